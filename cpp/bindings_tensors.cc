@@ -59,7 +59,7 @@ struct Column {
 //   leaves an address that nobody has.
 // Threads.   One caller at a time, under the interpreter lock.
 // Failure.   Every value is looked at before the first byte is written.
-// Overlap.   A value may be the very row that it is written to; otherwise it overlaps no column.
+// Overlap.   Values may be rows of the columns.
 // Cost.      About 0.2 us for each value, most of it for asking torch what it is.
 class TensorRows {
  public:
@@ -92,11 +92,14 @@ class TensorRows {
     Tensor few[kFew];
     std::vector<Tensor> many(count > kFew ? count : 0);
     Tensor* const views = count > kFew ? many.data() : few;
-    for (std::size_t i = 0; i < count; ++i) {
-      PyObject* const value = PyDict_GetItemWithError(given.ptr(), columns_[i].key.ptr());
-      if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
-      if (value == nullptr || !fits(columns_[i], value, views[i])) return nb::none();
+    // Where Python may run, values may change: they are looked at afterwards.
+    for (const Column& column : columns_) {
+      if (!is_plain(value_at(given, column))) return nb::none();
     }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!fits(columns_[i], value_at(given, columns_[i]), views[i])) return nb::none();
+    }
+    stage(views, count);
     bool set = false;
     for (std::size_t i = 0; i < count; ++i) set |= put(columns_[i], views[i], t);
     return nb::bool_(set);
@@ -112,7 +115,7 @@ class TensorRows {
   }
 
   Column column_of(nb::handle key, bool is_flag, const Tensor& view, std::int32_t time_dim) {
-    if (view.ndim <= time_dim) throw std::invalid_argument("columns: expected a dimension of time");
+    if (time_dim < 0 || view.ndim <= time_dim) throw std::invalid_argument("columns: expected a dimension of time");
     Column column{nb::borrow(key), is_flag, view.dtype, {}, view.dtype.bits * view.dtype.lanes / 8, 0, {}, {}};
     std::int64_t num_parts = 1;
     column.row_bytes = column.item_bytes;
@@ -149,8 +152,25 @@ class TensorRows {
     return {data, part * item_bytes, column.strides[time_dim] * item_bytes};
   }
 
+  // The value of a column; null if there is none.
+  static PyObject* value_at(const nb::object& values, const Column& column) {
+    PyObject* const value = PyDict_GetItemWithError(values.ptr(), column.key.ptr());
+    if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
+    return value;
+  }
+
+  // Whether a value is a tensor, of no subclass, whose bytes are its values': lazily negated ones have others.
+  bool is_plain(PyObject* value) const {
+    if (value == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(value)) != class_.ptr()) return false;
+    PyObject* const args[] = {value};
+    const nb::object negative =
+        nb::steal(PyObject_VectorcallMethod(is_neg_.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    if (!negative.is_valid()) throw nb::python_error();
+    return negative.ptr() == Py_False;
+  }
+
   bool fits(const Column& column, PyObject* value, Tensor& view) const {
-    if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != class_.ptr()) return false;
+    if (value == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(value)) != class_.ptr()) return false;
     if (exchange_.view_of_object(value, &view) != 0) {
       PyErr_Clear();  // it has no memory that could be shown
       return false;
@@ -162,23 +182,46 @@ class TensorRows {
     for (std::size_t dim = 0; dim < column.shape.size(); ++dim) {
       if (view.shape[dim] != column.shape[dim]) return false;
     }
-    PyObject* const args[] = {value};
-    const nb::object negative =
-        nb::steal(PyObject_VectorcallMethod(is_neg_.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    if (!negative.is_valid()) throw nb::python_error();
-    return negative.ptr() == Py_False;  // lazily: it has other bytes
+    return view.data != nullptr || dlpack::is_empty(view);  // zeros that were never made have no memory
+  }
+
+  // Copies values that aren't in one piece, or that stand in a column: another value may be written over them.
+  void stage(Tensor* views, std::size_t count) {
+    std::size_t used = 0;
+    for (std::size_t i = 0; i < count; ++i) used += is_staged(views[i]) ? value_bytes(columns_[i]) : 0;
+    if (used == 0) return;
+    pieces_.resize(used);
+    std::byte* to = pieces_.data();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!is_staged(views[i])) continue;
+      dlpack::copy_elements(to, views[i], columns_[i].item_bytes);
+      views[i].data = to;
+      views[i].byte_offset = 0;
+      to += value_bytes(columns_[i]);
+    }
+  }
+
+  std::size_t value_bytes(const Column& column) const {
+    return static_cast<std::size_t>(column.row_bytes * num_parts_);
+  }
+
+  bool is_staged(const Tensor& view) const {
+    if (dlpack::is_empty(view)) return false;
+    if (!dlpack::is_contiguous(view)) return true;
+    const std::byte* const data = dlpack::data_of(view);
+    const auto stands_in = [&](const Place& rows) {
+      return data >= rows.data && data <= rows.data + (num_parts_ - 1) * rows.part + (num_steps_ - 1) * rows.step;
+    };
+    return std::any_of(columns_.begin(), columns_.end(), [&](const Column& column) {
+      return stands_in(column.rows) || (column.root && stands_in(*column.root));
+    });
   }
 
   // Returns whether it's a flag that is set.
   bool put(const Column& column, const Tensor& view, std::int64_t t) {
     const auto bytes = static_cast<std::size_t>(column.row_bytes);
     if (bytes == 0) return false;
-    const std::byte* from = dlpack::data_of(view);
-    if (!dlpack::is_contiguous(view)) {
-      pieces_.resize(bytes * static_cast<std::size_t>(num_parts_));
-      if (num_parts_ != 0) dlpack::copy_elements(pieces_.data(), view, column.item_bytes);
-      from = pieces_.data();
-    }
+    const std::byte* const from = dlpack::data_of(view);
     place(column.rows, t, from, bytes);
     if (column.root && t + 1 < num_steps_) place(*column.root, t + 1, from, bytes);
     const std::byte* const end = from + bytes * static_cast<std::size_t>(num_parts_);
@@ -187,8 +230,7 @@ class TensorRows {
 
   void place(const Place& rows, std::int64_t t, const std::byte* from, std::size_t bytes) const {
     std::byte* to = rows.data + t * rows.step;
-    for (std::int64_t part = 0; part < num_parts_; ++part, from += bytes, to += rows.part)
-      std::memmove(to, from, bytes);
+    for (std::int64_t part = 0; part < num_parts_; ++part, from += bytes, to += rows.part) std::memcpy(to, from, bytes);
   }
 
   const dlpack::Exchange& exchange_;
@@ -196,7 +238,7 @@ class TensorRows {
   nb::object is_neg_;
   nb::list kept_;  // the memory behind the addresses
   std::vector<Column> columns_;
-  std::vector<std::byte> pieces_;  // of the value that is being written
+  std::vector<std::byte> pieces_;  // values that had to be copied before the first was written
   std::int64_t num_steps_ = 0;
   std::int64_t num_parts_ = 1;
 };

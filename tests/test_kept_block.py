@@ -40,6 +40,9 @@ def test_what_is_shown_is_the_memory_that_is_written(block):
         lambda row: row.view(torch.uint8),
         lambda row: row.__dlpack__(),
         lambda row: TensorDict({"a": row}),
+        lambda row: row.untyped_storage(),
+        lambda row: row._base,
+        lambda row: torch.ones(1, requires_grad=True) * row,
     ],
 )
 @pytest.mark.parametrize("column", [0, 1])
@@ -49,6 +52,22 @@ def test_it_is_free_unless_somebody_has_a_part_of_it(block, take, column, t):
     assert not block.is_free
     del kept
     assert block.is_free
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.requires_grad_(),
+        lambda row: setattr(row, "grad", torch.zeros_like(row)),
+        lambda row: setattr(row, "seen", True),
+        lambda row: row.unsqueeze_(0),
+        lambda row: row.share_memory_(),
+        lambda row: setattr(row, "data", row.clone()),
+    ],
+)
+def test_it_is_not_free_where_rows_are_not_as_they_were(block, change):
+    change(block.shown(PATHS)[2][0])
+    assert not block.is_free
 
 
 def test_whoever_is_shown_other_columns_counts_too(block):

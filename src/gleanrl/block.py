@@ -38,6 +38,8 @@ class Block:
             copy (see `owned`).
     """
 
+    rewritten = False
+    """Whether it is handed out, and written again all the same, as its owner wants it."""
     keeps_graph = False
     """Whether gradients flow through what is written into it."""
 
@@ -152,7 +154,7 @@ class Block:
 
         None where rows are shown themselves.
         """
-        if not (self.borrowed or self.keeps_graph):
+        if not (self.borrowed or self.rewritten or self.keeps_graph):
             return None
         return lasting(torch.Tensor.clone) if torch.is_inference_mode_enabled() else torch.Tensor.clone
 

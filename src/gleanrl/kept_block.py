@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any, cast
 
 import torch
@@ -69,27 +71,52 @@ class _Shown:
 
     @lasting
     def __init__(self, columns: Sequence[torch.Tensor], num_steps: int, time_dim: int) -> None:
-        aliases = [torch.from_numpy(column.numpy()) for column in columns]
+        self._aliases = [torch.from_numpy(column.numpy()) for column in columns]
+        self._storages = [alias.untyped_storage() for alias in self._aliases]
         self.rows: list[tuple[torch.Tensor, ...]] = [()] * num_steps
-        if aliases:
-            self.rows = list(zip(*[alias.unbind(time_dim) for alias in aliases], strict=True))
-        self._storages = [alias.untyped_storage()._cdata for alias in aliases]
-        del aliases
-        self._references = self._count()
+        if columns:
+            self.rows = list(zip(*[alias.unbind(time_dim) for alias in self._aliases], strict=True))
+        self._flat = list(chain.from_iterable(self.rows))
+        self._made, self._references = self._what_they_are(), self._count()
 
     @property
     def is_free(self) -> bool:
-        return self._count() == self._references
+        return (
+            self._count() == self._references
+            and self._what_they_are() == self._made
+            and not any(map(_ATTRIBUTES, self._flat))
+        )
 
     def _count(self) -> int:
         """Return how many references there are to the rows, and to tensors over their memory."""
-        objects = sum(map(sys.getrefcount, chain.from_iterable(self.rows)))
-        return objects + sum(map(torch._C._storage_Use_Count, self._storages))
+        objects = sum(map(sys.getrefcount, chain(self._flat, self._aliases, self._storages)))
+        return objects + sum(torch._C._storage_Use_Count(storage._cdata) for storage in self._storages)
+
+    def _what_they_are(self) -> list[Any]:
+        """Return where the rows are, their shapes, and whether they have gradients."""
+        return [*map(_ADDRESS, self._flat), *map(_FORM, self._flat)]
+
+
+_ADDRESS = methodcaller("data_ptr")
+_FORM = attrgetter("shape", "requires_grad", "grad")
+_ATTRIBUTES = attrgetter("__dict__")
 
 
 def can_keep(schema: Schema, batch_size: Sequence[int], num_steps: int) -> bool:
     """Return whether a block is small enough to be kept, and holds nothing but what NumPy has, too."""
     rows = torch.Size(batch_size).numel() * num_steps
-    return 0 < rows * schema.row_bytes <= _LARGEST and all(
-        not field.is_list and numpy_twin(field.dtype) is field.dtype for field in schema.fields
+    return (
+        0 < rows * schema.row_bytes <= _LARGEST
+        and all(not field.is_list and numpy_twin(field.dtype) is field.dtype for field in schema.fields)
+        and _sees_references()
     )
+
+
+@cache
+def _sees_references() -> bool:
+    """Return whether what torch itself holds, for a backward pass say, counts for `sys.getrefcount`."""
+    with torch.enable_grad():
+        tensor = torch.ones(1)
+        before = sys.getrefcount(tensor)
+        held = torch.ones(1, requires_grad=True) * tensor
+    return held.grad_fn is not None and sys.getrefcount(tensor) > before

@@ -7,8 +7,10 @@ import torch
 from tensordict.nn import TensorDictModule
 
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
+from gleanrl.data import LazyTensorStorage, ReplayBuffer, RoundRobinWriter
 from gleanrl.envs import (
     Compose,
+    FiniteTensorDictCheck,
     ParallelEnv,
     RewardSum,
     SerialEnv,
@@ -17,6 +19,7 @@ from gleanrl.envs import (
     TransformedEnv,
     UnaryTransform,
 )
+from gleanrl.errors import PolicyError
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
@@ -181,3 +184,96 @@ def test_what_a_policy_keeps_of_shared_memory_stays_as_it_was(kind):
         collector = cls([counting] * 2, policy(), frames_per_batch=6, total_frames=48)
     assert sum(batch.numel() for batch in collector) == 48
     collector.shutdown()
+
+
+def collected(forward, steps=3, **kwargs):
+    """Return the batches of a policy that is a function of its module and the observation."""
+    env = CountingEnv(Script(lengths=(4,)))
+
+    class Module(torch.nn.Module):
+        def forward(self, observation):
+            forward(observation)
+            return torch.ones(env.action_spec.shape, dtype=env.action_spec.dtype)
+
+    policy = TensorDictModule(Module(), in_keys=["observation"], out_keys=["action"])
+    return list(
+        SyncDataCollector(env, policy, frames_per_batch=steps, total_frames=BATCHES * steps, **kwargs)
+    )
+
+
+def test_what_a_policy_attaches_to_a_row_is_gone_in_the_next_batch():
+    gradients, marked = [], []
+
+    def forward(observation):
+        marked.append(hasattr(observation, "seen"))
+        observation.seen = True
+        with torch.enable_grad():
+            (observation.requires_grad_() * 2).sum().backward()
+        gradients.append(observation.grad.clone())
+
+    collected(forward)
+    assert not any(marked)
+    assert torch.stack(gradients).unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize("steps", [3, 30_000])
+def test_a_policy_that_moves_what_it_is_shown_is_told(steps):
+    with pytest.raises(PolicyError, match=r"moved its input \['observation'\] to other memory at step 0"):
+        collected(lambda observation: observation.share_memory_(), steps)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_is_kept_of_memory_that_batches_share_stays_as_it_was(steps):
+    kept = []
+    collected(lambda row: kept.append((row, row.clone())), steps, return_same_td=True)
+    assert len(kept) == BATCHES * steps
+    assert all(torch.equal(row, copy) for row, copy in kept)
+
+
+class KeepingStorage(LazyTensorStorage):
+    def set(self, cursor, data, *args, **kwargs):
+        self.kept.append((data["observation"], data["observation"].clone()))
+        return super().set(cursor, data, *args, **kwargs)
+
+
+class KeepingWriter(RoundRobinWriter):
+    def extend(self, data):
+        self.kept.append((data["observation"], data["observation"].clone()))
+        return super().extend(data)
+
+
+@pytest.mark.parametrize("kind", ["storage", "writer"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_a_buffers_parts_keep_stays_as_it_was(kind, batched):
+    storage = (KeepingStorage if kind == "storage" else LazyTensorStorage)(100, ndim=1 + batched)
+    writer = KeepingWriter() if kind == "writer" else RoundRobinWriter()
+    part = storage if kind == "storage" else writer
+    part.kept = []
+    env = ParallelEnv(2, counting) if batched else counting()
+    buffer = ReplayBuffer(storage=storage, writer=writer)
+    collector = SyncDataCollector(env, None, frames_per_batch=6, total_frames=36, replay_buffer=buffer)
+    for _ in collector:
+        pass
+    collector.shutdown()
+    assert len(part.kept) == 6
+    assert all(torch.equal(row, copy) for row, copy in part.kept)
+
+
+class Looks(Transform):
+    """Takes note of what there is at a reset."""
+
+    on_rows = True
+
+    def _reset(self, tensordict, tensordict_reset):
+        self.found.append(tensordict_reset.keys())
+        return tensordict_reset
+
+
+def test_resets_in_mid_block_have_no_action():
+    looks = Looks()
+    looks.found = []
+    env = TransformedEnv(CountingEnv(Script(lengths=(2,)), (2,)), Compose(looks, FiniteTensorDictCheck()))
+    collector = SyncDataCollector(env, None, frames_per_batch=12, total_frames=24)
+    assert sum(batch.numel() for batch in collector) == 24
+    assert len(looks.found) >= 4
+    assert not any("action" in keys for keys in looks.found)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from gleanrl.block import Block
 from gleanrl.native import TensorRows, knows_exchange
@@ -157,6 +158,52 @@ def test_a_value_may_be_the_row_that_it_is_written_to():
     assert block.rows(("a",))[2].unique().tolist() == [3.0]
 
 
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_values_may_be_rows_that_other_values_are_written_to(batch):
+    fields = {(key,): FIELDS["a",] for key in ("a", "b")}
+    block = Block(Schema(fields), batch, 3)
+    for number, column in enumerate(block.columns):
+        column.fill_(float(number))
+    rows = rows_of(block, {"a": ("a",), "b": ("b",)}, {"a": ("b",)})
+    assert rows.write(1, {"a": block.rows(("b",))[1], "b": block.rows(("a",))[1]}) is False
+    time = len(batch)
+    assert block.column(("a",)).select(time, 1).unique().tolist() == [1.0]
+    assert block.column(("b",)).select(time, 1).unique().tolist() == [0.0]
+    assert block.column(("b",)).select(time, 2).unique().tolist() == [1.0]
+
+
+def test_what_has_no_memory_is_left_to_others(way):
+    if way == "python":
+        pytest.skip("the core says by itself that an address is null")
+    block, found = zeros((4,)), values((4,), 0)
+    rows = rows_of(block, AFTER)
+    assert rows.write(0, {**found, "a": torch._efficientzerotensor((4, 2))}) is None
+    written = []
+
+    def function(x):
+        written.append(rows.write(0, {**found, "a": x * 2}))
+        return x.sum()
+
+    torch.func.functionalize(function)(found["a"])
+    assert written == [None]
+
+
+def test_values_that_are_taken_away_meanwhile_are_missing(way):
+    if way == "python":
+        pytest.skip("nothing is read by address before all values are there")
+    block, found = zeros((4,)), values((4,), 0)
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            found.clear()
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        assert rows_of(block, AFTER).write(0, found) is None
+    assert not found
+    assert not any(bool(column.any()) for column in block.columns)
+
+
 def test_values_come_from_any_mapping():
     block = zeros((4,))
     assert rows_of(block, AFTER).write(0, MappingProxyType(values((4,), 0)), exactly=True) is False
@@ -182,6 +229,7 @@ def test_the_core_refuses_what_it_cant_write(way):
         ({"a": flat.t()}, {}, 0),
         ({"a": flat[:, :1].expand(3, 2)}, {}, 0),
         ({"a": flat}, {}, 2),
+        ({"a": flat}, {}, -1),
         ({"a": flat}, {"a": flat.double()}, 0),
         ({"a": flat}, {"a": torch.zeros(3, 3)}, 0),
         ({"a": torch.zeros(2, 3, 4, device="meta")}, {}, 2),

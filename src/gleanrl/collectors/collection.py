@@ -273,6 +273,7 @@ class Collection(Source, Stateful[CollectionState]):
             )
         if self._block is None or self._block.num_steps != num_steps:
             self._block = self.plan.block(num_steps, self.columns.schema, self._pool)
+            self._block.rewritten = True
             self._batch = self._kept = None
         return self._block
 
@@ -287,7 +288,7 @@ class Collection(Source, Stateful[CollectionState]):
         return block
 
     def _wrap(self, block: Block, count: int, lend: bool) -> TensorDict:
-        if lend:
+        if lend and not isinstance(block, KeptBlock):
             return block.batch(count, self.device)
         if not self.options.reuse_block or count != block.num_steps:
             return block.owned(self._pool).batch(count, self.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -45,6 +45,9 @@ _ONES = (torch.int64, torch.bool, torch.float32)
 
 _changes = attrgetter("_version")
 """How often a tensor was changed in place; torch counts those of a tensor and of all its views together."""
+
+_address = methodcaller("data_ptr")
+"""Where its memory is."""
 
 
 class RandomActor:
@@ -274,14 +277,14 @@ class _CallsActor:
         device, given = self._device, self._records[t]
         if self._cloning is not None:
             given = tuple(map(self._cloning, given))
-        versions = [*map(_changes, given)]
+        before = [*map(_changes, given), *map(_address, given)]
         values: Values = dict(zip(self._inputs, given, strict=True))
         if device is not None:
             values = {path: row.to(device) for path, row in values.items()}
         for call in self._calls:
             call(values)
-        if [*map(_changes, given)] != versions:
-            raise _changed_input(self._inputs, given, versions, t)
+        if [*map(_changes, given), *map(_address, given)] != before:
+            raise _changed_input(self._inputs, given, before, t)
         return values
 
 
@@ -314,7 +317,7 @@ class _TensorDictCall:
         given = self._records[t]
         if self._cloning is not None:
             given = tuple(map(self._cloning, given))
-        versions = [*map(_changes, given)]
+        before = [*map(_changes, given), *map(_address, given)]
         root: TensorDictBase = self._layout.build(given, self._row.batch_size, self._row.device)
         if self._row.policy_device is not None:
             root = root.to(self._row.policy_device)
@@ -333,8 +336,8 @@ class _TensorDictCall:
                 self._carry.outputs = tuple([(path, values[path]) for path in self._carried])
         except (AttributeError, KeyError) as cause:
             raise missing_output(out, self._fields) from cause
-        if [*map(_changes, given)] != versions:
-            raise _changed_input(self._layout.paths, given, versions, t)
+        if [*map(_changes, given), *map(_address, given)] != before:
+            raise _changed_input(self._layout.paths, given, before, t)
         return values
 
     def is_state(self, path: Path) -> bool:
@@ -378,14 +381,20 @@ def _entry(out: Any, path: Path) -> Any:
 
 
 def _changed_input(
-    paths: Iterable[Path], given: Sequence[torch.Tensor], versions: list[int], t: int
+    paths: Iterable[Path], given: Sequence[torch.Tensor], before: list[int], t: int
 ) -> PolicyError:
-    """Return the error for a policy that changed its input in place: the row is the record of what it saw.
+    """Return the error for a policy that changed its input in place, or moved it: the row is the record of what it saw.
 
     Torch counts the changes of a tensor and of all its views together.
     """
-    rows = zip(paths, given, versions, strict=True)
-    changed = [as_key(path) for path, row, version in rows if row._version != version]
+    rows = list(zip(paths, given, before[: len(given)], before[len(given) :], strict=True))
+    moved = [as_key(path) for path, row, _, address in rows if row.data_ptr() != address]
+    if moved:
+        return PolicyError(
+            f"policy: it moved its input {moved} to other memory at step {t} of the batch (share_memory_, a queue of "
+            "torch.multiprocessing, .data), where the environment's next values don't come; use a clone of it"
+        )
+    changed = [as_key(path) for path, row, version, _ in rows if row._version != version]
     return PolicyError(
         f"policy: it changed its input {changed} in place at step {t} of the batch, which would falsify the record; "
         "use operations that make new tensors (a first layer without inplace=True)"

@@ -89,6 +89,8 @@ class _AskedRows:
             (key, torch.Size((*lead, *c.shape[len(lead) + 1 :])), c.dtype) for key, c in columns.items()
         ]
         self._flags = flags
+        ours = [*columns.values(), *map(block.column, roots.values())]
+        self._storages = {column.untyped_storage().data_ptr() for column in ours}
         self._copied = [position for position, key in enumerate(paths) if key in roots]
         self._last, self._parts = steps - 1, lead.numel()
         self._rows = _rows(block, [*paths.values()])
@@ -114,6 +116,8 @@ class _AskedRows:
                 return None
             if not value.is_contiguous():  # a half of what a layer put out, say
                 held.append(value := value.contiguous())
+            elif value.untyped_storage().data_ptr() in self._storages:  # another value may be written over it
+                held.append(value := value.clone())
             found.append(value.data_ptr())
         at = self._first + t * self._stride
         self._rows.put(at, self._parts, found)

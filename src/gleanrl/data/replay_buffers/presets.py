@@ -16,7 +16,7 @@ from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.writers.round_robin import TensorDictRoundRobinWriter
 from gleanrl.errors import InvalidArgumentError
-from gleanrl.overrides import is_native
+from gleanrl.overrides import is_native, is_ours
 from gleanrl.tree import NestedKey, as_key, key_argument
 
 
@@ -173,6 +173,8 @@ def copies_at_once(buffer: Any) -> bool:
             is_native(buffer, "extend", "_extend", of=kind) for kind in (ReplayBuffer, TensorDictReplayBuffer)
         )
         and isinstance(buffer.storage, TensorStorage)
+        and is_ours(type(buffer.storage))
+        and is_ours(type(buffer.writer))
         and not len(buffer.transforms)
     )
 

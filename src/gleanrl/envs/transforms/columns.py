@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,13 +23,18 @@ class OpenedColumns:
         block: whose columns.
         after: whether the keys are those below ``"next"``; if not, those of the root.
         also: more columns, by their whole paths.
+        without: paths that are left out.
     """
 
-    def __init__(self, block: Block, after: bool, also: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, block: Block, after: bool, also: Sequence[Path] = (), without: Collection[Path] = ()
+    ) -> None:
         self._block = block
         skip = 1 if after else 0
         self._paths: dict[NestedKey, Path] = {
-            as_key(path[skip:]): path for path in block.schema.paths if (path[0] == "next") == after
+            as_key(path[skip:]): path
+            for path in block.schema.paths
+            if (path[0] == "next") == after and path not in without
         }
         self._paths |= {as_key(path): path for path in also}
         self._rows: dict[NestedKey, Sequence[torch.Tensor]] = {}

@@ -219,7 +219,9 @@ class TransformedStepper(Stepper):
         ]
         self._required = self._inner_blocks.required
         self._outer_root = OpenedColumns(block, False, list(primed))
-        self._inner_root, self._inner_next = OpenedColumns(inner, False), OpenedColumns(inner, True)
+        # A reset's root has no action yet.
+        self._inner_root = OpenedColumns(inner, False, without=self._inner_blocks.actions)
+        self._inner_next = OpenedColumns(inner, True)
         self._root.over(self._outer_root)
         self._input.over(self._outer_root)
         self._outcome.over(self._inner_next)
