@@ -106,7 +106,9 @@ class TensorRows {
   }
 
  private:
-  static constexpr std::size_t kFew = 32;  // of these the views stand on the stack
+  static constexpr std::size_t kFew = 32;          // of these the views stand on the stack
+  static constexpr std::size_t kScattered = 1024;  // bytes up to which values in several pieces are copied here: images
+                                                   // that were transposed, say, are for those who have kernels for that
 
   Tensor view_of(nb::handle tensor) const {
     Tensor view{};
@@ -182,7 +184,9 @@ class TensorRows {
     for (std::size_t dim = 0; dim < column.shape.size(); ++dim) {
       if (view.shape[dim] != column.shape[dim]) return false;
     }
-    return view.data != nullptr || dlpack::is_empty(view);  // zeros that were never made have no memory
+    if (dlpack::is_empty(view)) return true;
+    if (view.data == nullptr) return false;  // zeros that were never made
+    return value_bytes(column) <= kScattered || dlpack::is_contiguous(view);
   }
 
   // Copies values that aren't in one piece, or that stand in a column: another value may be written over them.

@@ -64,7 +64,8 @@ class TensorRows:
         """Write row `t`, and row ``t + 1`` of the roots, from a dictionary; return whether a flag is set.
 
         None, and nothing is written, if a key isn't there, there are others where there are to be `exactly` these, or a
-        value isn't a tensor on the CPU of the column's dtype and row shape.
+        value isn't a tensor on the CPU of the column's dtype and row shape, or is one of over a kilobyte in several
+        pieces.
         """
 
 def knows_exchange(capsule: object) -> bool:

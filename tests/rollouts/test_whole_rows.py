@@ -158,6 +158,15 @@ def test_a_value_may_be_the_row_that_it_is_written_to():
     assert block.rows(("a",))[2].unique().tolist() == [3.0]
 
 
+def test_large_values_in_several_pieces_are_left_to_others(way):
+    field = Field(torch.Size((20, 30)), torch.float32)
+    block = Block(Schema({("a",): field}), (), 2)
+    rows, value = rows_of(block, {"a": ("a",)}), torch.randn(30, 20).t()
+    assert rows.write(0, {"a": value}) is (None if way == "core" else False)
+    assert rows.write(1, {"a": value.contiguous()}) is False
+    assert torch.equal(block.column(("a",))[1], value)
+
+
 @pytest.mark.parametrize("batch", [(), (4,)])
 def test_values_may_be_rows_that_other_values_are_written_to(batch):
     fields = {(key,): FIELDS["a",] for key in ("a", "b")}

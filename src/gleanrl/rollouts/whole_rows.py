@@ -48,7 +48,8 @@ class WholeRows(Protocol):
             exactly: whether there must be no others.
 
         Returns:
-            None, and nothing is written, if a value isn't there or isn't a plain tensor as declared.
+            None, and nothing is written, if a value isn't there, isn't a plain tensor as declared, or is large and in
+            several pieces.
         """
 
 
