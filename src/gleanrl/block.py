@@ -7,6 +7,7 @@ last batch dimension and is called ``"time"``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,7 @@ class Block:
         """
         if not (self.borrowed or self.rewritten or self.keeps_graph):
             return None
-        return lasting(torch.Tensor.clone) if torch.is_inference_mode_enabled() else torch.Tensor.clone
+        return lasting(_cloned) if torch.is_inference_mode_enabled() else _cloned
 
     def flat(self, path: Path) -> Leaf:
         """Return the column at `path` with its batch dimensions, if any, as one: ``[P, T, *leaf]``."""
@@ -191,6 +192,9 @@ class Block:
             size = torch.Size((*size[:-1], num_steps))
         names = [None] * self.time_dim + ["time"]
         return self.schema.layout.build(columns, size, device, names)
+
+
+_cloned = methodcaller("clone")
 
 
 def copier(sources: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], None]:
