@@ -54,7 +54,7 @@ class KeptBlock(Block):
             found = self._shown[tuple(paths)] = _Shown(columns, self.num_steps, self.time_dim)
         return found.rows
 
-    cloning = None
+    cloning = None  # whoever keeps a row keeps the block
 
     @property
     def is_free(self) -> bool:

@@ -30,12 +30,12 @@ class Objects:
     device = torch.device("cpu")
     _version = 0  # torch's count of changes in place: nobody counts those of objects
 
+    def __init__(self, array: np.ndarray[Any, Any], blank: torch.Tensor | None = None) -> None:
+        self.array, self.blank = array, blank
+
     def data_ptr(self) -> int:
         """Return the address of the references, which nobody moves."""
         return int(self.array.ctypes.data)
-
-    def __init__(self, array: np.ndarray[Any, Any], blank: torch.Tensor | None = None) -> None:
-        self.array, self.blank = array, blank
 
     @classmethod
     def of(

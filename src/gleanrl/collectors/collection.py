@@ -268,16 +268,14 @@ class Collection(Source, Stateful[CollectionState]):
 
     def _fresh_block(self, num_steps: int) -> Block:
         if not self.options.reuse_block:
-            return self._rewritten_block(num_steps) or self.plan.block(
-                num_steps, self.columns.schema, self._pool
-            )
+            return self._kept_block(num_steps) or self.plan.block(num_steps, self.columns.schema, self._pool)
         if self._block is None or self._block.num_steps != num_steps:
             self._block = self.plan.block(num_steps, self.columns.schema, self._pool)
             self._block.rewritten = True
             self._batch = self._kept = None
         return self._block
 
-    def _rewritten_block(self, num_steps: int) -> KeptBlock | None:
+    def _kept_block(self, num_steps: int) -> KeptBlock | None:
         """Return a block that many batches are written into, one after the other; None where that isn't worth while."""
         block = self._block
         if not isinstance(block, KeptBlock) or block.num_steps != num_steps or not block.is_free:

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from gleanrl.envs.construction import RESETTING_ITSELF
+from gleanrl.envs.resets import any_of
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.keys import missing_key
@@ -69,9 +70,8 @@ class _Keeper(Transform):
         return tensordict_reset
 
     def _ended(self, outcome: Record) -> Tensor:
-        size = outcome.batch_size
         flags = [outcome.get(key) for key in self.parent.done_keys if as_path(key)[-1] == "done"]
-        return torch.stack([flag.reshape(*size, -1).any(-1) for flag in flags]).any(0)
+        return any_of(flags, outcome.batch_size)
 
 
 class AutoResetTransform(_Keeper):

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from gleanrl.envs.resets import any_of
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
 from gleanrl.errors import UnsupportedError
@@ -85,7 +86,7 @@ class ConditionalPolicySwitch(Transform):
         size = record.batch_size
         rows = torch.as_tensor(self.condition(record)).reshape(-1).expand(max(1, size.numel())).reshape(size)
         done = [record.get(key) for key in self.parent.done_keys if as_path(key)[-1] == "done"]
-        return rows & ~torch.stack([flag.reshape(*size, -1).any(-1) for flag in done]).any(0)
+        return rows & ~any_of(done, size)
 
     def _acted(self, root: TensorDictBase, rows: Tensor) -> TensorDictBase:
         acted = self.policy(root)
