@@ -1,12 +1,18 @@
-// The Python face of what looks at whole arrays: one-hot rows, and numbers that aren't finite.
+// The Python face of what works on whole arrays: one-hot rows, numbers that aren't finite, and running sums.
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
 #include "choices.h"
 #include "finite.h"
+#include "running.h"
 
 namespace gleanrl {
 
@@ -116,6 +122,99 @@ bool are_finite(nb::handle arrays) {
   return true;
 }
 
+// The rows of a NumPy array with time first, whose memory is held and stays where it is.
+class HeldRows {
+ public:
+  HeldRows(const char* name, nb::handle array, int more) {
+    if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_STRIDES | PyBUF_FORMAT | more) != 0) throw nb::python_error();
+    if (view_.ndim == 0) {
+      PyBuffer_Release(&view_);
+      throw std::invalid_argument(std::string(name) + ": expected rows");
+    }
+    grid_.data = static_cast<std::byte*>(view_.buf);
+    grid_.step = view_.strides[0];
+    grid_.elements = {0};
+    for (int dim = 1; dim < view_.ndim; ++dim) {
+      std::vector<std::int64_t> elements;
+      for (const auto offset : grid_.elements) {
+        for (Py_ssize_t i = 0; i < view_.shape[dim]; ++i) elements.push_back(offset + i * view_.strides[dim]);
+      }
+      grid_.elements = std::move(elements);
+    }
+  }
+  HeldRows(const HeldRows&) = delete;
+  HeldRows& operator=(const HeldRows&) = delete;
+  ~HeldRows() { PyBuffer_Release(&view_); }
+
+  const RowGrid& grid() const { return grid_; }
+  std::int64_t num_rows() const { return view_.shape[0]; }
+  char kind() const { return std::strlen(view_.format) == 1 ? view_.format[0] : '\0'; }
+  Py_ssize_t item_size() const { return view_.itemsize; }
+  bool is_like(const HeldRows& other) const {
+    return kind() == other.kind() && view_.itemsize == other.view_.itemsize && view_.ndim == other.view_.ndim &&
+           std::equal(view_.shape, view_.shape + view_.ndim, other.view_.shape);
+  }
+
+ private:
+  Py_buffer view_{};
+  RowGrid grid_;
+};
+
+// Sums of one column, which run on from row to row; see `run_on`. One caller at a time.
+class RunningSums {
+ public:
+  RunningSums(nb::handle after, nb::handle roots, nb::handle addends)
+      : after_("after", after, PyBUF_WRITABLE), roots_("roots", roots, PyBUF_WRITABLE) {
+    if (!addends.is_none()) addends_.emplace("addends", addends, 0);
+    if (!after_.is_like(roots_) || (addends_ && !after_.is_like(*addends_))) {
+      throw std::invalid_argument("running sums: expected arrays of one shape and type");
+    }
+    call_ = call_for(after_);
+    if (call_ == nullptr) throw std::invalid_argument("running sums: expected integers, float32 or float64");
+  }
+
+  void run(std::int64_t first, std::int64_t n) {
+    if (first < 0 || n < 0 || n >= after_.num_rows() - first) {
+      throw std::out_of_range("run: expected rows of the array, and one behind them");
+    }
+    const RowGrid* const addends = addends_ ? &addends_->grid() : nullptr;
+    const bool is_much = n > 0 && static_cast<std::int64_t>(after_.grid().elements.size()) > kReleasePasses / n;
+    gleanrl::run(is_much, [&] { call_(after_.grid(), roots_.grid(), addends, first, n); });
+  }
+
+ private:
+  using Call = void (*)(const RowGrid&, const RowGrid&, const RowGrid*, std::int64_t, std::int64_t);
+
+  static Call call_for(const HeldRows& rows) {
+    switch (rows.kind()) {
+      case 'B':
+        return &run_on<std::uint8_t>;
+      case 'b':
+      case 'h':
+      case 'i':
+      case 'l':
+      case 'q':
+        return call_for_signed(rows.item_size());
+      case 'f':
+        return &run_on<float>;
+      case 'd':
+        return &run_on<double>;
+      default:
+        return nullptr;
+    }
+  }
+
+  static Call call_for_signed(Py_ssize_t bytes) {
+    if (bytes == 1) return &run_on<std::int8_t>;
+    if (bytes == 2) return &run_on<std::int16_t>;
+    return bytes == 4 ? &run_on<std::int32_t> : &run_on<std::int64_t>;
+  }
+
+  HeldRows after_, roots_;
+  std::optional<HeldRows> addends_;
+  Call call_ = nullptr;
+};
+
 }  // namespace
 
 void bind_arrays(nb::module_& m) {
@@ -125,6 +224,9 @@ void bind_arrays(nb::module_& m) {
         "Make the rows of (T, n) one-hot vectors; False, and nothing is written, if they can't be.");
   m.def("are_finite", &are_finite, "arrays"_a,
         "Whether arrays hold finite float32 and float64 numbers only; False also where it can't be told.");
+  nb::class_<RunningSums>(m, "RunningSums", "Sums that run on from row to row of a column.")
+      .def(nb::init<nb::handle, nb::handle, nb::handle>(), "after"_a, "roots"_a, "addends"_a.none() = nb::none())
+      .def("run", &RunningSums::run, "first"_a, "n"_a, "Write n rows from `first` on, and the roots behind them.");
 }
 
 }  // namespace gleanrl

@@ -86,6 +86,28 @@ def positions_of_ones(column: ndarray[Any, Any]) -> list[int] | None:
 def write_ones(positions: ndarray[Any, Any], column: ndarray[Any, Any]) -> bool:
     """Make the rows of ``(T, n)`` one-hot vectors; False, and nothing is written, if they can't be."""
 
+class RunningSums:
+    """Sums of one column that run on from row to row, as adding row by row makes them, bit for bit.
+
+    Args:
+        after: where sums go, NumPy array with rows first, of integers, float32 or float64; its memory is held.
+        roots: like it; the same sums go into the rows behind.
+        addends: like it; None for ones.
+
+    Raises:
+        ValueError: for arrays that aren't alike, or of another type.
+    """
+
+    def __init__(
+        self, after: ndarray[Any, Any], roots: ndarray[Any, Any], addends: ndarray[Any, Any] | None = None
+    ) -> None: ...
+    def run(self, first: int, n: int) -> None:
+        """Write the sums of rows `first`, ..., ``first + n - 1``; they begin with row `first` of `roots`.
+
+        Raises:
+            IndexError: if there are no such rows, or none behind them.
+        """
+
 def bump(counters: int, start: int, n: int, num_rows: int) -> None:
     """Add 1 to int64 counters `(start + i) % num_rows` for i in `[0, n)`; they wrap around their type."""
 

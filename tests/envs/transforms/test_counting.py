@@ -148,6 +148,12 @@ def test_transforms_at_the_end_are_skipped_if_nobody_reads_or_writes_what_they_w
     assert len(counting_tail(list(env.transform), block(), GIVEN, seen)) == number
 
 
+def begin(counters, outputs, t, root):
+    for key, value in root.items():
+        outputs[key].write_root(t, value)
+    counters.begin(t, root)
+
+
 def test_steps_are_quiet_below_the_limit():
     made, env = block(), env_of(StepCounter(5), RewardSum())
     chain = list(env.transform)
@@ -158,7 +164,7 @@ def test_steps_are_quiet_below_the_limit():
         "truncated": torch.zeros(1, dtype=torch.bool),
         "episode_reward": torch.full((1,), 0.1),
     }
-    counters.begin(1, root)
+    begin(counters, outputs, 1, root)
     assert counters.until == 4  # the step of row 4 makes the fifth
     rewards = torch.tensor([9.0, 0.2, 0.3, 0.4, 9.0, 9.0])[:, None]
     made.fill(("next", "reward"), rewards)
@@ -182,15 +188,33 @@ def test_counts_written_ahead_stand_where_the_quiet_rows_ended():
     counters = Counters(chain, made, outputs, GIVEN, {"step_count"})
     root = {"step_count": torch.full((1,), 7), "episode_reward": torch.zeros(1)}
     made.fill(("next", "reward"), torch.arange(6.0)[:, None])
-    counters.begin(1, root)
+    begin(counters, outputs, 1, root)
     assert made.column(("step_count",))[2:, 0].tolist() == [8, 9, 10, 11]
     for _ in range(2):  # again after an interrupt
         after = counters.catch_up(3)
         assert after["step_count"].tolist() == chain[0].carried["step_count"].tolist() == [9]
         assert after["episode_reward"].tolist() == chain[1].carried["episode_reward"].tolist() == [3.0]
     made.column(("step_count",))[2:] = 0
-    counters.begin(3, after)
+    begin(counters, outputs, 3, after)
     assert made.column(("step_count",))[:, 0].tolist()[4:] == [10, 11]
+
+
+def test_flags_are_cleared_to_the_end_of_the_block():
+    made, env = block(8), env_of(StepCounter(5))
+    outputs = {key: Output(made, (key,)) for key in ("truncated", "step_count")}
+    flags = [made.column(("next", "truncated")), made.column(("truncated",))]
+    for flag in flags:
+        flag[...] = True
+    counters = Counters(list(env.transform), made, outputs, GIVEN)
+    root = {"step_count": torch.full((1,), 3), "truncated": torch.zeros(1, dtype=torch.bool)}
+    begin(counters, outputs, 2, root)
+    assert counters.catch_up(3)["truncated"].tolist() == [False]
+    assert flags[0][:, 0].tolist() == [True, True] + [False] * 6
+    assert flags[1][:, 0].tolist() == [True, True] + [False] * 6
+    outputs["truncated"].write(3, torch.ones(1, dtype=torch.bool))
+    begin(counters, outputs, 4, {key: torch.zeros_like(value) for key, value in root.items()})
+    assert counters.catch_up(6)["truncated"].tolist() == [False]
+    assert flags[0][:, 0].tolist() == [True, True, False, True] + [False] * 4
 
 
 @pytest.mark.slow
@@ -222,9 +246,9 @@ class WrittenRows(Output):
         super().__init__(*arguments)
         self.count = 0
 
-    def write_rows(self, first, rows):
-        super().write_rows(first, rows)
-        self.count += len(rows)
+    def run_on(self, first, count, addends):
+        self.count += count
+        return super().run_on(first, count, addends)
 
 
 @pytest.mark.parametrize("every", [1, 2, 7, 50, 1000])

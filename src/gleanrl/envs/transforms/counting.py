@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from gleanrl.block import Block
@@ -14,11 +13,10 @@ from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.outputs import Output
 from gleanrl.envs.transforms.rows import Row
-from gleanrl.tree import FLAGS, NestedKey, as_path
+from gleanrl.tree import FLAGS, NestedKey, Path, as_path
 
 Values = dict[NestedKey, torch.Tensor]
-Array = np.ndarray[Any, Any]
-
+_SUMMED = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64}
 _LEAST_AHEAD, _SO_FEW = 8, 64  # rows; values: to write so many costs little more than to write one
 
 
@@ -50,57 +48,50 @@ class Counting(Following):
 
 
 class QuietRows:
-    """Consecutive rows of a block in which no flag was set, as arrays with time first.
+    """Consecutive rows of a block in which no flag was set.
 
     Args:
-        block: whose columns.
-        outputs: where values go, by key.
-        root: what stood in the first row's root.
-        first: that row.
-        count: how many rows.
+        outputs: where values go, by key; other keys are written by somebody else.
+        cleared: by key what was cleared to the end of the block before, one row of each; added to.
+        first: the first row.
+        count: how many.
     """
 
-    def __init__(
-        self, block: Block, outputs: Mapping[NestedKey, Output], root: Values, first: int, count: int
-    ) -> None:
-        self._block, self._outputs, self._first = block, outputs, first
-        self.root, self.count = root, count
+    def __init__(self, outputs: Mapping[NestedKey, Output], cleared: Values, first: int, count: int) -> None:
+        self._outputs, self._cleared, self._first, self._count = outputs, cleared, first, count
         self.values: Values = {}
         """What stands in the root behind the last row."""
-        self._written: dict[NestedKey, Array] = {}
+        self._sums: list[NestedKey] = []
 
-    def outcome(self, key: NestedKey) -> Array:
-        """Return the outcomes at `key`, ``(count, *batch, *leaf)``: the column's own memory."""
-        rows = self._block.row_arrays(("next", *as_path(key)))
-        assert rows is not None
-        return rows[self._first : self._first + self.count]
+    def count(self, key: NestedKey) -> torch.Tensor:
+        """Count on from the root of the first row; return what stands behind the last one."""
+        return self._run_on(key, None)
 
-    def write(self, key: NestedKey, rows: Array) -> torch.Tensor | None:
-        """Write outcomes ``(count, *batch, *leaf)`` and the roots behind them; return the last.
+    def add_up(self, in_key: NestedKey, key: NestedKey) -> torch.Tensor:
+        """Add the outcomes at `in_key` to the root of the first row, one by one; return what stands behind the last."""
+        return self._run_on(key, ("next", *as_path(in_key)))
 
-        None, and nothing is written, if somebody else writes what stands at `key`.
-        """
-        output = self._outputs.get(key)
-        if output is None:
-            return None
-        output.write_rows(self._first, rows)
-        self._written[key] = rows
-        self.values[key] = last = _copied(rows[-1])
+    def _run_on(self, key: NestedKey, addends: Path | None) -> torch.Tensor:
+        self._sums.append(key)
+        self.values[key] = last = self._outputs[key].run_on(self._first, self._count, addends)
         return last
 
     def clear(self, key: NestedKey) -> None:
-        """Write zeros, or flags that aren't set; nothing if somebody else writes what stands at `key`."""
+        """Write flags that aren't set; nothing if somebody else writes what stands at `key`.
+
+        The rest of the block is cleared, too: rows that aren't quiet are written one by one.
+        """
         output = self._outputs.get(key)
-        if output is not None:
-            self.values[key] = output.clear_rows(self._first, self.count)
+        if output is None:
+            return
+        if key not in self._cleared:
+            self._cleared[key] = output.clear_after(self._first)
+        self.values[key] = self._cleared[key]
 
     def values_after(self, count: int) -> Values:
         """Return what stands in the root behind the first `count` rows."""
-        return self.values | {key: _copied(rows[count - 1]) for key, rows in self._written.items()}
-
-
-def _copied(row: Array) -> torch.Tensor:
-    return torch.from_numpy(np.array(row))
+        at = self._first + count - 1
+        return self.values | {key: self._outputs[key].outcome(at) for key in self._sums}
 
 
 class Counters:
@@ -124,7 +115,7 @@ class Counters:
         given: Collection[NestedKey],
         seen: Collection[NestedKey] | None = (),
     ) -> None:
-        self._transforms, self._block = transforms, block
+        self._transforms = transforms
         self._ahead = [one for one in transforms if _is_seen(one, seen)]
         self._behind = [one for one in transforms if one not in self._ahead]
         self._outputs = {
@@ -134,6 +125,7 @@ class Counters:
         self.steps = [one.stepping() for one in transforms]
         self._last = block.num_steps - 1
         self._least = max(_LEAST_AHEAD, _SO_FEW // max(1, block.batch_size[:-1].numel()))
+        self._cleared: Values = {}
         # Since which row they are skipped, with what root, and the rows that were written ahead.
         self._since: tuple[int, Values, QuietRows | None] = 0, {}, None
         self._began = 0
@@ -146,7 +138,7 @@ class Counters:
         return self._since[1]
 
     def begin(self, t: int, root: Values) -> None:
-        """Skip rows from row `t` on, whose root is `root`.
+        """Skip rows from row `t` on, whose root is `root`, and stands in the block.
 
         What is written ahead is in proportion to what was quiet before: else a block in which something ends in every
         row would cost the square of its length.
@@ -159,16 +151,16 @@ class Counters:
         self.until = min(self._last, t + min(quiet, default=self._last))
         ahead = None
         if self._ahead and self.until > t:
-            ahead = QuietRows(self._block, self._outputs, kept, t, self.until - t)
+            ahead = QuietRows(self._outputs, self._cleared, t, self.until - t)
             for one in self._ahead:
                 one.catch_up(ahead)
         self._since = t, kept, ahead
 
     def catch_up(self, t: int) -> Values:
         """Do what was skipped before row `t`; return the values in its root."""
-        first, root, ahead = self._since
+        first, _, ahead = self._since
         if t > first:
-            rows, values = QuietRows(self._block, self._outputs, root, first, t - first), {}
+            rows, values = QuietRows(self._outputs, self._cleared, first, t - first), {}
             for one in self._behind:
                 one.catch_up(rows)
             if ahead is not None:
@@ -207,7 +199,7 @@ def counting_tail(
             and not (one.summands() and _is_seen(one, seen))
             and all(as_path(key)[-1] in FLAGS for key in written if key in given)
             and all(_is_array(block, p) for key in mine for p in (as_path(key), ("next", *as_path(key))))
-            and all(_alike(block, in_key, out_key) for in_key, out_key in one.summands())
+            and all(_adds_up(block, in_key, out_key) for in_key, out_key in one.summands())
             and later.isdisjoint(in_key for in_key, _ in one.summands())
         ):
             filled |= values
@@ -228,9 +220,12 @@ def _is_array(block: Block, path: tuple[str, ...]) -> bool:
     return path in block.schema and block.row_arrays(path) is not None
 
 
-def _alike(block: Block, in_key: NestedKey, out_key: NestedKey) -> bool:
+def _adds_up(block: Block, in_key: NestedKey, out_key: NestedKey) -> bool:
+    """Return whether the core adds up these outcomes, which are of one kind."""
     paths = [("next", *as_path(key)) for key in (in_key, out_key)]
-    return _is_array(block, paths[0]) and block.schema[paths[0]] == block.schema[paths[1]]
+    if not _is_array(block, paths[0]) or block.schema[paths[0]] != block.schema[paths[1]]:
+        return False
+    return block.schema[paths[0]].dtype in _SUMMED
 
 
 def run_steps(steps: Sequence[tuple[Any, bool]], root: Row, outcome: Row) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from gleanrl.data.specs import Categorical, Composite
@@ -136,11 +134,7 @@ class StepCounter(Counting):
     def catch_up(self, rows: QuietRows) -> None:
         """Count on; below the limit nothing is truncated."""
         for _, truncated, count in self._groups():
-            before = rows.root[count]
-            numbers = torch.from_numpy(_numbers(rows.count.bit_length())[: rows.count])
-            last = rows.write(count, torch.add(before, numbers.view(-1, *[1] * before.ndim)).numpy())
-            assert last is not None
-            self.carried[count] = last
+            self.carried[count] = rows.count(count)
             if self.max_steps is not None:
                 rows.clear(truncated)
 
@@ -216,12 +210,6 @@ class StepCounter(Counting):
             if truncated_key in own:
                 out[truncated_key] = done_spec[done_key].clone()
         return out
-
-
-@lru_cache(maxsize=32)
-def _numbers(bits: int) -> np.ndarray[Any, Any]:
-    """Return the positive numbers of so many bits, for reading."""
-    return np.arange(1, 1 << bits)
 
 
 class InitTracker(Counting):

@@ -10,7 +10,8 @@ import torch
 
 from gleanrl.block import Block
 from gleanrl.errors import EnvironmentContractError
-from gleanrl.rollouts.whole_rows import WholeRows, whole_rows, written_whole
+from gleanrl.native import RunningSums
+from gleanrl.rollouts.whole_rows import WholeRows, whole_rows
 from gleanrl.schema import numpy_dtype, numpy_twin, numpy_view
 from gleanrl.tree import NestedKey, Path, as_key, as_path, is_private
 
@@ -26,6 +27,8 @@ class Output:
     def __init__(self, block: Block, path: Path) -> None:
         after = ("next", *path)
         self.key = as_key(path)
+        self._block = block
+        self._running: dict[Path | None, RunningSums] = {}
         some = block.schema[after if after in block.schema else path]
         self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
         self._on_cpu = block.on_cpu and numpy_twin(some.dtype) is some.dtype
@@ -64,21 +67,28 @@ class Output:
         self._check(value)
         self._root[t * self._root_step] = value.numpy() if self._on_cpu else value
 
-    def write_rows(self, first: int, rows: np.ndarray[Any, Any]) -> None:
-        """Write the outcomes of the rows from `first` on, and the roots behind them.
+    def run_on(self, first: int, count: int, addends: Path | None) -> torch.Tensor:
+        """Write sums as outcomes of the rows from `first` on, and the roots behind them; return the last.
 
         Args:
-            first: the first row.
-            rows: ``(n, *batch, *leaf)`` in the column's dtype, which both columns have; not the block's last row.
+            first: the first row, whose root the sums begin with.
+            count: how many rows; not the block's last one.
+            addends: the column that is added up; None to count.
         """
-        stop = first + len(rows)
-        self._next[first:stop] = rows
-        self._root[first + 1 : stop + 1] = rows
+        if addends not in self._running:
+            arrays = None if addends is None else self._block.row_arrays(addends)
+            self._running[addends] = RunningSums(self._next, self._root, arrays)
+        self._running[addends].run(first, count)
+        return self.outcome(first + count - 1)
 
-    def clear_rows(self, first: int, count: int) -> torch.Tensor:
-        """Write zeros as `write_rows` does, into `count` rows; return one row of them."""
-        self._next[first : first + count] = 0
-        self._root[first + 1 : first + count + 1] = 0
+    def outcome(self, t: int) -> torch.Tensor:
+        """Return a copy of the outcome of row `t`, on the CPU."""
+        return torch.from_numpy(np.array(self._next[t]))
+
+    def clear_after(self, first: int) -> torch.Tensor:
+        """Write zeros into the outcomes of the rows from `first` on, and the roots behind them; return such a row."""
+        self._next[first:] = 0
+        self._root[first + 1 :] = 0
         return torch.zeros(self._shape, dtype=self._dtype, device="cpu")
 
     def _check(self, value: torch.Tensor) -> None:
@@ -105,6 +115,7 @@ class Outputs:
         self._block, self._declared = block, declared
         self.by_key = {key: Output(block, as_path(key)) for key in keys}
         self._writers: dict[tuple[NestedKey, ...], WholeRows | None] = {}
+        self._root_writers: dict[tuple[NestedKey, ...], WholeRows | None] = {}
         self._expected: WholeRows | None = None
 
     def expect(self, keys: Iterable[NestedKey]) -> None:
@@ -113,8 +124,7 @@ class Outputs:
         if keys not in self._writers:
             block, paths = self._block, {key: ("next", *as_path(key)) for key in keys}
             roots = {key: path[1:] for key, path in paths.items() if path[1:] in block.schema}
-            whole = bool(keys) and all(written_whole(block, p) for p in (*paths.values(), *roots.values()))
-            self._writers[keys] = whole_rows(block, paths, roots) if whole else None
+            self._writers[keys] = whole_rows(block, paths, roots)
         self._expected = self._writers[keys]
 
     def write(self, t: int, made: Mapping[NestedKey, torch.Tensor]) -> None:
@@ -129,6 +139,15 @@ class Outputs:
 
     def write_root(self, t: int, values: Mapping[NestedKey, torch.Tensor]) -> None:
         """Write what was made of the root of row `t`."""
+        keys = tuple(values)
+        if keys not in self._root_writers:
+            there = all(as_path(key) in self._block.schema for key in keys)
+            self._root_writers[keys] = (
+                whole_rows(self._block, {key: as_path(key) for key in keys}) if there else None
+            )
+        writer = self._root_writers[keys]
+        if writer is not None and writer.write(t, values) is not None:
+            return
         for key, value in values.items():
             if (output := self.by_key.get(key) or self._output(key)) is not None:
                 output.write_root(t, value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from gleanrl.data.specs import Composite
@@ -82,15 +81,10 @@ class RewardSum(Counting):
         """Return rewards and sums."""
         return self.pairs()
 
-    @np.errstate(all="ignore")  # as tensors: a sum may overflow
     def catch_up(self, rows: QuietRows) -> None:
         """Add one reward after the other, as steps do: sums of floats depend on the order."""
         for in_key, out_key in self.pairs():
-            sums = rows.outcome(in_key).copy()
-            sums[0] += rows.root[out_key].numpy()
-            last = rows.write(out_key, np.add.accumulate(sums, dtype=sums.dtype))
-            assert last is not None
-            self.carried[out_key] = last
+            self.carried[out_key] = rows.add_up(in_key, out_key)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         here = tensordict_reset.device

@@ -1,0 +1,59 @@
+// Counts and sums that run on from row to row, for many rows at once.
+//
+// What is written is bit for bit what adding row by row writes: one addend after the other, in order.
+//
+// Threads.  Plain functions over the caller's memory; the caller keeps it alive and unchanged during the call.
+// Cost.     One pass over the rows, element by element.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+namespace gleanrl {
+
+// Rows of an array: element e of row t stands at data + t * step + elements[e].
+struct RowGrid {
+  std::byte* data = nullptr;
+  std::int64_t step = 0;
+  std::vector<std::int64_t> elements;
+
+  template <class T>
+  T get(std::int64_t t, std::size_t e) const {
+    T value;
+    std::memcpy(&value, data + t * step + elements[e], sizeof value);
+    return value;
+  }
+  template <class T>
+  void put(std::int64_t t, std::size_t e, T value) const {
+    std::memcpy(data + t * step + elements[e], &value, sizeof value);
+  }
+};
+
+template <class T>
+T sum_of(T one, T other) {
+  if constexpr (std::is_integral_v<T>) {  // which wrap around
+    using Bits = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<Bits>(static_cast<Bits>(one) + static_cast<Bits>(other)));
+  } else {
+    return one + other;
+  }
+}
+
+// Writes n sums into the rows of `after` from `first` on, and into the rows of `roots` behind them. The sums begin with
+// row `first` of `roots`, to which the addends' rows from `first` on are added, or 1 each time where there are none.
+template <class T>
+void run_on(const RowGrid& after, const RowGrid& roots, const RowGrid* addends, std::int64_t first, std::int64_t n) {
+  for (std::size_t e = 0; e < roots.elements.size(); ++e) {
+    T sum = roots.get<T>(first, e);
+    for (std::int64_t t = first; t < first + n; ++t) {
+      sum = sum_of(sum, addends == nullptr ? T{1} : addends->get<T>(t, e));
+      after.put(t, e, sum);
+      roots.put(t + 1, e, sum);
+    }
+  }
+}
+
+}  // namespace gleanrl
