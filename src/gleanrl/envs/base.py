@@ -274,7 +274,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         if before is not None:
             fresh = merge_reset(fresh, before, masks)
         if not self.allow_done_after_reset:
-            check_not_done(fresh, masks, self._specs, type(self).__name__)
+            check_not_done(fresh, masks if before is not None else {}, self._specs, type(self).__name__)
         if tensordict is None:
             return fresh
         return put_root(tensordict, fresh, reset_keys)

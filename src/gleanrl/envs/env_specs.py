@@ -37,7 +37,7 @@ class EnvSpecs:
         self._declared: set[str] = set()
         self._known: dict[str, tuple[Composite, object, dict[NestedKey, Any]]] = {}
         self._groups: tuple[Any, tuple[Path, ...]] | None = None
-        self._forms: tuple[Any, Any, list[tuple[Path, torch.Size, torch.dtype | None]]] | None = None
+        self._forms: dict[str, tuple[Any, list[tuple[Path, torch.Size, torch.dtype | None]]]] = {}
         self._set_defaults()
 
     def _set_defaults(self) -> None:
@@ -136,14 +136,16 @@ class EnvSpecs:
                 self._known[role] = (spec, Lockable.all_locks, leaves)
         return leaves
 
-    def forms(self) -> list[tuple[Path, torch.Size, torch.dtype | None]]:
-        """Return path, shape and dtype of the rewards and flags of a step; None for the flags', which may differ."""
-        rewards, flags = self.leaves("reward"), self.leaves("done")
-        if self._forms is None or self._forms[0] is not rewards or self._forms[1] is not flags:
-            found = [(as_path(key), spec.shape, spec.dtype) for key, spec in rewards.items()]
-            found += [(as_path(key), spec.shape, None) for key, spec in flags.items()]
-            self._forms = (rewards, flags, found)
-        return self._forms[2]
+    def forms(self, role: str) -> list[tuple[Path, torch.Size, torch.dtype | None]]:
+        """Return path, shape and dtype of the leaves of `role`; None for the flags', which may differ."""
+        leaves = self.leaves(role)
+        known, found = self._forms.get(role, (None, []))
+        if known is not leaves:
+            found = [
+                (as_path(k), spec.shape, None if role == "done" else spec.dtype) for k, spec in leaves.items()
+            ]
+            self._forms[role] = leaves, found
+        return found
 
     def keys(self, role: str) -> list[NestedKey]:
         """Return the leaves' keys of `role`, the shallow ones first."""

@@ -15,11 +15,13 @@ from gleanrl.tree import Path, as_key, as_path, leaf_at
 
 def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     """Add missing flags to `batch`, in place, and the trailing dimension that flags may come without; return it."""
+    if _came_whole(batch, specs, "done"):
+        return batch
     lead, leaves = _lead(batch, specs), specs.leaves("done")
     came = {key: batch.get(key, None) for key in leaves}
     given = {k: _with_last_dim(v, (*lead, *leaves[k].shape)) for k, v in came.items() if v is not None}
     if len(given) == len(leaves) and all(given[key] is value for key, value in came.items()):
-        return batch  # complete as it came
+        return batch  # as many at once as came, where that isn't fixed
     for group in specs.groups():
         keys = {path[-1]: key for key in leaves if (path := as_path(key))[:-1] == group}
         flags = {name: given[key] for name, key in keys.items() if key in given}
@@ -35,7 +37,7 @@ def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     Raises:
         EnvironmentContractError: if a reward is missing.
     """
-    if _came_whole(batch, specs):
+    if _came_whole(batch, specs, "reward", "done"):
         return batch
     lead = _lead(batch, specs)
     for key, spec in specs.leaves("reward").items():
@@ -51,14 +53,15 @@ def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     return complete_root(batch, specs)
 
 
-def _came_whole(batch: TensorDictBase, specs: EnvSpecs) -> bool:
-    """Return whether rewards and flags came as they are declared, all of them, as they mostly do."""
+def _came_whole(batch: TensorDictBase, specs: EnvSpecs, *roles: str) -> bool:
+    """Return whether the leaves of these roles came as they are declared, all of them, as they mostly do."""
     if batch.batch_size != specs.batch_size:
         return False
-    for path, shape, dtype in specs.forms():
-        leaf = leaf_at(batch, path)
-        if leaf is None or leaf.shape != shape or not (dtype is None or leaf.dtype is dtype):
-            return False
+    for role in roles:
+        for path, shape, dtype in specs.forms(role):
+            leaf = leaf_at(batch, path)
+            if leaf is None or leaf.shape != shape or not (dtype is None or leaf.dtype is dtype):
+                return False
     return True
 
 

@@ -16,7 +16,7 @@ import torch
 from gleanrl.block import Block
 from gleanrl.errors import PolicyError
 from gleanrl.objects import Leaf, Objects, as_leaf
-from gleanrl.rollouts.whole_rows import whole_rows, written_whole
+from gleanrl.rollouts.whole_rows import whole_rows
 from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key
 
@@ -91,9 +91,8 @@ class RowWriter:
     def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
         self.conversions = Conversions(block)
         self._block, self._fields, self._actions = block, fields, actions
-        whole = bool(fields) and all(written_whole(block, path) for path in fields)
         # Values in the declared form, at a fraction of the cost.
-        self._whole = whole_rows(block, {path: path for path in fields}) if whole else None
+        self._whole = whole_rows(block, {path: path for path in fields})
 
     @cached_property
     def _targets(self) -> list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]]:

@@ -115,6 +115,7 @@ class TensorDictStepper(Stepper):
         self._accepted: dict[Path, torch.dtype] = {}
         self._rewards = {as_path(key) for key in env.reward_keys}
         self._states = {as_path(key) for key in env.state_keys}
+        self._ends: list[Path] = []  # the flags of a root that say that episodes are over
         self._undeclared: set[Path] = set()  # what the first reset returned all the same
         self._passed_on = set(self._states)  # what steps return for the root that follows alone
 
@@ -127,11 +128,15 @@ class TensorDictStepper(Stepper):
                 self._limit.restart(None)
             else:
                 request = shallow_copy(self._carry)
-                for path, flag in self._done_entries(request):
+                self.schema()
+                for path in self._ends:
+                    if (flag := leaf_at(request, path)) is None:
+                        continue
                     rows = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim)).expand(flag.shape)
                     put_leaf(request, (*path[:-1], "_reset"), rows.to(flag.device, copy=True))
                 self._carry = self.env.reset(request)
-                self._limit.restart(mask.cpu().numpy())
+                if self.rules.max_steps is not None:
+                    self._limit.restart(mask.cpu().numpy())
             self.lease.take()
         except Exception as cause:
             self._carry = None
@@ -194,6 +199,7 @@ class TensorDictStepper(Stepper):
         for path, field in expected.items():
             fields[("next", *path)] = fields[path] if path in fields and field.is_list else field
         self._schema = Schema(fields)
+        self._ends = [path for path in self._schema.paths if path[-1] == "done" and path[0] != "next"]
         if self._undeclared:
             keys = [as_key(path) for path in self._undeclared]
             self._warn(f"reset returned {keys}, which no spec declares; they are recorded as they came then")
@@ -251,17 +257,14 @@ class TensorDictStepper(Stepper):
         whole = {as_key(path): column for path, _, column in self._next if column.whole}
         self._num_whole = len(whole)
         roots = {key: column.root_path for key, column in whole.items() if column.root_path is not None}
-        ends = [as_key(path) for path in self._root if path[-1] == "done"]
-        self._whole = (
-            whole_rows(block, {key: c.path for key, c in whole.items()}, roots, ends) if whole else None
-        )
+        ends = [as_key(path) for path in self._ends]
+        self._whole = whole_rows(block, {key: c.path for key, c in whole.items()}, roots, ends)
         self._tells = whole.keys() >= set(ends)  # whether that says if an episode has ended
         self._outcome = Layout(path for path, *_ in self._next)
         self._keys = [as_key(path) for path in self._outcome.paths]
         after = {path: column for path, _, column in self._next}
         # What of a root isn't the outcome's.
         self._kept = {path: column for path, column in self._root.items() if path not in after}
-        self._ends = [path for path in self._root if path[-1] == "done"]
         actions = paths_of(self.env.action_keys)
         self._excluded = {*(p for p in actions if p not in schema), *self._rewards, ("next",), ("_reset",)}
         inputs = {*actions, *self._states}

@@ -58,18 +58,22 @@ def whole_rows(
     paths: Mapping[Any, Path],
     roots: Mapping[Any, Path] | None = None,
     flags: Collection[Any] = (),
-) -> WholeRows:
-    """Return what writes rows of columns by one call.
+) -> WholeRows | None:
+    """Return what writes rows of columns by one call; None if there are none, or `written_whole` holds not for all.
 
     To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does. The core looks at
     tensors itself, where torch offers DLPack's exchange interface, as newer releases do; else they are asked here.
 
     Args:
         block: has the columns.
-        paths: where, by the key of what is written there, one at least; `written_whole` holds for each.
+        paths: where, by the key of what is written there.
         roots: by key the column whose next row gets the same values, where there is one.
         flags: the keys of flags of which `write` tells.
     """
+    if not paths or not all(
+        written_whole(block, path) for path in (*paths.values(), *(roots or {}).values())
+    ):
+        return None
     if _EXCHANGE is None:
         return _AskedRows(block, paths, roots or {}, flags)
     columns, behind = (

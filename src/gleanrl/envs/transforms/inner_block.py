@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from gleanrl.block import Block
+from gleanrl.data.boundaries import MASK
 from gleanrl.envs.transforms.columns import SpareRow
+from gleanrl.objects import Leaf
 from gleanrl.rollouts.plan import action_fields
 from gleanrl.rollouts.protocol import Stepper
+from gleanrl.rollouts.whole_rows import whole_rows
 from gleanrl.schema import Field, Schema
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key
 
@@ -74,3 +78,23 @@ class InnerBlocks:
             shape = (*self._size, outer.num_steps, *field.shape)
             return torch.zeros(shape, dtype=field.dtype, device=self._device)
         return self._spare.column(path, field, self._size, outer.num_steps, self._device)
+
+
+class RootRows:
+    """Writes roots of the base environment into its block.
+
+    Args:
+        block: that block.
+        schema: what its stepper writes.
+    """
+
+    def __init__(self, block: Block, schema: Schema) -> None:
+        self._block = block
+        paths = [path for path in schema.paths if path[0] != "next" and path != MASK]
+        self._whole = whole_rows(block, {path: path for path in paths})
+
+    def write(self, t: int, root: Mapping[Path, Leaf]) -> None:
+        """Write row `t`."""
+        if self._whole is None or self._whole.write(t, root) is None:
+            for path, value in root.items():
+                self._block.column(path).select(self._block.time_dim, t).copy_(value)

@@ -24,7 +24,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device, said_of
-from gleanrl.envs.resets import chosen, due_resets, ended_since, is_partial, keep_flags
+from gleanrl.envs.resets import any_of, chosen, due_resets, ended_since, is_partial, keep_flags
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
     OpenedColumns,
@@ -33,7 +33,7 @@ from gleanrl.envs.transforms.columns import (
 )
 from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.counting import Counters, counting_tail, run_steps
-from gleanrl.envs.transforms.inner_block import InnerBlocks
+from gleanrl.envs.transforms.inner_block import InnerBlocks, RootRows
 from gleanrl.envs.transforms.outputs import Outputs
 from gleanrl.envs.transforms.rows import Columns, Leaves, Row, on_copies, trailing
 from gleanrl.errors import UnsupportedError
@@ -228,6 +228,8 @@ class TransformedStepper(Stepper):
         actions = self._inner_blocks.actions if self._inverts else ()
         self._entering = [(as_key(path), inner.rows(path)) for path in actions]
         self._done = DoneFlags(block, self._ruling)
+        self._inner_done = DoneFlags(inner, [g for g in self._ruling if ("next", *g, "done") in inner.schema])
+        self._inner_roots = RootRows(inner, self._base.schema())
         self._frames = block.rows(MASK) if self._masked else ()
         self._outputs = Outputs(block, self._root_keys, {*self._observed, *self._rewards})
         self._block, self._primed_before = block, primed
@@ -359,8 +361,11 @@ class TransformedStepper(Stepper):
 
     def _ended_here(self, t: int, made: Values) -> torch.Tensor:
         """Return where a transform ended an episode that the base environment didn't, ``(*batch,)`` bool."""
+        after = [made[key] for key in self._done_keys if key in made]
+        if not self._inner_done.any(t):
+            return any_of(after, self.batch_size)
         before = [flag for k in self._done_keys if (flag := self._inner_next.row(k, t)) is not None]
-        return ended_since(before, [made[key] for key in self._done_keys if key in made], self.batch_size)
+        return ended_since(before, after, self.batch_size)
 
     def _leave_resets(self, t: int, made: Values) -> None:
         """Undo flags that transforms set where row `t` is no step but a reset of the base environment's own."""
@@ -391,8 +396,7 @@ class TransformedStepper(Stepper):
             root = self._base.root()
             fresh: Columns = Leaves(root)
             if t < self._last:
-                for path, value in root.items():
-                    self._inner.column(path).select(self._inner.time_dim, t + 1).copy_(value)
+                self._inner_roots.write(t + 1, root)
         else:
             fresh = self._inner_root
         before = {key: self._outcome.get(key, None) for key in self._root_keys}
