@@ -68,6 +68,18 @@ class TensorRows:
         pieces.
         """
 
+class MadeTensors:
+    """Tensors, held, and what they were when they were given here.
+
+    Args:
+        exchange: the capsule by which their class shows them; see `knows_exchange`.
+        tensors: any number.
+    """
+
+    def __init__(self, exchange: object, tensors: list[Any]) -> None: ...
+    def unchanged(self) -> bool:
+        """Whether all are where they were, in their shapes, without gradients or attributes."""
+
 def knows_exchange(capsule: object) -> bool:
     """Whether a capsule holds DLPack's exchange interface, in a version that is known here."""
 

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain
-from operator import attrgetter, methodcaller
 from typing import Any, cast
 
 import torch
 
 from gleanrl.block import Block, copier
+from gleanrl.exchange import EXCHANGE
 from gleanrl.inference import lasting
+from gleanrl.native import MadeTensors
 from gleanrl.pool import BufferPool
 from gleanrl.schema import Schema, numpy_twin
 from gleanrl.tree import Path
@@ -77,29 +78,17 @@ class _Shown:
         if columns:
             self.rows = list(zip(*[alias.unbind(time_dim) for alias in self._aliases], strict=True))
         self._flat = list(chain.from_iterable(self.rows))
-        self._made, self._references = self._what_they_are(), self._count()
+        self._made = MadeTensors(EXCHANGE, self._flat)
+        self._references = self._count()
 
     @property
     def is_free(self) -> bool:
-        return (
-            self._count() == self._references
-            and self._what_they_are() == self._made
-            and not any(map(_ATTRIBUTES, self._flat))
-        )
+        return self._count() == self._references and self._made.unchanged()
 
     def _count(self) -> int:
         """Return how many references there are to the rows, and to tensors over their memory."""
         objects = sum(map(sys.getrefcount, chain(self._flat, self._aliases, self._storages)))
         return objects + sum(torch._C._storage_Use_Count(storage._cdata) for storage in self._storages)
-
-    def _what_they_are(self) -> list[Any]:
-        """Return where the rows are, their shapes, and whether they have gradients."""
-        return [*map(_ADDRESS, self._flat), *map(_FORM, self._flat)]
-
-
-_ADDRESS = methodcaller("data_ptr")
-_FORM = attrgetter("shape", "requires_grad", "grad")
-_ATTRIBUTES = attrgetter("__dict__")
 
 
 def can_keep(schema: Schema, batch_size: Sequence[int], num_steps: int) -> bool:
@@ -108,6 +97,7 @@ def can_keep(schema: Schema, batch_size: Sequence[int], num_steps: int) -> bool:
     return (
         0 < rows * schema.row_bytes <= _LARGEST
         and all(not field.is_list and numpy_twin(field.dtype) is field.dtype for field in schema.fields)
+        and EXCHANGE is not None
         and _sees_references()
     )
 

@@ -6,6 +6,7 @@ try:
     from gleanrl._core import (
         Columns,
         Episodes,
+        MadeTensors,
         Priorities,
         Random,
         RunningSums,
@@ -34,6 +35,7 @@ except ImportError as cause:
 __all__ = [
     "Columns",
     "Episodes",
+    "MadeTensors",
     "Priorities",
     "Random",
     "RunningSums",

@@ -37,8 +37,8 @@ DTYPES = (
 def way(request, monkeypatch):
     """Tensors are looked at by the core, or asked in Python, as with releases of torch without the interface."""
     if request.param == "python":
-        monkeypatch.setattr(whole_rows, "_EXCHANGE", None)
-    elif whole_rows._EXCHANGE is None:
+        monkeypatch.setattr(whole_rows, "EXCHANGE", None)
+    elif whole_rows.EXCHANGE is None:
         pytest.skip("this torch doesn't show its tensors to the core")
     return request.param
 
@@ -230,7 +230,7 @@ def test_columns_in_several_pieces_are_not_written_whole():
 def test_the_core_refuses_what_it_cant_write(way):
     if way == "python":
         pytest.skip("there is nothing to refuse")
-    exchange, flat = whole_rows._EXCHANGE, torch.zeros(3, 2)
+    exchange, flat = whole_rows.EXCHANGE, torch.zeros(3, 2)
     assert TensorRows(exchange, torch.Tensor, {"a": flat}, {}, [], 0).write(2, {"a": torch.ones(2)}) is False
     for columns, roots, time_dim in (
         ({}, {}, 0),

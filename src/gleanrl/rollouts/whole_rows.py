@@ -10,17 +10,9 @@ import numpy as np
 import torch
 
 from gleanrl.block import Block
-from gleanrl.native import Columns, TensorRows, knows_exchange
+from gleanrl.exchange import EXCHANGE
+from gleanrl.native import Columns, TensorRows
 from gleanrl.tree import Path
-
-
-def _exchange() -> Any:
-    offered = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    return offered if offered is not None and knows_exchange(offered) else None
-
-
-_EXCHANGE = _exchange()
-"""How torch shows its tensors to the core; None if it doesn't, or in a way that the core doesn't know."""
 
 
 def written_whole(block: Block, path: Path) -> bool:
@@ -31,7 +23,7 @@ def written_whole(block: Block, path: Path) -> bool:
     column = block.column(path) if block.columns and block.batch_size.numel() else None
     if not isinstance(column, torch.Tensor) or not column.is_cpu or column.is_complex():
         return False
-    if _EXCHANGE is not None and column.stride(block.time_dim) == 0:  # a single row, seen as many
+    if EXCHANGE is not None and column.stride(block.time_dim) == 0:  # a single row, seen as many
         column = column.select(block.time_dim, 0)
     return column.is_contiguous()
 
@@ -74,12 +66,12 @@ def whole_rows(
         written_whole(block, path) for path in (*paths.values(), *(roots or {}).values())
     ):
         return None
-    if _EXCHANGE is None:
+    if EXCHANGE is None:
         return _AskedRows(block, paths, roots or {}, flags)
     columns, behind = (
         {key: block.column(path) for key, path in given.items()} for given in (paths, roots or {})
     )
-    return TensorRows(_EXCHANGE, torch.Tensor, columns, behind, [*flags], block.time_dim)
+    return TensorRows(EXCHANGE, torch.Tensor, columns, behind, [*flags], block.time_dim)
 
 
 class _AskedRows:
