@@ -1,5 +1,5 @@
-// The Python face of what takes tensors as they are: rows of several columns, written by one call, and tensors that are
-// to stay what they are.
+// The Python face of what takes tensors as they are: rows of several columns, written by one call, and whether tensors
+// have stayed what they were.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -305,6 +305,74 @@ class MadeTensors {
   std::vector<std::int64_t> numbers_;  // of each tensor: dimensions, shape, strides
 };
 
+// Where some tensors are, and how often they were changed: to be asked before and after somebody else gets them.
+//
+// Torch counts the changes of a tensor and of all its views together. What has no memory that it could show is asked by
+// its methods, as are things that are no tensors but have these.
+//
+// Threads.   One caller at a time, under the interpreter lock.
+class TensorMarks {
+ public:
+  TensorMarks(nb::object exchange, nb::object tensor_class)
+      : exchange_(exchange_of(exchange)),
+        capsule_(exchange),
+        class_(tensor_class),
+        version_("_version"),
+        data_ptr_("data_ptr") {}
+
+  void take(nb::tuple tensors) {
+    marks_.clear();
+    for (const nb::handle tensor : tensors) marks_.push_back(mark_of(tensor.ptr()));
+  }
+
+  bool hold(nb::tuple tensors) const {
+    if (tensors.size() != marks_.size()) return false;
+    auto mark = marks_.begin();
+    for (const nb::handle tensor : tensors) {
+      if (!(mark_of(tensor.ptr()) == *mark++)) return false;
+    }
+    return true;
+  }
+
+  nb::list taken() const {
+    nb::list found;
+    for (const Mark& mark : marks_) found.append(nb::make_tuple(mark.version, mark.address));
+    return found;
+  }
+
+ private:
+  struct Mark {
+    std::int64_t version;
+    std::uintptr_t address;
+    bool operator==(const Mark&) const = default;
+  };
+
+  Mark mark_of(PyObject* tensor) const {
+    const nb::object version = nb::steal(PyObject_GetAttr(tensor, version_.ptr()));
+    if (!version.is_valid()) throw nb::python_error();
+    Mark mark{as_number(version.ptr()), 0};
+    Tensor view{};
+    if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == class_.ptr()) {
+      if (exchange_.view_of_object(tensor, &view) == 0) {
+        mark.address = reinterpret_cast<std::uintptr_t>(dlpack::data_of(view));
+        return mark;
+      }
+      PyErr_Clear();
+    }
+    PyObject* const args[] = {tensor};
+    const nb::object address =
+        nb::steal(PyObject_VectorcallMethod(data_ptr_.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    if (!address.is_valid()) throw nb::python_error();
+    mark.address = as_address<std::uintptr_t>(address.ptr());
+    return mark;
+  }
+
+  const dlpack::Exchange& exchange_;
+  nb::object capsule_, class_;
+  nb::str version_, data_ptr_;
+  std::vector<Mark> marks_;
+};
+
 }  // namespace
 
 void bind_tensors(nb::module_& m) {
@@ -316,6 +384,11 @@ void bind_tensors(nb::module_& m) {
            "tensor_class"_a, "columns"_a, "roots"_a, "flags"_a, "time_dim"_a)
       .def("write", &TensorRows::write, "t"_a, "values"_a, "exactly"_a = false,
            "Write row t, and row t + 1 of the roots; None, and nothing is written, if a value isn't as declared.");
+  nb::class_<TensorMarks>(m, "TensorMarks", "Where tensors are, and how often they were changed.")
+      .def(nb::init<nb::object, nb::object>(), "exchange"_a, "tensor_class"_a)
+      .def("take", &TensorMarks::take, "tensors"_a, "Remember where these are, and how often they were changed.")
+      .def("hold", &TensorMarks::hold, "tensors"_a, "Whether these are where they were, and as often changed.")
+      .def("taken", &TensorMarks::taken, "What was remembered: number of changes and address of each.");
   nb::class_<MadeTensors>(m, "MadeTensors", "Tensors, and what they were when they were given here.")
       .def(nb::init<nb::object, nb::list>(), "exchange"_a, "tensors"_a)
       .def("unchanged", &MadeTensors::unchanged,

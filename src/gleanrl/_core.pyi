@@ -68,6 +68,14 @@ class TensorRows:
         pieces.
         """
 
+class TensorMarks:
+    """Where some tensors are, and how often they were changed; see `gleanrl.exchange.marks`."""
+
+    def __init__(self, exchange: object, tensor_class: type[Any]) -> None: ...
+    def take(self, tensors: tuple[Any, ...]) -> None: ...
+    def hold(self, tensors: tuple[Any, ...]) -> bool: ...
+    def taken(self) -> list[tuple[int, int]]: ...
+
 class MadeTensors:
     """Tensors, held, and what they were when they were given here.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.errors import PolicyError
+from gleanrl.exchange import Marks, marks
 from gleanrl.layout import Layout
 from gleanrl.native import write_ones
 from gleanrl.objects import Leaf
@@ -42,12 +42,6 @@ from gleanrl.tree import (
 
 _ONES = (torch.int64, torch.bool, torch.float32)
 """Dtypes of one-hot vectors that the core writes."""
-
-_changes = attrgetter("_version")
-"""How often a tensor was changed in place; torch counts those of a tensor and of all its views together."""
-
-_address = methodcaller("data_ptr")
-"""Where its memory is."""
 
 
 class RandomActor:
@@ -270,6 +264,7 @@ class _CallsActor:
         self, members: Sequence[Member], inputs: Sequence[Path], layout: RowLayout, block: Block
     ) -> None:
         self._calls = [member.on_values() for member in members]
+        self._marks = marks()
         self._device = layout.policy_device
         self._inputs, self._records, self._cloning = inputs, block.shown(inputs), block.cloning
 
@@ -277,14 +272,14 @@ class _CallsActor:
         device, given = self._device, self._records[t]
         if self._cloning is not None:
             given = tuple(map(self._cloning, given))
-        before = [*map(_changes, given), *map(_address, given)]
+        self._marks.take(given)
         values: Values = dict(zip(self._inputs, given, strict=True))
         if device is not None:
             values = {path: row.to(device) for path, row in values.items()}
         for call in self._calls:
             call(values)
-        if [*map(_changes, given), *map(_address, given)] != before:
-            raise _changed_input(self._inputs, given, before, t)
+        if not self._marks.hold(given):
+            raise _changed_input(self._inputs, given, self._marks, t)
         return values
 
 
@@ -294,6 +289,7 @@ class _TensorDictCall:
     def __init__(self, fields: Mapping[Path, Field], layout: RowLayout, carry: PolicyCarry) -> None:
         self._fields = fields
         self._carry = carry
+        self._marks = marks()
         self._row = layout
         self._reads: Sequence[Path] | None = None
         self._layout = Layout(layout.roots, layout.groups, layout.lists)
@@ -317,7 +313,7 @@ class _TensorDictCall:
         given = self._records[t]
         if self._cloning is not None:
             given = tuple(map(self._cloning, given))
-        before = [*map(_changes, given), *map(_address, given)]
+        self._marks.take(given)
         root: TensorDictBase = self._layout.build(given, self._row.batch_size, self._row.device)
         if self._row.policy_device is not None:
             root = root.to(self._row.policy_device)
@@ -336,8 +332,8 @@ class _TensorDictCall:
                 self._carry.outputs = tuple([(path, values[path]) for path in self._carried])
         except (AttributeError, KeyError) as cause:
             raise missing_output(out, self._fields) from cause
-        if [*map(_changes, given), *map(_address, given)] != before:
-            raise _changed_input(self._layout.paths, given, before, t)
+        if not self._marks.hold(given):
+            raise _changed_input(self._layout.paths, given, self._marks, t)
         return values
 
     def is_state(self, path: Path) -> bool:
@@ -380,21 +376,16 @@ def _entry(out: Any, path: Path) -> Any:
     return out.get(path, None) if leaf is None else leaf
 
 
-def _changed_input(
-    paths: Iterable[Path], given: Sequence[torch.Tensor], before: list[int], t: int
-) -> PolicyError:
-    """Return the error for a policy that changed its input in place, or moved it: the row is the record of what it saw.
-
-    Torch counts the changes of a tensor and of all its views together.
-    """
-    rows = list(zip(paths, given, before[: len(given)], before[len(given) :], strict=True))
-    moved = [as_key(path) for path, row, _, address in rows if row.data_ptr() != address]
+def _changed_input(paths: Iterable[Path], given: Sequence[Any], before: Marks, t: int) -> PolicyError:
+    """Return the error for a policy that changed or moved its input: the row is the record of what it saw."""
+    rows = list(zip(paths, given, before.taken(), strict=True))
+    moved = [as_key(path) for path, row, (_, address) in rows if row.data_ptr() != address]
     if moved:
         return PolicyError(
             f"policy: it moved its input {moved} to other memory at step {t} of the batch (share_memory_, a queue of "
             "torch.multiprocessing, .data), where the environment's next values don't come; use a clone of it"
         )
-    changed = [as_key(path) for path, row, version, _ in rows if row._version != version]
+    changed = [as_key(path) for path, row, (version, _) in rows if row._version != version]
     return PolicyError(
         f"policy: it changed its input {changed} in place at step {t} of the batch, which would falsify the record; "
         "use operations that make new tensors (a first layer without inplace=True)"

@@ -15,6 +15,9 @@ from gleanrl.rollouts.whole_rows import WholeRows, whole_rows
 from gleanrl.schema import numpy_dtype, numpy_twin, numpy_view
 from gleanrl.tree import NestedKey, Path, as_key, as_path, is_private
 
+_MOST_SETS = 16
+"""Sets of keys that are remembered: a transform may write others in every row."""
+
 
 class Output:
     """Where the values of one key go: below ``"next"`` in the step's own row, and into the root of the row after.
@@ -102,6 +105,8 @@ class Output:
 class Outputs:
     """Writes what transforms made of rows, by key.
 
+    What is written together is mostly the same again: for each such set of keys the core writes a row in one call.
+
     Args:
         block: the block that is handed out.
         keys: what transforms are known to write.
@@ -114,22 +119,14 @@ class Outputs:
     def __init__(self, block: Block, keys: Iterable[NestedKey], declared: Collection[Path]) -> None:
         self._block, self._declared = block, declared
         self.by_key = {key: Output(block, as_path(key)) for key in keys}
-        self._writers: dict[tuple[NestedKey, ...], WholeRows | None] = {}
-        self._root_writers: dict[tuple[NestedKey, ...], WholeRows | None] = {}
-        self._expected: WholeRows | None = None
-
-    def expect(self, keys: Iterable[NestedKey]) -> None:
-        """Learn what is mostly written in a row: these keys and no others, which the core writes in one call."""
-        keys = tuple(keys)
-        if keys not in self._writers:
-            block, paths = self._block, {key: ("next", *as_path(key)) for key in keys}
-            roots = {key: path[1:] for key, path in paths.items() if path[1:] in block.schema}
-            self._writers[keys] = whole_rows(block, paths, roots)
-        self._expected = self._writers[keys]
+        self._rows: dict[tuple[NestedKey, ...], WholeRows | None] = {}
+        self._roots: dict[tuple[NestedKey, ...], WholeRows | None] = {}
 
     def write(self, t: int, made: Mapping[NestedKey, torch.Tensor]) -> None:
         """Write what was made of the outcome of row `t`, also into the root of the row after it."""
-        if self._expected is not None and self._expected.write(t, made, exactly=True) is not None:
+        keys = tuple(made)
+        rows = self._rows[keys] if keys in self._rows else self._rows_of(keys)
+        if rows is not None and rows.write(t, made) is not None:
             return
         known = self.by_key
         for key, value in made.items():
@@ -140,17 +137,34 @@ class Outputs:
     def write_root(self, t: int, values: Mapping[NestedKey, torch.Tensor]) -> None:
         """Write what was made of the root of row `t`."""
         keys = tuple(values)
-        if keys not in self._root_writers:
-            there = all(as_path(key) in self._block.schema for key in keys)
-            self._root_writers[keys] = (
-                whole_rows(self._block, {key: as_path(key) for key in keys}) if there else None
-            )
-        writer = self._root_writers[keys]
-        if writer is not None and writer.write(t, values) is not None:
+        rows = self._roots[keys] if keys in self._roots else self._roots_of(keys)
+        if rows is not None and rows.write(t, values) is not None:
             return
         for key, value in values.items():
             if (output := self.by_key.get(key) or self._output(key)) is not None:
                 output.write_root(t, value)
+
+    def _rows_of(self, keys: tuple[NestedKey, ...]) -> WholeRows | None:
+        paths = {key: ("next", *as_path(key)) for key in keys}
+        roots = {key: path[1:] for key, path in paths.items() if path[1:] in self._block.schema}
+        return self._kept(self._rows, keys, paths, roots)
+
+    def _roots_of(self, keys: tuple[NestedKey, ...]) -> WholeRows | None:
+        return self._kept(self._roots, keys, {key: as_path(key) for key in keys}, {})
+
+    def _kept(
+        self,
+        known: dict[tuple[NestedKey, ...], WholeRows | None],
+        keys: tuple[NestedKey, ...],
+        paths: Mapping[NestedKey, Path],
+        roots: Mapping[NestedKey, Path],
+    ) -> WholeRows | None:
+        """Return what writes these columns at once, if they are there; few sets of keys are remembered."""
+        there = all(as_path(k) in self._declared and path in self._block.schema for k, path in paths.items())
+        rows = whole_rows(self._block, paths, roots) if there and len(known) < _MOST_SETS else None
+        if len(known) < _MOST_SETS:
+            known[keys] = rows
+        return rows
 
     def _output(self, key: NestedKey) -> Output | None:
         """Return where the values of a key that wasn't written before go; None for private ones."""

@@ -203,7 +203,6 @@ class TransformedStepper(Stepper):
         self._root.clear(0)
         self._base.bind(self._inner, actions_ready and not self._inverts, self._passed)
         self._always, self._always_required = self._steps, self._required
-        self._outputs.expect(self._required)
         self._outputs.write_root(0, self._carry)
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
@@ -340,7 +339,6 @@ class TransformedStepper(Stepper):
             self._always = [s for one, s in zip(self._chain, self._steps, strict=True) if one not in tail]
             self._always_required = [key for key in self._required if key not in counters.written]
             self._only_counts = not self._always and not self._always_required
-            self._outputs.expect(self._always_required)
 
     def settle(self) -> None:
         """Write what was deferred, of the rows that are whole."""
