@@ -85,7 +85,7 @@ void bind_draws(nb::module_& m);
 // What numbers the frames of a batch.
 void bind_trajectories(nb::module_& m);
 
-// What looks at whole arrays.
+// What works on whole arrays.
 void bind_arrays(nb::module_& m);
 
 // What takes tensors.

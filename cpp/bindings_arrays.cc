@@ -170,16 +170,16 @@ class RunningSums {
       throw std::invalid_argument("running sums: expected arrays of one shape and type");
     }
     call_ = call_for(after_);
-    if (call_ == nullptr) throw std::invalid_argument("running sums: expected integers, float32 or float64");
+    if (call_ == nullptr) throw std::invalid_argument("running sums: expected uint8, signed integers, float32 or float64");
   }
 
-  void run(std::int64_t first, std::int64_t n) {
+  void run_on(std::int64_t first, std::int64_t n) {
     if (first < 0 || n < 0 || n >= after_.num_rows() - first) {
-      throw std::out_of_range("run: expected rows of the array, and one behind them");
+      throw std::out_of_range("run_on: expected rows of the array, and one behind them");
     }
     const RowGrid* const addends = addends_ ? &addends_->grid() : nullptr;
     const bool is_much = n > 0 && static_cast<std::int64_t>(after_.grid().elements.size()) > kReleasePasses / n;
-    gleanrl::run(is_much, [&] { call_(after_.grid(), roots_.grid(), addends, first, n); });
+    run(is_much, [&] { call_(after_.grid(), roots_.grid(), addends, first, n); });
   }
 
  private:
@@ -188,7 +188,7 @@ class RunningSums {
   static Call call_for(const HeldRows& rows) {
     switch (rows.kind()) {
       case 'B':
-        return &run_on<std::uint8_t>;
+        return &gleanrl::run_on<std::uint8_t>;
       case 'b':
       case 'h':
       case 'i':
@@ -196,18 +196,18 @@ class RunningSums {
       case 'q':
         return call_for_signed(rows.item_size());
       case 'f':
-        return &run_on<float>;
+        return &gleanrl::run_on<float>;
       case 'd':
-        return &run_on<double>;
+        return &gleanrl::run_on<double>;
       default:
         return nullptr;
     }
   }
 
   static Call call_for_signed(Py_ssize_t bytes) {
-    if (bytes == 1) return &run_on<std::int8_t>;
-    if (bytes == 2) return &run_on<std::int16_t>;
-    return bytes == 4 ? &run_on<std::int32_t> : &run_on<std::int64_t>;
+    if (bytes == 1) return &gleanrl::run_on<std::int8_t>;
+    if (bytes == 2) return &gleanrl::run_on<std::int16_t>;
+    return bytes == 4 ? &gleanrl::run_on<std::int32_t> : &gleanrl::run_on<std::int64_t>;
   }
 
   HeldRows after_, roots_;
@@ -226,7 +226,7 @@ void bind_arrays(nb::module_& m) {
         "Whether arrays hold finite float32 and float64 numbers only; False also where it can't be told.");
   nb::class_<RunningSums>(m, "RunningSums", "Sums that run on from row to row of a column.")
       .def(nb::init<nb::handle, nb::handle, nb::handle>(), "after"_a, "roots"_a, "addends"_a.none() = nb::none())
-      .def("run", &RunningSums::run, "first"_a, "n"_a, "Write n rows from `first` on, and the roots behind them.");
+      .def("run_on", &RunningSums::run_on, "first"_a, "n"_a, "Write n rows from `first` on, and the roots behind them.");
 }
 
 }  // namespace gleanrl

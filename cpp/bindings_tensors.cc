@@ -28,10 +28,52 @@ const dlpack::Exchange* exchange_in(nb::handle capsule) {
   return exchange == nullptr || exchange->view_of_object == nullptr ? nullptr : exchange;
 }
 
-const dlpack::Exchange& exchange_of(nb::handle capsule) {
-  const auto* exchange = exchange_in(capsule);
-  if (exchange == nullptr) throw std::invalid_argument("exchange: expected a capsule of DLPack's interface, version 1");
-  return *exchange;
+// How one class shows its tensors. The capsule is held.
+class Exchange {
+ public:
+  Exchange(nb::object capsule, nb::object tensor_class) : capsule_(capsule), class_(tensor_class) {
+    interface_ = exchange_in(capsule);
+    if (interface_ == nullptr) throw std::invalid_argument("exchange: expected a capsule of DLPack's interface, version 1");
+  }
+
+  Tensor view_of(nb::handle tensor) const {
+    Tensor view{};
+    if (interface_->view_of_object(tensor.ptr(), &view) != 0) throw nb::python_error();
+    return view;
+  }
+
+  // False for what is no tensor of the very class, or has no memory that could be shown.
+  bool shows(PyObject* object, Tensor& view) const {
+    if (!takes(object)) return false;
+    if (interface_->view_of_object(object, &view) == 0) return true;
+    PyErr_Clear();
+    return false;
+  }
+
+  bool takes(PyObject* object) const {
+    return object != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(object)) == class_.ptr();
+  }
+
+ private:
+  nb::object capsule_, class_;
+  const dlpack::Exchange* interface_;
+};
+
+// A name that is looked up often: interned ones are compared by where they are.
+nb::object name_of(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
+
+nb::object attribute(PyObject* object, const nb::object& name) {
+  nb::object found = nb::steal(PyObject_GetAttr(object, name.ptr()));
+  if (!found.is_valid()) throw nb::python_error();
+  return found;
+}
+
+nb::object call(PyObject* object, const nb::object& method) {
+  PyObject* const args[] = {object};
+  nb::object out =
+      nb::steal(PyObject_VectorcallMethod(method.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+  if (!out.is_valid()) throw nb::python_error();
+  return out;
 }
 
 // Where the rows of a column stand: that of environment p and step t at data + p * part + t * step. A step of 0 is that
@@ -66,16 +108,14 @@ class TensorRows {
  public:
   TensorRows(nb::object exchange, nb::object tensor_class, nb::dict columns, nb::dict roots, nb::list flags,
              std::int32_t time_dim)
-      : exchange_(exchange_of(exchange)),
-        class_(tensor_class),
-        is_neg_(nb::steal(PyUnicode_InternFromString("is_neg"))) {
+      : exchange_(exchange, tensor_class), is_neg_(name_of("is_neg")) {
     if (columns.size() == 0) throw std::invalid_argument("columns: expected one at least");
-    for (const nb::object& kept : {exchange, nb::object(columns), nb::object(roots)}) kept_.append(kept);
+    for (const nb::object& kept : {nb::object(columns), nb::object(roots)}) kept_.append(kept);
     for (const auto [key, column] : columns) {
       const nb::object root = roots.contains(key) ? nb::object(roots[key]) : nb::none();
       const bool is_flag = PySequence_Contains(flags.ptr(), key.ptr()) == 1;
-      columns_.push_back(column_of(key, is_flag, view_of(column), time_dim));
-      if (!root.is_none()) columns_.back().root = root_of(columns_.back(), view_of(column), view_of(root), time_dim);
+      columns_.push_back(column_of(key, is_flag, exchange_.view_of(column), time_dim));
+      if (!root.is_none()) columns_.back().root = root_of(columns_.back(), exchange_.view_of(column), exchange_.view_of(root), time_dim);
     }
   }
 
@@ -110,12 +150,6 @@ class TensorRows {
   static constexpr std::size_t kFew = 32;          // of these the views stand on the stack
   static constexpr std::size_t kScattered = 1024;  // bytes up to which values in several pieces are copied here: images
                                                    // that were transposed, say, are for those who have kernels for that
-
-  Tensor view_of(nb::handle tensor) const {
-    Tensor view{};
-    if (exchange_.view_of_object(tensor.ptr(), &view) != 0) throw nb::python_error();
-    return view;
-  }
 
   Column column_of(nb::handle key, bool is_flag, const Tensor& view, std::int32_t time_dim) {
     if (time_dim < 0 || view.ndim <= time_dim) throw std::invalid_argument("columns: expected a dimension of time");
@@ -163,21 +197,10 @@ class TensorRows {
   }
 
   // Whether a value is a tensor, of no subclass, whose bytes are its values': lazily negated ones have others.
-  bool is_plain(PyObject* value) const {
-    if (value == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(value)) != class_.ptr()) return false;
-    PyObject* const args[] = {value};
-    const nb::object negative =
-        nb::steal(PyObject_VectorcallMethod(is_neg_.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    if (!negative.is_valid()) throw nb::python_error();
-    return negative.ptr() == Py_False;
-  }
+  bool is_plain(PyObject* value) const { return exchange_.takes(value) && call(value, is_neg_).ptr() == Py_False; }
 
   bool fits(const Column& column, PyObject* value, Tensor& view) const {
-    if (value == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(value)) != class_.ptr()) return false;
-    if (exchange_.view_of_object(value, &view) != 0) {
-      PyErr_Clear();  // it has no memory that could be shown
-      return false;
-    }
+    if (!exchange_.shows(value, view)) return false;
     if (view.device.type != dlpack::kCpu || view.dtype != column.dtype ||
         static_cast<std::size_t>(view.ndim) != column.shape.size()) {
       return false;
@@ -238,71 +261,13 @@ class TensorRows {
     for (std::int64_t part = 0; part < num_parts_; ++part, from += bytes, to += rows.part) std::memcpy(to, from, bytes);
   }
 
-  const dlpack::Exchange& exchange_;
-  nb::object class_;
+  Exchange exchange_;
   nb::object is_neg_;
   nb::list kept_;  // the memory behind the addresses
   std::vector<Column> columns_;
   std::vector<std::byte> pieces_;  // values that had to be copied before the first was written
   std::int64_t num_steps_ = 0;
   std::int64_t num_parts_ = 1;
-};
-
-// Tensors that others get and may change, apart from their values: is any of them another one than it was?
-//
-// Threads.   One caller at a time, under the interpreter lock.
-// Cost.      About 0.1 us a tensor; nothing is allocated, which matters after much that was.
-class MadeTensors {
- public:
-  MadeTensors(nb::object exchange, nb::list tensors)
-      : exchange_(exchange_of(exchange)), capsule_(exchange), requires_grad_("requires_grad"), grad_("grad") {
-    for (const nb::handle tensor : tensors) {
-      tensors_.push_back(nb::borrow(tensor));
-      Tensor view{};
-      if (exchange_.view_of_object(tensor.ptr(), &view) != 0) throw nb::python_error();
-      data_.push_back(dlpack::data_of(view));
-      numbers_.push_back(view.ndim);
-      numbers_.insert(numbers_.end(), view.shape, view.shape + view.ndim);
-      numbers_.insert(numbers_.end(), view.strides, view.strides + view.ndim);
-    }
-  }
-
-  // Whether all are where they were, in their shapes, without gradients or attributes.
-  bool unchanged() const {
-    auto number = numbers_.begin();
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      PyObject* const tensor = tensors_[i].ptr();
-      Tensor view{};
-      if (exchange_.view_of_object(tensor, &view) != 0) {
-        PyErr_Clear();
-        return false;
-      }
-      if (dlpack::data_of(view) != data_[i] || view.ndim != *number++) return false;
-      if (!std::equal(view.shape, view.shape + view.ndim, number)) return false;
-      number += view.ndim;
-      if (!std::equal(view.strides, view.strides + view.ndim, number)) return false;
-      number += view.ndim;
-      if (!has(tensor, requires_grad_, Py_False) || !has(tensor, grad_, Py_None)) return false;
-      const nb::object attributes = nb::steal(PyObject_GenericGetDict(tensor, nullptr));
-      if (!attributes.is_valid()) throw nb::python_error();
-      if (PyDict_Size(attributes.ptr()) != 0) return false;
-    }
-    return true;
-  }
-
- private:
-  static bool has(PyObject* tensor, const nb::str& name, PyObject* value) {
-    const nb::object found = nb::steal(PyObject_GetAttr(tensor, name.ptr()));
-    if (!found.is_valid()) throw nb::python_error();
-    return found.ptr() == value;
-  }
-
-  const dlpack::Exchange& exchange_;
-  nb::object capsule_;
-  nb::str requires_grad_, grad_;
-  std::vector<nb::object> tensors_;
-  std::vector<const std::byte*> data_;
-  std::vector<std::int64_t> numbers_;  // of each tensor: dimensions, shape, strides
 };
 
 // Where some tensors are, and how often they were changed: to be asked before and after somebody else gets them.
@@ -314,18 +279,14 @@ class MadeTensors {
 class TensorMarks {
  public:
   TensorMarks(nb::object exchange, nb::object tensor_class)
-      : exchange_(exchange_of(exchange)),
-        capsule_(exchange),
-        class_(tensor_class),
-        version_("_version"),
-        data_ptr_("data_ptr") {}
+      : exchange_(exchange, tensor_class), version_(name_of("_version")), data_ptr_(name_of("data_ptr")) {}
 
   void take(nb::tuple tensors) {
     marks_.clear();
     for (const nb::handle tensor : tensors) marks_.push_back(mark_of(tensor.ptr()));
   }
 
-  bool hold(nb::tuple tensors) const {
+  bool unchanged(nb::tuple tensors) const {
     if (tensors.size() != marks_.size()) return false;
     auto mark = marks_.begin();
     for (const nb::handle tensor : tensors) {
@@ -348,29 +309,66 @@ class TensorMarks {
   };
 
   Mark mark_of(PyObject* tensor) const {
-    const nb::object version = nb::steal(PyObject_GetAttr(tensor, version_.ptr()));
-    if (!version.is_valid()) throw nb::python_error();
-    Mark mark{as_number(version.ptr()), 0};
+    const std::int64_t version = as_number(attribute(tensor, version_).ptr());
     Tensor view{};
-    if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == class_.ptr()) {
-      if (exchange_.view_of_object(tensor, &view) == 0) {
-        mark.address = reinterpret_cast<std::uintptr_t>(dlpack::data_of(view));
-        return mark;
-      }
-      PyErr_Clear();
-    }
-    PyObject* const args[] = {tensor};
-    const nb::object address =
-        nb::steal(PyObject_VectorcallMethod(data_ptr_.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-    if (!address.is_valid()) throw nb::python_error();
-    mark.address = as_address<std::uintptr_t>(address.ptr());
-    return mark;
+    if (exchange_.shows(tensor, view)) return {version, reinterpret_cast<std::uintptr_t>(dlpack::data_of(view))};
+    return {version, as_address<std::uintptr_t>(call(tensor, data_ptr_).ptr())};
   }
 
-  const dlpack::Exchange& exchange_;
-  nb::object capsule_, class_;
-  nb::str version_, data_ptr_;
+  Exchange exchange_;
+  nb::object version_, data_ptr_;
   std::vector<Mark> marks_;
+};
+
+// Where some tensors are, their shapes and strides: are they that still, without gradients or attributes?
+//
+// The tensors aren't held: who asks has them.
+//
+// Threads.   One caller at a time, under the interpreter lock.
+// Cost.      About 0.1 us a tensor with warm caches. The first question makes each tensor's empty `__dict__`, later ones
+//   allocate nothing, which matters where much was allocated before.
+class TensorForms {
+ public:
+  TensorForms(nb::object exchange, nb::object tensor_class, nb::list tensors)
+      : exchange_(exchange, tensor_class), requires_grad_(name_of("requires_grad")), grad_(name_of("grad")) {
+    for (const nb::handle tensor : tensors) {
+      const Tensor view = exchange_.view_of(tensor);
+      data_.push_back(dlpack::data_of(view));
+      numbers_.push_back(view.ndim);
+      numbers_.insert(numbers_.end(), view.shape, view.shape + view.ndim);
+      numbers_.insert(numbers_.end(), view.strides, view.strides + view.ndim);
+    }
+  }
+
+  bool unchanged(nb::list tensors) const {
+    if (tensors.size() != data_.size()) return false;
+    auto data = data_.begin();
+    auto number = numbers_.begin();
+    for (const nb::handle tensor : tensors) {
+      Tensor view{};
+      if (!exchange_.shows(tensor.ptr(), view)) return false;
+      if (dlpack::data_of(view) != *data++ || view.ndim != *number++) return false;
+      for (const std::int64_t* sizes : {view.shape, view.strides}) {
+        if (!std::equal(sizes, sizes + view.ndim, number)) return false;
+        number += view.ndim;
+      }
+      if (!is_bare(tensor.ptr())) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool is_bare(PyObject* tensor) const {
+    if (attribute(tensor, requires_grad_).ptr() != Py_False || !attribute(tensor, grad_).is_none()) return false;
+    const nb::object attributes = nb::steal(PyObject_GenericGetDict(tensor, nullptr));
+    if (!attributes.is_valid()) throw nb::python_error();
+    return PyDict_Size(attributes.ptr()) == 0;
+  }
+
+  Exchange exchange_;
+  nb::object requires_grad_, grad_;
+  std::vector<const std::byte*> data_;
+  std::vector<std::int64_t> numbers_;  // of each tensor: dimensions, shape, strides
 };
 
 }  // namespace
@@ -387,12 +385,12 @@ void bind_tensors(nb::module_& m) {
   nb::class_<TensorMarks>(m, "TensorMarks", "Where tensors are, and how often they were changed.")
       .def(nb::init<nb::object, nb::object>(), "exchange"_a, "tensor_class"_a)
       .def("take", &TensorMarks::take, "tensors"_a, "Remember where these are, and how often they were changed.")
-      .def("hold", &TensorMarks::hold, "tensors"_a, "Whether these are where they were, and as often changed.")
+      .def("unchanged", &TensorMarks::unchanged, "tensors"_a, "Whether these are where they were, as often changed.")
       .def("taken", &TensorMarks::taken, "What was remembered: number of changes and address of each.");
-  nb::class_<MadeTensors>(m, "MadeTensors", "Tensors, and what they were when they were given here.")
-      .def(nb::init<nb::object, nb::list>(), "exchange"_a, "tensors"_a)
-      .def("unchanged", &MadeTensors::unchanged,
-           "Whether all are where they were, in their shapes, without gradients or attributes.");
+  nb::class_<TensorForms>(m, "TensorForms", "Where tensors are, their shapes and strides.")
+      .def(nb::init<nb::object, nb::object, nb::list>(), "exchange"_a, "tensor_class"_a, "tensors"_a)
+      .def("unchanged", &TensorForms::unchanged, "tensors"_a,
+           "Whether these are where they were, in their shapes, without gradients or attributes.");
 }
 
 }  // namespace gleanrl

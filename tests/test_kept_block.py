@@ -4,8 +4,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from gleanrl.exchange import EXCHANGE
 from gleanrl.kept_block import KeptBlock, can_keep
 from gleanrl.schema import Field, Schema
+
+pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't offer the interface")
 
 SCHEMA = Schema({("a",): Field(torch.Size((2,)), torch.float32), ("b",): Field(torch.Size(()), torch.bool)})
 PATHS = [("a",), ("b",)]

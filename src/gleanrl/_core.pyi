@@ -69,24 +69,25 @@ class TensorRows:
         """
 
 class TensorMarks:
-    """Where some tensors are, and how often they were changed; see `gleanrl.exchange.marks`."""
+    """Where some tensors are, and how often they were changed; see `gleanrl.rollouts.marks.Marks`."""
 
     def __init__(self, exchange: object, tensor_class: type[Any]) -> None: ...
     def take(self, tensors: tuple[Any, ...]) -> None: ...
-    def hold(self, tensors: tuple[Any, ...]) -> bool: ...
+    def unchanged(self, tensors: tuple[Any, ...]) -> bool: ...
     def taken(self) -> list[tuple[int, int]]: ...
 
-class MadeTensors:
-    """Tensors, held, and what they were when they were given here.
+class TensorForms:
+    """Where some tensors are, their shapes and strides; the tensors aren't held.
 
     Args:
-        exchange: the capsule by which their class shows them; see `knows_exchange`.
+        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
+        tensor_class: of the tensors.
         tensors: any number.
     """
 
-    def __init__(self, exchange: object, tensors: list[Any]) -> None: ...
-    def unchanged(self) -> bool:
-        """Whether all are where they were, in their shapes, without gradients or attributes."""
+    def __init__(self, exchange: object, tensor_class: type[Any], tensors: list[Any]) -> None: ...
+    def unchanged(self, tensors: list[Any]) -> bool:
+        """Whether these are where they were, in their shapes, without gradients or attributes."""
 
 def knows_exchange(capsule: object) -> bool:
     """Whether a capsule holds DLPack's exchange interface, in a version that is known here."""
@@ -110,18 +111,20 @@ class RunningSums:
     """Sums of one column that run on from row to row, as adding row by row makes them, bit for bit.
 
     Args:
-        after: where sums go, NumPy array with rows first, of integers, float32 or float64; its memory is held.
+        after: where sums go, NumPy array with rows first, of uint8, signed integers, float32 or float64; its memory
+            is held.
         roots: like it; the same sums go into the rows behind.
         addends: like it; None for ones.
 
     Raises:
-        ValueError: for arrays that aren't alike, or of another type.
+        ValueError: for arrays that aren't alike, of another type, or that can't be written.
+        TypeError: for what is no array.
     """
 
     def __init__(
         self, after: ndarray[Any, Any], roots: ndarray[Any, Any], addends: ndarray[Any, Any] | None = None
     ) -> None: ...
-    def run(self, first: int, n: int) -> None:
+    def run_on(self, first: int, n: int) -> None:
         """Write the sums of rows `first`, ..., ``first + n - 1``; they begin with row `first` of `roots`.
 
         Raises:

@@ -18,7 +18,7 @@ import torch
 from gleanrl.block import Block, copier
 from gleanrl.exchange import EXCHANGE
 from gleanrl.inference import lasting
-from gleanrl.native import MadeTensors
+from gleanrl.native import TensorForms
 from gleanrl.pool import BufferPool
 from gleanrl.schema import Schema, numpy_twin
 from gleanrl.tree import Path
@@ -78,12 +78,12 @@ class _Shown:
         if columns:
             self.rows = list(zip(*[alias.unbind(time_dim) for alias in self._aliases], strict=True))
         self._flat = list(chain.from_iterable(self.rows))
-        self._made = MadeTensors(EXCHANGE, self._flat)
+        self._forms = TensorForms(EXCHANGE, torch.Tensor, self._flat)
         self._references = self._count()
 
     @property
     def is_free(self) -> bool:
-        return self._count() == self._references and self._made.unchanged()
+        return self._count() == self._references and self._forms.unchanged(self._flat)
 
     def _count(self) -> int:
         """Return how many references there are to the rows, and to tensors over their memory."""
@@ -92,7 +92,7 @@ class _Shown:
 
 
 def can_keep(schema: Schema, batch_size: Sequence[int], num_steps: int) -> bool:
-    """Return whether a block is small enough to be kept, and holds nothing but what NumPy has, too."""
+    """Return whether a block is small, holds nothing but what NumPy has, too, and torch tells who has its rows."""
     rows = torch.Size(batch_size).numel() * num_steps
     return (
         0 < rows * schema.row_bytes <= _LARGEST

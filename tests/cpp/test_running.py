@@ -38,7 +38,7 @@ def test_sums_are_those_of_single_rows(dtype, shape, adds):
     sums = RunningSums(after, roots, addends if adds else None)
     for first, n in ((0, 3), (3, 0), (4, 4), (0, 8)):
         for _ in range(2):  # again after an interrupt
-            sums.run(first, n)
+            sums.run_on(first, n)
         one_by_one(*want, addends if adds else None, first, n)
         assert after.tobytes() == want[0].tobytes()
         assert roots.tobytes() == want[1].tobytes()
@@ -50,7 +50,7 @@ def test_rows_may_lie_anywhere():
     after, roots, addends = (array[::2, :, ::-1].swapaxes(0, 1) for array in held)
     before = [array.copy() for array in held]
     want = after.copy(), roots.copy()
-    RunningSums(after, roots, addends).run(1, 5)
+    RunningSums(after, roots, addends).run_on(1, 5)
     one_by_one(*want, addends, 1, 5)
     assert np.array_equal(after, want[0])
     assert np.array_equal(roots, want[1])
@@ -63,8 +63,8 @@ def test_rows_may_lie_anywhere():
 )
 def test_rows_outside_are_refused(first, n):
     after, roots = np.ones((9, 2), np.int64), np.ones((9, 2), np.int64)
-    with pytest.raises(IndexError, match="run"):
-        RunningSums(after, roots).run(first, n)
+    with pytest.raises(IndexError, match="run_on"):
+        RunningSums(after, roots).run_on(first, n)
     assert after.min() == after.max() == roots.min() == roots.max() == 1
 
 

@@ -274,6 +274,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         if before is not None:
             fresh = merge_reset(fresh, before, masks)
         if not self.allow_done_after_reset:
+            # Masks that name every row are as none.
             check_not_done(fresh, masks if before is not None else {}, self._specs, type(self).__name__)
         if tensordict is None:
             return fresh

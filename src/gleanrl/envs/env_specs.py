@@ -15,6 +15,8 @@ from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 ROLES = ("observation", "action", "reward", "done", "state")
 
+Form = tuple[Path, torch.Size, torch.dtype | None]
+
 
 class EnvSpecs:
     """The five composite specs of an environment, by role.
@@ -37,7 +39,7 @@ class EnvSpecs:
         self._declared: set[str] = set()
         self._known: dict[str, tuple[Composite, object, dict[NestedKey, Any]]] = {}
         self._groups: tuple[Any, tuple[Path, ...]] | None = None
-        self._forms: dict[str, tuple[Any, list[tuple[Path, torch.Size, torch.dtype | None]]]] = {}
+        self._forms: dict[str, tuple[Any, list[Form]]] = {}
         self._set_defaults()
 
     def _set_defaults(self) -> None:
@@ -136,7 +138,7 @@ class EnvSpecs:
                 self._known[role] = (spec, Lockable.all_locks, leaves)
         return leaves
 
-    def forms(self, role: str) -> list[tuple[Path, torch.Size, torch.dtype | None]]:
+    def forms(self, role: str) -> list[Form]:
         """Return path, shape and dtype of the leaves of `role`; None for the flags', which may differ."""
         leaves = self.leaves(role)
         known, found = self._forms.get(role, (None, []))

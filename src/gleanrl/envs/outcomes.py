@@ -21,7 +21,7 @@ def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     came = {key: batch.get(key, None) for key in leaves}
     given = {k: _with_last_dim(v, (*lead, *leaves[k].shape)) for k, v in came.items() if v is not None}
     if len(given) == len(leaves) and all(given[key] is value for key, value in came.items()):
-        return batch  # as many at once as came, where that isn't fixed
+        return batch  # complete as it came, from an environment whose batch size isn't fixed
     for group in specs.groups():
         keys = {path[-1]: key for key in leaves if (path := as_path(key))[:-1] == group}
         flags = {name: given[key] for name, key in keys.items() if key in given}

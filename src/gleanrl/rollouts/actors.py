@@ -15,13 +15,13 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.errors import PolicyError
-from gleanrl.exchange import Marks, marks
 from gleanrl.layout import Layout
 from gleanrl.native import write_ones
 from gleanrl.objects import Leaf
 from gleanrl.rollouts.carry import PolicyCarry
 from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.fitting import RowWriter, misfit
+from gleanrl.rollouts.marks import Marks, marks
 from gleanrl.rollouts.members import InTurn, Member, members_of, reads_of
 from gleanrl.rollouts.modules import Values
 from gleanrl.rollouts.policies import RandomPolicy
@@ -278,7 +278,7 @@ class _CallsActor:
             values = {path: row.to(device) for path, row in values.items()}
         for call in self._calls:
             call(values)
-        if not self._marks.hold(given):
+        if not self._marks.unchanged(given):
             raise _changed_input(self._inputs, given, self._marks, t)
         return values
 
@@ -332,7 +332,7 @@ class _TensorDictCall:
                 self._carry.outputs = tuple([(path, values[path]) for path in self._carried])
         except (AttributeError, KeyError) as cause:
             raise missing_output(out, self._fields) from cause
-        if not self._marks.hold(given):
+        if not self._marks.unchanged(given):
             raise _changed_input(self._layout.paths, given, self._marks, t)
         return values
 

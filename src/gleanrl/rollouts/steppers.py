@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -115,7 +116,6 @@ class TensorDictStepper(Stepper):
         self._accepted: dict[Path, torch.dtype] = {}
         self._rewards = {as_path(key) for key in env.reward_keys}
         self._states = {as_path(key) for key in env.state_keys}
-        self._ends: list[Path] = []  # the flags of a root that say that episodes are over
         self._undeclared: set[Path] = set()  # what the first reset returned all the same
         self._passed_on = set(self._states)  # what steps return for the root that follows alone
 
@@ -128,12 +128,10 @@ class TensorDictStepper(Stepper):
                 self._limit.restart(None)
             else:
                 request = shallow_copy(self._carry)
-                self.schema()
                 for path in self._ends:
-                    if (flag := leaf_at(request, path)) is None:
-                        continue
-                    rows = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim)).expand(flag.shape)
-                    put_leaf(request, (*path[:-1], "_reset"), rows.to(flag.device, copy=True))
+                    if (flag := leaf_at(request, path)) is not None:
+                        rows = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim)).expand(flag.shape)
+                        put_leaf(request, (*path[:-1], "_reset"), rows.to(flag.device, copy=True))
                 self._carry = self.env.reset(request)
                 if self.rules.max_steps is not None:
                     self._limit.restart(mask.cpu().numpy())
@@ -169,6 +167,11 @@ class TensorDictStepper(Stepper):
         return found
 
     # ----------------------------------------------------------------- schema
+    @cached_property
+    def _ends(self) -> list[Path]:
+        """The flags of a root that say that episodes are over."""
+        return [path for path in self.schema().paths if path[-1] == "done" and path[0] != "next"]
+
     def schema(self) -> Schema:
         """Return root and next columns, with the dtypes that the specs declare."""
         if self._schema is not None:
@@ -199,7 +202,6 @@ class TensorDictStepper(Stepper):
         for path, field in expected.items():
             fields[("next", *path)] = fields[path] if path in fields and field.is_list else field
         self._schema = Schema(fields)
-        self._ends = [path for path in self._schema.paths if path[-1] == "done" and path[0] != "next"]
         if self._undeclared:
             keys = [as_key(path) for path in self._undeclared]
             self._warn(f"reset returned {keys}, which no spec declares; they are recorded as they came then")

@@ -51,7 +51,7 @@ def whole_rows(
     roots: Mapping[Any, Path] | None = None,
     flags: Collection[Any] = (),
 ) -> WholeRows | None:
-    """Return what writes rows of columns by one call; None if there are none, or `written_whole` holds not for all.
+    """Return what writes rows of columns by one call; None if `paths` is empty, or a column isn't `written_whole`.
 
     To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does. The core looks at
     tensors itself, where torch offers DLPack's exchange interface, as newer releases do; else they are asked here.
@@ -62,15 +62,12 @@ def whole_rows(
         roots: by key the column whose next row gets the same values, where there is one.
         flags: the keys of flags of which `write` tells.
     """
-    if not paths or not all(
-        written_whole(block, path) for path in (*paths.values(), *(roots or {}).values())
-    ):
+    roots = roots or {}
+    if not paths or not all(written_whole(block, path) for path in (*paths.values(), *roots.values())):
         return None
     if EXCHANGE is None:
-        return _AskedRows(block, paths, roots or {}, flags)
-    columns, behind = (
-        {key: block.column(path) for key, path in given.items()} for given in (paths, roots or {})
-    )
+        return _AskedRows(block, paths, roots, flags)
+    columns, behind = ({key: block.column(path) for key, path in given.items()} for given in (paths, roots))
     return TensorRows(EXCHANGE, torch.Tensor, columns, behind, [*flags], block.time_dim)
 
 

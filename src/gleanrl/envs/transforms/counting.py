@@ -16,7 +16,10 @@ from gleanrl.envs.transforms.rows import Row
 from gleanrl.tree import FLAGS, NestedKey, Path, as_path
 
 Values = dict[NestedKey, torch.Tensor]
+
 _SUMMED = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64}
+"""What the core adds up."""
+
 _LEAST_AHEAD, _SO_FEW = 8, 64  # rows; values: to write so many costs little more than to write one
 
 
@@ -52,7 +55,8 @@ class QuietRows:
 
     Args:
         outputs: where values go, by key; other keys are written by somebody else.
-        cleared: by key what was cleared to the end of the block before, one row of each; added to.
+        cleared: flags that were cleared to the end of the block before, by key with a row of them; what `clear` clears
+            is added.
         first: the first row.
         count: how many.
     """
@@ -61,9 +65,8 @@ class QuietRows:
         self._outputs, self._cleared, self._first, self._count = outputs, cleared, first, count
         self.values: Values = {}
         """What stands in the root behind the last row."""
-        self._sums: list[NestedKey] = []
 
-    def count(self, key: NestedKey) -> torch.Tensor:
+    def count_on(self, key: NestedKey) -> torch.Tensor:
         """Count on from the root of the first row; return what stands behind the last one."""
         return self._run_on(key, None)
 
@@ -72,7 +75,6 @@ class QuietRows:
         return self._run_on(key, ("next", *as_path(in_key)))
 
     def _run_on(self, key: NestedKey, addends: Path | None) -> torch.Tensor:
-        self._sums.append(key)
         self.values[key] = last = self._outputs[key].run_on(self._first, self._count, addends)
         return last
 
@@ -91,7 +93,7 @@ class QuietRows:
     def values_after(self, count: int) -> Values:
         """Return what stands in the root behind the first `count` rows."""
         at = self._first + count - 1
-        return self.values | {key: self._outputs[key].outcome(at) for key in self._sums}
+        return {key: self._outputs[key].outcome(at) for key in self.values}
 
 
 class Counters:
@@ -138,7 +140,7 @@ class Counters:
         return self._since[1]
 
     def begin(self, t: int, root: Values) -> None:
-        """Skip rows from row `t` on, whose root is `root`, and stands in the block.
+        """Skip rows from row `t` on. `root` is its root, and stands in the block already: sums begin there.
 
         What is written ahead is in proportion to what was quiet before: else a block in which something ends in every
         row would cost the square of its length.
@@ -221,11 +223,11 @@ def _is_array(block: Block, path: tuple[str, ...]) -> bool:
 
 
 def _adds_up(block: Block, in_key: NestedKey, out_key: NestedKey) -> bool:
-    """Return whether the core adds up these outcomes, which are of one kind."""
-    paths = [("next", *as_path(key)) for key in (in_key, out_key)]
-    if not _is_array(block, paths[0]) or block.schema[paths[0]] != block.schema[paths[1]]:
+    """Return whether both are outcomes of one kind that the core adds up."""
+    addend, total = (("next", *as_path(key)) for key in (in_key, out_key))
+    if not _is_array(block, addend) or block.schema[addend] != block.schema[total]:
         return False
-    return block.schema[paths[0]].dtype in _SUMMED
+    return block.schema[addend].dtype in _SUMMED
 
 
 def run_steps(steps: Sequence[tuple[Any, bool]], root: Row, outcome: Row) -> None:

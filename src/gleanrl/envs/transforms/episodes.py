@@ -134,7 +134,7 @@ class StepCounter(Counting):
     def catch_up(self, rows: QuietRows) -> None:
         """Count on; below the limit nothing is truncated."""
         for _, truncated, count in self._groups():
-            self.carried[count] = rows.count(count)
+            self.carried[count] = rows.count_on(count)
             if self.max_steps is not None:
                 rows.clear(truncated)
 

@@ -1,4 +1,4 @@
-"""The block that a transformed environment's base steps into: which of its columns are the outer block's own."""
+"""The block that a transformed environment's base steps into: which columns are the outer one's own, and its roots."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RootRows:
 
     def __init__(self, block: Block, schema: Schema) -> None:
         self._block = block
-        paths = [path for path in schema.paths if path[0] != "next" and path != MASK]
+        paths = [path for path in schema.paths if path[0] != "next" and path != MASK]  # which is of steps
         self._whole = whole_rows(block, {path: path for path in paths})
 
     def write(self, t: int, root: Mapping[Path, Leaf]) -> None:

@@ -12,11 +12,12 @@ from gleanrl.block import Block
 from gleanrl.errors import EnvironmentContractError
 from gleanrl.native import RunningSums
 from gleanrl.rollouts.whole_rows import WholeRows, whole_rows
-from gleanrl.schema import numpy_dtype, numpy_twin, numpy_view
+from gleanrl.schema import numpy_twin, numpy_view
 from gleanrl.tree import NestedKey, Path, as_key, as_path, is_private
 
+Keys = tuple[NestedKey, ...]
 _MOST_SETS = 16
-"""Sets of keys that are remembered: a transform may write others in every row."""
+"""Sets of keys, in their order, that are remembered: a transform may write others in every row."""
 
 
 class Output:
@@ -35,7 +36,6 @@ class Output:
         some = block.schema[after if after in block.schema else path]
         self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
         self._on_cpu = block.on_cpu and numpy_twin(some.dtype) is some.dtype
-        self._array_shape, self._array_dtype = tuple(self._shape), numpy_dtype(some.dtype)
         self._last = block.num_steps - 1
         # A column that isn't there is a dummy of one row, so that a write needs no test.
         self._next, self._next_step = self._rows(block, after)
@@ -52,18 +52,11 @@ class Output:
 
     def write(self, t: int, value: torch.Tensor) -> None:
         """Write the outcome of row `t`, and the root of row ``t + 1`` if there is one."""
-        if self._on_cpu:
-            array = value.numpy()
-            if array.dtype is not self._array_dtype or array.shape != self._array_shape:
-                self._check(value)
-            self._next[t * self._next_step] = array
-            if t < self._last:
-                self._root[(t + 1) * self._root_step] = array
-            return
         self._check(value)
-        self._next[t * self._next_step] = value
+        row = value.numpy() if self._on_cpu else value
+        self._next[t * self._next_step] = row
         if t < self._last:
-            self._root[(t + 1) * self._root_step] = value
+            self._root[(t + 1) * self._root_step] = row
 
     def write_root(self, t: int, value: torch.Tensor) -> None:
         """Write the root of row `t`."""
@@ -73,19 +66,21 @@ class Output:
     def run_on(self, first: int, count: int, addends: Path | None) -> torch.Tensor:
         """Write sums as outcomes of the rows from `first` on, and the roots behind them; return the last.
 
+        Both columns have to be there, on the CPU.
+
         Args:
             first: the first row, whose root the sums begin with.
-            count: how many rows; not the block's last one.
+            count: how many rows, one at least; the block's last one isn't among them.
             addends: the column that is added up; None to count.
         """
         if addends not in self._running:
             arrays = None if addends is None else self._block.row_arrays(addends)
             self._running[addends] = RunningSums(self._next, self._root, arrays)
-        self._running[addends].run(first, count)
+        self._running[addends].run_on(first, count)
         return self.outcome(first + count - 1)
 
     def outcome(self, t: int) -> torch.Tensor:
-        """Return a copy of the outcome of row `t`, on the CPU."""
+        """Return a copy of the outcome of row `t` of a column on the CPU."""
         return torch.from_numpy(np.array(self._next[t]))
 
     def clear_after(self, first: int) -> torch.Tensor:
@@ -117,53 +112,46 @@ class Outputs:
     """
 
     def __init__(self, block: Block, keys: Iterable[NestedKey], declared: Collection[Path]) -> None:
-        self._block, self._declared = block, declared
+        self._block, self._declared = block, frozenset(declared)
         self.by_key = {key: Output(block, as_path(key)) for key in keys}
-        self._rows: dict[tuple[NestedKey, ...], WholeRows | None] = {}
-        self._roots: dict[tuple[NestedKey, ...], WholeRows | None] = {}
+        self._rows: dict[Keys, WholeRows | None] = {}
+        self._roots: dict[Keys, WholeRows | None] = {}
 
     def write(self, t: int, made: Mapping[NestedKey, torch.Tensor]) -> None:
         """Write what was made of the outcome of row `t`, also into the root of the row after it."""
         keys = tuple(made)
-        rows = self._rows[keys] if keys in self._rows else self._rows_of(keys)
+        rows = self._rows[keys] if keys in self._rows else self._learn(self._rows, keys, True)
         if rows is not None and rows.write(t, made) is not None:
             return
-        known = self.by_key
         for key, value in made.items():
-            output = known.get(key) or self._output(key)
-            if output is not None:
+            if (output := self.by_key.get(key) or self._output(key)) is not None:
                 output.write(t, value)
 
     def write_root(self, t: int, values: Mapping[NestedKey, torch.Tensor]) -> None:
         """Write what was made of the root of row `t`."""
         keys = tuple(values)
-        rows = self._roots[keys] if keys in self._roots else self._roots_of(keys)
+        rows = self._roots[keys] if keys in self._roots else self._learn(self._roots, keys, False)
         if rows is not None and rows.write(t, values) is not None:
             return
         for key, value in values.items():
             if (output := self.by_key.get(key) or self._output(key)) is not None:
                 output.write_root(t, value)
 
-    def _rows_of(self, keys: tuple[NestedKey, ...]) -> WholeRows | None:
-        paths = {key: ("next", *as_path(key)) for key in keys}
-        roots = {key: path[1:] for key, path in paths.items() if path[1:] in self._block.schema}
-        return self._kept(self._rows, keys, paths, roots)
+    def _learn(self, known: dict[Keys, WholeRows | None], keys: Keys, after: bool) -> WholeRows | None:
+        """Return what writes these keys in one call, and remember it; None if a column isn't there, or many are known.
 
-    def _roots_of(self, keys: tuple[NestedKey, ...]) -> WholeRows | None:
-        return self._kept(self._roots, keys, {key: as_path(key) for key in keys}, {})
-
-    def _kept(
-        self,
-        known: dict[tuple[NestedKey, ...], WholeRows | None],
-        keys: tuple[NestedKey, ...],
-        paths: Mapping[NestedKey, Path],
-        roots: Mapping[NestedKey, Path],
-    ) -> WholeRows | None:
-        """Return what writes these columns at once, if they are there; few sets of keys are remembered."""
-        there = all(as_path(k) in self._declared and path in self._block.schema for k, path in paths.items())
-        rows = whole_rows(self._block, paths, roots) if there and len(known) < _MOST_SETS else None
-        if len(known) < _MOST_SETS:
-            known[keys] = rows
+        Args:
+            known: where it is remembered.
+            keys: what is written.
+            after: whether as outcomes, with the roots behind them; if not, as roots.
+        """
+        if len(known) == _MOST_SETS:
+            return None
+        schema, paths = self._block.schema, {key: as_path(key) for key in keys}
+        columns = {key: ("next", *path) if after else path for key, path in paths.items()}
+        roots = {key: path for key, path in paths.items() if after and path in schema}
+        there = self._declared.issuperset(paths.values()) and all(path in schema for path in columns.values())
+        known[keys] = rows = whole_rows(self._block, columns, roots) if there else None
         return rows
 
     def _output(self, key: NestedKey) -> Output | None:

@@ -360,7 +360,7 @@ class TransformedStepper(Stepper):
     def _ended_here(self, t: int, made: Values) -> torch.Tensor:
         """Return where a transform ended an episode that the base environment didn't, ``(*batch,)`` bool."""
         after = [made[key] for key in self._done_keys if key in made]
-        if not self._inner_done.any(t):
+        if not self._inner_done.any(t):  # mostly; to open its columns costs more than this look
             return any_of(after, self.batch_size)
         before = [flag for k in self._done_keys if (flag := self._inner_next.row(k, t)) is not None]
         return ended_since(before, after, self.batch_size)
