@@ -170,7 +170,8 @@ class RunningSums {
       throw std::invalid_argument("running sums: expected arrays of one shape and type");
     }
     call_ = call_for(after_);
-    if (call_ == nullptr) throw std::invalid_argument("running sums: expected uint8, signed integers, float32 or float64");
+    if (call_ == nullptr)
+      throw std::invalid_argument("running sums: expected uint8, signed integers, float32 or float64");
   }
 
   void run_on(std::int64_t first, std::int64_t n) {
@@ -226,7 +227,8 @@ void bind_arrays(nb::module_& m) {
         "Whether arrays hold finite float32 and float64 numbers only; False also where it can't be told.");
   nb::class_<RunningSums>(m, "RunningSums", "Sums that run on from row to row of a column.")
       .def(nb::init<nb::handle, nb::handle, nb::handle>(), "after"_a, "roots"_a, "addends"_a.none() = nb::none())
-      .def("run_on", &RunningSums::run_on, "first"_a, "n"_a, "Write n rows from `first` on, and the roots behind them.");
+      .def("run_on", &RunningSums::run_on, "first"_a, "n"_a,
+           "Write n rows from `first` on, and the roots behind them.");
 }
 
 }  // namespace gleanrl
