@@ -101,3 +101,14 @@ def test_few_sets_of_keys_are_remembered(monkeypatch):
         assert made.column(("next", f"k{n}"))[:2].unique().tolist() == [n]
         assert made.column((f"k{n}",))[1:].unique().tolist() == [n]
     assert 4 < len(made_for) <= 16
+
+
+@pytest.mark.parametrize("private", [{}, {"_private": torch.zeros(1)}])
+def test_roots_of_another_form_than_outcomes_are_refused_by_name(private):
+    other = Field(SIZE, torch.float64)
+    made = Block(Schema({("a",): other, ("next", "a"): VALUE}), (), 3)
+    outputs = Outputs(made, [], {("a",)})
+    with pytest.raises(EnvironmentContractError, match="'a' expected shape .*float32.* got .*float64"):
+        outputs.write_root(0, {"a": torch.zeros(2, dtype=torch.float64), **private})
+    with pytest.raises(EnvironmentContractError, match="'a' expected shape .*float32.* got .*float64"):
+        outputs.write(0, {"a": torch.zeros(2, dtype=torch.float64), **private})

@@ -138,7 +138,7 @@ class Outputs:
                 output.write_root(t, value)
 
     def _learn(self, known: dict[Keys, WholeRows | None], keys: Keys, after: bool) -> WholeRows | None:
-        """Return what writes these keys in one call, and remember it; None if a column isn't there, or many are known.
+        """Return what writes these keys in one call, and remember it; None if a column isn't there or many are known.
 
         Args:
             known: where it is remembered.
@@ -151,8 +151,15 @@ class Outputs:
         columns = {key: ("next", *path) if after else path for key, path in paths.items()}
         roots = {key: path for key, path in paths.items() if after and path in schema}
         there = self._declared.issuperset(paths.values()) and all(path in schema for path in columns.values())
-        known[keys] = rows = whole_rows(self._block, columns, roots) if there else None
+        rows = whole_rows(self._block, columns, roots) if there and self._are_alike(paths.values()) else None
+        known[keys] = rows
         return rows
+
+    def _are_alike(self, paths: Iterable[Path]) -> bool:
+        """Return whether the columns of outcomes and roots have the same rows, where there are both."""
+        schema = self._block.schema
+        both = [(path, ("next", *path)) for path in paths if path in schema and ("next", *path) in schema]
+        return all(schema[root] == schema[after] for root, after in both)
 
     def _output(self, key: NestedKey) -> Output | None:
         """Return where the values of a key that wasn't written before go; None for private ones."""
