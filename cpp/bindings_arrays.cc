@@ -170,8 +170,9 @@ class RunningSums {
       throw std::invalid_argument("running sums: expected arrays of one shape and type");
     }
     call_ = call_for(after_);
-    if (call_ == nullptr)
+    if (call_ == nullptr) {
       throw std::invalid_argument("running sums: expected uint8, signed integers, float32 or float64");
+    }
   }
 
   void run_on(std::int64_t first, std::int64_t n) {

@@ -33,8 +33,9 @@ class Exchange {
  public:
   Exchange(nb::object capsule, nb::object tensor_class) : capsule_(capsule), class_(tensor_class) {
     interface_ = exchange_in(capsule);
-    if (interface_ == nullptr)
+    if (interface_ == nullptr) {
       throw std::invalid_argument("exchange: expected a capsule of DLPack's interface, version 1");
+    }
   }
 
   Tensor view_of(nb::handle tensor) const {
@@ -116,8 +117,9 @@ class TensorRows {
       const nb::object root = roots.contains(key) ? nb::object(roots[key]) : nb::none();
       const bool is_flag = PySequence_Contains(flags.ptr(), key.ptr()) == 1;
       columns_.push_back(column_of(key, is_flag, exchange_.view_of(column), time_dim));
-      if (!root.is_none())
+      if (!root.is_none()) {
         columns_.back().root = root_of(columns_.back(), exchange_.view_of(column), exchange_.view_of(root), time_dim);
+      }
     }
   }
 
