@@ -20,32 +20,46 @@ using namespace nanobind::literals;
 
 namespace {
 
+// An object's memory by Python's buffer protocol, held; or none, and a Python error, if it isn't shown like this.
+class Memory {
+ public:
+  Memory(nb::handle object, int how) { PyObject_GetBuffer(object.ptr(), &view_, how); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() {
+    if (is_held()) PyBuffer_Release(&view_);
+  }
+
+  bool is_held() const { return view_.obj != nullptr; }
+  const Py_buffer* operator->() const { return &view_; }
+  // The character of the items' type; 0 for none of one character.
+  char kind() const { return std::strlen(view_.format) == 1 ? view_.format[0] : '\0'; }
+
+ private:
+  Py_buffer view_{};
+};
+
 // A contiguous NumPy array, held while its memory is used; or nothing.
 class Contiguous {
  public:
-  explicit Contiguous(nb::handle array, int more = 0) {
-    if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | more) != 0) PyErr_Clear();
-  }
-  Contiguous(const Contiguous&) = delete;
-  Contiguous& operator=(const Contiguous&) = delete;
-  ~Contiguous() {
-    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  explicit Contiguous(nb::handle array, int more = 0) : memory_(array, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | more) {
+    if (!memory_.is_held()) PyErr_Clear();
   }
 
   // The type's character; 0 for none of one character, and for items that aren't aligned.
   char kind() const {
-    if (view_.obj == nullptr || std::strlen(view_.format) != 1 || view_.itemsize <= 0) return '\0';
-    const auto start = reinterpret_cast<std::uintptr_t>(view_.buf);
-    return start % static_cast<std::uintptr_t>(view_.itemsize) == 0 ? view_.format[0] : '\0';
+    if (!memory_.is_held() || memory_->itemsize <= 0) return '\0';
+    const auto start = reinterpret_cast<std::uintptr_t>(memory_->buf);
+    return start % static_cast<std::uintptr_t>(memory_->itemsize) == 0 ? memory_.kind() : '\0';
   }
-  int ndim() const { return view_.ndim; }
-  std::int64_t size(int dim) const { return view_.shape[dim]; }
-  std::int64_t num_items() const { return view_.len / view_.itemsize; }
-  Py_ssize_t item_size() const { return view_.itemsize; }
-  void* data() const { return view_.buf; }
+  int ndim() const { return memory_->ndim; }
+  std::int64_t size(int dim) const { return memory_->shape[dim]; }
+  std::int64_t num_items() const { return memory_->len / memory_->itemsize; }
+  Py_ssize_t item_size() const { return memory_->itemsize; }
+  void* data() const { return memory_->buf; }
 
  private:
-  Py_buffer view_{};
+  Memory memory_;
 };
 
 // Calls `use` with the array's items as unsigned integers of their size, and what 1 is among them; false if it can't be
@@ -125,38 +139,32 @@ bool are_finite(nb::handle arrays) {
 // The rows of a NumPy array with time first, whose memory is held and stays where it is.
 class HeldRows {
  public:
-  HeldRows(const char* name, nb::handle array, int more) {
-    if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_STRIDES | PyBUF_FORMAT | more) != 0) throw nb::python_error();
-    if (view_.ndim == 0) {
-      PyBuffer_Release(&view_);
-      throw std::invalid_argument(std::string(name) + ": expected rows");
-    }
-    grid_.data = static_cast<std::byte*>(view_.buf);
-    grid_.step = view_.strides[0];
+  HeldRows(const char* name, nb::handle array, int more) : memory_(array, PyBUF_STRIDES | PyBUF_FORMAT | more) {
+    if (!memory_.is_held()) throw nb::python_error();
+    if (memory_->ndim == 0) throw std::invalid_argument(std::string(name) + ": expected rows");
+    grid_.data = static_cast<std::byte*>(memory_->buf);
+    grid_.step = memory_->strides[0];
     grid_.elements = {0};
-    for (int dim = 1; dim < view_.ndim; ++dim) {
+    for (int dim = 1; dim < memory_->ndim; ++dim) {
       std::vector<std::int64_t> elements;
       for (const auto offset : grid_.elements) {
-        for (Py_ssize_t i = 0; i < view_.shape[dim]; ++i) elements.push_back(offset + i * view_.strides[dim]);
+        for (Py_ssize_t i = 0; i < memory_->shape[dim]; ++i) elements.push_back(offset + i * memory_->strides[dim]);
       }
       grid_.elements = std::move(elements);
     }
   }
-  HeldRows(const HeldRows&) = delete;
-  HeldRows& operator=(const HeldRows&) = delete;
-  ~HeldRows() { PyBuffer_Release(&view_); }
 
   const RowGrid& grid() const { return grid_; }
-  std::int64_t num_rows() const { return view_.shape[0]; }
-  char kind() const { return std::strlen(view_.format) == 1 ? view_.format[0] : '\0'; }
-  Py_ssize_t item_size() const { return view_.itemsize; }
+  std::int64_t num_rows() const { return memory_->shape[0]; }
+  char kind() const { return memory_.kind(); }
+  Py_ssize_t item_size() const { return memory_->itemsize; }
   bool is_like(const HeldRows& other) const {
-    return kind() == other.kind() && view_.itemsize == other.view_.itemsize && view_.ndim == other.view_.ndim &&
-           std::equal(view_.shape, view_.shape + view_.ndim, other.view_.shape);
+    return kind() == other.kind() && item_size() == other.item_size() && memory_->ndim == other.memory_->ndim &&
+           std::equal(memory_->shape, memory_->shape + memory_->ndim, other.memory_->shape);
   }
 
  private:
-  Py_buffer view_{};
+  Memory memory_;
   RowGrid grid_;
 };
 
