@@ -107,6 +107,28 @@ def positions_of_ones(column: ndarray[Any, Any]) -> list[int] | None:
 def write_ones(positions: ndarray[Any, Any], column: ndarray[Any, Any]) -> bool:
     """Make the rows of ``(T, n)`` one-hot vectors; False, and nothing is written, if they can't be."""
 
+class RowMaps:
+    """Rows of columns that get what arithmetic makes of rows of other ones, bit for bit as float32 and float64 give it.
+
+    Args:
+        maps: for each column ``(source, after, roots, operations)``: NumPy arrays with rows first, of float32 or
+            float64, whose memory is held; `roots`, like `after`, gets the same in the rows behind, or is None. The
+            operations are done in order: ``("add" | "subtract" | "multiply" | "divide", array)``, with an array of one
+            row that is read at each call, or ``("float" | "double", None)``, which converts.
+
+    Raises:
+        ValueError: for arrays of another type or shape, that can't be written, and unknown operations.
+        TypeError: for what is no array.
+    """
+
+    def __init__(self, maps: list[tuple[Any, Any, Any, list[tuple[str, Any]]]]) -> None: ...
+    def run(self, t: int) -> None:
+        """Write row `t`, and row ``t + 1`` of the roots, from row `t` of the sources.
+
+        Raises:
+            IndexError: if there is no such row, or none behind it; nothing is written.
+        """
+
 class RunningSums:
     """Sums of one column that run on from row to row, as adding row by row makes them, bit for bit.
 

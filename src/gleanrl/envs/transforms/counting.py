@@ -6,19 +6,17 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.block import Block
-from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.outputs import Output
 from gleanrl.envs.transforms.rows import Row
-from gleanrl.tree import FLAGS, NestedKey, Path, as_path
+from gleanrl.tree import NestedKey
 
 Values = dict[NestedKey, torch.Tensor]
-
-_SUMMED = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64}
-"""What the core adds up."""
+Array = np.ndarray[Any, Any]
 
 _LEAST_AHEAD, _SO_FEW = 8, 64  # rows; values: to write so many costs little more than to write one
 
@@ -36,6 +34,10 @@ class Counting(Following):
     def summands(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return which outcomes it reads, each with the key of what is made of it."""
         return []
+
+    def is_seen(self, seen: Collection[NestedKey] | None) -> bool:
+        """Return whether a policy sees what it writes, which reads `seen` of a root; None for all of it."""
+        return seen is None or not set(seen).isdisjoint(self.written_keys())
 
     def quiet_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
         """Return after how many steps from `root` it may set a flag, one less; None if it never does.
@@ -55,14 +57,23 @@ class QuietRows:
 
     Args:
         outputs: where values go, by key; other keys are written by somebody else.
+        addends: what is added up, by the key of the sums, rows first.
         cleared: flags that were cleared to the end of the block before, by key with a row of them; what `clear` clears
             is added.
         first: the first row.
         count: how many.
     """
 
-    def __init__(self, outputs: Mapping[NestedKey, Output], cleared: Values, first: int, count: int) -> None:
-        self._outputs, self._cleared, self._first, self._count = outputs, cleared, first, count
+    def __init__(
+        self,
+        outputs: Mapping[NestedKey, Output],
+        addends: Mapping[NestedKey, Array],
+        cleared: Values,
+        first: int,
+        count: int,
+    ) -> None:
+        self._outputs, self._addends, self._cleared = outputs, addends, cleared
+        self._first, self._count = first, count
         self.values: Values = {}
         """What stands in the root behind the last row."""
 
@@ -70,11 +81,11 @@ class QuietRows:
         """Count on from the root of the first row; return what stands behind the last one."""
         return self._run_on(key, None)
 
-    def add_up(self, in_key: NestedKey, key: NestedKey) -> torch.Tensor:
-        """Add the outcomes at `in_key` to the root of the first row, one by one; return what stands behind the last."""
-        return self._run_on(key, ("next", *as_path(in_key)))
+    def add_up(self, key: NestedKey) -> torch.Tensor:
+        """Add the outcomes that `key` sums to the root of the first row, one by one; return what the last one makes."""
+        return self._run_on(key, self._addends[key])
 
-    def _run_on(self, key: NestedKey, addends: Path | None) -> torch.Tensor:
+    def _run_on(self, key: NestedKey, addends: Array | None) -> torch.Tensor:
         self.values[key] = last = self._outputs[key].run_on(self._first, self._count, addends)
         return last
 
@@ -102,11 +113,12 @@ class Counters:
     Where they stand is one value that changes by one assignment, so that an interrupt leaves it whole.
 
     Args:
-        transforms: those transforms, in order; see `counting_tail`.
+        transforms: those transforms, in order; see `quiet_part`.
         block: the block that is handed out.
         outputs: where values go, by key.
         given: what the base environment writes into the block itself.
         seen: what the policy reads of a root; None for all of it.
+        addends: what is added up, by the key of the sums, rows first.
     """
 
     def __init__(
@@ -116,15 +128,16 @@ class Counters:
         outputs: Mapping[NestedKey, Output],
         given: Collection[NestedKey],
         seen: Collection[NestedKey] | None = (),
+        addends: Mapping[NestedKey, Array] | None = None,
     ) -> None:
         self._transforms = transforms
-        self._ahead = [one for one in transforms if _is_seen(one, seen)]
+        self._ahead = [one for one in transforms if one.is_seen(seen)]
         self._behind = [one for one in transforms if one not in self._ahead]
         self._outputs = {
             key: outputs[key] for one in transforms for key in one.written_keys() if key not in given
         }
         self.written = self._outputs.keys()
-        self.steps = [one.stepping() for one in transforms]
+        self._addends = addends or {}
         self._last = block.num_steps - 1
         self._least = max(_LEAST_AHEAD, _SO_FEW // max(1, block.batch_size[:-1].numel()))
         self._cleared: Values = {}
@@ -153,7 +166,7 @@ class Counters:
         self.until = min(self._last, t + min(quiet, default=self._last))
         ahead = None
         if self._ahead and self.until > t:
-            ahead = QuietRows(self._outputs, self._cleared, t, self.until - t)
+            ahead = self._rows(t, self.until - t)
             for one in self._ahead:
                 one.catch_up(ahead)
         self._since = t, kept, ahead
@@ -162,7 +175,7 @@ class Counters:
         """Do what was skipped before row `t`; return the values in its root."""
         first, _, ahead = self._since
         if t > first:
-            rows, values = QuietRows(self._outputs, self._cleared, first, t - first), {}
+            rows, values = self._rows(first, t - first), {}
             for one in self._behind:
                 one.catch_up(rows)
             if ahead is not None:
@@ -172,62 +185,8 @@ class Counters:
             self._since = t, values | rows.values, None
         return self._since[1]
 
-
-def counting_tail(
-    chain: Sequence[Transform],
-    block: Block,
-    given: Collection[NestedKey],
-    seen: Collection[NestedKey] | None = (),
-) -> list[Counting]:
-    """Return the transforms at the end of `chain` that may be skipped in the quiet rows of `block`.
-
-    Args:
-        chain: the transforms that act in steps.
-        block: the block that is handed out.
-        given: what the base environment writes into it.
-        seen: what the policy reads of a root; None for all of it.
-    """
-    tail: list[Counting] = []
-    filled: set[NestedKey] = set()
-    later: set[NestedKey] = set()
-    for one in reversed(chain):
-        if not isinstance(one, Counting):
-            break
-        written = one.written_keys()
-        mine = {key for key in written if key not in given}
-        values = {key for key in mine if as_path(key)[-1] not in FLAGS}
-        if (
-            filled.isdisjoint(values)
-            and not (one.summands() and _is_seen(one, seen))
-            and all(as_path(key)[-1] in FLAGS for key in written if key in given)
-            and all(_is_array(block, p) for key in mine for p in (as_path(key), ("next", *as_path(key))))
-            and all(_adds_up(block, in_key, out_key) for in_key, out_key in one.summands())
-            and later.isdisjoint(in_key for in_key, _ in one.summands())
-        ):
-            filled |= values
-            tail.insert(0, one)
-        later.update(written)
-    counted = {key for one in tail for key in one.written_keys()}
-    others = [one for one in chain if one not in tail]
-    used = {key for one in others for key in one.written_keys()}
-    used |= {key for one in others if isinstance(one, Counting) for key, _ in one.summands()}
-    return tail if counted.isdisjoint(used) else []
-
-
-def _is_seen(transform: Counting, seen: Collection[NestedKey] | None) -> bool:
-    return seen is None or not set(seen).isdisjoint(transform.written_keys())
-
-
-def _is_array(block: Block, path: tuple[str, ...]) -> bool:
-    return path in block.schema and block.row_arrays(path) is not None
-
-
-def _adds_up(block: Block, in_key: NestedKey, out_key: NestedKey) -> bool:
-    """Return whether both are outcomes of one kind that the core adds up."""
-    addend, total = (("next", *as_path(key)) for key in (in_key, out_key))
-    if not _is_array(block, addend) or block.schema[addend] != block.schema[total]:
-        return False
-    return block.schema[addend].dtype in _SUMMED
+    def _rows(self, first: int, count: int) -> QuietRows:
+        return QuietRows(self._outputs, self._addends, self._cleared, first, count)
 
 
 def run_steps(steps: Sequence[tuple[Any, bool]], root: Row, outcome: Row) -> None:

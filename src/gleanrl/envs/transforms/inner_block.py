@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,21 +24,25 @@ class InnerBlocks:
     - A column that no transform writes is one and the same in both blocks: the base stepper writes it in place.
     - A column that transforms write, or that the user doesn't get, is a single row of memory in the inner block, seen
       as T rows: its values are looked at within the step only. Flags are real columns, because steppers may fill them
-      once a block and set them where an episode ends.
+      once a block and set them where an episode ends, and so is what is added up later.
 
     Args:
         env: the `TransformedEnv`.
         base: the stepper of its base environment.
         changed: the paths of what transforms write, without ``"next"``.
         inverts: whether they change actions.
+        summed: the outcomes that are added up, without ``"next"``.
 
     Attributes:
         actions: the paths of what the base environment takes.
         required: the keys in `changed` that have a column below ``"next"`` of the outer block.
     """
 
-    def __init__(self, env: Any, base: Stepper, changed: set[Path], inverts: bool) -> None:
+    def __init__(
+        self, env: Any, base: Stepper, changed: set[Path], inverts: bool, summed: Iterable[Path] = ()
+    ) -> None:
         self._env, self._base, self._changed, self._inverts = env, base, changed, inverts
+        self._summed = {("next", *path) for path in summed}
         self._size, self._device = torch.Size(env.batch_size), base.device
         self._spare = SpareRow()
         self._schema: Schema | None = None
@@ -74,7 +78,7 @@ class InnerBlocks:
 
     def _own_column(self, outer: Block, path: Path, field: Field) -> torch.Tensor:
         """Return the inner block's column at `path` where it isn't the outer one's."""
-        if path[-1] in FLAGS:
+        if path[-1] in FLAGS or path in self._summed:
             shape = (*self._size, outer.num_steps, *field.shape)
             return torch.zeros(shape, dtype=field.dtype, device=self._device)
         return self._spare.column(path, field, self._size, outer.num_steps, self._device)

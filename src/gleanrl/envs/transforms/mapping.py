@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -26,6 +27,29 @@ def beside(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor
     return copy
 
 
+class Operation(NamedTuple):
+    """One step of the arithmetic that a transform does on each value, rounded to the dtype that comes out.
+
+    Attributes:
+        name: ``"add"``, ``"subtract"``, ``"multiply"``, ``"divide"``; or ``"float"``, ``"double"``, which convert.
+        operand: broadcasts with the values, in their dtype; None for conversions.
+    """
+
+    name: str
+    operand: torch.Tensor | None = None
+
+
+def affine(
+    loc: torch.Tensor | None, scale: torch.Tensor | None, standardizes: bool, dtype: torch.dtype
+) -> Sequence[Operation] | None:
+    """Return the operations of ``value * scale + loc``, or of ``(value - loc) / scale``; None for other dtypes."""
+    if loc is None or scale is None or not loc.dtype == scale.dtype == dtype:
+        return None
+    if standardizes:
+        return Operation("subtract", loc), Operation("divide", scale)
+    return Operation("multiply", scale), Operation("add", loc)
+
+
 class EntryTransform(Transform):
     """Maps each of `in_keys` by `_apply_transform`, and its spec, wherever it is declared, by `_leaf`.
 
@@ -36,6 +60,10 @@ class EntryTransform(Transform):
     on_host = True
     call_on_reset = True
     maps_inputs: ClassVar[bool] = False
+
+    def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
+        """Return what `_apply_transform` does to values of a dtype; None if that's anything but `Operation`s."""
+        return None
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of what `_apply_transform` makes of values of `spec`; by default it maps bounds to bounds."""

@@ -31,8 +31,7 @@ class Output:
     def __init__(self, block: Block, path: Path) -> None:
         after = ("next", *path)
         self.key = as_key(path)
-        self._block = block
-        self._running: dict[Path | None, RunningSums] = {}
+        self._running: dict[int | None, RunningSums] = {}
         some = block.schema[after if after in block.schema else path]
         self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
         self._on_cpu = block.on_cpu and numpy_twin(some.dtype) is some.dtype
@@ -63,7 +62,7 @@ class Output:
         self._check(value)
         self._root[t * self._root_step] = value.numpy() if self._on_cpu else value
 
-    def run_on(self, first: int, count: int, addends: Path | None) -> torch.Tensor:
+    def run_on(self, first: int, count: int, addends: np.ndarray[Any, Any] | None) -> torch.Tensor:
         """Write sums as outcomes of the rows from `first` on, and the roots behind them; return the last.
 
         Both columns have to be there, on the CPU.
@@ -71,12 +70,12 @@ class Output:
         Args:
             first: the first row, whose root the sums begin with.
             count: how many rows, one at least; the block's last one isn't among them.
-            addends: the column that is added up; None to count.
+            addends: what is added up, rows first; None to count.
         """
-        if addends not in self._running:
-            arrays = None if addends is None else self._block.row_arrays(addends)
-            self._running[addends] = RunningSums(self._next, self._root, arrays)
-        self._running[addends].run_on(first, count)
+        which = None if addends is None else id(addends)  # which is held then
+        if which not in self._running:
+            self._running[which] = RunningSums(self._next, self._root, addends)
+        self._running[which].run_on(first, count)
         return self.outcome(first + count - 1)
 
     def outcome(self, t: int) -> torch.Tensor:

@@ -83,8 +83,8 @@ class RewardSum(Counting):
 
     def catch_up(self, rows: QuietRows) -> None:
         """Add one reward after the other, as steps do: sums of floats depend on the order."""
-        for in_key, out_key in self.pairs():
-            self.carried[out_key] = rows.add_up(in_key, out_key)
+        for _, out_key in self.pairs():
+            self.carried[out_key] = rows.add_up(out_key)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         here = tensordict_reset.device

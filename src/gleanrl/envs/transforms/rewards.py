@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gleanrl.data.specs import Binary, Bounded, TensorSpec
 from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform, beside
+from gleanrl.envs.transforms.mapping import EntryTransform, Operation, affine, beside
 from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.tree import NestedKey
@@ -52,14 +52,12 @@ class RewardScaling(_OfRewards):
     def _apply_transform(self, value: Tensor) -> Tensor:
         loc, scale = beside(self, "loc", value), beside(self, "scale", value)
         assert loc is not None and scale is not None
-        if not self.standard_normal and loc.dtype is value.dtype is scale.dtype:  # as mostly
-            return torch.addcmul(loc, value, scale)
-        out = (
-            (value - loc) / scale
-            if self.standard_normal
-            else torch.addcmul(loc.to(value.dtype), value, scale.to(value.dtype))
-        )
+        out = (value - loc) / scale if self.standard_normal else value * scale + loc
         return out.to(value.dtype)
+
+    def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
+        """Return the two operations, where the numbers are of the same dtype."""
+        return affine(self._buffers["loc"], self._buffers["scale"], self.standard_normal, dtype)
 
     def extra_repr(self) -> str:
         """Show the numbers."""

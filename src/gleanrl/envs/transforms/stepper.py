@@ -25,6 +25,7 @@ from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device, said_of
 from gleanrl.envs.resets import any_of, chosen, due_resets, ended_since, is_partial, keep_flags
+from gleanrl.envs.transforms.arithmetic import RowArithmetic
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
     OpenedColumns,
@@ -32,9 +33,10 @@ from gleanrl.envs.transforms.columns import (
     require_declared,
 )
 from gleanrl.envs.transforms.compose import flattened
-from gleanrl.envs.transforms.counting import Counters, counting_tail, run_steps
+from gleanrl.envs.transforms.counting import Counting, run_steps
 from gleanrl.envs.transforms.inner_block import InnerBlocks, RootRows
 from gleanrl.envs.transforms.outputs import Outputs
+from gleanrl.envs.transforms.quiet import Blocks, QuietPart, quiet_part
 from gleanrl.envs.transforms.rows import Columns, Leaves, Row, on_copies, trailing
 from gleanrl.errors import UnsupportedError
 from gleanrl.layout import record_of
@@ -97,7 +99,8 @@ class TransformedStepper(Stepper):
         self._root_keys = [
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
         ]
-        self._inner_blocks = InnerBlocks(env, base, self._changed, self._inverts)
+        summed = [key for one in self._chain if isinstance(one, Counting) for key, _ in one.summands()]
+        self._inner_blocks = InnerBlocks(env, base, self._changed, self._inverts, map(as_path, summed))
         # What of a policy's writes below "next" is for the base environment to take over.
         self._primed = EnvTraits.of(env.base_env).primed_paths
         self._carry: Values | None = None
@@ -105,8 +108,7 @@ class TransformedStepper(Stepper):
         self._schema: Schema | None = None
         self._block: Block | None = None  # the one that rows are written into
         self._primed_before: Collection[Path] = ()  # what an actor wrote into it
-        self._counters: Counters | None = None  # those that are skipped in quiet rows, see `defer`
-        self._only_counts = False  # whether nothing else is to be done there
+        self._quiet: QuietPart | None = None  # what is skipped in quiet rows, see `defer`
         self._num_stepped = 0  # rows of the block that have been stepped
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._root, self._outcome, self._fresh, self._request, self._input = (
@@ -199,10 +201,9 @@ class TransformedStepper(Stepper):
         assert self._carry is not None
         if block is not self._block or primed != self._primed_before:
             self._see(block, primed)
-        self._counters, self._num_stepped = None, 0
+        self._quiet, self._num_stepped = None, 0
         self._root.clear(0)
         self._base.bind(self._inner, actions_ready and not self._inverts, self._passed)
-        self._always, self._always_required = self._steps, self._required
         self._outputs.write_root(0, self._carry)
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
@@ -231,6 +232,9 @@ class TransformedStepper(Stepper):
         self._inner_roots = RootRows(inner, self._base.schema())
         self._frames = block.rows(MASK) if self._masked else ()
         self._outputs = Outputs(block, self._root_keys, {*self._observed, *self._rewards})
+        given = {as_key(path[1:]) for path in inner.schema.paths if path[0] == "next"}
+        arithmetic = RowArithmetic(inner, block)
+        self._blocks = Blocks(inner, block, given, self._required, self._outputs.by_key, arithmetic)
         self._block, self._primed_before = block, primed
 
     def _passes(self, path: Path) -> bool:
@@ -257,9 +261,11 @@ class TransformedStepper(Stepper):
             for rows, given in self._handed:
                 rows[t].copy_(given[t])
             self._base.step(t)
-            counters = self._counters
-            if self._only_counts and counters is not None and t < counters.until and not self._done.any(t):
-                self._latest, self._num_stepped = counters.root, t + 1
+            quiet = self._quiet
+            if quiet is not None and quiet.mapped is not None and self._is_quiet(t, quiet):
+                if quiet.mapped.run is not None:
+                    quiet.mapped.run(t)
+                self._latest, self._num_stepped = quiet.counters.root, t + 1
                 return
             made, kept = self._transformed(t)
             self._outcome.seldom = True  # of this row, from here on
@@ -278,9 +284,9 @@ class TransformedStepper(Stepper):
                     self._outputs.write_root(t + 1, made)
             if kept is not None:
                 made = {**kept, **made}
-            elif counters is not None and t < self._last:
-                counters.begin(t + 1, made)
-            if counters is not None:
+            elif quiet is not None and t < self._last:
+                quiet.counters.begin(t + 1, made)
+            if quiet is not None:
                 self._root.made = made
             self._latest, self._num_stepped = made, t + 1
             if t == self._last:
@@ -295,19 +301,24 @@ class TransformedStepper(Stepper):
             self._carry = None
             raise self.fault(t, during, cause) from cause
 
+    def _is_quiet(self, t: int, quiet: QuietPart) -> bool:
+        """Return whether nothing has ended in row `t`, nor counters end anything there."""
+        return t < quiet.counters.until and not self._done.any(t)
+
     def _transformed(self, t: int) -> tuple[Values, Values | None]:
         """Return what the transforms make of the outcome of row `t`; in a quiet row, what those skipped had before."""
-        root, outcome, counters = self._root, self._outcome, self._counters
+        root, outcome, quiet = self._root, self._outcome, self._quiet
         root.t, root.seldom, kept, required = t, False, None, self._required
         made = outcome.clear(t)
-        run_steps(self._always, root, outcome)
-        if counters is not None:
-            if t < counters.until and not self._done.any(t) and self._done_keys.isdisjoint(made):
-                kept, required = counters.root, self._always_required
+        run_steps(self._steps if quiet is None else quiet.always, root, outcome)
+        if quiet is not None:
+            counters = quiet.counters
+            if self._is_quiet(t, quiet) and self._done_keys.isdisjoint(made):
+                kept, required = counters.root, quiet.required
             else:
                 root.seldom = outcome.seldom = True
                 root.made |= counters.catch_up(t)
-                run_steps(counters.steps, root, outcome)
+                run_steps(quiet.others, root, outcome)
         for key in required:
             if key not in made:
                 made[key] = outcome.get(key).clone()  # its memory may be the next row's, too
@@ -325,28 +336,23 @@ class TransformedStepper(Stepper):
 
     def defer(self, seen: Collection[Path] | None) -> None:
         """Skip what only counts in quiet rows, as long as nobody changes it: a user's transforms may."""
-        if not self._all_ours or not self._last:
+        if not self._all_ours or not self._last or self._masked:
             return
         assert self._carry is not None
-        block, carry, seen_keys = self._block, self._carry, None if seen is None else set(map(as_key, seen))
-        assert block is not None
-        given = {as_key(path[1:]) for path in self._inner.schema.paths if path[0] == "next"}
-        tail = [] if self._masked else counting_tail(self._chain, block, given, seen_keys)
-        if tail:
-            self._root.made = dict(carry)
-            self._counters = counters = Counters(tail, block, self._outputs.by_key, given, seen_keys)
-            counters.begin(0, carry)
-            self._always = [s for one, s in zip(self._chain, self._steps, strict=True) if one not in tail]
-            self._always_required = [key for key in self._required if key not in counters.written]
-            self._only_counts = not self._always and not self._always_required
+        seen_keys = None if seen is None else set(map(as_key, seen))
+        quiet = quiet_part(self._chain, self._steps, self._blocks, seen_keys)
+        if quiet is not None:
+            self._root.made = dict(self._carry)
+            quiet.counters.begin(0, self._carry)
+            self._quiet = quiet
 
     def settle(self) -> None:
         """Write what was deferred, of the rows that are whole."""
-        if self._counters is not None and self._num_stepped <= self._last:
-            values = self._counters.catch_up(self._num_stepped)
+        if self._quiet is not None and self._num_stepped <= self._last:
+            values = self._quiet.catch_up(self._num_stepped, self._outer_root)
             if self._latest is not None:
                 self._latest = self._latest | values
-        self._counters = None
+        self._quiet = None
         self._root.clear(0)
 
     def _enter(self, t: int) -> None:

@@ -1,0 +1,172 @@
+"""Which transforms are left out in rows in which nothing ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl.block import Block
+from gleanrl.envs import GymEnv
+from gleanrl.envs.transforms import (
+    Compose,
+    ObservationNorm,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+)
+from gleanrl.envs.transforms.arithmetic import RowArithmetic
+from gleanrl.envs.transforms.outputs import Output
+from gleanrl.envs.transforms.quiet import Blocks, counting_tail, quiet_part
+from gleanrl.schema import Field, Schema
+
+STEPS = 6
+
+
+def block(fields):
+    made = Block(Schema(fields), (), STEPS)
+    for column in made.columns:
+        column.zero_()
+    return made
+
+
+def blocks(spare=False, required=()):
+    """Return a base environment's block, with a single row of rewards or all of them, and one that is handed out."""
+    flag, number = Field(torch.Size((1,)), torch.bool), Field(torch.Size((1,)), torch.float32)
+    count = Field(torch.Size((1,)), torch.int64)
+    observation = Field(torch.Size((4,)), torch.float32)
+    fields = {"done": flag, "truncated": flag, "step_count": count, "episode_reward": number}
+    fields |= {"observation": observation}
+    both = {(key,): field for key, field in fields.items()}
+    outer = block({**both, **{("next", *p): f for p, f in both.items()}, ("next", "reward"): number})
+    inner = block(
+        {
+            ("next", key): {"reward": number, "observation": observation}.get(key, flag)
+            for key in ("done", "terminated", "reward", "observation")
+        }
+    )
+    if spare:
+        position = inner.schema.index(("next", "reward"))
+        inner.columns[position] = inner.columns[position][:1].expand(STEPS, 1)
+    given = {path[1] for path in inner.schema.paths}
+    outputs = {key: Output(outer, (key,)) for key in ("truncated", "step_count", "episode_reward")}
+    return Blocks(inner, outer, given, list(required), outputs, RowArithmetic(inner, outer))
+
+
+@pytest.fixture
+def chain_of():
+    """Puts transforms into an environment, which is held."""
+    held = []
+
+    def make(*transforms):
+        held.append(TransformedEnv(GymEnv("CartPole-v1"), Compose(*transforms)))
+        return list(held[-1].transform)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("transforms", "seen", "number"),
+    [
+        (lambda: (StepCounter(5), RewardSum()), (), 2),
+        (lambda: (StepCounter(5), RewardSum()), ("observation",), 2),
+        (lambda: (StepCounter(5), RewardSum()), ("step_count",), 2),  # written ahead
+        (lambda: (StepCounter(5), RewardSum()), ("episode_reward",), 1),
+        (lambda: (StepCounter(5), RewardSum()), None, 1),
+        # One reads the count.
+        (lambda: (StepCounter(), RewardSum(["step_count"], ["episode_reward"])), None, 0),
+        (lambda: (StepCounter(5), RewardScaling(0.0, 2.0), RewardSum()), (), 1),
+        (lambda: (RewardSum(), RewardScaling(0.0, 2.0)), (), 0),
+        (lambda: (StepCounter(5), StepCounter()), (), 0),  # one count
+        (lambda: (RewardSum(out_keys=["elsewhere"]),), (), 0),  # no column
+    ],
+)
+def test_transforms_at_the_end_are_skipped_if_nobody_reads_or_writes_what_they_write(
+    chain_of, transforms, seen, number
+):
+    assert len(counting_tail(chain_of(*transforms()), blocks(), seen).transforms) == number
+
+
+@pytest.mark.parametrize(
+    ("transforms", "number"),
+    [
+        (lambda: (StepCounter(5), RewardScaling(0.0, 2.0), RewardSum()), 2),
+        (lambda: (RewardSum(), RewardScaling(0.0, 2.0)), 1),
+        (lambda: (RewardScaling(0.0, 2.0), RewardSum(), RewardScaling(0.0, 2.0)), 0),
+        (lambda: (StepCounter(5), RewardScaling(0.0, 2.0, out_keys=["step_count"])), 0),
+        (lambda: (RewardSum(), RewardScaling(0.0, 2.0, out_keys=["episode_reward"])), 0),
+    ],
+)
+def test_those_in_front_of_arithmetic_are_skipped_with_it(chain_of, transforms, number):
+    assert len(counting_tail(chain_of(*transforms()), blocks(), (), through=True).transforms) == number
+
+
+def test_what_is_summed_is_what_stood_there(chain_of):
+    before, after = RewardSum(), RewardSum()
+    ours = blocks()
+    scaling = RewardScaling(0.0, 2.0)
+    (summed,) = counting_tail(chain_of(before, scaling), ours, (), through=True).addends.values()
+    assert np.shares_memory(summed, ours.inner.array(("next", "reward")))
+    (summed,) = counting_tail(chain_of(RewardScaling(0.0, 2.0), after), ours, ()).addends.values()
+    assert np.shares_memory(summed, ours.outer.array(("next", "reward")))
+
+
+def test_rewards_that_are_not_kept_cant_be_summed_later(chain_of):
+    chain = chain_of(RewardSum(), RewardScaling(0.0, 2.0))
+    assert not counting_tail(chain, blocks(spare=True), (), through=True).transforms
+
+
+def hooks(chain):
+    return [transform.stepping() for transform in chain]
+
+
+@pytest.mark.parametrize(
+    ("transforms", "required", "mapped", "always"),
+    [
+        (lambda: (StepCounter(5), RewardSum()), (), set(), 0),
+        (lambda: (RewardSum(), RewardScaling(0.0, 2.0), StepCounter()), ("reward",), {"reward"}, 0),
+        (
+            lambda: (ObservationNorm(0.0, 2.0, ["observation"]), RewardSum()),
+            ("observation",),
+            {"observation"},
+            0,
+        ),
+        # One has to be run, or there is more to be written.
+        (lambda: (RewardClipping(-1.0, 1.0), StepCounter()), ("reward",), None, 1),
+        (lambda: (RewardScaling(0.0, 2.0), StepCounter()), ("reward", "observation"), None, 1),
+        (lambda: (RewardClipping(-1.0, 1.0), RewardScaling(0.0, 2.0), StepCounter()), (), None, 2),
+    ],
+)
+def test_the_core_does_all_or_transforms_do(chain_of, transforms, required, mapped, always):
+    chain = chain_of(*transforms())
+    part = quiet_part(chain, hooks(chain), blocks(required=required), ())
+    assert len(part.always) == always
+    assert (None if part.mapped is None else part.mapped.keys) == mapped
+    if mapped is not None:  # rows that aren't quiet are those of the whole chain
+        assert len(part.others) == len(chain)
+    assert part.required == ([] if mapped is not None else list(required))
+
+
+def test_nothing_is_left_out_where_all_has_to_be_run(chain_of):
+    chain = chain_of(RewardSum(), RewardClipping(-1.0, 1.0))
+    assert quiet_part(chain, hooks(chain), blocks(), ()) is None
+
+
+def test_the_root_after_quiet_rows_has_what_was_mapped(chain_of):
+    ours = blocks(required=["observation"])
+    chain = chain_of(ObservationNorm(1.0, 2.0, ["observation"]), StepCounter())
+    part = quiet_part(chain, hooks(chain), ours, ())
+    part.counters.begin(0, {"step_count": torch.zeros(1, dtype=torch.int64)})
+    ours.inner.column(("next", "observation"))[:] = torch.arange(6.0)[:, None]
+    for t in range(3):
+        part.mapped.run(t)
+
+    class Roots:
+        def row(self, key, t):
+            return ours.outer.column((key,))[t]
+
+    values = part.catch_up(3, Roots())
+    assert values["observation"].tolist() == [5.0] * 4
+    assert values["step_count"].tolist() == [3]
