@@ -25,24 +25,26 @@ ROUNDS = 5
 LIMIT_S = 900.0
 
 
+Parts = dict[str, float]
+
+
 @functools.cache
-def seconds(program: str) -> dict[str, dict[str, float]]:
-    """Returns the medians of what a run is made of by side; see `metered`.
+def rounds(program: str) -> list[dict[str, Parts]]:
+    """Returns what the runs of each round are made of, by side; see `metered`.
 
     Raises:
         RuntimeError: a run failed, or there is no such interpreter.
     """
     ways = (*WAYS, "by-hand") if program in LOOPS else WAYS
-    runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    found: list[dict[str, Parts]] = []
     for turn in range(ROUNDS):
-        for way in ways if turn % 2 else reversed(ways):
-            runs[way].append(_run(program, way, "data") | _run(program, way, "parts"))
-    medians = {
-        way: {part: statistics.median(run[part] for run in these) for part in these[0]}
-        for way, these in runs.items()
-    }
-    print(f"  {program}: {medians}", flush=True)
-    return medians
+        order = ways if turn % 2 else tuple(reversed(ways))
+        found.append({way: _run(program, way, "data") | _run(program, way, "parts") for way in order})
+    for way in ways:
+        parts = found[0][way]
+        medians = {part: statistics.median(runs[way][part] for runs in found) for part in parts}
+        print(f"  {program}, {way}: {medians}", flush=True)
+    return found
 
 
 def _run(program: str, way: str, what: str) -> dict[str, float]:
@@ -63,11 +65,20 @@ def _run(program: str, way: str, what: str) -> dict[str, float]:
 
 
 def _share(program: str, without: tuple[str, ...], part: str, of: str = "torchrl") -> float:
-    ours, theirs = (
-        found[part] - sum(found[own] for own in without)
-        for found in (seconds(program)[way] for way in ("takeover", of))
+    """Returns the median over rounds of our time over another side's.
+
+    The machine's speed drifts by a fifth within minutes: what is subtracted and compared has to be of the same ones.
+    """
+
+    def left(runs: Parts) -> float:
+        return runs[part] - sum(runs[own] for own in without)
+
+    shares = [left(runs["takeover"]) / left(runs[of]) for runs in rounds(program)]
+    print(
+        f"  {program}, {part} without {without}: {[round(share, 3) for share in shares]} of {of}'s",
+        flush=True,
     )
-    return ours / theirs
+    return statistics.median(shares)
 
 
 OWN = ("networks", "environments")
