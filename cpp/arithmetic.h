@@ -2,6 +2,7 @@
 //
 // What comes out is bit for bit what float32 or float64 arithmetic gives, one operation after the other, each rounded: a
 // float32 sum, product or quotient is that of float64, rounded once more, since float64 has more than twice its digits.
+// No operation is fused with the next: each is a turn of a loop.
 //
 // Threads.  Plain functions over the caller's memory; the caller keeps it alive and unchanged during the call.
 // Cost.     Some nanoseconds for each value and operation: for rows of few values, where a call of anything costs more.
@@ -15,7 +16,7 @@
 
 namespace gleanrl {
 
-enum class Arithmetic { kAdd, kSubtract, kMultiply, kDivide, kToFloat, kToDouble };
+enum class Arithmetic { kAdd, kSubtract, kMultiply, kDivide, kConvert };
 
 // Rows of float32 or float64.
 struct FloatRows {
@@ -48,9 +49,10 @@ inline double applied(const Operation& operation, double value, std::size_t e) {
       return value * operation.operand.get(0, e);
     case Arithmetic::kDivide:
       return value / operation.operand.get(0, e);
-    default:
-      return value;
+    case Arithmetic::kConvert:
+      break;
   }
+  return value;
 }
 
 // What comes of element e of row t.

@@ -273,28 +273,27 @@ class RowMaps {
     Map map{floats(source), floats(after), {}, {}, std::min(source.num_rows(), after.num_rows())};
     if (!given[2].is_none()) {
       const HeldRows& roots = hold("roots", given[2], PyBUF_WRITABLE);
-      if (!roots.is_like(after)) throw std::invalid_argument("row maps: expected roots like what they follow");
+      if (!roots.is_like(after)) throw std::invalid_argument("row maps: expected `roots` like `after`");
       map.roots = floats(roots);
       map.num_rows = std::min(map.num_rows, roots.num_rows() - 1);
     }
     bool is_float = map.source.is_float;
     for (const nb::handle one : nb::cast<nb::list>(given[3])) {
       map.operations.push_back(operation_of(nb::cast<nb::tuple>(one), source, is_float));
+      is_float = map.operations.back().is_float;
     }
     if (!source.has_rows_like(after) || map.after.is_float != is_float) {
-      throw std::invalid_argument("row maps: expected results in the form of the rows that get them");
+      throw std::invalid_argument(
+          "row maps: expected `after` with rows of the source's shape, in the dtype that operations end in");
     }
     return map;
   }
 
-  // `is_float` is what the values are before, and becomes what they are after it.
-  Operation operation_of(const nb::tuple& given, const HeldRows& source, bool& is_float) {
+  // `is_float` is what the values are before it.
+  Operation operation_of(const nb::tuple& given, const HeldRows& source, bool is_float) {
     if (given.size() != 2) throw std::invalid_argument("row maps: expected a name and an operand");
     const std::string name = nb::cast<nb::str>(given[0]).c_str();
-    if (name == "float" || name == "double") {
-      is_float = name == "float";
-      return {is_float ? Arithmetic::kToFloat : Arithmetic::kToDouble, {}, is_float};
-    }
+    if (name == "float32" || name == "float64") return {Arithmetic::kConvert, {}, name == "float32"};
     constexpr std::pair<const char*, Arithmetic> kNames[] = {{"add", Arithmetic::kAdd},
                                                              {"subtract", Arithmetic::kSubtract},
                                                              {"multiply", Arithmetic::kMultiply},
@@ -303,7 +302,7 @@ class RowMaps {
       if (name != known) continue;
       const HeldRows& operand = hold("operand", given[1], 0);
       if (!operand.has_rows_like(source) || operand.num_rows() < 1 || floats(operand).is_float != is_float) {
-        throw std::invalid_argument("row maps: expected an operand in the form of the rows");
+        throw std::invalid_argument("row maps: expected an operand of " + name + " like a row at that point");
       }
       return {what, floats(operand), is_float};
     }

@@ -114,11 +114,12 @@ class RowMaps:
         maps: for each column ``(source, after, roots, operations)``: NumPy arrays with rows first, of float32 or
             float64, whose memory is held; `roots`, like `after`, gets the same in the rows behind, or is None. The
             operations are done in order: ``("add" | "subtract" | "multiply" | "divide", array)``, with an array of one
-            row that is read at each call, or ``("float" | "double", None)``, which converts.
+            row that is read at each call, or ``("float32" | "float64", None)``, which converts.
 
     Raises:
         ValueError: for arrays of another type or shape, that can't be written, and unknown operations.
         TypeError: for what is no array.
+        RuntimeError: for what is no list of such tuples.
     """
 
     def __init__(self, maps: list[tuple[Any, Any, Any, list[tuple[str, Any]]]]) -> None: ...

@@ -124,11 +124,12 @@ class Block:
     def row_arrays(self, path: Path) -> np.ndarray[Any, Any] | None:
         """Return a NumPy view of the column at `path`, time first: to write a small row costs a third of a tensor's.
 
-        None for what has no such view: lists, dtypes that NumPy doesn't have, other devices than the CPU.
+        None for what has no such view: columns that aren't there, lists, dtypes that NumPy doesn't have, other devices
+        than the CPU.
         """
         rows = self._row_arrays.get(path)
         if rows is None:
-            column = self.columns[self.schema.index(path)] if self.columns else None
+            column = self.columns[self.schema.index(path)] if self.columns and path in self.schema else None
             if (
                 not isinstance(column, torch.Tensor)
                 or not column.is_cpu

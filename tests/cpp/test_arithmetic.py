@@ -46,7 +46,7 @@ def with_torch(row, operations):
         if name in TORCH:
             value = TORCH[name](value, torch.from_numpy(operand[0].copy()))
         else:
-            value = getattr(value, name)()
+            value = value.to(getattr(torch, name))
     return value.numpy()
 
 
@@ -67,10 +67,10 @@ CHAINS = {
     "standardized": ["subtract", "divide"],
     "affine": ["multiply", "add"],
     "nothing": [],
-    "to float": ["float"],
-    "to double": ["double"],
-    "there and back": ["float", "multiply", "double", "add", "float"],
-    "long": ["add", "divide", "subtract", "multiply", "add", "double", "divide"],
+    "to float32": ["float32"],
+    "to float64": ["float64"],
+    "there and back": ["float32", "multiply", "float64", "add", "float32"],
+    "long": ["add", "divide", "subtract", "multiply", "add", "float64", "divide"],
 }
 
 
@@ -80,7 +80,7 @@ CHAINS = {
 def test_a_row_is_that_of_torch(chain, dtype):
     shape, operations, now = (6, 40, 5), [], dtype
     for seed, name in enumerate(CHAINS[chain]):
-        now = {"float": "float32", "double": "float64"}.get(name, now)
+        now = now if name in TORCH else name
         operations.append((name, numbers((1, 40, 5), now, seed) if name in TORCH else None))
     source = numbers(shape, dtype, 99)
     after, roots = np.full(shape, 7, now), np.full(shape, 8, now)
@@ -143,28 +143,35 @@ ONE = np.zeros((1, 2), np.float32)
 
 
 @pytest.mark.parametrize(
-    "one",
+    ("one", "message"),
     [
-        (F, F.copy(), None),
-        (F, F.copy(), None, [("add",)]),
-        (F, F.copy(), None, [("power", ONE)]),
-        (F, F.copy(), None, [("add", np.zeros((1, 2)))]),
-        (F, F.copy(), None, [("add", np.zeros((1, 3), np.float32))]),
-        (F, F.copy(), None, [("add", np.zeros((0, 2), np.float32))]),
-        (F, F.copy(), None, [("add", np.zeros(2, np.float32))]),
-        (F, F.copy(), None, [("double", None)]),
-        (F, D.copy(), None, []),
-        (F, F.copy(), D.copy(), []),
-        (F, F.copy(), np.zeros((4, 3), np.float32), []),
-        (F, np.zeros((4, 3), np.float32), None, []),
-        (F.astype(np.int32), F.copy(), None, []),
-        (F.astype(np.float16), F.astype(np.float16), None, []),
-        (F.astype(">f4"), F.copy(), None, []),
-        (np.float32(1.0), F.copy(), None, []),
+        ((F, F.copy(), None), "source, after, roots and operations"),
+        ((F, F.copy(), None, [("add",)]), "a name and an operand"),
+        ((F, F.copy(), None, [("power", ONE)]), "unknown operation power"),
+        ((F, F.copy(), None, [("add", np.zeros((1, 2)))]), "operand of add"),
+        ((F, F.copy(), None, [("float64", None), ("add", ONE)]), "operand of add"),
+        ((F, F.copy(), None, [("divide", np.zeros((1, 3), np.float32))]), "operand of divide"),
+        ((F, F.copy(), None, [("add", np.zeros((0, 2), np.float32))]), "operand of add"),
+        ((F, F.copy(), None, [("add", np.zeros(2, np.float32))]), "operand of add"),
+        ((F, F.copy(), None, [("float64", None)]), "dtype that operations end in"),
+        ((F, D.copy(), None, []), "dtype that operations end in"),
+        ((F, np.zeros((4, 3), np.float32), None, []), "rows of the source's shape"),
+        ((F, F.copy(), D.copy(), []), "`roots` like `after`"),
+        ((F, F.copy(), np.zeros((4, 3), np.float32), []), "`roots` like `after`"),
+        ((F.astype(np.int32), F.copy(), None, []), "float32 or float64"),
+        ((F.astype(np.float16), F.astype(np.float16), None, []), "float32 or float64"),
+        ((F.astype(">f4"), F.copy(), None, []), "float32 or float64"),
+        ((np.array(1.0, np.float32), F.copy(), None, []), "source: expected rows"),
     ],
 )
-def test_other_forms_are_refused(one):
-    with pytest.raises(ValueError, match="row maps|expected"):
+def test_other_forms_are_refused(one, message):
+    with pytest.raises(ValueError, match=message):
+        RowMaps([one])
+
+
+@pytest.mark.parametrize("one", [[F, F.copy(), None, []], (F, F.copy(), None, ()), (F, F.copy(), None, [1])])
+def test_what_is_no_list_of_tuples_is_refused(one):
+    with pytest.raises(RuntimeError):
         RowMaps([one])
 
 

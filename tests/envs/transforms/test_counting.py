@@ -16,7 +16,7 @@ from gleanrl.envs.transforms import (
     StepCounter,
     TransformedEnv,
 )
-from gleanrl.envs.transforms.counting import Counters
+from gleanrl.envs.transforms.counting import Counters, Skippable
 from gleanrl.envs.transforms.outputs import Output
 from gleanrl.schema import Field, Schema
 from tests.envs.transforms.ways import ENVS, SCRIPT, batched, batches, collect_both_ways, single
@@ -136,7 +136,7 @@ def test_steps_are_quiet_below_the_limit():
     made, env = block(), env_of(StepCounter(5), RewardSum())
     chain = list(env.transform)
     outputs = {key: Output(made, (key,)) for key in ("truncated", "step_count", "episode_reward")}
-    counters = Counters(chain, made, outputs, GIVEN, (), addends(made))
+    counters = Counters(Skippable(chain, addends(made)), made, outputs, GIVEN)
     root = {
         "step_count": torch.ones(1, dtype=torch.int64),
         "truncated": torch.zeros(1, dtype=torch.bool),
@@ -163,7 +163,7 @@ def test_counts_written_ahead_stand_where_the_quiet_rows_ended():
     made, env = block(), env_of(StepCounter(), RewardSum())
     chain = list(env.transform)
     outputs = {key: Output(made, (key,)) for key in ("step_count", "episode_reward")}
-    counters = Counters(chain, made, outputs, GIVEN, {"step_count"}, addends(made))
+    counters = Counters(Skippable(chain, addends(made)), made, outputs, GIVEN, {"step_count"})
     root = {"step_count": torch.full((1,), 7), "episode_reward": torch.zeros(1)}
     made.fill(("next", "reward"), torch.arange(6.0)[:, None])
     begin(counters, outputs, 1, root)
@@ -183,7 +183,7 @@ def test_flags_are_cleared_to_the_end_of_the_block():
     flags = [made.column(("next", "truncated")), made.column(("truncated",))]
     for flag in flags:
         flag[...] = True
-    counters = Counters(list(env.transform), made, outputs, GIVEN)
+    counters = Counters(Skippable(list(env.transform), {}), made, outputs, GIVEN)
     root = {"step_count": torch.full((1,), 3), "truncated": torch.zeros(1, dtype=torch.bool)}
     begin(counters, outputs, 2, root)
     assert counters.catch_up(3)["truncated"].tolist() == [False]
@@ -233,7 +233,7 @@ class WrittenRows(Output):
 def test_what_is_written_ahead_is_in_proportion_to_the_block(every):
     made, env = block(1000), env_of(StepCounter())
     output = WrittenRows(made, ("step_count",))
-    counters = Counters(list(env.transform), made, {"step_count": output}, GIVEN, None)
+    counters = Counters(Skippable(list(env.transform), {}), made, {"step_count": output}, GIVEN, None)
     root, steps = {"step_count": torch.zeros(1, dtype=torch.int64)}, 0
     counters.begin(0, root)
     for t in range(1000):

@@ -14,12 +14,12 @@ from tests.envs.transforms.ways import batched
 PATH = ("observation",)
 
 
-def made(*transforms, inverts=False, changed=frozenset()):
+def made(*transforms, inverts=False, changed=frozenset(), summed=frozenset()):
     """The maker of inner blocks, and an outer block of three steps."""
     env = TransformedEnv(batched(), Compose(*transforms))
     stepper, base = env.make_stepper(), env.base_env.make_stepper()
     schema = Schema({**stepper.schema().items(), **action_fields(env, 1)})
-    return InnerBlocks(env, base, set(changed), inverts), Block(schema, env.batch_size, 3)
+    return InnerBlocks(env, base, set(changed), inverts, set(summed)), Block(schema, env.batch_size, 3)
 
 
 def is_shared(inner: Block, outer: Block, path) -> bool:
@@ -48,6 +48,13 @@ def test_what_transforms_write_is_one_row_of_memory_and_flags_are_all():
     flags.select(1, 0).fill_(True)
     assert not flags.select(1, 2).any()
     assert set(blocks.required) == {"observation", "reward", "done"}
+
+
+def test_what_is_added_up_later_is_kept():
+    blocks, outer = made(RewardScaling(0.0, 2.0), changed={("reward",)}, summed={("reward",)})
+    rewards = blocks.within(outer).column(("next", "reward"))
+    rewards.select(1, 0).fill_(7)
+    assert not rewards.select(1, 2).any()
 
 
 def test_actions_are_the_outer_ones_unless_they_are_changed():

@@ -17,9 +17,8 @@ from gleanrl.envs.transforms import (
     StepCounter,
     TransformedEnv,
 )
-from gleanrl.envs.transforms.arithmetic import RowArithmetic
 from gleanrl.envs.transforms.outputs import Output
-from gleanrl.envs.transforms.quiet import Blocks, counting_tail, quiet_part
+from gleanrl.envs.transforms.quiet import Destinations, quiet_plan, skippable
 from gleanrl.schema import Field, Schema
 
 STEPS = 6
@@ -32,7 +31,7 @@ def block(fields):
     return made
 
 
-def blocks(spare=False, required=()):
+def destinations(spare=False, required=()):
     """Return a base environment's block, with a single row of rewards or all of them, and one that is handed out."""
     flag, number = Field(torch.Size((1,)), torch.bool), Field(torch.Size((1,)), torch.float32)
     count = Field(torch.Size((1,)), torch.int64)
@@ -50,9 +49,8 @@ def blocks(spare=False, required=()):
     if spare:
         position = inner.schema.index(("next", "reward"))
         inner.columns[position] = inner.columns[position][:1].expand(STEPS, 1)
-    given = {path[1] for path in inner.schema.paths}
     outputs = {key: Output(outer, (key,)) for key in ("truncated", "step_count", "episode_reward")}
-    return Blocks(inner, outer, given, list(required), outputs, RowArithmetic(inner, outer))
+    return Destinations(inner, outer, list(required), outputs)
 
 
 @pytest.fixture
@@ -86,7 +84,9 @@ def chain_of():
 def test_transforms_at_the_end_are_skipped_if_nobody_reads_or_writes_what_they_write(
     chain_of, transforms, seen, number
 ):
-    assert len(counting_tail(chain_of(*transforms()), blocks(), seen).transforms) == number
+    assert (
+        len(skippable(chain_of(*transforms()), destinations(), seen, past_entries=False).transforms) == number
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,22 +100,23 @@ def test_transforms_at_the_end_are_skipped_if_nobody_reads_or_writes_what_they_w
     ],
 )
 def test_those_in_front_of_arithmetic_are_skipped_with_it(chain_of, transforms, number):
-    assert len(counting_tail(chain_of(*transforms()), blocks(), (), through=True).transforms) == number
+    assert len(skippable(chain_of(*transforms()), destinations(), (), past_entries=True).transforms) == number
 
 
 def test_what_is_summed_is_what_stood_there(chain_of):
-    before, after = RewardSum(), RewardSum()
-    ours = blocks()
+    ours = destinations()
     scaling = RewardScaling(0.0, 2.0)
-    (summed,) = counting_tail(chain_of(before, scaling), ours, (), through=True).addends.values()
+    (summed,) = skippable(chain_of(RewardSum(), scaling), ours, (), past_entries=True).addends.values()
     assert np.shares_memory(summed, ours.inner.array(("next", "reward")))
-    (summed,) = counting_tail(chain_of(RewardScaling(0.0, 2.0), after), ours, ()).addends.values()
+    (summed,) = skippable(
+        chain_of(RewardScaling(0.0, 2.0), RewardSum()), ours, (), past_entries=False
+    ).addends.values()
     assert np.shares_memory(summed, ours.outer.array(("next", "reward")))
 
 
 def test_rewards_that_are_not_kept_cant_be_summed_later(chain_of):
     chain = chain_of(RewardSum(), RewardScaling(0.0, 2.0))
-    assert not counting_tail(chain, blocks(spare=True), (), through=True).transforms
+    assert not skippable(chain, destinations(spare=True), (), past_entries=True).transforms
 
 
 def hooks(chain):
@@ -141,32 +142,32 @@ def hooks(chain):
 )
 def test_the_core_does_all_or_transforms_do(chain_of, transforms, required, mapped, always):
     chain = chain_of(*transforms())
-    part = quiet_part(chain, hooks(chain), blocks(required=required), ())
-    assert len(part.always) == always
-    assert (None if part.mapped is None else part.mapped.keys) == mapped
+    plan = quiet_plan(chain, hooks(chain), destinations(required=required), ())
+    assert len(plan.in_every_row) == always
+    assert (None if plan.mapped is None else plan.mapped.keys) == mapped
     if mapped is not None:  # rows that aren't quiet are those of the whole chain
-        assert len(part.others) == len(chain)
-    assert part.required == ([] if mapped is not None else list(required))
+        assert len(plan.in_other_rows) == len(chain)
+    assert plan.required == ([] if mapped is not None else list(required))
 
 
 def test_nothing_is_left_out_where_all_has_to_be_run(chain_of):
     chain = chain_of(RewardSum(), RewardClipping(-1.0, 1.0))
-    assert quiet_part(chain, hooks(chain), blocks(), ()) is None
+    assert quiet_plan(chain, hooks(chain), destinations(), ()) is None
 
 
 def test_the_root_after_quiet_rows_has_what_was_mapped(chain_of):
-    ours = blocks(required=["observation"])
+    ours = destinations(required=["observation"])
     chain = chain_of(ObservationNorm(1.0, 2.0, ["observation"]), StepCounter())
-    part = quiet_part(chain, hooks(chain), ours, ())
-    part.counters.begin(0, {"step_count": torch.zeros(1, dtype=torch.int64)})
+    plan = quiet_plan(chain, hooks(chain), ours, ())
+    plan.counters.begin(0, {"step_count": torch.zeros(1, dtype=torch.int64)})
     ours.inner.column(("next", "observation"))[:] = torch.arange(6.0)[:, None]
     for t in range(3):
-        part.mapped.run(t)
+        plan.mapped.run(t)
 
     class Roots:
         def row(self, key, t):
             return ours.outer.column((key,))[t]
 
-    values = part.catch_up(3, Roots())
+    values = plan.catch_up(3, Roots())
     assert values["observation"].tolist() == [5.0] * 4
     assert values["step_count"].tolist() == [3]

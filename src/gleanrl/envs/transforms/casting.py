@@ -12,7 +12,8 @@ from gleanrl.data.specs import Bounded, Composite, TensorSpec
 from gleanrl.devices import as_device, pinned
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform, Operation
+from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.envs.transforms.operations import CONVERSIONS, Operation
 from gleanrl.envs.transforms.rows import Record, leaf_keys
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidTypeError, UnsupportedError
@@ -82,9 +83,8 @@ class DTypeCastTransform(EntryTransform):
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
         """Return the conversion, where it's one of those between float32 and float64."""
-        names = {torch.float32: "float", torch.float64: "double"}
-        known = dtype in names and self.dtype_out in names
-        return (Operation(names[self.dtype_out]),) if known else None
+        known = dtype in CONVERSIONS and self.dtype_out in CONVERSIONS
+        return (Operation(CONVERSIONS[self.dtype_out]),) if known else None
 
     def _everything(self) -> bool:
         return self._in_keys is None and self.parent is None

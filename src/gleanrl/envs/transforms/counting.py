@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ import torch
 from gleanrl.block import Block
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.outputs import Output
-from gleanrl.envs.transforms.rows import Row
 from gleanrl.tree import NestedKey
 
 Values = dict[NestedKey, torch.Tensor]
@@ -36,7 +35,7 @@ class Counting(Following):
         return []
 
     def is_seen(self, seen: Collection[NestedKey] | None) -> bool:
-        """Return whether a policy sees what it writes, which reads `seen` of a root; None for all of it."""
+        """Return whether a policy that reads `seen` of a root, all of it if that is None, sees what it writes."""
         return seen is None or not set(seen).isdisjoint(self.written_keys())
 
     def quiet_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
@@ -57,7 +56,7 @@ class QuietRows:
 
     Args:
         outputs: where values go, by key; other keys are written by somebody else.
-        addends: what is added up, by the key of the sums, rows first.
+        addends: see `Skippable`.
         cleared: flags that were cleared to the end of the block before, by key with a row of them; what `clear` clears
             is added.
         first: the first row.
@@ -107,37 +106,50 @@ class QuietRows:
         return {key: self._outputs[key].outcome(at) for key in self.values}
 
 
+class Skippable(NamedTuple):
+    """Transforms that may be skipped in quiet rows.
+
+    Attributes:
+        transforms: in their order.
+        addends: what they add up, ``(T, *batch, *leaf)`` in the dtype of the sums, by the key of the sums.
+    """
+
+    transforms: list[Counting]
+    addends: dict[NestedKey, Array]
+
+    def written(self) -> set[NestedKey]:
+        """Return what they write."""
+        return {key for one in self.transforms for key in one.written_keys()}
+
+
 class Counters:
-    """The transforms at the end of a chain that are skipped in quiet rows of a block.
+    """The transforms that are skipped in quiet rows of a block.
 
     Where they stand is one value that changes by one assignment, so that an interrupt leaves it whole.
 
     Args:
-        transforms: those transforms, in order; see `quiet_part`.
+        skipped: those transforms; see `quiet_plan`.
         block: the block that is handed out.
         outputs: where values go, by key.
         given: what the base environment writes into the block itself.
         seen: what the policy reads of a root; None for all of it.
-        addends: what is added up, by the key of the sums, rows first.
     """
 
     def __init__(
         self,
-        transforms: Sequence[Counting],
+        skipped: Skippable,
         block: Block,
         outputs: Mapping[NestedKey, Output],
         given: Collection[NestedKey],
         seen: Collection[NestedKey] | None = (),
-        addends: Mapping[NestedKey, Array] | None = None,
     ) -> None:
+        transforms, self._addends = skipped
         self._transforms = transforms
         self._ahead = [one for one in transforms if one.is_seen(seen)]
         self._behind = [one for one in transforms if one not in self._ahead]
         self._outputs = {
             key: outputs[key] for one in transforms for key in one.written_keys() if key not in given
         }
-        self.written = self._outputs.keys()
-        self._addends = addends or {}
         self._last = block.num_steps - 1
         self._least = max(_LEAST_AHEAD, _SO_FEW // max(1, block.batch_size[:-1].numel()))
         self._cleared: Values = {}
@@ -187,12 +199,3 @@ class Counters:
 
     def _rows(self, first: int, count: int) -> QuietRows:
         return QuietRows(self._outputs, self._addends, self._cleared, first, count)
-
-
-def run_steps(steps: Sequence[tuple[Any, bool]], root: Row, outcome: Row) -> None:
-    """Run the hooks of transforms on a step; see `Transform.stepping`."""
-    for run, takes_root in steps:
-        if takes_root:
-            run(root, outcome)
-        else:
-            run(outcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,9 +38,7 @@ class InnerBlocks:
         required: the keys in `changed` that have a column below ``"next"`` of the outer block.
     """
 
-    def __init__(
-        self, env: Any, base: Stepper, changed: set[Path], inverts: bool, summed: Iterable[Path] = ()
-    ) -> None:
+    def __init__(self, env: Any, base: Stepper, changed: set[Path], inverts: bool, summed: set[Path]) -> None:
         self._env, self._base, self._changed, self._inverts = env, base, changed, inverts
         self._summed = {("next", *path) for path in summed}
         self._size, self._device = torch.Size(env.batch_size), base.device

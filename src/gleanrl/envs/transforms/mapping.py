@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
 from gleanrl.data.specs import TensorSpec
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.operations import Operation
 from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
 
 
@@ -27,29 +28,6 @@ def beside(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor
     return copy
 
 
-class Operation(NamedTuple):
-    """One step of the arithmetic that a transform does on each value, rounded to the dtype that comes out.
-
-    Attributes:
-        name: ``"add"``, ``"subtract"``, ``"multiply"``, ``"divide"``; or ``"float"``, ``"double"``, which convert.
-        operand: broadcasts with the values, in their dtype; None for conversions.
-    """
-
-    name: str
-    operand: torch.Tensor | None = None
-
-
-def affine(
-    loc: torch.Tensor | None, scale: torch.Tensor | None, standardizes: bool, dtype: torch.dtype
-) -> Sequence[Operation] | None:
-    """Return the operations of ``value * scale + loc``, or of ``(value - loc) / scale``; None for other dtypes."""
-    if loc is None or scale is None or not loc.dtype == scale.dtype == dtype:
-        return None
-    if standardizes:
-        return Operation("subtract", loc), Operation("divide", scale)
-    return Operation("multiply", scale), Operation("add", loc)
-
-
 class EntryTransform(Transform):
     """Maps each of `in_keys` by `_apply_transform`, and its spec, wherever it is declared, by `_leaf`.
 
@@ -62,7 +40,10 @@ class EntryTransform(Transform):
     maps_inputs: ClassVar[bool] = False
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
-        """Return what `_apply_transform` does to values of a dtype; None if that's anything but `Operation`s."""
+        """Return what `_apply_transform` does to values of a dtype, bit for bit; None if that isn't known.
+
+        Who overrides one of the two overrides both.
+        """
         return None
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:

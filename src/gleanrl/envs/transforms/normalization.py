@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from gleanrl.arguments import integer
 from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform, Operation, affine, beside
+from gleanrl.envs.transforms.mapping import EntryTransform, beside
+from gleanrl.envs.transforms.operations import Operation, affine, scaled
 from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
 from gleanrl.tree import NestedKey, as_key, as_path
@@ -146,20 +147,14 @@ class ObservationNorm(EntryTransform):
         return loc, scale
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        loc, scale = self._numbers(value)
-        if not self.standard_normal:
-            return value * scale + loc
-        return (value - loc).div_(scale)
+        return scaled(value, *self._numbers(value), self.standard_normal)
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
         """Return the two operations, where the numbers are known and of the same dtype."""
         return affine(self.loc, self.scale, self.standard_normal, dtype)
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
-        loc, scale = self._numbers(value)
-        if not self.standard_normal:
-            return (value - loc).div_(scale)
-        return value * scale + loc
+        return scaled(value, *self._numbers(value), not self.standard_normal)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         # Without numbers yet: unbounded.

@@ -72,7 +72,7 @@ class Output:
             count: how many rows, one at least; the block's last one isn't among them.
             addends: what is added up, rows first; None to count.
         """
-        which = None if addends is None else id(addends)  # which is held then
+        which = None if addends is None else id(addends)  # `RunningSums` holds it: no other array gets its id
         if which not in self._running:
             self._running[which] = RunningSums(self._next, self._root, addends)
         self._running[which].run_on(first, count)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gleanrl.data.specs import Binary, Bounded, TensorSpec
 from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform, Operation, affine, beside
+from gleanrl.envs.transforms.mapping import EntryTransform, beside
+from gleanrl.envs.transforms.operations import Operation, affine, scaled
 from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.tree import NestedKey
@@ -52,8 +53,7 @@ class RewardScaling(_OfRewards):
     def _apply_transform(self, value: Tensor) -> Tensor:
         loc, scale = beside(self, "loc", value), beside(self, "scale", value)
         assert loc is not None and scale is not None
-        out = (value - loc) / scale if self.standard_normal else value * scale + loc
-        return out.to(value.dtype)
+        return scaled(value, loc, scale, self.standard_normal).to(value.dtype)
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
         """Return the two operations, where the numbers are of the same dtype."""

@@ -25,7 +25,6 @@ from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
 from gleanrl.devices import columns_device, said_of
 from gleanrl.envs.resets import any_of, chosen, due_resets, ended_since, is_partial, keep_flags
-from gleanrl.envs.transforms.arithmetic import RowArithmetic
 from gleanrl.envs.transforms.columns import (
     DoneFlags,
     OpenedColumns,
@@ -33,10 +32,10 @@ from gleanrl.envs.transforms.columns import (
     require_declared,
 )
 from gleanrl.envs.transforms.compose import flattened
-from gleanrl.envs.transforms.counting import Counting, run_steps
+from gleanrl.envs.transforms.counting import Counting, Values
 from gleanrl.envs.transforms.inner_block import InnerBlocks, RootRows
 from gleanrl.envs.transforms.outputs import Outputs
-from gleanrl.envs.transforms.quiet import Blocks, QuietPart, quiet_part
+from gleanrl.envs.transforms.quiet import Destinations, QuietPlan, quiet_plan, run_steps
 from gleanrl.envs.transforms.rows import Columns, Leaves, Row, on_copies, trailing
 from gleanrl.errors import UnsupportedError
 from gleanrl.layout import record_of
@@ -47,8 +46,6 @@ from gleanrl.rollouts.steppers import declared, make_stepper
 from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, outermost
-
-Values = dict[NestedKey, torch.Tensor]
 
 
 class TransformedStepper(Stepper):
@@ -99,8 +96,8 @@ class TransformedStepper(Stepper):
         self._root_keys = [
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
         ]
-        summed = [key for one in self._chain if isinstance(one, Counting) for key, _ in one.summands()]
-        self._inner_blocks = InnerBlocks(env, base, self._changed, self._inverts, map(as_path, summed))
+        summed = {as_path(k) for one in self._chain if isinstance(one, Counting) for k, _ in one.summands()}
+        self._inner_blocks = InnerBlocks(env, base, self._changed, self._inverts, summed)
         # What of a policy's writes below "next" is for the base environment to take over.
         self._primed = EnvTraits.of(env.base_env).primed_paths
         self._carry: Values | None = None
@@ -108,7 +105,7 @@ class TransformedStepper(Stepper):
         self._schema: Schema | None = None
         self._block: Block | None = None  # the one that rows are written into
         self._primed_before: Collection[Path] = ()  # what an actor wrote into it
-        self._quiet: QuietPart | None = None  # what is skipped in quiet rows, see `defer`
+        self._quiet: QuietPlan | None = None  # what is skipped in quiet rows, see `defer`
         self._num_stepped = 0  # rows of the block that have been stepped
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._root, self._outcome, self._fresh, self._request, self._input = (
@@ -232,9 +229,7 @@ class TransformedStepper(Stepper):
         self._inner_roots = RootRows(inner, self._base.schema())
         self._frames = block.rows(MASK) if self._masked else ()
         self._outputs = Outputs(block, self._root_keys, {*self._observed, *self._rewards})
-        given = {as_key(path[1:]) for path in inner.schema.paths if path[0] == "next"}
-        arithmetic = RowArithmetic(inner, block)
-        self._blocks = Blocks(inner, block, given, self._required, self._outputs.by_key, arithmetic)
+        self._rows = Destinations(inner, block, self._required, self._outputs.by_key)
         self._block, self._primed_before = block, primed
 
     def _passes(self, path: Path) -> bool:
@@ -262,9 +257,8 @@ class TransformedStepper(Stepper):
                 rows[t].copy_(given[t])
             self._base.step(t)
             quiet = self._quiet
-            if quiet is not None and quiet.mapped is not None and self._is_quiet(t, quiet):
-                if quiet.mapped.run is not None:
-                    quiet.mapped.run(t)
+            if quiet is not None and quiet.mapped is not None and quiet.is_quiet(t, self._done):
+                quiet.mapped.run(t)
                 self._latest, self._num_stepped = quiet.counters.root, t + 1
                 return
             made, kept = self._transformed(t)
@@ -301,24 +295,19 @@ class TransformedStepper(Stepper):
             self._carry = None
             raise self.fault(t, during, cause) from cause
 
-    def _is_quiet(self, t: int, quiet: QuietPart) -> bool:
-        """Return whether nothing has ended in row `t`, nor counters end anything there."""
-        return t < quiet.counters.until and not self._done.any(t)
-
     def _transformed(self, t: int) -> tuple[Values, Values | None]:
         """Return what the transforms make of the outcome of row `t`; in a quiet row, what those skipped had before."""
         root, outcome, quiet = self._root, self._outcome, self._quiet
         root.t, root.seldom, kept, required = t, False, None, self._required
         made = outcome.clear(t)
-        run_steps(self._steps if quiet is None else quiet.always, root, outcome)
+        run_steps(self._steps if quiet is None else quiet.in_every_row, root, outcome)
         if quiet is not None:
-            counters = quiet.counters
-            if self._is_quiet(t, quiet) and self._done_keys.isdisjoint(made):
-                kept, required = counters.root, quiet.required
+            if quiet.is_quiet(t, self._done) and self._done_keys.isdisjoint(made):
+                kept, required = quiet.counters.root, quiet.required
             else:
                 root.seldom = outcome.seldom = True
-                root.made |= counters.catch_up(t)
-                run_steps(quiet.others, root, outcome)
+                root.made |= quiet.counters.catch_up(t)
+                run_steps(quiet.in_other_rows, root, outcome)
         for key in required:
             if key not in made:
                 made[key] = outcome.get(key).clone()  # its memory may be the next row's, too
@@ -335,12 +324,12 @@ class TransformedStepper(Stepper):
             self.settle()
 
     def defer(self, seen: Collection[Path] | None) -> None:
-        """Skip what only counts in quiet rows, as long as nobody changes it: a user's transforms may."""
+        """Leave out in quiet rows what `quiet_plan` says; not beside a user's transforms, which may change anything."""
         if not self._all_ours or not self._last or self._masked:
             return
         assert self._carry is not None
         seen_keys = None if seen is None else set(map(as_key, seen))
-        quiet = quiet_part(self._chain, self._steps, self._blocks, seen_keys)
+        quiet = quiet_plan(self._chain, self._steps, self._rows, seen_keys)
         if quiet is not None:
             self._root.made = dict(self._carry)
             quiet.counters.begin(0, self._carry)
