@@ -95,6 +95,7 @@ NB_MODULE(_core, m) {
 
   bind_draws(m);
   bind_trajectories(m);
+  bind_arithmetic(m);
   bind_arrays(m);
   bind_files(m);
   bind_tensors(m);

@@ -85,6 +85,9 @@ void bind_draws(nb::module_& m);
 // What numbers the frames of a batch.
 void bind_trajectories(nb::module_& m);
 
+// What does arithmetic on rows.
+void bind_arithmetic(nb::module_& m);
+
 // What works on whole arrays.
 void bind_arrays(nb::module_& m);
 

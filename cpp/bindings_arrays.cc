@@ -1,20 +1,18 @@
-// The Python face of what works on whole arrays: one-hot rows, numbers that aren't finite, running sums, and arithmetic
-// on rows.
+// The Python face of what works on whole arrays: one-hot rows, numbers that aren't finite, and running sums.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "arithmetic.h"
 #include "bindings.h"
 #include "choices.h"
 #include "finite.h"
+#include "held_rows.h"
 #include "running.h"
 
 namespace gleanrl {
@@ -22,25 +20,6 @@ namespace gleanrl {
 using namespace nanobind::literals;
 
 namespace {
-
-// An object's memory by Python's buffer protocol, held; or none, and a Python error, if it isn't shown like this.
-class Memory {
- public:
-  Memory(nb::handle object, int how) { PyObject_GetBuffer(object.ptr(), &view_, how); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() {
-    if (is_held()) PyBuffer_Release(&view_);
-  }
-
-  bool is_held() const { return view_.obj != nullptr; }
-  const Py_buffer* operator->() const { return &view_; }
-  // The character of the items' type; 0 for none of one character.
-  char kind() const { return std::strlen(view_.format) == 1 ? view_.format[0] : '\0'; }
-
- private:
-  Py_buffer view_{};
-};
 
 // A contiguous NumPy array, held while its memory is used; or nothing.
 class Contiguous {
@@ -139,43 +118,6 @@ bool are_finite(nb::handle arrays) {
   return true;
 }
 
-// The rows of a NumPy array with time first, whose memory is held and stays where it is.
-class HeldRows {
- public:
-  HeldRows(const char* name, nb::handle array, int more) : memory_(array, PyBUF_STRIDES | PyBUF_FORMAT | more) {
-    if (!memory_.is_held()) throw nb::python_error();
-    if (memory_->ndim == 0) throw std::invalid_argument(std::string(name) + ": expected rows");
-    grid_.data = static_cast<std::byte*>(memory_->buf);
-    grid_.step = memory_->strides[0];
-    grid_.elements = {0};
-    for (int dim = 1; dim < memory_->ndim; ++dim) {
-      std::vector<std::int64_t> elements;
-      for (const auto offset : grid_.elements) {
-        for (Py_ssize_t i = 0; i < memory_->shape[dim]; ++i) elements.push_back(offset + i * memory_->strides[dim]);
-      }
-      grid_.elements = std::move(elements);
-    }
-  }
-
-  const RowGrid& grid() const { return grid_; }
-  std::int64_t num_rows() const { return memory_->shape[0]; }
-  char kind() const { return memory_.kind(); }
-  Py_ssize_t item_size() const { return memory_->itemsize; }
-  bool is_like(const HeldRows& other) const {
-    return kind() == other.kind() && item_size() == other.item_size() && has_rows_like(other) &&
-           num_rows() == other.num_rows();
-  }
-  // Whether a row has the same shape.
-  bool has_rows_like(const HeldRows& other) const {
-    return memory_->ndim == other.memory_->ndim &&
-           std::equal(memory_->shape + 1, memory_->shape + memory_->ndim, other.memory_->shape + 1);
-  }
-
- private:
-  Memory memory_;
-  RowGrid grid_;
-};
-
 // Sums of one column, which run on from row to row; see `run_on`. One caller at a time.
 class RunningSums {
  public:
@@ -233,93 +175,6 @@ class RunningSums {
   Call call_ = nullptr;
 };
 
-// Rows of some columns, each of which gets what arithmetic makes of a row of another one. One caller at a time.
-class RowMaps {
- public:
-  // Each map is (source, after, roots, operations): arrays, roots maybe None; each operation a name and an array of one
-  // row, or None.
-  explicit RowMaps(nb::list maps) {
-    for (const nb::handle one : maps) maps_.push_back(map_of(nb::cast<nb::tuple>(one)));
-  }
-  RowMaps(const RowMaps&) = delete;
-  RowMaps& operator=(const RowMaps&) = delete;
-
-  // Writes row t, and row t + 1 of the roots.
-  void run(std::int64_t t) const {
-    for (const Map& map : maps_) {
-      if (t < 0 || t >= map.num_rows) throw std::out_of_range("run: no such row, or none behind it");
-    }
-    for (const Map& map : maps_) {
-      for (std::size_t e = 0; e < map.source.grid.elements.size(); ++e) {
-        const double value = mapped(map.source, map.operations, t, e);
-        map.after.put(t, e, value);
-        if (map.roots) map.roots->put(t + 1, e, value);
-      }
-    }
-  }
-
- private:
-  struct Map {
-    FloatRows source, after;
-    std::optional<FloatRows> roots;
-    std::vector<Operation> operations;
-    std::int64_t num_rows;
-  };
-
-  Map map_of(const nb::tuple& given) {
-    if (given.size() != 4) throw std::invalid_argument("row maps: expected source, after, roots and operations");
-    const HeldRows& source = hold("source", given[0], 0);
-    const HeldRows& after = hold("after", given[1], PyBUF_WRITABLE);
-    Map map{floats(source), floats(after), {}, {}, std::min(source.num_rows(), after.num_rows())};
-    if (!given[2].is_none()) {
-      const HeldRows& roots = hold("roots", given[2], PyBUF_WRITABLE);
-      if (!roots.is_like(after)) throw std::invalid_argument("row maps: expected `roots` like `after`");
-      map.roots = floats(roots);
-      map.num_rows = std::min(map.num_rows, roots.num_rows() - 1);
-    }
-    bool is_float = map.source.is_float;
-    for (const nb::handle one : nb::cast<nb::list>(given[3])) {
-      map.operations.push_back(operation_of(nb::cast<nb::tuple>(one), source, is_float));
-      is_float = map.operations.back().is_float;
-    }
-    if (!source.has_rows_like(after) || map.after.is_float != is_float) {
-      throw std::invalid_argument(
-          "row maps: expected `after` with rows of the source's shape, in the dtype that operations end in");
-    }
-    return map;
-  }
-
-  // `is_float` is what the values are before it.
-  Operation operation_of(const nb::tuple& given, const HeldRows& source, bool is_float) {
-    if (given.size() != 2) throw std::invalid_argument("row maps: expected a name and an operand");
-    const std::string name = nb::cast<nb::str>(given[0]).c_str();
-    if (name == "float32" || name == "float64") return {Arithmetic::kConvert, {}, name == "float32"};
-    constexpr std::pair<const char*, Arithmetic> kNames[] = {{"add", Arithmetic::kAdd},
-                                                             {"subtract", Arithmetic::kSubtract},
-                                                             {"multiply", Arithmetic::kMultiply},
-                                                             {"divide", Arithmetic::kDivide}};
-    for (const auto& [known, what] : kNames) {
-      if (name != known) continue;
-      const HeldRows& operand = hold("operand", given[1], 0);
-      if (!operand.has_rows_like(source) || operand.num_rows() < 1 || floats(operand).is_float != is_float) {
-        throw std::invalid_argument("row maps: expected an operand of " + name + " like a row at that point");
-      }
-      return {what, floats(operand), is_float};
-    }
-    throw std::invalid_argument("row maps: unknown operation " + name);
-  }
-
-  const HeldRows& hold(const char* name, nb::handle array, int more) { return held_.emplace_back(name, array, more); }
-
-  static FloatRows floats(const HeldRows& rows) {
-    if (rows.kind() != 'f' && rows.kind() != 'd') throw std::invalid_argument("row maps: expected float32 or float64");
-    return {rows.grid(), rows.kind() == 'f'};
-  }
-
-  std::deque<HeldRows> held_;  // the memory behind the grids
-  std::vector<Map> maps_;
-};
-
 }  // namespace
 
 void bind_arrays(nb::module_& m) {
@@ -333,9 +188,6 @@ void bind_arrays(nb::module_& m) {
       .def(nb::init<nb::handle, nb::handle, nb::handle>(), "after"_a, "roots"_a, "addends"_a.none() = nb::none())
       .def("run_on", &RunningSums::run_on, "first"_a, "n"_a,
            "Write n rows from `first` on, and the roots behind them.");
-  nb::class_<RowMaps>(m, "RowMaps", "Arithmetic on rows of columns.")
-      .def(nb::init<nb::list>(), "maps"_a)
-      .def("run", &RowMaps::run, "t"_a, "Write row t, and row t + 1 of the roots.");
 }
 
 }  // namespace gleanrl

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "exchange.h"
 #include "tensors.h"
 
 namespace gleanrl {
@@ -18,65 +19,6 @@ using namespace nanobind::literals;
 namespace {
 
 using dlpack::Tensor;
-
-// The interface in a capsule; null if it is none, or of another major version.
-const dlpack::Exchange* exchange_in(nb::handle capsule) {
-  if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule)) return nullptr;
-  auto* found = static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
-  while (found != nullptr && found->major != dlpack::kMajor) found = found->previous;
-  const auto* exchange = reinterpret_cast<const dlpack::Exchange*>(found);
-  return exchange == nullptr || exchange->view_of_object == nullptr ? nullptr : exchange;
-}
-
-// How one class shows its tensors. The capsule is held.
-class Exchange {
- public:
-  Exchange(nb::object capsule, nb::object tensor_class) : capsule_(capsule), class_(tensor_class) {
-    interface_ = exchange_in(capsule);
-    if (interface_ == nullptr) {
-      throw std::invalid_argument("exchange: expected a capsule of DLPack's interface, version 1");
-    }
-  }
-
-  Tensor view_of(nb::handle tensor) const {
-    Tensor view{};
-    if (interface_->view_of_object(tensor.ptr(), &view) != 0) throw nb::python_error();
-    return view;
-  }
-
-  // False for what is no tensor of the very class, or has no memory that could be shown.
-  bool shows(PyObject* object, Tensor& view) const {
-    if (!takes(object)) return false;
-    if (interface_->view_of_object(object, &view) == 0) return true;
-    PyErr_Clear();
-    return false;
-  }
-
-  bool takes(PyObject* object) const {
-    return object != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(object)) == class_.ptr();
-  }
-
- private:
-  nb::object capsule_, class_;
-  const dlpack::Exchange* interface_;
-};
-
-// A name that is looked up often: interned ones are compared by where they are.
-nb::object name_of(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
-
-nb::object attribute(PyObject* object, const nb::object& name) {
-  nb::object found = nb::steal(PyObject_GetAttr(object, name.ptr()));
-  if (!found.is_valid()) throw nb::python_error();
-  return found;
-}
-
-nb::object call(PyObject* object, const nb::object& method) {
-  PyObject* const args[] = {object};
-  nb::object out =
-      nb::steal(PyObject_VectorcallMethod(method.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-  if (!out.is_valid()) throw nb::python_error();
-  return out;
-}
 
 // Where the rows of a column stand: that of environment p and step t at data + p * part + t * step. A step of 0 is that
 // of a single row which all steps write.
@@ -110,7 +52,7 @@ class TensorRows {
  public:
   TensorRows(nb::object exchange, nb::object tensor_class, nb::dict columns, nb::dict roots, nb::list flags,
              std::int32_t time_dim)
-      : exchange_(exchange, tensor_class), is_neg_(name_of("is_neg")) {
+      : exchange_(exchange, tensor_class) {
     if (columns.size() == 0) throw std::invalid_argument("columns: expected one at least");
     for (const nb::object& kept : {nb::object(columns), nb::object(roots)}) kept_.append(kept);
     for (const auto [key, column] : columns) {
@@ -139,7 +81,7 @@ class TensorRows {
     Tensor* const views = count > kFew ? many.data() : few;
     // Where Python may run, values may change: they are looked at afterwards.
     for (const Column& column : columns_) {
-      if (!is_plain(value_at(given, column))) return nb::none();
+      if (!exchange_.is_plain(value_at(given, column))) return nb::none();
     }
     for (std::size_t i = 0; i < count; ++i) {
       if (!fits(columns_[i], value_at(given, columns_[i]), views[i])) return nb::none();
@@ -199,9 +141,6 @@ class TensorRows {
     if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
     return value;
   }
-
-  // Whether a value is a tensor, of no subclass, whose bytes are its values': lazily negated ones have others.
-  bool is_plain(PyObject* value) const { return exchange_.takes(value) && call(value, is_neg_).ptr() == Py_False; }
 
   bool fits(const Column& column, PyObject* value, Tensor& view) const {
     if (!exchange_.shows(value, view)) return false;
@@ -266,7 +205,6 @@ class TensorRows {
   }
 
   Exchange exchange_;
-  nb::object is_neg_;
   nb::list kept_;  // the memory behind the addresses
   std::vector<Column> columns_;
   std::vector<std::byte> pieces_;  // values that had to be copied before the first was written

@@ -111,20 +111,28 @@ class RowMaps:
     """Rows of columns that get what arithmetic makes of rows of other ones, bit for bit as float32 and float64 give it.
 
     Args:
+        exchange: DLPack's exchange interface of the tensor class; None if no numbers are read.
+        tensor_class: the class of the tensors.
         maps: for each column ``(source, after, roots, operations)``: NumPy arrays with rows first, of float32 or
             float64, whose memory is held; `roots`, like `after`, gets the same in the rows behind, or is None. The
-            operations are done in order: ``("add" | "subtract" | "multiply" | "divide", array)``, with an array of one
-            row that is read at each call, or ``("float32" | "float64", None)``, which converts.
+            operations are done in order: ``("add" | "subtract" | "multiply" | "divide", tensors, name)``, where
+            ``tensors[name]`` broadcasts with a row and has the dtype at that point, and is looked up at each call; or
+            ``("float32" | "float64", None, None)``, which converts.
 
     Raises:
-        ValueError: for arrays of another type or shape, that can't be written, and unknown operations.
-        TypeError: for what is no array.
-        RuntimeError: for what is no list of such tuples.
+        ValueError: for arrays and tensors of another type or shape, what can't be written, and unknown operations.
+        TypeError: for what is no array, and no list of such tuples.
     """
 
-    def __init__(self, maps: list[tuple[Any, Any, Any, list[tuple[str, Any]]]]) -> None: ...
-    def run(self, t: int) -> None:
+    def __init__(
+        self, exchange: Any, tensor_class: type, maps: list[tuple[Any, Any, Any, list[tuple[str, Any, Any]]]]
+    ) -> None: ...
+    def run(self, t: int) -> bool:
         """Write row `t`, and row ``t + 1`` of the roots, from row `t` of the sources.
+
+        Returns:
+            False, and nothing is written, if a tensor has another shape, layout or dtype than at construction, or isn't
+            there.
 
         Raises:
             IndexError: if there is no such row, or none behind it; nothing is written.

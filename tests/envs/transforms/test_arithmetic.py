@@ -25,6 +25,7 @@ from gleanrl.envs.transforms import (
     arithmetic,
 )
 from gleanrl.errors import PolicyError
+from gleanrl.exchange import EXCHANGE
 from gleanrl.native import RowMaps
 from gleanrl.tree import flatten
 from tests.envs.transforms.ways import (
@@ -48,8 +49,10 @@ def rows_run(monkeypatch):
 
     class Watched(RowMaps):
         def run(self, t):
-            found.append(t)
-            super().run(t)
+            ran = super().run(t)
+            if ran:
+                found.append(t)
+            return ran
 
     monkeypatch.setattr(arithmetic, "RowMaps", Watched)
     return found
@@ -275,19 +278,65 @@ def test_numbers_that_change_between_batches_count(changes, rows_run):
         assert torch.equal(left["next", "observation"], right["next", "observation"])
 
 
-def test_numbers_are_read_at_every_row(rows_run):
+def add_in_place(one):
+    one.loc.add_(1.0)
+
+
+def exchange(one):
+    one.loc = torch.tensor(7.0)
+
+
+def widen(one):
+    one.loc, one.scale = torch.arange(3.0), torch.arange(1.0, 4.0)
+
+
+def share(one):
+    one.share_memory()
+    one.loc.fill_(7.0)
+
+
+@pytest.mark.parametrize("change", [add_in_place, exchange, widen, load, share, give_other_memory])
+def test_numbers_are_read_at_every_row(change, rows_run):
     def collected(*more):
-        one = norm(standard_normal=True)
+        one, calls = norm(standard_normal=True, out_keys=["seen"]), 0
 
-        def policy(tensordict):
-            one.loc.add_(1.0)
-            return tensordict.set("action", torch.zeros(3, 2))
+        def policy(observation):
+            nonlocal calls
+            calls += 1
+            if calls == 5:
+                change(one)
+            return torch.zeros(3, 2)
 
-        env = TransformedEnv(CountingEnv(Script(lengths=(50,)), (3,)), Compose(one, *more))
-        return SyncDataCollector(env, policy, frames_per_batch=30, total_frames=-1).next()
+        env = TransformedEnv(CountingEnv(Script(lengths=(50,)), (3,)), Compose(one, RewardSum(), *more))
+        module = TensorDictModule(policy, ["observation"], ["action"])
+        return SyncDataCollector(env, module, frames_per_batch=60, total_frames=-1).next()
 
-    fast, slow = collected(), collected(OnTensorDicts())
-    assert torch.equal(fast["next", "observation"], slow["next", "observation"])
+    fast, slow = flatten(collected()), flatten(collected(OnTensorDicts()))
+    for path in fast:
+        assert torch.equal(fast[path], slow[path]), path
+    assert len(rows_run) > (2 if change is widen else 15)
+
+
+@pytest.mark.parametrize("chain", ["another key", "in a row", "sums before", "twice"])
+def test_a_state_in_the_middle_of_a_batch_is_that_of_its_last_row(chain, rows_run):
+    roots = []
+
+    def policy(observation):
+        if (observation[0, -1] % 3).bool():
+            roots.append({path: value.clone() for path, value in stepper.root().items()})
+        return torch.zeros(3, 2)
+
+    env = TransformedEnv(CountingEnv(LONG, (3,)), Compose(*CHAINS[chain]()))
+    module = TensorDictModule(policy, ["observation"], ["action"])
+    collector = SyncDataCollector(env, module, frames_per_batch=60, total_frames=-1)
+    stepper = collector.plan.stepper
+    roots.clear()
+    batch = flatten(collector.next())
+    rows = [t for t in range(20) if (batch[("observation",)][0, t, -1] % 3).bool()]
+    assert len(roots) == len(rows) > 3
+    for t, root in zip(rows, roots, strict=True):
+        for path, value in root.items():
+            assert torch.equal(value, batch[path][:, t]), (t, path)
     assert rows_run
 
 
@@ -344,11 +393,8 @@ def test_transforms_say_what_they_do():
     value = torch.randn(5, 3)
     for one in (norm(), norm(standard_normal=True), RewardScaling(0.3, 1.7)):
         after = torch.zeros(1, 5, 3)
-        operations = [
-            (name, np.broadcast_to(number.numpy(), (1, 5, 3)))
-            for name, number in one.arithmetic(torch.float32)
-        ]
-        RowMaps([(value[None].numpy(), after.numpy(), None, operations)]).run(0)
+        maps = [(value[None].numpy(), after.numpy(), None, [*map(tuple, one.arithmetic(torch.float32))])]
+        RowMaps(EXCHANGE, torch.Tensor, maps).run(0)
         assert torch.equal(after[0], one._apply_transform(value))
         assert one.arithmetic(torch.float64) is None
     assert [op.name for op in DoubleToFloat().arithmetic(torch.float64)] == ["float32"]

@@ -12,6 +12,7 @@ from gleanrl.block import Block
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.mapping import EntryTransform
 from gleanrl.envs.transforms.operations import CONVERSIONS, Operation
+from gleanrl.exchange import EXCHANGE
 from gleanrl.native import RowMaps
 from gleanrl.tree import NestedKey, as_path
 
@@ -41,10 +42,13 @@ class _Mapped(NamedTuple):
         return _Mapped(self.source, dtype, (*self.operations, *operations))
 
     def mark(self) -> tuple[Any, ...]:
-        """Return what differs where numbers stand in other memory, or other operations are done."""
-        numbers = [one for _, one in self.operations if one is not None]
-        places = [(one.data_ptr(), one.shape, one.stride(), one.is_neg()) for one in numbers]
-        return id(self.source), *(name for name, _ in self.operations), *places
+        """Return what differs where numbers stand elsewhere or have another form, or other operations are done."""
+        places = [(name, id(tensors), key) for name, tensors, key in self.operations]
+        return id(self.source), *places, *map(_form_of, self.numbers())
+
+    def numbers(self) -> list[torch.Tensor | None]:
+        """Return the tensors of the operations."""
+        return [operation.numbers for operation in self.operations]
 
 
 Maps = dict[NestedKey, _Mapped]
@@ -56,11 +60,12 @@ class MappedRows(NamedTuple):
 
     Attributes:
         keys: what is written.
-        run: called with `t`, writes row `t` and the root behind it.
+        run: called with `t`, writes row `t` and the root behind it; or returns False, and does nothing, if numbers
+            have another form now.
     """
 
     keys: frozenset[NestedKey]
-    run: Callable[[int], None]
+    run: Callable[[int], bool]
 
 
 class RowArithmetic:
@@ -78,8 +83,6 @@ class RowArithmetic:
     def of(self, chain: Sequence[Transform]) -> MappedRows | None:
         """Return what does all that some transforms do in a row.
 
-        Numbers are read at every row, from the tensors that held them at this call.
-
         Args:
             chain: the transforms, in order; no classes of users', which may do anything.
 
@@ -91,7 +94,7 @@ class RowArithmetic:
             return None
         mark = tuple((key, *mapped.mark()) for key, mapped in maps.items())
         if self._known is None or self._known[0] != mark:
-            self._known = mark, self._made(maps)  # which holds the memory that the mark tells of
+            self._known = mark, self._made(maps)
         return self._known[1]
 
     def _maps_of(self, chain: Sequence[Transform]) -> Maps | None:
@@ -117,7 +120,8 @@ class RowArithmetic:
     def _made(self, maps: Maps) -> MappedRows | None:
         if not all(self._fits(key, mapped) for key, mapped in maps.items()):
             return None
-        return MappedRows(frozenset(maps), RowMaps([self._arrays(*item) for item in maps.items()]).run)
+        rows = [self._arrays(*item) for item in maps.items()]
+        return MappedRows(frozenset(maps), RowMaps(EXCHANGE, torch.Tensor, rows).run)
 
     def _fits(self, key: NestedKey, mapped: _Mapped) -> bool:
         """Return whether a map's results are what the columns at a key hold, and its numbers fit the rows."""
@@ -129,23 +133,28 @@ class RowArithmetic:
             and mapped.source[0].size <= _MOST_VALUES
             and all(array is not None and array.shape == shape for array in arrays)
             and all(self._outer.schema[path].dtype is mapped.dtype for path in columns)
-            and all(_is_readable(one, shape[1:]) for _, one in mapped.operations if one is not None)
+            and all(_is_readable(one, shape[1:]) for one in mapped.numbers() if one is not None)
         )
 
     def _arrays(self, key: NestedKey, mapped: _Mapped) -> tuple[Any, ...]:
         """Return what `RowMaps` takes."""
-        path, shape = as_path(key), mapped.source.shape[1:]
-        operations = [
-            (name, None if operand is None else np.broadcast_to(operand.detach().numpy(), shape)[None])
-            for name, operand in mapped.operations
-        ]
+        path = as_path(key)
         after, root = self._outer.row_arrays(("next", *path)), self._outer.row_arrays(path)
-        return mapped.source, after, root, operations
+        return mapped.source, after, root, [tuple(operation) for operation in mapped.operations]
 
 
-def _is_readable(operand: torch.Tensor, shape: tuple[int, ...]) -> bool:
+def _form_of(numbers: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """Return what may be another one although a tensor stands where it stood."""
+    if numbers is None or numbers.layout is not torch.strided:
+        return None
+    return type(numbers), numbers.shape, numbers.stride(), numbers.device, numbers.is_neg()
+
+
+def _is_readable(numbers: torch.Tensor, shape: tuple[int, ...]) -> bool:
     """Return whether the core can read a tensor for each value of a row: it's on the CPU, as it is, and no larger."""
-    if not operand.is_cpu or operand.is_neg() or operand.ndim > len(shape):
+    if EXCHANGE is None or type(numbers) is not torch.Tensor or numbers.layout is not torch.strided:
         return False
-    sizes = zip(reversed(operand.shape), reversed(shape), strict=False)
+    if not numbers.is_cpu or numbers.is_neg() or not numbers.numel() or numbers.ndim > len(shape):
+        return False
+    sizes = zip(reversed(numbers.shape), reversed(shape), strict=False)
     return all(size in (1, whole) for size, whole in sizes)

@@ -42,7 +42,7 @@ class EntryTransform(Transform):
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
         """Return what `_apply_transform` does to values of a dtype, bit for bit; None if that isn't known.
 
-        Who overrides one of the two overrides both.
+        It is asked once a batch; numbers are read at every row. Who overrides one of the two overrides both.
         """
         return None
 

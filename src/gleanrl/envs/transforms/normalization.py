@@ -151,7 +151,7 @@ class ObservationNorm(EntryTransform):
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
         """Return the two operations, where the numbers are known and of the same dtype."""
-        return affine(self.loc, self.scale, self.standard_normal, dtype)
+        return affine(self._buffers, self.standard_normal, dtype)
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
         return scaled(value, *self._numbers(value), not self.standard_normal)

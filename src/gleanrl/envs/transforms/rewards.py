@@ -57,7 +57,7 @@ class RewardScaling(_OfRewards):
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
         """Return the two operations, where the numbers are of the same dtype."""
-        return affine(self._buffers["loc"], self._buffers["scale"], self.standard_normal, dtype)
+        return affine(self._buffers, self.standard_normal, dtype)
 
     def extra_repr(self) -> str:
         """Show the numbers."""

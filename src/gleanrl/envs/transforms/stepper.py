@@ -156,6 +156,8 @@ class TransformedStepper(Stepper):
         """Make the carry that of the latest step: others' resets come in the middle of a block, too."""
         latest, self._latest = self._latest, None
         if latest is not None:
+            if self._quiet is not None and self._num_stepped <= self._last:
+                latest = latest | self._quiet.catch_up(self._num_stepped, self._outer_root)
             self._carry = {key: v.clone() for key, v in latest.items() if as_path(key) in self._observed}
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
@@ -257,8 +259,12 @@ class TransformedStepper(Stepper):
                 rows[t].copy_(given[t])
             self._base.step(t)
             quiet = self._quiet
-            if quiet is not None and quiet.mapped is not None and quiet.is_quiet(t, self._done):
-                quiet.mapped.run(t)
+            if (
+                quiet is not None
+                and quiet.mapped is not None
+                and quiet.is_quiet(t, self._done)
+                and quiet.mapped.run(t)
+            ):
                 self._latest, self._num_stepped = quiet.counters.root, t + 1
                 return
             made, kept = self._transformed(t)
@@ -302,7 +308,7 @@ class TransformedStepper(Stepper):
         made = outcome.clear(t)
         run_steps(self._steps if quiet is None else quiet.in_every_row, root, outcome)
         if quiet is not None:
-            if quiet.is_quiet(t, self._done) and self._done_keys.isdisjoint(made):
+            if quiet.mapped is None and quiet.is_quiet(t, self._done) and self._done_keys.isdisjoint(made):
                 kept, required = quiet.counters.root, quiet.required
             else:
                 root.seldom = outcome.seldom = True

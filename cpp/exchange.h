@@ -1,0 +1,77 @@
+// How torch shows its tensors: DLPack's exchange interface behind Python objects, and what else these are asked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+
+#include "bindings.h"
+#include "tensors.h"
+
+namespace gleanrl {
+
+// The interface in a capsule; null if it is none, or of another major version.
+inline const dlpack::Exchange* exchange_in(nb::handle capsule) {
+  if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule)) return nullptr;
+  auto* found = static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
+  while (found != nullptr && found->major != dlpack::kMajor) found = found->previous;
+  const auto* exchange = reinterpret_cast<const dlpack::Exchange*>(found);
+  return exchange == nullptr || exchange->view_of_object == nullptr ? nullptr : exchange;
+}
+
+// A name that is looked up often: interned ones are compared by where they are.
+inline nb::object name_of(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
+
+inline nb::object attribute(PyObject* object, const nb::object& name) {
+  nb::object found = nb::steal(PyObject_GetAttr(object, name.ptr()));
+  if (!found.is_valid()) throw nb::python_error();
+  return found;
+}
+
+inline nb::object call(PyObject* object, const nb::object& method) {
+  PyObject* const args[] = {object};
+  nb::object out =
+      nb::steal(PyObject_VectorcallMethod(method.ptr(), args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+  if (!out.is_valid()) throw nb::python_error();
+  return out;
+}
+
+// How one class shows its tensors. The capsule is held.
+class Exchange {
+ public:
+  Exchange(nb::object capsule, nb::object tensor_class)
+      : capsule_(capsule), class_(tensor_class), is_neg_(name_of("is_neg")) {
+    interface_ = exchange_in(capsule);
+    if (interface_ == nullptr) {
+      throw std::invalid_argument("exchange: expected a capsule of DLPack's interface, version 1");
+    }
+  }
+
+  dlpack::Tensor view_of(nb::handle tensor) const {
+    dlpack::Tensor view{};
+    if (interface_->view_of_object(tensor.ptr(), &view) != 0) throw nb::python_error();
+    return view;
+  }
+
+  // False for what is no tensor of the very class, or has no memory that could be shown.
+  bool shows(PyObject* object, dlpack::Tensor& view) const {
+    if (!takes(object)) return false;
+    if (interface_->view_of_object(object, &view) == 0) return true;
+    PyErr_Clear();
+    return false;
+  }
+
+  // Whether an object is a tensor, of no subclass, whose bytes are its values: lazily negated ones have others. Python
+  // may run.
+  bool is_plain(PyObject* object) const { return takes(object) && call(object, is_neg_).ptr() == Py_False; }
+
+  bool takes(PyObject* object) const {
+    return object != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(object)) == class_.ptr();
+  }
+
+ private:
+  nb::object capsule_, class_, is_neg_;
+  const dlpack::Exchange* interface_;
+};
+
+}  // namespace gleanrl
