@@ -1,8 +1,8 @@
 """Training scripts on torchrl and taken over: the time in collectors and replay buffers, and the programs' own.
 
 The sides of a round have the same seeds, networks and numbers of frames and updates; they take turns, one process
-after the other. They need the interpreter of `make test-programs`. For two programs there is a third side, with loops
-by hand in place of the collector and the buffer.
+after the other. They need the interpreter of `make test-programs`. Two programs are raced against loops by hand in
+place of the collector and the buffer, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from benchmarks.harness import Gauge
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = Path(os.environ.get("FOREIGN_PYTHON", ROOT / ".venv-foreign/bin/python"))
 PROGRAMS = ("dqn", "sac", "ppo_discrete", "ppo_continuous")
-WAYS = ("torchrl", "takeover")
 ROUNDS = 5
 LIMIT_S = 900.0
 
@@ -29,20 +28,20 @@ Parts = dict[str, float]
 
 
 @functools.cache
-def rounds(program: str) -> list[dict[str, Parts]]:
-    """Returns what the runs of each round are made of, by side; see `metered`.
+def rounds(program: str, other: str) -> list[dict[str, Parts]]:
+    """Returns what the runs of each round are made of, by side: ours and another one; see `metered`.
 
     Raises:
         RuntimeError: a run failed, or there is no such interpreter.
     """
-    ways = (*WAYS, "by-hand") if program in LOOPS else WAYS
+    ways = ("takeover", other)
     found: list[dict[str, Parts]] = []
     for turn in range(ROUNDS):
         order = ways if turn % 2 else tuple(reversed(ways))
         found.append({way: _run(program, way, "data") | _run(program, way, "parts") for way in order})
     for way in ways:
         parts = found[0][way]
-        medians = {part: statistics.median(runs[way][part] for runs in found) for part in parts}
+        medians = {part: round(statistics.median(runs[way][part] for runs in found), 3) for part in parts}
         print(f"  {program}, {way}: {medians}", flush=True)
     return found
 
@@ -73,7 +72,7 @@ def _share(program: str, without: tuple[str, ...], part: str, of: str = "torchrl
     def left(runs: Parts) -> float:
         return runs[part] - sum(runs[own] for own in without)
 
-    shares = [left(runs["takeover"]) / left(runs[of]) for runs in rounds(program)]
+    shares = [left(runs["takeover"]) / left(runs[of]) for runs in rounds(program, of)]
     print(
         f"  {program}, {part} without {without}: {[round(share, 3) for share in shares]} of {of}'s",
         flush=True,

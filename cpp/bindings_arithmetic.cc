@@ -37,7 +37,7 @@ FloatRows floats(const HeldRows& rows) {
 class Numbers {
  public:
   Numbers(nb::dict holder, nb::handle name, bool is_float) : holder_(holder), name_(nb::borrow(name)) {
-    dtype_ = {2, static_cast<std::uint8_t>(is_float ? 32 : 64), 1};
+    dtype_ = {dlpack::kFloat, static_cast<std::uint8_t>(is_float ? 32 : 64), 1};
   }
 
   // Remembers the form of the tensor that stands there; returns where its numbers are for the elements of a row, in

@@ -56,6 +56,7 @@ struct Exchange {
 };
 
 inline constexpr std::int32_t kCpu = 1;
+inline constexpr std::uint8_t kFloat = 2;
 inline constexpr std::uint32_t kMajor = 1;
 inline constexpr const char* kCapsule = "dlpack_exchange_api";
 

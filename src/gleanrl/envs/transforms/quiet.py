@@ -129,7 +129,9 @@ def skippable(
         past_entries: whether transforms of entries may stand behind them; the core has to do all that these do then.
     """
     found = Skippable([], {})
-    counted: set[NestedKey] = set()  # by those further behind, and so on
+    # What stands behind the transform that is looked at: keys that counting transforms write, those among them that are
+    # found write, flags aside, and keys that transforms of entries change.
+    counted: set[NestedKey] = set()
     filled: set[NestedKey] = set()
     changed: set[NestedKey] = set()
     for position, one in reversed([*enumerate(chain)]):
