@@ -52,12 +52,7 @@ class Numbers {
     for (std::size_t dim = 0; dim < row.size(); ++dim) {
       const std::int64_t size = dim < more ? 1 : shape_[dim - more];
       if (size != 1 && size != row[dim]) refuse();
-      const std::int64_t step = size == 1 ? 0 : strides_[dim - more] * dtype_.bits / 8;
-      std::vector<std::int64_t> further;
-      for (const auto offset : found) {
-        for (std::int64_t i = 0; i < row[dim]; ++i) further.push_back(offset + i * step);
-      }
-      found = std::move(further);
+      add_dimension(found, row[dim], size == 1 ? 0 : strides_[dim - more] * dtype_.bits / 8);
     }
     return found;
   }

@@ -1,12 +1,8 @@
 // The Python face of what works on whole arrays: one-hot rows, numbers that aren't finite, and running sums.
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <stdexcept>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "bindings.h"

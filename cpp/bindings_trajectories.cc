@@ -1,9 +1,12 @@
 // The Python face of what numbers the frames of a batch.
+#include <cstdint>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
 #include "bindings.h"
+#include "held_rows.h"
 #include "trajectories.h"
 
 namespace gleanrl {
@@ -20,45 +23,40 @@ class Array {
   Array(const char* name, nb::handle array, const char* kinds, Py_ssize_t item_size, int ndim, bool written,
         bool needed = true) {
     if (!needed && array.is_none()) return;
-    if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_STRIDES | PyBUF_FORMAT | (written ? PyBUF_WRITABLE : 0)) != 0) {
-      throw nb::python_error();
-    }
-    if (!fits(kinds, item_size, ndim)) {
-      PyBuffer_Release(&view_);
+    memory_.emplace(array, PyBUF_STRIDES | PyBUF_FORMAT | (written ? PyBUF_WRITABLE : 0));
+    if (!memory_->is_held()) throw nb::python_error();
+    if (!fits(*memory_, kinds, item_size, ndim)) {
       throw std::invalid_argument(std::string("record: expected another array of ") + name);
     }
   }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  ~Array() {
-    if (view_.obj != nullptr) PyBuffer_Release(&view_);
-  }
 
-  std::int64_t size(int dim) const { return view_.shape[dim]; }
+  std::int64_t size(int dim) const { return (*memory_)->shape[dim]; }
 
   void require(const char* name, std::int64_t rows, std::int64_t row_length) const {
-    if (view_.obj == nullptr) return;
-    if (view_.shape[0] != rows || (view_.ndim == 2 && view_.shape[1] != row_length)) {
+    if (!memory_) return;
+    const Memory& view = *memory_;
+    if (view->shape[0] != rows || (view->ndim == 2 && view->shape[1] != row_length)) {
       throw std::invalid_argument(std::string("record: done and ") + name + " differ in shape");
     }
   }
 
   template <class Value>
   Rows<Value> rows() const {
-    if (view_.obj == nullptr) return {};
-    return {static_cast<Value*>(view_.buf), view_.strides[0] / view_.itemsize};
+    if (!memory_) return {};
+    const Memory& view = *memory_;
+    return {static_cast<Value*>(view->buf), view->strides[0] / view->itemsize};
   }
 
  private:
   // Rows may stand apart, the values of one can't.
-  bool fits(const char* kinds, Py_ssize_t item_size, int ndim) const {
-    if (std::strlen(view_.format) != 1 || std::strchr(kinds, view_.format[0]) == nullptr) return false;
-    if (view_.itemsize != item_size || view_.ndim != ndim || view_.strides[0] % item_size != 0) return false;
-    if (reinterpret_cast<std::uintptr_t>(view_.buf) % static_cast<std::uintptr_t>(item_size) != 0) return false;
-    return view_.shape[ndim - 1] <= 1 || view_.strides[ndim - 1] == item_size;
+  static bool fits(const Memory& view, const char* kinds, Py_ssize_t item_size, int ndim) {
+    if (view.kind() == '\0' || std::strchr(kinds, view.kind()) == nullptr) return false;
+    if (view->itemsize != item_size || view->ndim != ndim || view->strides[0] % item_size != 0) return false;
+    if (reinterpret_cast<std::uintptr_t>(view->buf) % static_cast<std::uintptr_t>(item_size) != 0) return false;
+    return view->shape[ndim - 1] <= 1 || view->strides[ndim - 1] == item_size;
   }
 
-  Py_buffer view_{};
+  std::optional<Memory> memory_;  // none for None
 };
 
 nb::tuple record_steps(nb::handle done, nb::handle reward, nb::handle mask, nb::handle ids, nb::handle counts,

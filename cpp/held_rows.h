@@ -7,7 +7,6 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -46,11 +45,7 @@ class HeldRows {
     grid_.step = memory_->strides[0];
     grid_.elements = {0};
     for (int dim = 1; dim < memory_->ndim; ++dim) {
-      std::vector<std::int64_t> elements;
-      for (const auto offset : grid_.elements) {
-        for (Py_ssize_t i = 0; i < memory_->shape[dim]; ++i) elements.push_back(offset + i * memory_->strides[dim]);
-      }
-      grid_.elements = std::move(elements);
+      add_dimension(grid_.elements, memory_->shape[dim], memory_->strides[dim]);
     }
   }
 

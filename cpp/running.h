@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace gleanrl {
@@ -31,6 +32,15 @@ struct RowGrid {
     std::memcpy(data + t * step + elements[e], &value, sizeof value);
   }
 };
+
+// Gives a row one more dimension, the innermost: each of its elements becomes `size` that lie `step` bytes apart.
+inline void add_dimension(std::vector<std::int64_t>& elements, std::int64_t size, std::int64_t step) {
+  std::vector<std::int64_t> more;
+  for (const auto offset : elements) {
+    for (std::int64_t i = 0; i < size; ++i) more.push_back(offset + i * step);
+  }
+  elements = std::move(more);
+}
 
 template <class T>
 T sum_of(T one, T other) {

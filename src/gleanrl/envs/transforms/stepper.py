@@ -154,10 +154,9 @@ class TransformedStepper(Stepper):
 
     def _catch_up(self) -> None:
         """Make the carry that of the latest step: others' resets come in the middle of a block, too."""
+        self._write_skipped()
         latest, self._latest = self._latest, None
         if latest is not None:
-            if self._quiet is not None and self._num_stepped <= self._last:
-                latest = latest | self._quiet.catch_up(self._num_stepped, self._outer_root)
             self._carry = {key: v.clone() for key, v in latest.items() if as_path(key) in self._observed}
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
@@ -343,12 +342,16 @@ class TransformedStepper(Stepper):
 
     def settle(self) -> None:
         """Write what was deferred, of the rows that are whole."""
+        self._write_skipped()
+        self._quiet = None
+        self._root.clear(0)
+
+    def _write_skipped(self) -> None:
+        """Do what was skipped of the rows that are whole; the latest values are those of the root to come then."""
         if self._quiet is not None and self._num_stepped <= self._last:
             values = self._quiet.catch_up(self._num_stepped, self._outer_root)
             if self._latest is not None:
                 self._latest = self._latest | values
-        self._quiet = None
-        self._root.clear(0)
 
     def _enter(self, t: int) -> None:
         """Write what the inverse transforms make of the action of row `t` into the inner block."""
