@@ -287,7 +287,16 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
     """
     # Entries of a plain TensorDict with one batch dimension are put past its checks: this runs for each sample.
     plain = type(batch) is TensorDict and batch._batch_size == (num_rows,)
-    if not plain and (not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,)):
+    if plain and (batch._device is None or batch._device.type == "cpu"):
+        for key, value in entries.items():
+            if type(key) is str:
+                batch._tensordict[key] = value
+            elif (group := _plain_group(batch, key[:-1])) is not None:
+                group._tensordict[key[-1]] = value
+            else:
+                _add_entry(batch, as_path(key), value, batch.batch_size, batch.device)
+        return
+    if not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,):
         found = (
             f"batch size {tuple(batch.batch_size)}"
             if isinstance(batch, TensorDictBase)
@@ -297,19 +306,17 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
             f"{sorted(map(str, entries))} can't be added to the batch: expected a TensorDict of {num_rows} rows, "
             f"got {found}; collate_fn has to keep the rows"
         )
-    size, device = batch.batch_size, batch.device
-    plain = plain and (device is None or device.type == "cpu")
     for key, value in entries.items():
-        group: Any = batch
-        last: Any = key
-        if plain and type(key) is tuple:
-            *parts, last = key
-            for part in parts:
-                group = group._tensordict.get(part) if type(group) is TensorDict else None
-        if plain and type(group) is TensorDict:
-            group._tensordict[last] = value
-        else:
-            _add_entry(batch, as_path(key), value, size, device)
+        _add_entry(batch, as_path(key), value, batch.batch_size, batch.device)
+
+
+def _plain_group(batch: Any, parts: Iterable[Any]) -> Any:
+    """Return the plain TensorDict below those keys; None if there is another thing, or none."""
+    for part in parts:
+        batch = batch._tensordict.get(part)
+        if type(batch) is not TensorDict:
+            return None
+    return batch
 
 
 def _add_entry(

@@ -122,12 +122,8 @@ class Intake:
             self._gate.asked = False
             storage, sampler = self._parts.storage, self._parts.sampler
             # With generations a record may be known that isn't stored any more.
-            shape = (
-                storage.shape
-                if generation is None
-                else torch.Size((storage.capacity_steps, *storage.batch_shape))
-            )
-            slots = slots_of_update(index, shape, check=not sampler.takes_priorities)
+            steps = storage.num_steps if generation is None else storage.capacity_steps
+            slots = slots_of_update(index, (steps, *storage.batch_shape), not sampler.takes_priorities)
             sampler.prioritize(storage, slots, priority, generation)
 
     def mark_update(self, index: Any) -> None:

@@ -53,6 +53,9 @@ class Server(ABC):
     of: str
     """What error messages call the buffer."""
 
+    warns_of_other_sizes = False
+    """Whether a batch of another size than the usual one is a surprise."""
+
     def __init__(self, batch_size: int | None) -> None:
         self.batch_size = positive_or_none("batch_size", batch_size)
 
@@ -65,12 +68,20 @@ class Server(ABC):
         """Begin a new epoch with the next batch."""
 
     def size_of(self, batch_size: int | None) -> int:
-        """Return the transitions of a batch, given the argument of `sample`."""
+        """Return the transitions of a batch, given the argument of `sample`; another size than the usual one warns."""
+        usual = self.batch_size
         if batch_size is None:
-            if self.batch_size is not None:
-                return self.batch_size
+            if usual is not None:
+                return usual
             raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
-        return positive("batch_size", batch_size)
+        size = (
+            batch_size if type(batch_size) is int and batch_size > 0 else positive("batch_size", batch_size)
+        )
+        if usual is not None and size != usual and self.warns_of_other_sizes:
+            warnings.warn(
+                f"sample: batch_size={size} differs from the buffer's {usual}; {size} is used", stacklevel=4
+            )
+        return size
 
     def sample(self, batch_size: int | None, return_info: bool, keys: Iterable[NestedKey] | None) -> Any:
         """Return a batch, or ``(batch, info)``."""
@@ -115,6 +126,7 @@ class BufferServer(Server):
     """
 
     of = "a buffer"
+    warns_of_other_sizes = True
 
     def __init__(
         self,
@@ -147,16 +159,6 @@ class BufferServer(Server):
     def draws_ahead(self) -> bool:
         """Whether batches are drawn ahead."""
         return self.draws.prefetcher is not None and self._parts.sampler.draws_ahead
-
-    def size_of(self, batch_size: int | None) -> int:
-        """Return the transitions of a batch; another size than the buffer's warns."""
-        size = super().size_of(batch_size)
-        if self.batch_size is not None and size != self.batch_size:
-            warnings.warn(
-                f"sample: batch_size={size} differs from the buffer's {self.batch_size}; {size} is used",
-                stacklevel=5,
-            )
-        return size
 
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
         """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""

@@ -54,7 +54,10 @@ def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Te
     if isinstance(values, torch.Tensor) and values.shape == (count,) and values.dtype in _DIRECT[dtype]:
         # What a training loop brings.
         found = values.detach() if values.requires_grad else values
-        return (found if found.is_cpu else found.cpu()).to(dtype).contiguous()
+        found = found if found.is_cpu else found.cpu()
+        return (
+            found if found.dtype == dtype else found.to(dtype)
+        ).contiguous()  # `to` isn't free for what fits
     try:
         # By way of NumPy: torch takes Python's numbers for single precision.
         tensor = torch.as_tensor(values if isinstance(values, torch.Tensor) else np.asarray(values)).detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -83,7 +84,7 @@ def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor
     return picked.reshape(-1).contiguous(), picked.shape
 
 
-def slots_of_update(index: Any, shape: torch.Size, check: bool = True) -> torch.Tensor:
+def slots_of_update(index: Any, shape: tuple[int, ...], check: bool = True) -> torch.Tensor:
     """Return the slots of what `extend` or `sample` returned as index, with -1 for what is to be skipped.
 
     Args:
@@ -117,7 +118,7 @@ def slots_of_update(index: Any, shape: torch.Size, check: bool = True) -> torch.
     slots = (
         positions if positions.ndim == 1 and positions.is_contiguous() else positions.reshape(-1).contiguous()
     )
-    return _updatable(slots, shape.numel()) if check else slots
+    return _updatable(slots, math.prod(shape)) if check else slots
 
 
 def steps_at(cursor: Any, capacity: int) -> torch.Tensor:
@@ -223,7 +224,7 @@ def _is_number(index: Any) -> bool:
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
 
 
-def _flat(coordinates: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _flat(coordinates: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return slots of ``(n, ndim)`` coordinates."""
     skipped = (coordinates == -1).any(-1)
     flat = torch.zeros(coordinates.shape[0], dtype=torch.int64, device="cpu")
