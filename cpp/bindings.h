@@ -94,6 +94,9 @@ void bind_arrays(nb::module_& m);
 // What takes tensors.
 void bind_tensors(nb::module_& m);
 
+// What makes tensors.
+void bind_fresh(nb::module_& m);
+
 // What reads and checks files.
 void bind_files(nb::module_& m);
 

@@ -61,23 +61,25 @@ std::int64_t update_priorities(Priorities& self, std::uintptr_t index, std::uint
 }
 
 void draw_priorities(Priorities& self, std::uintptr_t uniforms, std::int64_t n, double beta, bool by_batch,
-                     std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight, std::uintptr_t generation) {
+                     std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight, std::uintptr_t generation,
+                     bool served) {
   const auto from = array_at<double>("draw", uniforms, n);
   const auto* counters = table_at<std::int64_t>("draw", written);
   auto* rows = room_at<std::int64_t>("draw", index, n);
   auto* weights = room_at<float>("draw", weight, n);
   auto* generations = room_at<std::int64_t>("draw", generation, n);
-  run(n >= kReleaseSearches, [&] { self.draw(from, {beta, by_batch}, counters, rows, weights, generations); });
+  run(n >= kReleaseSearches, [&] { self.draw(from, {beta, by_batch}, counters, rows, weights, generations, served); });
 }
 
 void draw_priorities_by(Priorities& self, Random& random, std::int64_t n, double beta, bool by_batch,
-                        std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight,
-                        std::uintptr_t generation) {
+                        std::uintptr_t written, std::uintptr_t index, std::uintptr_t weight, std::uintptr_t generation,
+                        bool served) {
   const auto* counters = table_at<std::int64_t>("draw", written);
   auto* rows = room_at<std::int64_t>("draw", index, n);
   auto* weights = room_at<float>("draw", weight, n);
   auto* generations = room_at<std::int64_t>("draw", generation, n);
-  run(n >= kReleaseSearches, [&] { self.draw(random, n, {beta, by_batch}, counters, rows, weights, generations); });
+  run(n >= kReleaseSearches,
+      [&] { self.draw(random, n, {beta, by_batch}, counters, rows, weights, generations, served); });
 }
 
 void write_steps(Episodes& self, std::int64_t start, std::int64_t count, std::uintptr_t ends, nb::handle ids) {
@@ -211,9 +213,9 @@ void bind_draws(nb::module_& m) {
            "single"_a = false,
            "Set the priorities of rows index[0:n] that weren't written since; return how many were.")
       .def("draw", &draw_priorities_by, "uniforms"_a, "n"_a, "beta"_a, "by_batch"_a, "written"_a, "index"_a, "weight"_a,
-           "generation"_a, "Draw n rows with the uniforms of a generator.")
+           "generation"_a, "served"_a = false, "Draw n rows with the uniforms of a generator.")
       .def("draw", &draw_priorities, "uniforms"_a, "n"_a, "beta"_a, "by_batch"_a, "written"_a, "index"_a, "weight"_a,
-           "generation"_a, "Draw n rows, with weights and generations.")
+           "generation"_a, "served"_a = false, "Draw n rows, with weights and generations.")
       .def(
           "remember",
           [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t generation) {

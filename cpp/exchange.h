@@ -16,7 +16,9 @@ inline const dlpack::Exchange* exchange_in(nb::handle capsule) {
   auto* found = static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
   while (found != nullptr && found->major != dlpack::kMajor) found = found->previous;
   const auto* exchange = reinterpret_cast<const dlpack::Exchange*>(found);
-  return exchange == nullptr || exchange->view_of_object == nullptr ? nullptr : exchange;
+  const bool whole =
+      exchange != nullptr && exchange->view_of_object != nullptr && exchange->object_of_managed != nullptr;
+  return whole ? exchange : nullptr;
 }
 
 // A name that is looked up often: interned ones are compared by where they are.
@@ -51,6 +53,13 @@ class Exchange {
     dlpack::Tensor view{};
     if (interface_->view_of_object(tensor.ptr(), &view) != 0) throw nb::python_error();
     return view;
+  }
+
+  // A tensor of that memory, which it gives back at its end.
+  nb::object object_of(dlpack::Managed* managed) const {
+    void* made = nullptr;
+    if (interface_->object_of_managed(managed, &made) != 0) throw nb::python_error();
+    return nb::steal(static_cast<PyObject*>(made));
   }
 
   // False for what is no tensor of the very class, or has no memory that could be shown.

@@ -1,9 +1,10 @@
 #include "finite.h"
 
 #include <algorithm>
-#include <bit>
 #include <stdexcept>
 #include <string>
+
+#include "kernels.h"
 
 namespace gleanrl {
 namespace {
@@ -13,18 +14,13 @@ using std::int64_t;
 // Long enough for wide registers, short enough that the second look at a block with a hit costs nothing.
 constexpr int64_t kBlock = 1024;
 
-// kExponent: the exponent's bits; kUnit: its lowest one. Only an exponent of all ones carries into the sign bit.
-template <class Bits, Bits kExponent, Bits kUnit, class Float>
-int64_t scan(const Float* values, int64_t n) {
-  static_assert(sizeof(Bits) == sizeof(Float) && kExponent + kUnit == Bits{1} << (8 * sizeof(Bits) - 1));
-  const auto mark = [](Float value) { return (std::bit_cast<Bits>(value) & kExponent) + kUnit; };
-  const auto hit = [&](Float value) { return mark(value) > kExponent; };
+// The first position in a block, found by a look at each value; `any` looks at them together.
+template <class Float>
+int64_t scan(const Float* values, int64_t n, bool (*any)(const Float*, std::size_t)) {
   for (int64_t begin = 0; begin < n; begin += kBlock) {
     const int64_t end = std::min(n, begin + kBlock);
-    // No branch and no compare in this loop: three integer operations a register.
-    Bits any = 0;
-    for (int64_t i = begin; i < end; ++i) any |= mark(values[i]);
-    if (any > kExponent) return std::find_if(values + begin, values + end, hit) - values;
+    if (!any(values + begin, static_cast<std::size_t>(end - begin))) continue;
+    return std::find_if(values + begin, values + end, [any](const Float& value) { return any(&value, 1); }) - values;
   }
   return -1;
 }
@@ -34,13 +30,9 @@ void add_one(int64_t& counter) { counter = static_cast<int64_t>(static_cast<std:
 
 }  // namespace
 
-int64_t first_nonfinite(const float* values, int64_t n) {
-  return scan<std::uint32_t, 0x7f800000u, 0x00800000u>(values, n);
-}
+int64_t first_nonfinite(const float* values, int64_t n) { return scan(values, n, kernels().any_nonfinite_float); }
 
-int64_t first_nonfinite(const double* values, int64_t n) {
-  return scan<std::uint64_t, 0x7ff0000000000000u, 0x0010000000000000u>(values, n);
-}
+int64_t first_nonfinite(const double* values, int64_t n) { return scan(values, n, kernels().any_nonfinite_double); }
 
 void bump(int64_t* counters, int64_t start, int64_t n, int64_t num_rows) {
   if (n < 0 || n > num_rows) {

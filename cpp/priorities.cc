@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "checks.h"
-#include "powers.h"
+#include "kernels.h"
 #include "weights.h"
 
 namespace gleanrl {
@@ -21,8 +21,8 @@ using std::uint32_t;
 
 // Rows whose leaves are computed at once: they stay in the first cache.
 constexpr int64_t kChunk = 512;
-// Rows between asking for one and touching it.
-constexpr size_t kAhead = 16;
+// Rows that are asked for at a time.
+constexpr size_t kAsked = 64;
 
 // leaf[i] = (raw[i] + eps)^alpha. In one place, so that one priority has one leaf, to the last bit.
 [[gnu::noinline]] void leaves_of(const Priorities::Rule& rule, const double* raw, size_t n, double* leaf) {
@@ -35,13 +35,7 @@ constexpr size_t kAhead = 16;
       leaf[i] = sum > 0.0 ? std::max(sum, kSmallest) : 0.0;
     }
   } else {
-    for (size_t i = 0; i < n; i += 2) {
-      const size_t j = std::min(i + 1, n - 1);
-      const Pair sum = Pair{raw[i], raw[j]} + rule.eps;
-      const Pair power = exp2_of(rule.alpha * log2_of(sum));
-      leaf[i] = sum[0] > 0.0 ? power[0] : 0.0;
-      leaf[j] = sum[1] > 0.0 ? power[1] : 0.0;
-    }
+    kernels().powers(raw, rule.eps, rule.alpha, n, leaf);
   }
 }
 
@@ -70,12 +64,8 @@ double Priorities::rounded(double raw) const {
 }
 
 void Priorities::check_raw(const char* call, std::span<const double> raw) const {
-  // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
-  const auto legal = [most = largest()](double value) { return (value >= 0.0) & (value <= most); };
-  bool all = true;
-  for (const double value : raw) all &= legal(value);
-  if (all) return;
-  const auto found = std::find_if_not(raw.begin(), raw.end(), legal);
+  const auto found = std::find_if_not(raw.begin(), raw.end(), [this](double value) { return is_legal(value); });
+  if (found == raw.end()) return;
   throw std::invalid_argument(std::string(call) + ": expected finite priorities of 0 or more (at most " +
                               (single() ? "float32's largest number" : "2^960") + "), got " + text_of(*found) +
                               " at position " + std::to_string(found - raw.begin()) + " of " +
@@ -165,8 +155,20 @@ void Priorities::set_max_seen(std::optional<double> raw) {
   max_seen_ = raw;
 }
 
-int64_t Priorities::update(std::span<const int64_t> index, std::span<const double> raw, int64_t limit,
-                           const int64_t* written, const int64_t* expected) {
+// Asks for what an update of rows reads and writes; -1 stands for none. Always inline: GCC drops the call of a function
+// that does nothing else.
+inline void Priorities::ask_for(std::span<const int64_t> rows, const int64_t* written) const {
+  for (const int64_t row : rows) {
+    if (row < 0) continue;
+    rows_.prefetch(row);
+    __builtin_prefetch(written + row, 0, 2);
+    tree_.prefetch(row);
+  }
+}
+
+template <class Raw>
+int64_t Priorities::update_rows(std::span<const int64_t> index, std::span<const Raw> raw, int64_t limit,
+                                const int64_t* written, const int64_t* expected) {
   const size_t n = index.size();
   if (raw.size() != n) {
     throw std::invalid_argument("update: expected one priority per row, " + std::to_string(n) + ", got " +
@@ -180,43 +182,58 @@ int64_t Priorities::update(std::span<const int64_t> index, std::span<const doubl
   row_work_.resize(n);
   raw_work_.resize(n);
   leaf_work_.resize(n);
-  for (size_t i = 0; i < n; ++i) {
-    raw_work_[i] = index[i] < 0 ? 0.0 : raw[i];
-    if (index[i] < 0) continue;
-    rows_.prefetch(index[i]);
-    __builtin_prefetch(written + index[i], 0, 2);
+  bool all_legal = true;
+  for (size_t begin = 0; begin < n; begin += kAsked) {  // leaves are computed while their places come from memory
+    const size_t end = std::min(n, begin + kAsked);
+    if (n <= kChunk) ask_for(index.subspan(begin, end - begin), written);
+    for (size_t i = begin; i < end; ++i) {
+      const double value = index[i] < 0 ? 0.0 : static_cast<double>(raw[i]);
+      all_legal &= is_legal(value);
+      raw_work_[i] = rounded(value);
+    }
+    leaves_of(rule_, raw_work_.data() + begin, end - begin, leaf_work_.data() + begin);
   }
-  check_raw("update", raw_work_);
-  for (double& value : raw_work_) value = rounded(value);
-  leaves_of(rule_, raw_work_.data(), n, leaf_work_.data());
+  if (!all_legal) {
+    for (size_t i = 0; i < n; ++i) raw_work_[i] = index[i] < 0 ? 0.0 : static_cast<double>(raw[i]);
+    check_raw("update", raw_work_);
+  }
   check_leaves("update", rule_, raw_work_.data(), n, leaf_work_.data());
 
-  size_t kept = 0;
   int64_t dropped = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const int64_t row = index[i];
-    if (row < 0) continue;
-    const bool late = expected ? written[row] != expected[i] : rows_.drawn_before(row, written[row]);
-    // At this point kept <= i: what is read is not yet overwritten.
-    row_work_[kept] = row;
-    raw_work_[kept] = raw_work_[i];
-    leaf_work_[kept] = rows_.blocked(row) ? 0.0 : leaf_work_[i];
-    kept += !late;
-    dropped += late;
+  double largest = -1.0;
+  for (size_t begin = 0; begin < n; begin += kChunk) {
+    const size_t end = std::min(n, begin + kChunk);
+    if (n > kChunk) ask_for(index.subspan(begin, end - begin), written);
+    size_t kept = begin;
+    for (size_t i = begin; i < end; ++i) {
+      const int64_t row = index[i];
+      if (row < 0) continue;
+      const bool late = expected ? written[row] != expected[i] : rows_.drawn_before(row, written[row]);
+      // At this point kept <= i: what is read is not yet overwritten.
+      row_work_[kept] = row;
+      raw_work_[kept] = raw_work_[i];
+      leaf_work_[kept] = rows_.blocked(row) ? 0.0 : leaf_work_[i];
+      kept += !late;
+      dropped += late;
+    }
+    tree_.put({row_work_.data() + begin, kept - begin}, leaf_work_.data() + begin);
+    for (size_t i = begin; i < kept; ++i) {
+      rows_.store(row_work_[i], raw_work_[i]);
+      largest = std::max(largest, raw_work_[i]);
+    }
   }
-  tree_.update({row_work_.data(), kept}, {leaf_work_.data(), kept});
-  for (size_t i = 0; i < kept; ++i) rows_.store(row_work_[i], raw_work_[i]);
-  if (kept > 0) {
-    const double largest = *std::max_element(raw_work_.data(), raw_work_.data() + kept);
-    max_seen_ = std::max(max_seen_.value_or(largest), largest);
-  }
+  if (largest >= 0.0) max_seen_ = std::max(max_seen_.value_or(largest), largest);
   return dropped;
+}
+
+int64_t Priorities::update(std::span<const int64_t> index, std::span<const double> raw, int64_t limit,
+                           const int64_t* written, const int64_t* expected) {
+  return update_rows(index, raw, limit, written, expected);
 }
 
 int64_t Priorities::update(std::span<const int64_t> index, std::span<const float> raw, int64_t limit,
                            const int64_t* written, const int64_t* expected) {
-  given_work_.assign(raw.begin(), raw.end());
-  return update(index, given_work_, limit, written, expected);
+  return update_rows(index, raw, limit, written, expected);
 }
 
 void Priorities::check_draw(const WeightRule& rule, size_t n) const {
@@ -227,32 +244,26 @@ void Priorities::check_draw(const WeightRule& rule, size_t n) const {
 }
 
 void Priorities::draw(Random& random, int64_t n, const WeightRule& rule, const int64_t* written, int64_t* index,
-                      float* weight, int64_t* generation) {
+                      float* weight, int64_t* generation, bool served) {
   check_draw(rule, static_cast<size_t>(n));
   // Where leaves will stand: they replace the uniforms one by one.
   leaf_work_.resize(static_cast<size_t>(n));
   random.uniforms(leaf_work_.data(), n);
-  draw(leaf_work_, rule, written, index, weight, generation);
+  draw(leaf_work_, rule, written, index, weight, generation, served);
 }
 
 void Priorities::draw(std::span<const double> uniform, const WeightRule& rule, const int64_t* written, int64_t* index,
-                      float* weight, int64_t* generation) {
+                      float* weight, int64_t* generation, bool served) {
   const size_t n = uniform.size();
   check_draw(rule, n);
   if (n == 0) return;
   leaf_work_.resize(n);
-  tree_.draw(uniform, index, leaf_work_.data());
-  // These arrive while the weights are computed: the counters, and what `remember` is about to write.
-  const size_t asked = std::min(n, static_cast<size_t>(kChunk));
-  for (size_t i = 0; i < asked; ++i) {
-    __builtin_prefetch(written + index[i], 0, 2);
-    rows_.prefetch(index[i]);
-  }
+  // The counters, and what `remember` is about to write.
+  const SumTree::Beside beside[] = {{written, sizeof *written}, {rows_.data(), rows_.row_bytes()}};
+  tree_.draw(uniform, index, leaf_work_.data(), beside);
   importance_weights(leaf_work_, 1.0 / tree_.min_positive(), rule.beta, rule.by_batch, weight);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead >= asked && i + kAhead < n) __builtin_prefetch(written + index[i + kAhead], 0, 2);
-    generation[i] = written[index[i]];
-  }
+  for (size_t i = 0; i < n; ++i) generation[i] = written[index[i]];
+  for (size_t i = 0; served && i < n; ++i) rows_.remember(index[i], generation[i]);
 }
 
 void Priorities::remember(std::span<const int64_t> index, const int64_t* generation) {

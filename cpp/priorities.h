@@ -92,12 +92,12 @@ class Priorities {
                       const std::int64_t* written, const std::int64_t* expected);
 
   // index[i] = a row drawn with uniform[i] in [0, 1), weight[i] = its importance weight, generation[i] =
-  // written[index[i]]. Nothing is remembered.
+  // written[index[i]]. With `served` it is remembered.
   void draw(std::span<const double> uniform, const WeightRule& rule, const std::int64_t* written, std::int64_t* index,
-            float* weight, std::int64_t* generation);
+            float* weight, std::int64_t* generation, bool served);
   // The same with the next n uniforms of a generator, which stays where it is if the call throws.
   void draw(Random& random, std::int64_t n, const WeightRule& rule, const std::int64_t* written, std::int64_t* index,
-            float* weight, std::int64_t* generation);
+            float* weight, std::int64_t* generation, bool served);
 
   // From now on generation[i] is that of the last draw of row index[i].
   void remember(std::span<const std::int64_t> index, const std::int64_t* generation);
@@ -123,18 +123,24 @@ class Priorities {
 
  private:
   void check_draw(const WeightRule& rule, std::size_t n) const;
+  // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
+  bool is_legal(double raw) const { return (raw >= 0.0) & (raw <= largest()); }
   double rounded(double raw) const;
   void check_raw(const char* call, std::span<const double> raw) const;
   double checked_leaf(const char* call, const Rule& rule, double raw) const;
   void compute_leaves(const Rule& rule, std::int64_t first, std::int64_t n, double* leaf) const;
   void refresh_leaves(const Rule& rule);
+  [[gnu::always_inline]] void ask_for(std::span<const std::int64_t> rows, const std::int64_t* written) const;
+  template <class Raw>
+  std::int64_t update_rows(std::span<const std::int64_t> index, std::span<const Raw> raw, std::int64_t limit,
+                           const std::int64_t* written, const std::int64_t* expected);
 
   SumTree tree_;
   PriorityRows rows_;
   Rule rule_;
   std::optional<double> max_seen_;
   std::vector<std::int64_t> row_work_;
-  std::vector<double> given_work_, raw_work_, leaf_work_;
+  std::vector<double> raw_work_, leaf_work_;
 };
 
 }  // namespace gleanrl

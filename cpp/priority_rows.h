@@ -31,6 +31,9 @@ class PriorityRows {
         stale_(largest_.size(), 0) {}
 
   bool single() const { return single_; }
+  // Where row 0 is, and how far apart rows are.
+  const std::byte* data() const { return memory_.data(); }
+  std::int64_t row_bytes() const { return row_bytes_; }
   // No row from here on was ever touched.
   std::int64_t end() const { return end_; }
   std::int64_t num_blocked() const { return num_blocked_; }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "checks.h"
+#include "kernels.h"
 
 namespace gleanrl {
 namespace {
@@ -20,9 +21,6 @@ using std::size_t;
 constexpr int64_t kFanOut = 8;
 // Rows handled at once: enough for their misses to overlap, few enough to stay in the first cache.
 constexpr size_t kChunk = 512;
-// Draws between asking for a node and looking into it; 16 and 64 are a little slower. Everything is asked for in the
-// second cache, which takes more requests at a time than the first.
-constexpr size_t kAhead = 32;
 
 // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
 bool is_priority(double value) { return (value >= 0.0) & (value <= SumTree::kLargest); }
@@ -43,59 +41,36 @@ double stored(double value) { return value + 0.0; }
 // Two doubles in a register of the baseline.
 using Pair = double __attribute__((vector_size(16)));
 
-struct Line {
-  Pair part[4];
-};
-
-Line load_line(const double* from) {
-  Line line;
-  std::memcpy(&line, from, sizeof line);
-  return line;
-}
-
-// The order of these additions is part of the tree's state: it decides the last bit of every sum.
-double sum_of(const Line& line) {
-  const Pair sum = (line.part[0] + line.part[1]) + (line.part[2] + line.part[3]);
-  return sum[0] + sum[1];
-}
-
-// The smallest positive one, 0 if all are 0.
-double low_of(const Line& line) {
-  constexpr double kNone = std::numeric_limits<double>::infinity();
-  const auto lower = [](Pair a, Pair b) { return a < b ? a : b; };
-  const auto positive = [](Pair a) { return a > Pair{0.0, 0.0} ? a : Pair{kNone, kNone}; };
-  const Pair low = lower(lower(positive(line.part[0]), positive(line.part[1])),
-                         lower(positive(line.part[2]), positive(line.part[3])));
-  const double lowest = std::min(low[0], low[1]);
-  return lowest == kNone ? 0.0 : lowest;
-}
-
-using PairMask = int64_t __attribute__((vector_size(16)));
-
-// Where `left` reaches `mass`, takes it off; all ones there, else 0. Masks instead of a condition: the outcome is a
-// coin's, and a branch on it would be mispredicted every other time.
-PairMask step_over(Pair mass, Pair& left) {
-  const PairMask reached = left >= mass;
-  left -= reinterpret_cast<Pair>(reinterpret_cast<PairMask>(mass) & reached);
-  return reached;
-}
-
 Pair load_pair(const double* from) {
   Pair pair;
   std::memcpy(&pair, from, sizeof pair);
   return pair;
 }
 
-// Two searches of one level side by side: children of two nodes and the masses left, which move into the chosen
-// children. Three halvings: the left four, then the left pair, then the left child.
-PairMask choose(const double* a, const double* b, Pair& left) {
-  const Pair fours_a = load_pair(a) + load_pair(a + 2), fours_b = load_pair(b) + load_pair(b + 2);
-  PairMask k = step_over(Pair{fours_a[0] + fours_a[1], fours_b[0] + fours_b[1]}, left) & 4;
-  const Pair pair_a = load_pair(a + k[0]), pair_b = load_pair(b + k[1]);
-  k += step_over(Pair{pair_a[0] + pair_a[1], pair_b[0] + pair_b[1]}, left) & 2;
-  k += step_over(Pair{a[k[0]], b[k[1]]}, left) & 1;
-  return k;
-}
+// Both take a line of eight.
+struct SumOf {
+  // The order of these additions is part of the tree's state: it decides the last bit of every sum.
+  double operator()(const double* line) const {
+    const Pair sum = (load_pair(line) + load_pair(line + 2)) + (load_pair(line + 4) + load_pair(line + 6));
+    return sum[0] + sum[1];
+  }
+};
+
+struct LowOf {
+  // The smallest positive one, 0 if all are 0.
+  double operator()(const double* line) const {
+    constexpr double kNone = std::numeric_limits<double>::infinity();
+    const auto lower = [](Pair a, Pair b) { return a < b ? a : b; };
+    const auto positive = [](Pair a) { return a > Pair{0.0, 0.0} ? a : Pair{kNone, kNone}; };
+    const Pair low = lower(lower(positive(load_pair(line)), positive(load_pair(line + 2))),
+                           lower(positive(load_pair(line + 4)), positive(load_pair(line + 6))));
+    const double lowest = std::min(low[0], low[1]);
+    return lowest == kNone ? 0.0 : lowest;
+  }
+};
+
+constexpr SumOf sum_of;
+constexpr LowOf low_of;
 
 }  // namespace
 
@@ -124,7 +99,7 @@ SumTree::SumTree(int64_t capacity) : capacity_(capacity) {
 
 SumTree::Summary SumTree::summarise(int level, int64_t node) const {
   const auto l = static_cast<size_t>(level);
-  return {sum_of(load_line(sums_[l] + kFanOut * node)), low_of(load_line(lows_[l] + kFanOut * node))};
+  return {sum_of(sums_[l] + kFanOut * node), low_of(lows_[l] + kFanOut * node)};
 }
 
 // Recomputes the parents of the nodes [first, last] of a level, and theirs, up to the top.
@@ -154,26 +129,28 @@ void SumTree::update(std::span<const int64_t> index, std::span<const double> val
   }
   check_rows("update", index, capacity_);
   check_values("update", value);
+  for (size_t begin = 0; begin < index.size(); begin += kChunk) {
+    const auto some = index.subspan(begin, std::min(kChunk, index.size() - begin));
+    for (const int64_t row : some) prefetch(row);
+    put(some, value.data() + begin);
+  }
+}
+
+void SumTree::put(std::span<const int64_t> index, const double* value) {
   const size_t room = std::min(index.size(), kChunk);
   for (auto* work : {&sum_work_, &low_work_}) {
     if (work->size() < room) work->resize(room);
   }
   for (size_t begin = 0; begin < index.size(); begin += kChunk) {
-    const size_t n = std::min(kChunk, index.size() - begin);
-    update_some(index.subspan(begin, n), value.subspan(begin, n));
+    update_some(index.subspan(begin, std::min(kChunk, index.size() - begin)), value + begin);
   }
   if (!index.empty()) refresh_top();
 }
 
 // Level by level for all rows. The two summaries climb separately: a changed leaf changes every sum above it, but
-// seldom the smallest leaf, so that that list is short from the second level on. Lists are shortened without branches, by writing every item and advancing past those that stay.
-void SumTree::update_some(std::span<const int64_t> index, std::span<const double> value) {
-  for (const int64_t row : index) __builtin_prefetch(sums_[0] + row, 1, 2);
-  if (levels_ > 1) {
-    for (const auto* levels : {&sums_, &lows_}) {
-      for (const int64_t row : index) __builtin_prefetch((*levels)[1] + row / kFanOut, 1, 2);
-    }
-  }
+// seldom the smallest leaf, so that that list is short from the second level on. Lists are shortened without branches,
+// by writing every item and advancing past those that stay.
+void SumTree::update_some(std::span<const int64_t> index, const double* value) {
   for (size_t i = 0; i < index.size(); ++i) sums_[0][index[i]] = stored(value[i]);
   if (levels_ == 1) return;
 
@@ -187,7 +164,7 @@ void SumTree::update_some(std::span<const int64_t> index, std::span<const double
   }
   for (size_t i = 0; i < num_sums; ++i) {
     const int64_t node = sum_work_[i];
-    const Line line = load_line(sums_[0] + kFanOut * node);
+    const double* const line = sums_[0] + kFanOut * node;
     const double low = low_of(line);
     sums_[1][node] = sum_of(line);
     low_work_[num_lows] = node / kFanOut;
@@ -201,14 +178,14 @@ void SumTree::update_some(std::span<const int64_t> index, std::span<const double
     if (static_cast<int64_t>(n) >= nodes(level)) {
       for (int64_t node = 0; node < nodes(level); ++node) {
         work[static_cast<size_t>(node)] = node / kFanOut;
-        levels[l + 1][node] = summary(load_line(levels[l] + kFanOut * node));
+        levels[l + 1][node] = summary(levels[l] + kFanOut * node);
       }
       return static_cast<size_t>(nodes(level));
     }
     size_t kept = 0;
     for (size_t i = 0; i < n; ++i) {
       const int64_t node = work[i];
-      const double now = summary(load_line(levels[l] + kFanOut * node));
+      const double now = summary(levels[l] + kFanOut * node);
       work[kept] = node / kFanOut;
       kept += !stop_unchanged || now != levels[l + 1][node];
       levels[l + 1][node] = now;
@@ -242,46 +219,33 @@ void SumTree::fill(int64_t start, int64_t n, double value) {
   refresh_top();
 }
 
-void SumTree::draw(std::span<const double> uniform, int64_t* index, double* value) const {
+// The leaves of nodes of level 1, and what lies beside them; into the second cache, like everything here. Always inline:
+// GCC drops the call of a function that does nothing else.
+inline void SumTree::ask_for_leaves(std::span<const int64_t> nodes, std::span<const Beside> beside) const {
+  for (const int64_t node : nodes) {
+    __builtin_prefetch(sums_[0] + kFanOut * node, 0, 2);
+    for (const auto& [rows, row_bytes] : beside) {
+      __builtin_prefetch(static_cast<const std::byte*>(rows) + kFanOut * node * row_bytes, 0, 2);
+    }
+  }
+}
+
+// value[i] holds the mass that is left to find inside node index[i]; at the end the leaf. Only positive children are
+// entered: the sums of nodes are positive.
+void SumTree::draw(std::span<const double> uniform, int64_t* index, double* value,
+                   std::span<const Beside> beside) const {
   if (uniform.empty()) return;
   check_uniforms(uniform);
   if (!(total_ > 0.0)) throw std::runtime_error("draw: no row has a positive priority");
   for (size_t begin = 0; begin < uniform.size(); begin += kChunk) {
     const size_t n = std::min(kChunk, uniform.size() - begin);
-    draw_some(uniform.subspan(begin, n), index + begin, value + begin);
-  }
-}
-
-// value[i] holds the mass that is left to find inside node index[i]; at the end the leaf.
-void SumTree::draw_some(std::span<const double> uniform, int64_t* index, double* value) const {
-  const size_t n = uniform.size();
-  for (size_t i = 0; i < n; ++i) {
-    value[i] = uniform[i] * total_;
-    index[i] = 0;
-  }
-  for (int level = levels_ - 1; level >= 0; --level) {
-    const double* sums = sums_[static_cast<size_t>(level)];
-    for (size_t i = 0; i < n; i += 2) {
-      // At this point the sums of both nodes are positive: only positive children are entered.
-      const size_t j = std::min(i + 1, n - 1);
-      if (i + kAhead + 1 < n) {
-        __builtin_prefetch(sums + kFanOut * index[i + kAhead], 0, 2);
-        __builtin_prefetch(sums + kFanOut * index[i + kAhead + 1], 0, 2);
-      }
-      const double *a = sums + kFanOut * index[i], *b = sums + kFanOut * index[j];
-      Pair left{value[i], value[j]};
-      const PairMask k = choose(a, b, left);
-      const auto enter = [&](size_t item, const double* child, int64_t chosen, double mass) {
-        if (child[chosen] == 0.0) [[unlikely]] {
-          // Rounding only carries a search too far to the right, so there is a positive child further left.
-          while (child[chosen] == 0.0) --chosen;
-          mass = child[chosen];
-        }
-        index[item] = child - sums + chosen;
-        value[item] = level == 0 ? child[chosen] : mass;
-      };
-      enter(i, a, k[0], left[0]);
-      enter(j, b, k[1], left[1]);
+    for (size_t i = begin; i < begin + n; ++i) {
+      value[i] = uniform[i] * total_;
+      index[i] = 0;
+    }
+    for (int level = levels_ - 1; level >= 0; --level) {
+      if (level == 0) ask_for_leaves({index + begin, n}, beside);
+      kernels().descend(sums_[static_cast<size_t>(level)], level == 0, index + begin, value + begin, n);
     }
   }
 }

@@ -46,13 +46,29 @@ class SumTree {
   // Leaf index[i] = value[i], in that order. Rows lie in [0, capacity).
   void update(std::span<const std::int64_t> index, std::span<const double> value);
 
+  // The same for rows and values that the caller has checked, and of which it has asked for most by `prefetch`.
+  void put(std::span<const std::int64_t> index, const double* value);
+  // Asks for what an update of the row reads. Always inline: GCC drops the call of a function that does nothing else.
+  [[gnu::always_inline]] void prefetch(std::int64_t row) const {
+    __builtin_prefetch(sums_[0] + row, 1, 2);
+    if (levels_ == 1) return;
+    __builtin_prefetch(sums_[1] + row / 8, 1, 2);
+    __builtin_prefetch(lows_[1] + row / 8, 1, 2);
+  }
+
   // Leaf (start + i) % capacity = value, for i in [0, n): the rows of a ring write. start in [0, capacity),
   // n <= capacity.
   void fill(std::int64_t start, std::int64_t n, double value);
 
   // index[i] = a row drawn with uniform[i], value[i] = its leaf. Uniforms lie in [0, 1), in `value` itself perhaps.
-  // Draws are with replacement.
-  void draw(std::span<const double> uniform, std::int64_t* index, double* value) const;
+  // Draws are with replacement. Rows of `beside` are what the caller is going to read at the rows drawn: they are asked
+  // for as early as that can be.
+  struct Beside {
+    const void* rows;
+    std::int64_t row_bytes;
+  };
+  void draw(std::span<const double> uniform, std::int64_t* index, double* value,
+            std::span<const Beside> beside = {}) const;
 
   // value[i] = leaf index[i].
   void get(std::span<const std::int64_t> index, double* value) const;
@@ -71,8 +87,8 @@ class SumTree {
   Summary summarise(int level, std::int64_t node) const;
   void refresh(int level, std::int64_t first, std::int64_t last);
   void refresh_top();
-  void update_some(std::span<const std::int64_t> index, std::span<const double> value);
-  void draw_some(std::span<const double> uniform, std::int64_t* index, double* value) const;
+  void update_some(std::span<const std::int64_t> index, const double* value);
+  [[gnu::always_inline]] void ask_for_leaves(std::span<const std::int64_t> nodes, std::span<const Beside> beside) const;
 
   std::int64_t capacity_;
   int levels_ = 0;

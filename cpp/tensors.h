@@ -40,6 +40,18 @@ struct Tensor {
   std::uint64_t byte_offset;
 };
 
+// A tensor and its memory, which whoever holds it gives back by calling `give_back`.
+struct Managed {
+  struct Version {
+    std::uint32_t major;
+    std::uint32_t minor;
+  } version;
+  void* context;
+  void (*give_back)(Managed* self);
+  std::uint64_t flags;
+  Tensor tensor;
+};
+
 struct ExchangeHeader {
   std::uint32_t major;
   std::uint32_t minor;
@@ -50,8 +62,8 @@ struct Exchange {
   ExchangeHeader header;
   void* allocate;
   void* managed_from_object;
-  void* managed_to_object;
-  int (*view_of_object)(void* object, Tensor* out);  // 0, or -1 and a Python error
+  int (*object_of_managed)(Managed* managed, void** out);  // takes it over; 0, or -1 and a Python error
+  int (*view_of_object)(void* object, Tensor* out);        // 0, or -1 and a Python error
   void* current_stream;
 };
 

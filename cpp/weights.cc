@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "powers.h"
+#include "kernels.h"
 
 namespace gleanrl {
 namespace {
@@ -35,18 +35,8 @@ void importance_weights(std::span<const double> priority, double scale, double b
   if (priority.empty()) return;
   // The logarithm of the priority whose weight is 1.
   double one = -std::log2(scale);
-  if (normalise) {
-    const double lowest = *std::min_element(priority.begin(), priority.end());
-    one = log2_of(Pair{lowest, lowest})[0];
-  }
-  const auto weigh = [&](double a, double b) { return exp2_of(-beta * (log2_of(Pair{a, b}) - one)); };
-  const size_t even = priority.size() / 2 * 2;
-  for (size_t i = 0; i < even; i += 2) {
-    const Pair pair = weigh(priority[i], priority[i + 1]);
-    weights[i] = static_cast<float>(pair[0]);
-    weights[i + 1] = static_cast<float>(pair[1]);
-  }
-  if (even < priority.size()) weights[even] = static_cast<float>(weigh(priority[even], priority[even])[0]);
+  if (normalise) one = kernels().log2(*std::min_element(priority.begin(), priority.end()));
+  kernels().weights(priority.data(), one, beta, priority.size(), weights);
 }
 
 }  // namespace gleanrl

@@ -89,8 +89,27 @@ class TensorForms:
     def unchanged(self, tensors: list[Any]) -> bool:
         """Whether these are where they were, in their shapes, without gradients or attributes."""
 
+class FreshTensors:
+    """Makes uninitialised tensors on the CPU, again and again.
+
+    Args:
+        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
+        tensor_class: of the tensors.
+        like: CPU tensors of the shapes and dtypes wanted.
+    """
+
+    def __init__(self, exchange: object, tensor_class: type[Any], like: list[Any]) -> None: ...
+    def make(self) -> tuple[list[Any], list[int]]:
+        """Return new ones, each in memory of its own, and where that is."""
+
 def knows_exchange(capsule: object) -> bool:
     """Whether a capsule holds DLPack's exchange interface, in a version that is known here."""
+
+def lanes() -> int:
+    """Return how many doubles are worked on at a time: 8 with AVX-512, else 2. Results are the same."""
+
+def use_lanes(n: int) -> bool:
+    """Work on `n` doubles at a time from now on; False, and nothing changes, if this processor can't. For tests."""
 
 def first_nonfinite_f32(address: int, n: int) -> int:
     """Position of the first NaN or infinity among n float32 values, or -1."""
@@ -393,6 +412,7 @@ class Priorities:
         index: int,
         weight: int,
         generation: int,
+        served: bool = False,
     ) -> None:
         """Draw n rows in proportion to their leaves, with n float64 in [0, 1), and read their generations.
 
@@ -401,6 +421,8 @@ class Priorities:
         Writes rows to `index` (int64), importance weights to `weight` (float32) and the rows' counters to
         `generation` (int64). Weights are `(leaf / min_positive) ** -beta`, or with `by_batch` divided by the batch's
         largest, which becomes exactly 1. RuntimeError if all leaves are 0.
+
+        `served` ones are remembered, too.
         """
 
     def remember(self, index: int, n: int, generation: int) -> None:

@@ -6,6 +6,7 @@ try:
     from gleanrl._core import (
         Columns,
         Episodes,
+        FreshTensors,
         Priorities,
         Random,
         RowMaps,
@@ -22,10 +23,12 @@ try:
         first_nonfinite_f64,
         importance_weights,
         knows_exchange,
+        lanes,
         positions_of_ones,
         read_files,
         record,
         spread_rows,
+        use_lanes,
         write_ones,
     )
 except ImportError as cause:
@@ -37,6 +40,7 @@ except ImportError as cause:
 __all__ = [
     "Columns",
     "Episodes",
+    "FreshTensors",
     "Priorities",
     "Random",
     "RowMaps",
@@ -53,9 +57,11 @@ __all__ = [
     "first_nonfinite_f64",
     "importance_weights",
     "knows_exchange",
+    "lanes",
     "positions_of_ones",
     "read_files",
     "record",
     "spread_rows",
+    "use_lanes",
     "write_ones",
 ]

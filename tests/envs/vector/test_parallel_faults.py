@@ -232,7 +232,9 @@ def test_a_killed_launcher(make):
 
 # An alarm between the opening of a file and the `with` that holds it leaves the closing to the file itself, which
 # says so: Python has no way around that, and nothing stays open.
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("policy", [None, nn.Linear(3, 2)], ids=["random", "policy"])
 def test_an_interrupted_collector_goes_on(make, policy):
     class Alarm(Exception):

@@ -271,9 +271,8 @@ class Draws(Stateful[DrawsState]):
     def _draw(self, size: int, stamped: bool, ahead: bool = False, place: Any = None) -> Ticket:
         """Draw a batch, to be handed out now or ahead of that; `place` is the sampler's before."""
         storage, sampler = self._parts.storage, self._parts.sampler
-        drawn = sampler.draw(storage, size, stamped)
-        if not ahead and sampler.takes_priorities:
-            sampler.on_serve(storage, drawn)
+        served = sampler.takes_priorities and not ahead
+        drawn = (sampler.draw_served if served else sampler.draw)(storage, size, stamped)
         return new_tuple(Ticket, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, place))
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int) -> None:

@@ -180,6 +180,12 @@ class Sampler(Part, Stateful[Any]):
             return new_tuple(Draw, (*drawn[:2], storage.generation(drawn.slots), *drawn[3:]))
         return drawn
 
+    def draw_served(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
+        """Draw a batch that is handed out before another one is drawn: `draw` and `on_serve` together."""
+        drawn = self.draw(storage, batch_size, generations)
+        self.on_serve(storage, drawn)
+        return drawn
+
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor, generations: bool = False) -> Draw:
         """Return `draw` with other slots where `stale` (bool, ``(n,)``): those were overwritten meanwhile."""
         if self._by_sample:

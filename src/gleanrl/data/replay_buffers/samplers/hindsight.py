@@ -88,10 +88,16 @@ class Hindsight(Unit):
         return self._with_goals(storage, self.unit.again(storage, draw, stale, random), random)
 
     def weighted(
-        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: RandomSource
+        self,
+        storage: Storage,
+        batch_size: int,
+        priorities: PriorityTable,
+        random: RandomSource,
+        served: bool = False,
     ) -> Draw:
         """Draw units by priorities, and goals beside them."""
-        return self._with_goals(storage, self.unit.weighted(storage, batch_size, priorities, random), random)
+        drawn = self.unit.weighted(storage, batch_size, priorities, random, served)
+        return self._with_goals(storage, drawn, random)
 
     def items(self, storage: Storage, length: int) -> torch.Tensor | None:
         """Return what the unit says."""

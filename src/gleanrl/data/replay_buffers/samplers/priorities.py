@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from numpy import empty, float32, int64
-from torch import from_numpy
 
 from gleanrl.arguments import positive_or_none
 from gleanrl.data.replay_buffers.samplers.priority_values import (
@@ -21,6 +19,7 @@ from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.versions import Change, Follower, changes_since, version_from, version_state
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
+from gleanrl.fresh import Made, maker
 from gleanrl.native import Priorities, Random
 from gleanrl.state import Stateful, StateReader
 
@@ -89,6 +88,10 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         self._beta = number("beta", beta)
         self._eps = number("eps", eps)
         self._native: Priorities | None = None
+        self._drawn: tuple[int, Callable[[], Made] | None] = (
+            0,
+            None,
+        )  # what makes the tensors of a draw of that size
         self._saved: PriorityState | None = None  # rows for the storage of the next `sync`
         self.renewals = 0
         """How often everything that the native table knew was dropped, blocks of rows included."""
@@ -229,7 +232,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     # Draws and updates
 
     def draw(
-        self, storage: Storage, count: int, uniforms: torch.Tensor | Random
+        self, storage: Storage, count: int, uniforms: torch.Tensor | Random, served: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Draw rows in proportion.
 
@@ -237,6 +240,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             storage: what to draw from.
             count: n.
             uniforms: ``(n,)`` float64 in [0, 1), or the generator of the core that draws them.
+            served: whether they are remembered at once (see `remember`).
 
         Returns:
             Slots ``(n,)`` int64, importance weights ``(n,)`` of `dtype`, generations ``(n,)`` int64.
@@ -245,24 +249,18 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             EmptyBufferError: every stored row has probability 0.
         """
         native = self.of(storage)
-        # In NumPy because that is cheaper than in torch.
-        slots = from_numpy(empty(count, int64))
-        weight = from_numpy(empty(count, float32))
-        generation = from_numpy(empty(count, int64))
         if not native.total > 0.0:
             raise EmptyBufferError(
                 "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"
             )
-        native.draw(
-            uniforms if isinstance(uniforms, Random) else uniforms.data_ptr(),
-            count,
-            self._beta,
-            self.by_batch,
-            storage.counters_at,
-            slots.data_ptr(),
-            weight.data_ptr(),
-            generation.data_ptr(),
-        )
+        drawn, make = self._drawn
+        if make is None or drawn != count:
+            make = maker([((count,), torch.int64), ((count,), torch.float32), ((count,), torch.int64)])
+            self._drawn = count, make
+        (slots, weight, generation), (slots_at, weight_at, generation_at) = make()
+        given = uniforms if isinstance(uniforms, Random) else uniforms.data_ptr()
+        counters_at, beta, by_batch = storage.counters_at, self._beta, self.by_batch
+        native.draw(given, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served)
         return slots, weight if self.dtype == torch.float32 else weight.to(self.dtype), generation
 
     def remember(self, storage: Storage, slots: torch.Tensor, generation: torch.Tensor) -> None:
@@ -345,7 +343,13 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the rows as plain tensors."""
-        return {**self.__dict__, "_native": None, "_saved": self.snapshot(), "followed": None}
+        return {
+            **self.__dict__,
+            "_native": None,
+            "_drawn": (0, None),
+            "_saved": self.snapshot(),
+            "followed": None,
+        }
 
     def check_valid(self) -> None:
         """Raise if the native table contradicts itself; for tests."""

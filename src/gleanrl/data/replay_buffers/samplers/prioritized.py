@@ -12,6 +12,7 @@ from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction, reduce_priority
 from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit, UnitSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.overrides import overridden
 from gleanrl.records import Draw
 
 
@@ -26,6 +27,12 @@ class Prioritized(UnitSampler):
     """
 
     takes_priorities = True
+    _draws_otherwise = False  # whether a user's class has a part of the draw of its own
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Look whether the class draws as this one does."""
+        super().__init_subclass__(**options)
+        cls._draws_otherwise = bool(overridden(cls, "sample", "draw", "_draw", "on_serve", of=Prioritized))
 
     def __init__(self, unit: Unit, table: PriorityTable, reduction: str, seed: int | None) -> None:
         super().__init__(unit, seed)
@@ -87,6 +94,12 @@ class Prioritized(UnitSampler):
     def check_storage(self, storage: Storage) -> None:
         """Raise `InvalidArgumentError` if `storage` has more rows than there is room for."""
         self._priorities.check_room(storage)
+
+    def draw_served(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
+        """Draw a batch that is handed out; the core remembers its rows as it draws them."""
+        if self._draws_otherwise or not storage.num_steps:
+            return super().draw_served(storage, batch_size, generations)
+        return self.unit.weighted(storage, batch_size, self._priorities, self.random, served=True)
 
     def on_serve(self, storage: Storage, draw: Draw) -> None:
         """Remember the generations that updates will be for."""

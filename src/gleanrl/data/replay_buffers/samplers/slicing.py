@@ -152,7 +152,12 @@ class Slices(Unit):
         return self.uniform(storage, draw.asked, random)
 
     def weighted(
-        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: RandomSource
+        self,
+        storage: Storage,
+        batch_size: int,
+        priorities: PriorityTable,
+        random: RandomSource,
+        served: bool = False,
     ) -> Draw:
         """Draw slices by the priority of their first steps."""
         count, length = self.rule.sizes(batch_size)
@@ -167,7 +172,11 @@ class Slices(Unit):
         drawn = cut(table, self.rule, length, first, lengths)
         weight = weight.repeat_interleave(length if self.rule.pad else lengths)
         extras = {**drawn.extras, "_weight": weight, "priority_weight": weight}
-        return drawn._replace(extras=extras)
+        if not served:
+            return drawn._replace(extras=extras)
+        generation = storage.generation(drawn.slots)
+        priorities.remember(storage, drawn.slots, generation)
+        return drawn._replace(extras=extras, generation=generation)
 
     def items(self, storage: Storage, length: int) -> torch.Tensor:
         """Return the last slots of all trajectories that are long enough."""

@@ -50,9 +50,22 @@ class Unit(ABC):
 
     @abstractmethod
     def weighted(
-        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: RandomSource
+        self,
+        storage: Storage,
+        batch_size: int,
+        priorities: PriorityTable,
+        random: RandomSource,
+        served: bool = False,
     ) -> Draw:
-        """Draw units in proportion to the priorities of their first steps."""
+        """Draw units in proportion to the priorities of their first steps.
+
+        Args:
+            storage: what to draw from.
+            batch_size: transitions.
+            priorities: of the storage.
+            random: the generator.
+            served: whether the rows are remembered as drawn (see `PriorityTable.remember`), generations with them.
+        """
 
     @abstractmethod
     def items(self, storage: Storage, length: int) -> torch.Tensor | None:
@@ -113,10 +126,15 @@ class Transitions(Unit):
         return Draw(draw.slots.masked_scatter(stale, self.uniform(storage, int(stale.sum()), random).slots))
 
     def weighted(
-        self, storage: Storage, batch_size: int, priorities: PriorityTable, random: RandomSource
+        self,
+        storage: Storage,
+        batch_size: int,
+        priorities: PriorityTable,
+        random: RandomSource,
+        served: bool = False,
     ) -> Draw:
         """Draw rows in proportion, with their importance weights."""
-        slots, weight, generation = priorities.draw(storage, batch_size, random.for_core(batch_size))
+        slots, weight, generation = priorities.draw(storage, batch_size, random.for_core(batch_size), served)
         extras = {"_weight": weight, "priority_weight": weight}
         return new_tuple(Draw, (slots, extras, generation, None, None, None, 0))
 

@@ -9,35 +9,30 @@ memory, and moving a view copies it. Of tensors that the user gave, the address 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import starmap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.storages.columns import ColumnStore, DeviceColumns, Lent, NoColumns, plain
 from gleanrl.data.replay_buffers.storages.stored import Sources
 from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.fresh import Made, maker
 from gleanrl.native import Columns as NativeColumns
 from gleanrl.pool import BufferPool
-from gleanrl.schema import Field, numpy_dtype, numpy_twin, numpy_view
+from gleanrl.schema import Field, numpy_view
 
 _CPU = torch.device("cpu")
 _PLANS = 64  # batch sizes whose allocations are remembered
 _MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# Bound once: a gather of eleven leaves makes eleven arrays, in NumPy because that is cheaper than in torch.
-empty, from_numpy, _address = np.empty, torch.from_numpy, torch.Tensor.data_ptr
+_address = torch.Tensor.data_ptr
 
 
 class Plan(NamedTuple):
     """How a batch is fetched."""
 
-    forms: list[tuple[tuple[int, ...], np.dtype[Any]]]
-    """Shape and dtype of each leaf's array."""
-    makers: list[Callable[..., Any]] | None
-    """What makes the arrays; None where NumPy makes them all."""
-    dtypes: list[torch.dtype]
+    make: Callable[[], Made]
+    """Makes the leaves' tensors."""
     columns: list[int] | None
     """The leaves' columns; None for all in order."""
     arrays_read: list[int] | None
@@ -55,7 +50,6 @@ class HostColumns(ColumnStore):
         ]
         self._plans: dict[tuple[int, Sources | None], Plan] = {}
         self._pool = BufferPool()
-        self._disguised = any(numpy_twin(field.dtype) is not field.dtype for field in fields)
 
     def begin(self) -> None:
         """Do nothing: the processor has one order."""
@@ -90,19 +84,12 @@ class HostColumns(ColumnStore):
         """Fetch all leaves in one native call, the interpreter lock released."""
         count = indices[0].shape[0]
         plan = self._plans.get((count, wanted)) or self._plan(count, wanted)
-        if plan.makers is None:  # most batches: no call of ours for each leaf
-            leaves = list(map(from_numpy, starmap(empty, plan.forms)))
-        else:
-            makers = zip(plan.makers, plan.forms, strict=True)
-            leaves = [from_numpy(make(*form)) for make, form in makers]
-        to = list(map(_address, leaves))
+        leaves, to = plan.make()
         if plan.arrays_read is None:
             self._native.gather(indices[0].data_ptr(), count, to, plan.columns)
         else:
             at = [index.data_ptr() for index in indices]
             self._native.gather_at(at, count, to, plan.columns or (), plan.arrays_read)
-        if self._disguised:
-            leaves = [leaf.view(dtype) for leaf, dtype in zip(leaves, plan.dtypes, strict=True)]
         return leaves
 
     def part(self, leaves: list[torch.Tensor]) -> None:
@@ -124,14 +111,10 @@ class HostColumns(ColumnStore):
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         fields = self.fields if wanted is None else [self.fields[source.column] for source in wanted]
-        pool = self._pool
-        forms = [((count, *field.shape), numpy_dtype(field.dtype)) for field in fields]
-        large = [count * field.row_bytes >= pool.min_bytes for field in fields]
-        makers = [pool.empty if is_large else empty for is_large in large] if any(large) else None
+        make = maker([((count, *field.shape), field.dtype) for field in fields], self._pool)
         columns = None if wanted is None else [source.column for source in wanted]
         read = [source.array for source in wanted or ()]
-        dtypes = [field.dtype for field in fields]
-        plan = Plan(forms, makers, dtypes, columns, read if any(read) else None)
+        plan = Plan(make, columns, read if any(read) else None)
         self._plans[count, wanted] = plan
         return plan
 
@@ -149,11 +132,11 @@ class OwnColumns(HostColumns):
         rows = lead.numel()
         arrays = [array[:rows].reshape(*lead, *array.shape[1:])[(*index, ...)] for array in self._arrays]
         self.lent.note(arrays)
-        return [from_numpy(array).view(f.dtype) for array, f in zip(arrays, self.fields, strict=True)]
+        return [torch.from_numpy(array).view(f.dtype) for array, f in zip(arrays, self.fields, strict=True)]
 
     def view(self, position: int) -> torch.Tensor:
         """Return a live view in a torch storage of its own, for reading."""
-        return from_numpy(self._arrays[position]).view(self.fields[position].dtype)
+        return torch.from_numpy(self._arrays[position]).view(self.fields[position].dtype)
 
 
 class BorrowedColumns(HostColumns):

@@ -1,0 +1,99 @@
+// The Python face of fresh tensors: memory of ours, which another library makes tensors of.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "exchange.h"
+#include "tensors.h"
+
+namespace gleanrl {
+
+using namespace nanobind::literals;
+
+namespace {
+
+// The elements begin with a line of the cache.
+constexpr std::size_t kLine = 64;
+
+// A tensor's memory: what it is, shape and strides, and behind them its elements, in one block.
+dlpack::Managed* new_block(const dlpack::Managed& like, const std::vector<std::int64_t>& shape, std::size_t bytes) {
+  const std::size_t head = sizeof(dlpack::Managed) + 2 * shape.size() * sizeof(std::int64_t);
+  void* const block = std::malloc(head + kLine + bytes);  // aligned_alloc takes several times as long
+  if (block == nullptr) throw std::bad_alloc();
+  auto* const made = new (block) dlpack::Managed(like);
+  auto* const sizes = reinterpret_cast<std::int64_t*>(made + 1);
+  auto* const strides = sizes + shape.size();
+  std::int64_t stride = 1;
+  for (std::size_t dim = shape.size(); dim-- > 0;) {
+    sizes[dim] = shape[dim];
+    strides[dim] = stride;
+    stride *= shape[dim];
+  }
+  made->tensor.shape = sizes;
+  made->tensor.strides = strides;
+  const std::uintptr_t behind = reinterpret_cast<std::uintptr_t>(block) + head;
+  made->tensor.data = reinterpret_cast<void*>((behind + kLine - 1) / kLine * kLine);
+  return made;
+}
+
+// Makes uninitialised tensors on the CPU, like some there are, again and again.
+//
+// Lifetime.  Each tensor has memory of its own, which goes when it does.
+// Threads.   Any, under the interpreter lock; memory may be given back without it.
+// Cost.      About 0.35 us a tensor, half of what torch's own ways take.
+class FreshTensors {
+ public:
+  FreshTensors(nb::object exchange, nb::object tensor_class, nb::list like) : exchange_(exchange, tensor_class) {
+    for (const nb::handle tensor : like) {
+      const dlpack::Tensor view = exchange_.view_of(tensor);
+      if (view.device.type != dlpack::kCpu) throw std::invalid_argument("like: expected tensors on the CPU");
+      Form form{
+          {}, {view.shape, view.shape + view.ndim}, static_cast<std::size_t>(view.dtype.bits * view.dtype.lanes / 8)};
+      for (const std::int64_t size : form.shape) form.bytes *= static_cast<std::size_t>(size);
+      form.like.version = {dlpack::kMajor, 0};
+      form.like.give_back = [](dlpack::Managed* block) { std::free(block); };
+      form.like.tensor = {nullptr, view.device, view.ndim, view.dtype, nullptr, nullptr, 0};
+      forms_.push_back(std::move(form));
+    }
+  }
+
+  // The tensors, and where their memory is.
+  nb::tuple make() const {
+    const auto count = static_cast<Py_ssize_t>(forms_.size());
+    nb::object tensors = nb::steal(PyList_New(count)), addresses = nb::steal(PyList_New(count));
+    if (!tensors.is_valid() || !addresses.is_valid()) throw nb::python_error();
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      const Form& form = forms_[static_cast<std::size_t>(i)];
+      dlpack::Managed* const block = new_block(form.like, form.shape, form.bytes);
+      const nb::int_ address(reinterpret_cast<std::uintptr_t>(block->tensor.data));
+      PyList_SET_ITEM(tensors.ptr(), i, exchange_.object_of(block).release().ptr());
+      PyList_SET_ITEM(addresses.ptr(), i, nb::object(address).release().ptr());
+    }
+    return nb::make_tuple(std::move(tensors), std::move(addresses));
+  }
+
+ private:
+  struct Form {
+    dlpack::Managed like;
+    std::vector<std::int64_t> shape;
+    std::size_t bytes;
+  };
+
+  Exchange exchange_;
+  std::vector<Form> forms_;
+};
+
+}  // namespace
+
+void bind_fresh(nb::module_& m) {
+  nb::class_<FreshTensors>(m, "FreshTensors", "Makes uninitialised tensors, like some there are.")
+      .def(nb::init<nb::object, nb::object, nb::list>(), "exchange"_a, "tensor_class"_a, "like"_a)
+      .def("make", &FreshTensors::make, "New ones, and where their memory is.");
+}
+
+}  // namespace gleanrl

@@ -1,0 +1,61 @@
+#include "kernels.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace gleanrl {
+namespace {
+
+using std::int64_t;
+using std::size_t;
+
+// Searches between asking for a node and looking into it; 16 and 64 are a little slower. Everything is asked for in the
+// second cache, which takes more requests at a time than the first.
+constexpr size_t kAhead = 32;
+
+namespace two {
+#define GLEANRL_LANES 2
+#include "kernels_of_width.h"
+#undef GLEANRL_LANES
+}  // namespace two
+
+// Clang takes no such pragma.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define GLEANRL_HAS_EIGHT
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")
+namespace eight {
+#define GLEANRL_LANES 8
+#include "kernels_of_width.h"
+#undef GLEANRL_LANES
+}  // namespace eight
+#pragma GCC pop_options
+#endif
+
+const Kernels* of_lanes(int lanes) {
+#if defined(GLEANRL_HAS_EIGHT)
+  if (lanes == 8 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
+    return &eight::kKernels;
+  }
+#endif
+  return lanes == 2 ? &two::kKernels : nullptr;
+}
+
+const Kernels*& chosen() {
+  static const Kernels* kernels = of_lanes(8) ? of_lanes(8) : of_lanes(2);
+  return kernels;
+}
+
+}  // namespace
+
+const Kernels& kernels() { return *chosen(); }
+
+bool use_lanes(int lanes) {
+  const Kernels* found = of_lanes(lanes);
+  if (found) chosen() = found;
+  return found != nullptr;
+}
+
+}  // namespace gleanrl
