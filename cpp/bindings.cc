@@ -11,6 +11,7 @@
 #include "addresses.h"
 #include "columns.h"
 #include "finite.h"
+#include "kernels.h"
 
 using namespace nanobind::literals;
 
@@ -93,6 +94,8 @@ NB_MODULE(_core, m) {
       .def("put", &put_rows, "index"_a, "n"_a, "src"_a,
            "Write n rows from the arrays at `src` to rows index[0:n]; of equal numbers the last one wins.");
 
+  m.def("lanes", [] { return kernels().lanes; }, "How many doubles are worked on at a time.");
+  m.def("use_lanes", &use_lanes, "n"_a, "Work on n doubles at a time, if the processor can.");
   bind_draws(m);
   bind_trajectories(m);
   bind_arithmetic(m);

@@ -9,7 +9,6 @@
 #include "choices.h"
 #include "finite.h"
 #include "held_rows.h"
-#include "kernels.h"
 #include "running.h"
 
 namespace gleanrl {
@@ -179,8 +178,6 @@ void bind_arrays(nb::module_& m) {
         "Where each row of (T, n) has its single 1 among zeros; None if one isn't so, or it can't be told.");
   m.def("write_ones", &write_ones, "positions"_a, "column"_a,
         "Make the rows of (T, n) one-hot vectors; False, and nothing is written, if they can't be.");
-  m.def("lanes", [] { return kernels().lanes; }, "How many doubles are worked on at a time.");
-  m.def("use_lanes", &use_lanes, "n"_a, "Work on n doubles at a time, if the processor can.");
   m.def("are_finite", &are_finite, "arrays"_a,
         "Whether arrays hold finite float32 and float64 numbers only; False also where it can't be told.");
   nb::class_<RunningSums>(m, "RunningSums", "Sums that run on from row to row of a column.")

@@ -41,10 +41,10 @@ void read_rows(const Self& self, std::uintptr_t index, std::int64_t n, std::uint
   (self.*read)(array_at<std::int64_t>("get", index, n), room_at<double>("get", value, n));
 }
 
-void weigh(std::uintptr_t priority, std::int64_t n, double scale, double beta, std::uintptr_t out, bool normalise) {
+void weigh(std::uintptr_t priority, std::int64_t n, double unit, double beta, std::uintptr_t out, bool normalise) {
   const auto priorities = array_at<double>("weights", priority, n);
   auto* weights = room_at<float>("weights", out, n);
-  run(n >= kReleaseSearches, [&] { importance_weights(priorities, scale, beta, normalise, weights); });
+  run(n >= kReleaseSearches, [&] { importance_weights(priorities, unit, beta, normalise, weights); });
 }
 
 std::int64_t update_priorities(Priorities& self, std::uintptr_t index, std::uintptr_t priority, std::int64_t n,
@@ -248,8 +248,8 @@ void bind_draws(nb::module_& m) {
           "priority"_a, "mark"_a, "n"_a, Unlocked(), "Go on from n saved rows.")
       .def("check_valid", &Priorities::check_valid, "Raise RuntimeError if anything contradicts the rest.");
 
-  m.def("importance_weights", &weigh, "priority"_a, "n"_a, "scale"_a, "beta"_a, "out"_a, "normalise"_a,
-        "Write (priority * scale) ** -beta as float32, divided by the largest one if `normalise`.");
+  m.def("importance_weights", &weigh, "priority"_a, "n"_a, "unit"_a, "beta"_a, "out"_a, "normalise"_a,
+        "Write (priority / unit) ** -beta as float32; with `normalise` the unit is the smallest priority.");
 
   nb::class_<Episodes>(m, "Episodes", "Which stored steps belong to which trajectory, in a ring of several streams.")
       .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), "capacity"_a, "num_streams"_a = 1, "now"_a = 0)

@@ -1,4 +1,5 @@
-// How torch shows its tensors: DLPack's exchange interface behind Python objects, and what else these are asked.
+// How torch shows its tensors, and makes some of memory of ours: DLPack's exchange interface behind Python objects, and
+// what else these are asked.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +56,8 @@ class Exchange {
     return view;
   }
 
-  // A tensor of that memory, which it gives back at its end.
+  // A tensor of that memory, which it gives back at its end. Where it can't be made, whether the memory was given back is
+  // not known, and nobody else may do it.
   nb::object object_of(dlpack::Managed* managed) const {
     void* made = nullptr;
     if (interface_->object_of_managed(managed, &made) != 0) throw nb::python_error();

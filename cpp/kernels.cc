@@ -33,8 +33,10 @@ namespace eight {
 #pragma GCC pop_options
 #endif
 
+// Null if this processor hasn't so many.
 const Kernels* of_lanes(int lanes) {
 #if defined(GLEANRL_HAS_EIGHT)
+  __builtin_cpu_init();
   if (lanes == 8 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
     return &eight::kKernels;
@@ -43,18 +45,15 @@ const Kernels* of_lanes(int lanes) {
   return lanes == 2 ? &two::kKernels : nullptr;
 }
 
-const Kernels*& chosen() {
-  static const Kernels* kernels = of_lanes(8) ? of_lanes(8) : of_lanes(2);
-  return kernels;
-}
+const Kernels* chosen = of_lanes(8) ? of_lanes(8) : of_lanes(2);
 
 }  // namespace
 
-const Kernels& kernels() { return *chosen(); }
+const Kernels& kernels() { return *chosen; }
 
 bool use_lanes(int lanes) {
-  const Kernels* found = of_lanes(lanes);
-  if (found) chosen() = found;
+  const Kernels* const found = of_lanes(lanes);
+  if (found) chosen = found;
   return found != nullptr;
 }
 

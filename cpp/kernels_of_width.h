@@ -26,12 +26,12 @@ inline Doubles load_some(const double* from, size_t count) {
   return lanes;
 }
 
-// Neither function has a branch, or a conversion between integers and doubles (which the baseline has no vector
+// log2_of and exp2_of have no branch, and no conversion between integers and doubles (which the baseline has no vector
 // instruction for): adding 2^52 puts an integer into a double's low bits.
 constexpr double kTwo52 = 0x1p52;
 constexpr std::uint64_t kTwo52Bits = std::bit_cast<std::uint64_t>(kTwo52), kBias = 1023;
 
-// The logarithm of positive finite x. Error below 10^-11.
+// The logarithm of positive x below 2^970. Error below 10^-11.
 inline Doubles log2_of(Doubles x) {
   constexpr std::uint64_t kRootHalf = std::bit_cast<std::uint64_t>(0x1.6a09e667f3bcdp-1);
   const auto bits = reinterpret_cast<Bits>(x * 0x1p54);  // no longer subnormal, still finite below 2^970

@@ -19,8 +19,7 @@ using std::int64_t;
 using std::size_t;
 using std::uint32_t;
 
-// Rows whose leaves are computed at once: they stay in the first cache.
-constexpr int64_t kChunk = 512;
+constexpr auto kChunk = static_cast<int64_t>(SumTree::kChunk);
 // Rows that are asked for at a time.
 constexpr size_t kAsked = 64;
 
@@ -155,17 +154,6 @@ void Priorities::set_max_seen(std::optional<double> raw) {
   max_seen_ = raw;
 }
 
-// Asks for what an update of rows reads and writes; -1 stands for none. Always inline: GCC drops the call of a function
-// that does nothing else.
-inline void Priorities::ask_for(std::span<const int64_t> rows, const int64_t* written) const {
-  for (const int64_t row : rows) {
-    if (row < 0) continue;
-    rows_.prefetch(row);
-    __builtin_prefetch(written + row, 0, 2);
-    tree_.prefetch(row);
-  }
-}
-
 template <class Raw>
 int64_t Priorities::update_rows(std::span<const int64_t> index, std::span<const Raw> raw, int64_t limit,
                                 const int64_t* written, const int64_t* expected) {
@@ -182,28 +170,39 @@ int64_t Priorities::update_rows(std::span<const int64_t> index, std::span<const 
   row_work_.resize(n);
   raw_work_.resize(n);
   leaf_work_.resize(n);
-  bool all_legal = true;
-  for (size_t begin = 0; begin < n; begin += kAsked) {  // leaves are computed while their places come from memory
-    const size_t end = std::min(n, begin + kAsked);
-    if (n <= kChunk) ask_for(index.subspan(begin, end - begin), written);
+  // What the rows [begin, end) read and write: for those of the first chunk while leaves are computed, for the others
+  // when it's their turn. GCC drops calls of functions that do nothing else.
+  const auto ask_for = [&](size_t begin, size_t end) __attribute__((always_inline)) {
     for (size_t i = begin; i < end; ++i) {
-      const double value = index[i] < 0 ? 0.0 : static_cast<double>(raw[i]);
-      all_legal &= is_legal(value);
-      raw_work_[i] = rounded(value);
+      if (index[i] < 0) continue;
+      rows_.prefetch(index[i]);
+      __builtin_prefetch(written + index[i], 0, 2);
+      tree_.prefetch(index[i]);
+    }
+  };
+  const auto given = [&](size_t i) { return index[i] < 0 ? 0.0 : static_cast<double>(raw[i]); };
+  bool all_legal = true;
+  for (size_t begin = 0; begin < n; begin += kAsked) {
+    const size_t end = std::min(n, begin + kAsked);
+    if (begin < SumTree::kChunk) ask_for(begin, end);
+    for (size_t i = begin; i < end; ++i) {
+      all_legal &= is_legal(given(i));
+      raw_work_[i] = rounded(given(i));
     }
     leaves_of(rule_, raw_work_.data() + begin, end - begin, leaf_work_.data() + begin);
   }
-  if (!all_legal) {
-    for (size_t i = 0; i < n; ++i) raw_work_[i] = index[i] < 0 ? 0.0 : static_cast<double>(raw[i]);
+  if (!all_legal) {  // leaves of illegal ones mean nothing
+    for (size_t i = 0; i < n; ++i) raw_work_[i] = given(i);
     check_raw("update", raw_work_);
   }
   check_leaves("update", rule_, raw_work_.data(), n, leaf_work_.data());
 
+  // Nothing fails from here on.
   int64_t dropped = 0;
   double largest = -1.0;
-  for (size_t begin = 0; begin < n; begin += kChunk) {
-    const size_t end = std::min(n, begin + kChunk);
-    if (n > kChunk) ask_for(index.subspan(begin, end - begin), written);
+  for (size_t begin = 0; begin < n; begin += SumTree::kChunk) {
+    const size_t end = std::min(n, begin + SumTree::kChunk);
+    if (begin > 0) ask_for(begin, end);
     size_t kept = begin;
     for (size_t i = begin; i < end; ++i) {
       const int64_t row = index[i];
@@ -261,7 +260,7 @@ void Priorities::draw(std::span<const double> uniform, const WeightRule& rule, c
   // The counters, and what `remember` is about to write.
   const SumTree::Beside beside[] = {{written, sizeof *written}, {rows_.data(), rows_.row_bytes()}};
   tree_.draw(uniform, index, leaf_work_.data(), beside);
-  importance_weights(leaf_work_, 1.0 / tree_.min_positive(), rule.beta, rule.by_batch, weight);
+  importance_weights(leaf_work_, tree_.min_positive(), rule.beta, rule.by_batch, weight);
   for (size_t i = 0; i < n; ++i) generation[i] = written[index[i]];
   for (size_t i = 0; served && i < n; ++i) rows_.remember(index[i], generation[i]);
 }

@@ -130,7 +130,6 @@ class Priorities {
   double checked_leaf(const char* call, const Rule& rule, double raw) const;
   void compute_leaves(const Rule& rule, std::int64_t first, std::int64_t n, double* leaf) const;
   void refresh_leaves(const Rule& rule);
-  [[gnu::always_inline]] void ask_for(std::span<const std::int64_t> rows, const std::int64_t* written) const;
   template <class Raw>
   std::int64_t update_rows(std::span<const std::int64_t> index, std::span<const Raw> raw, std::int64_t limit,
                            const std::int64_t* written, const std::int64_t* expected);

@@ -18,9 +18,7 @@ namespace {
 using std::int64_t;
 using std::size_t;
 
-constexpr int64_t kFanOut = 8;
-// Rows handled at once: enough for their misses to overlap, few enough to stay in the first cache.
-constexpr size_t kChunk = 512;
+constexpr int64_t kLine = 64;
 
 // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
 bool is_priority(double value) { return (value >= 0.0) & (value <= SumTree::kLargest); }
@@ -47,30 +45,24 @@ Pair load_pair(const double* from) {
   return pair;
 }
 
-// Both take a line of eight.
-struct SumOf {
-  // The order of these additions is part of the tree's state: it decides the last bit of every sum.
-  double operator()(const double* line) const {
-    const Pair sum = (load_pair(line) + load_pair(line + 2)) + (load_pair(line + 4) + load_pair(line + 6));
-    return sum[0] + sum[1];
-  }
+// Both take a line of eight, and are lambdas so that each has a type of its own, for whom it is inlined.
+//
+// The order of these additions is part of the tree's state: it decides the last bit of every sum.
+constexpr auto sum_of = [](const double* line) {
+  const Pair sum = (load_pair(line) + load_pair(line + 2)) + (load_pair(line + 4) + load_pair(line + 6));
+  return sum[0] + sum[1];
 };
 
-struct LowOf {
-  // The smallest positive one, 0 if all are 0.
-  double operator()(const double* line) const {
-    constexpr double kNone = std::numeric_limits<double>::infinity();
-    const auto lower = [](Pair a, Pair b) { return a < b ? a : b; };
-    const auto positive = [](Pair a) { return a > Pair{0.0, 0.0} ? a : Pair{kNone, kNone}; };
-    const Pair low = lower(lower(positive(load_pair(line)), positive(load_pair(line + 2))),
-                           lower(positive(load_pair(line + 4)), positive(load_pair(line + 6))));
-    const double lowest = std::min(low[0], low[1]);
-    return lowest == kNone ? 0.0 : lowest;
-  }
+// The smallest positive one, 0 if all are 0.
+constexpr auto low_of = [](const double* line) {
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  const auto lower = [](Pair a, Pair b) { return a < b ? a : b; };
+  const auto positive = [](Pair a) { return a > Pair{0.0, 0.0} ? a : Pair{kNone, kNone}; };
+  const Pair low = lower(lower(positive(load_pair(line)), positive(load_pair(line + 2))),
+                         lower(positive(load_pair(line + 4)), positive(load_pair(line + 6))));
+  const double lowest = std::min(low[0], low[1]);
+  return lowest == kNone ? 0.0 : lowest;
 };
-
-constexpr SumOf sum_of;
-constexpr LowOf low_of;
 
 }  // namespace
 
@@ -137,23 +129,15 @@ void SumTree::update(std::span<const int64_t> index, std::span<const double> val
 }
 
 void SumTree::put(std::span<const int64_t> index, const double* value) {
-  const size_t room = std::min(index.size(), kChunk);
-  for (auto* work : {&sum_work_, &low_work_}) {
-    if (work->size() < room) work->resize(room);
-  }
-  for (size_t begin = 0; begin < index.size(); begin += kChunk) {
-    update_some(index.subspan(begin, std::min(kChunk, index.size() - begin)), value + begin);
-  }
+  for (size_t i = 0; i < index.size(); ++i) sums_[0][index[i]] = stored(value[i]);
+  if (levels_ > 1) climb(index);
   if (!index.empty()) refresh_top();
 }
 
-// Level by level for all rows. The two summaries climb separately: a changed leaf changes every sum above it, but
-// seldom the smallest leaf, so that that list is short from the second level on. Lists are shortened without branches,
-// by writing every item and advancing past those that stay.
-void SumTree::update_some(std::span<const int64_t> index, const double* value) {
-  for (size_t i = 0; i < index.size(); ++i) sums_[0][index[i]] = stored(value[i]);
-  if (levels_ == 1) return;
-
+// Renews what stands above changed leaves, level by level for all of them. The two summaries climb separately: a changed
+// leaf changes every sum above it, but seldom the smallest leaf, so that that list is short from the second level on.
+// Lists are shortened without branches, by writing every item and advancing past those that stay.
+void SumTree::climb(std::span<const int64_t> index) {
   size_t num_sums = 0, num_lows = 0;
   int64_t previous = -1;
   for (const int64_t row : index) {  // neighbours share a parent: slices of rows are the usual case
@@ -172,8 +156,7 @@ void SumTree::update_some(std::span<const int64_t> index, const double* value) {
     lows_[1][node] = low;
     sum_work_[i] = node / kFanOut;
   }
-  const auto climb = [this](auto& levels, std::vector<int64_t>& work, size_t n, int level, auto summary,
-                            bool stop_unchanged) {
+  const auto renew = [this](auto& levels, auto& work, size_t n, int level, auto summary, bool stop_unchanged) {
     const auto l = static_cast<size_t>(level);
     if (static_cast<int64_t>(n) >= nodes(level)) {
       for (int64_t node = 0; node < nodes(level); ++node) {
@@ -193,8 +176,8 @@ void SumTree::update_some(std::span<const int64_t> index, const double* value) {
     return kept;
   };
   for (int level = 1; level + 1 < levels_; ++level) {
-    num_sums = climb(sums_, sum_work_, num_sums, level, sum_of, false);
-    num_lows = climb(lows_, low_work_, num_lows, level, low_of, true);
+    num_sums = renew(sums_, sum_work_, num_sums, level, sum_of, false);
+    num_lows = renew(lows_, low_work_, num_lows, level, low_of, true);
   }
 }
 
@@ -219,17 +202,6 @@ void SumTree::fill(int64_t start, int64_t n, double value) {
   refresh_top();
 }
 
-// The leaves of nodes of level 1, and what lies beside them; into the second cache, like everything here. Always inline:
-// GCC drops the call of a function that does nothing else.
-inline void SumTree::ask_for_leaves(std::span<const int64_t> nodes, std::span<const Beside> beside) const {
-  for (const int64_t node : nodes) {
-    __builtin_prefetch(sums_[0] + kFanOut * node, 0, 2);
-    for (const auto& [rows, row_bytes] : beside) {
-      __builtin_prefetch(static_cast<const std::byte*>(rows) + kFanOut * node * row_bytes, 0, 2);
-    }
-  }
-}
-
 // value[i] holds the mass that is left to find inside node index[i]; at the end the leaf. Only positive children are
 // entered: the sums of nodes are positive.
 void SumTree::draw(std::span<const double> uniform, int64_t* index, double* value,
@@ -238,14 +210,19 @@ void SumTree::draw(std::span<const double> uniform, int64_t* index, double* valu
   check_uniforms(uniform);
   if (!(total_ > 0.0)) throw std::runtime_error("draw: no row has a positive priority");
   for (size_t begin = 0; begin < uniform.size(); begin += kChunk) {
-    const size_t n = std::min(kChunk, uniform.size() - begin);
-    for (size_t i = begin; i < begin + n; ++i) {
+    const size_t end = std::min(begin + kChunk, uniform.size());
+    for (size_t i = begin; i < end; ++i) {
       value[i] = uniform[i] * total_;
       index[i] = 0;
     }
     for (int level = levels_ - 1; level >= 0; --level) {
-      if (level == 0) ask_for_leaves({index + begin, n}, beside);
-      kernels().descend(sums_[static_cast<size_t>(level)], level == 0, index + begin, value + begin, n);
+      for (size_t i = begin; level == 0 && i < end; ++i) {  // all eight children's, into the second cache
+        for (const auto& [rows, row_bytes] : beside) {
+          const auto* const eight = static_cast<const std::byte*>(rows) + kFanOut * index[i] * row_bytes;
+          for (int64_t at = 0; at < kFanOut * row_bytes; at += kLine) __builtin_prefetch(eight + at, 0, 2);
+        }
+      }
+      kernels().descend(sums_[static_cast<size_t>(level)], level == 0, index + begin, value + begin, end - begin);
     }
   }
 }

@@ -22,9 +22,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "pages.h"
 
@@ -46,14 +46,16 @@ class SumTree {
   // Leaf index[i] = value[i], in that order. Rows lie in [0, capacity).
   void update(std::span<const std::int64_t> index, std::span<const double> value);
 
-  // The same for rows and values that the caller has checked, and of which it has asked for most by `prefetch`.
+  // The same for kChunk rows at most, with their values, which the caller has checked, and asked for by `prefetch`. It
+  // can't fail.
+  static constexpr std::size_t kChunk = 512;
   void put(std::span<const std::int64_t> index, const double* value);
   // Asks for what an update of the row reads. Always inline: GCC drops the call of a function that does nothing else.
   [[gnu::always_inline]] void prefetch(std::int64_t row) const {
     __builtin_prefetch(sums_[0] + row, 1, 2);
     if (levels_ == 1) return;
-    __builtin_prefetch(sums_[1] + row / 8, 1, 2);
-    __builtin_prefetch(lows_[1] + row / 8, 1, 2);
+    __builtin_prefetch(sums_[1] + row / kFanOut, 1, 2);
+    __builtin_prefetch(lows_[1] + row / kFanOut, 1, 2);
   }
 
   // Leaf (start + i) % capacity = value, for i in [0, n): the rows of a ring write. start in [0, capacity),
@@ -61,8 +63,8 @@ class SumTree {
   void fill(std::int64_t start, std::int64_t n, double value);
 
   // index[i] = a row drawn with uniform[i], value[i] = its leaf. Uniforms lie in [0, 1), in `value` itself perhaps.
-  // Draws are with replacement. Rows of `beside` are what the caller is going to read at the rows drawn: they are asked
-  // for as early as that can be.
+  // Draws are with replacement. Rows of `beside` are what the caller is going to read at the rows drawn; they are asked
+  // for meanwhile.
   struct Beside {
     const void* rows;
     std::int64_t row_bytes;
@@ -78,17 +80,17 @@ class SumTree {
   void check_valid() const;
 
  private:
+  static constexpr std::int64_t kFanOut = 8;
   static constexpr int kMaxLevels = 21;  // 8^21 = 2^63
   struct Summary {
     double sum, low;
   };
 
-  std::int64_t nodes(int level) const { return sizes_[static_cast<std::size_t>(level)] / 8; }
+  std::int64_t nodes(int level) const { return sizes_[static_cast<std::size_t>(level)] / kFanOut; }
   Summary summarise(int level, std::int64_t node) const;
   void refresh(int level, std::int64_t first, std::int64_t last);
   void refresh_top();
-  void update_some(std::span<const std::int64_t> index, const double* value);
-  [[gnu::always_inline]] void ask_for_leaves(std::span<const std::int64_t> nodes, std::span<const Beside> beside) const;
+  void climb(std::span<const std::int64_t> index);
 
   std::int64_t capacity_;
   int levels_ = 0;
@@ -98,7 +100,7 @@ class SumTree {
   std::array<double*, kMaxLevels> sums_{}, lows_{};
   Pages memory_;
   double total_ = 0.0, lowest_ = 0.0;
-  std::vector<std::int64_t> sum_work_, low_work_;
+  std::array<std::int64_t, kChunk> sum_work_, low_work_;
 };
 
 }  // namespace gleanrl

@@ -4,7 +4,8 @@
 // fields are that interface's. A library hands it out as a capsule, an attribute of its tensor class. Asking a tensor
 // through it takes a tenth of what asking its Python attributes does.
 //
-// Lifetime.  A view is valid as long as its tensor is, and nothing else has happened to that.
+// Lifetime.  A view is valid as long as its tensor is, and nothing else has happened to that. Managed memory belongs to
+//   the tensor that is made of it, which calls `give_back` once, from any thread.
 // Threads.   Views are asked for under the interpreter lock, which this header knows nothing of: objects are `void*`.
 #pragma once
 

@@ -17,9 +17,9 @@ bool is_positive(double value) { return (value > 0.0) & (value <= 0x1p960); }
 
 }  // namespace
 
-void importance_weights(std::span<const double> priority, double scale, double beta, bool normalise, float* weights) {
-  if (!(scale > 0.0) || !std::isfinite(scale)) {
-    throw std::invalid_argument("weights: expected a positive finite scale, got " + std::to_string(scale));
+void importance_weights(std::span<const double> priority, double unit, double beta, bool normalise, float* weights) {
+  if (!is_positive(unit)) {
+    throw std::invalid_argument("weights: expected a positive unit of at most 2^960, got " + std::to_string(unit));
   }
   if (!(beta >= 0.0) || !std::isfinite(beta)) {
     throw std::invalid_argument("weights: expected a finite beta of 0 or more, got " + std::to_string(beta));
@@ -33,10 +33,8 @@ void importance_weights(std::span<const double> priority, double scale, double b
                                 " of " + std::to_string(priority.size()));
   }
   if (priority.empty()) return;
-  // The logarithm of the priority whose weight is 1.
-  double one = -std::log2(scale);
-  if (normalise) one = kernels().log2(*std::min_element(priority.begin(), priority.end()));
-  kernels().weights(priority.data(), one, beta, priority.size(), weights);
+  if (normalise) unit = *std::min_element(priority.begin(), priority.end());
+  kernels().weights(priority.data(), kernels().log2(unit), beta, priority.size(), weights);
 }
 
 }  // namespace gleanrl

@@ -9,11 +9,11 @@
 
 namespace gleanrl {
 
-// weights[i] = (priority[i] * scale)^-beta, divided by the largest of these weights if `normalise`, so that the
-// largest is exactly 1 (scale has no effect then). Without it, scale = 1 / (smallest priority stored) gives weights
-// of 1 at most, and scale = 1 / mean gives those of an unbiased estimate.
-// Priorities are positive and finite (a drawn row's are), scale is positive and finite, beta is finite and 0 or more:
+// weights[i] = (priority[i] / unit)^-beta. The unit is the priority whose weight is exactly 1: the smallest one stored
+// gives weights of 1 at most, the mean those of an unbiased estimate. With `normalise` it is the batch's smallest, and
+// `unit` has no effect.
+// Priorities and unit are positive and at most 2^960 (a drawn row's are), beta is finite and 0 or more:
 // std::invalid_argument otherwise, before anything is written. Weights outside float32's range become 0 or infinity.
-void importance_weights(std::span<const double> priority, double scale, double beta, bool normalise, float* weights);
+void importance_weights(std::span<const double> priority, double unit, double beta, bool normalise, float* weights);
 
 }  // namespace gleanrl

@@ -26,6 +26,7 @@ FORMS = [
     ((5,), torch.uint8),
     ((7,), torch.float8_e5m2),
 ]
+PRIVATE = [torch.uint4, torch.int4, torch.bits8, torch.bits16]  # dtypes that only torch has, by name at least
 
 
 @pytest.fixture(params=["core", "numpy"])
@@ -46,6 +47,13 @@ def test_they_are_what_was_asked_for(by):
         assert tensor.device == torch.device("cpu") and tensor.storage_offset() == 0
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
         assert not tensor.numel() or tensor.data_ptr() == address
+
+
+@pytest.mark.parametrize("dtype", PRIVATE)
+def test_dtypes_that_only_torch_knows(by, dtype):
+    (tensor, other), (address, _) = maker([((3, 2), dtype), ((4,), torch.float32)])()
+    assert tensor.dtype == dtype and tensor.shape == (3, 2) and tensor.data_ptr() == address
+    assert other.dtype == torch.float32
 
 
 def test_each_has_memory_of_its_own_that_stays_while_anything_needs_it(by):

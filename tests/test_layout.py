@@ -204,6 +204,14 @@ class TestAddEntries:
         assert set(batch.keys(True, True)) == {"a", "w", ("b", "c"), ("b", "d"), ("new", "deep", "e")}
         assert batch["new"].batch_size == batch["new", "deep"].batch_size == (3,)
 
+    def test_a_key_of_another_class_of_strings_is_one_key(self) -> None:
+        class Name(str):
+            """As of an enumeration."""
+
+        batch = TensorDict({"a": {"c": torch.zeros(3)}}, [3])
+        add_entries(batch, {Name("ab"): torch.ones(3)}, 3)
+        assert set(batch.keys(True, True)) == {("a", "c"), "ab"}
+
     def test_a_group_that_was_a_leaf(self) -> None:
         batch = TensorDict({"b": torch.zeros(3)}, [3])
         add_entries(batch, {("b", "c"): torch.ones(3)}, 3)

@@ -300,10 +300,10 @@ class SumTree:
     def check_valid(self) -> None:
         """Raise RuntimeError if the tree contradicts itself; costs a pass over all of it."""
 
-def importance_weights(priority: int, n: int, scale: float, beta: float, out: int, normalise: bool) -> None:
-    """Write `(priority * scale) ** -beta` of n positive float64 to `out` (float32).
+def importance_weights(priority: int, n: int, unit: float, beta: float, out: int, normalise: bool) -> None:
+    """Write `(priority / unit) ** -beta` of n positive float64 to `out` (float32).
 
-    With `normalise` they are divided by the largest one, which becomes exactly 1, and `scale` has no effect.
+    With `normalise` the unit is the smallest of them, whose weight becomes exactly 1, and `unit` has no effect.
     """
 
 class Random:

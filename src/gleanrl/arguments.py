@@ -57,6 +57,8 @@ def key_list(keys: Any) -> tuple[NestedKey, ...]:
 
 def integer(name: str, value: Any, least: int | None = None) -> int:
     """Return `value` if it is an integer, no bool, and not below `least`; `InvalidArgumentError` if not."""
+    if type(value) is int and (least is None or value >= least):  # almost always
+        return value
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""How torch shows its tensors to the core: by DLPack's exchange interface, as newer releases do."""
+"""How torch shows the core its tensors and makes some of its memory: DLPack's exchange interface, of newer releases."""
 
 from __future__ import annotations
 

@@ -287,16 +287,7 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
     """
     # Entries of a plain TensorDict with one batch dimension are put past its checks: this runs for each sample.
     plain = type(batch) is TensorDict and batch._batch_size == (num_rows,)
-    if plain and (batch._device is None or batch._device.type == "cpu"):
-        for key, value in entries.items():
-            if type(key) is str:
-                batch._tensordict[key] = value
-            elif (group := _plain_group(batch, key[:-1])) is not None:
-                group._tensordict[key[-1]] = value
-            else:
-                _add_entry(batch, as_path(key), value, batch.batch_size, batch.device)
-        return
-    if not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,):
+    if not plain and (not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,)):
         found = (
             f"batch size {tuple(batch.batch_size)}"
             if isinstance(batch, TensorDictBase)
@@ -306,8 +297,15 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
             f"{sorted(map(str, entries))} can't be added to the batch: expected a TensorDict of {num_rows} rows, "
             f"got {found}; collate_fn has to keep the rows"
         )
+    plain = plain and (batch._device is None or batch._device.type == "cpu")
     for key, value in entries.items():
-        _add_entry(batch, as_path(key), value, batch.batch_size, batch.device)
+        group, last = batch, key
+        if plain and type(key) is tuple:
+            group, last = _plain_group(batch, key[:-1]), key[-1]
+        if plain and group is not None:
+            group._tensordict[last] = value
+        else:
+            _add_entry(batch, as_path(key), value, batch.batch_size, batch.device)
 
 
 def _plain_group(batch: Any, parts: Iterable[Any]) -> Any:

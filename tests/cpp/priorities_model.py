@@ -96,7 +96,7 @@ class Table:
         return dropped
 
     def draw(
-        self, uniforms, beta: float = 0.5, by_batch: bool = False
+        self, uniforms, beta: float = 0.5, by_batch: bool = False, served: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rows, weights and generations of a draw, each looked at."""
         uniforms = float64(uniforms)
@@ -105,12 +105,15 @@ class Table:
         weight = np.full(n + 1, -7, np.float32)
         self.core.draw(
             address(uniforms), n, beta, by_batch, address(self.written),
-            address(index), address(weight), address(generation),
+            address(index), address(weight), address(generation), served,
         )  # fmt: skip
         assert index[-1] == generation[-1] == weight[-1] == -7
         index, weight, generation = index[:-1], weight[:-1], generation[:-1]
         assert (generation == self.written[index]).all()
-        self.remember(index)
+        if served:
+            self.drawn.update(zip(index.tolist(), generation.tolist(), strict=True))
+        else:
+            self.remember(index)
         leaves = np.array([self.leaf(row) for row in index.tolist()])
         assert (leaves > 0).all()
         if n:

@@ -149,6 +149,43 @@ def test_of_repeated_rows_the_last_wins_and_the_largest_counts():
     assert table.got()[[3, 4]].tolist() == [1398.0, 1399.0]
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_served_rows_are_remembered_by_the_draw(single):
+    one, other = (Table.empty(700, single=single) for _ in range(2))
+    for table, served in ((one, True), (other, False)):
+        random = np.random.default_rng(0)
+        table.fill(0, 700, 1.0)
+        for _ in range(3):
+            table.draw(random.random(600), served=served)
+            table.fill(int(random.integers(700)), 90, 2.0)
+        core_random, out = Random(7), [np.zeros(5, np.int64), np.zeros(5, np.float32), np.zeros(5, np.int64)]
+        table.core.draw(core_random, 5, 0.4, False, address(table.written), *map(address, out), served)
+        if not served:
+            table.core.remember(address(out[0]), 5, address(out[2]))
+        table.check()
+    assert all((a == b).all() for a, b in zip(one.state(), other.state(), strict=True))
+    assert (one.state()[1] != 0).any()
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_long_updates_are_like_short_ones_in_a_row(single):
+    random = np.random.default_rng(1)
+    one, other = (Table.empty(900, single=single, alpha=0.6, eps=1e-8) for _ in range(2))
+    index = random.integers(-1, 900, 2_000)
+    raw, generation = random.random(2_000) * 5, random.integers(1, 3, 2_000)
+    for table in (one, other):
+        table.fill(0, 900, 1.0)
+        table.fill(100, 300, 1.0)
+        table.block([5, 6], [1, 1])
+    dropped = one.update(index, raw, expected=generation)
+    parts = [slice(start, start + 100) for start in range(0, 2_000, 100)]
+    assert dropped == sum(other.update(index[p], raw[p], expected=generation[p]) for p in parts) > 0
+    assert (one.got(leaves=True) == other.got(leaves=True)).all()
+    assert all((a == b).all() for a, b in zip(one.state(), other.state(), strict=True))
+    assert one.core.max_seen == other.core.max_seen
+    one.check()
+
+
 def test_late_updates_are_dropped_and_counted():
     table = Table.empty(8)
     table.fill(0, 8, 1.0)
@@ -231,7 +268,7 @@ def test_draws_and_weights_are_those_of_the_tree():
     tree.draw(address(uniforms), n, address(index), address(value))
     for by_batch in (False, True):
         found = table.draw(uniforms, 0.4, by_batch)
-        importance_weights(address(value), n, 1 / tree.min_positive, 0.4, address(weight), by_batch)
+        importance_weights(address(value), n, tree.min_positive, 0.4, address(weight), by_batch)
         assert (found[0] == index).all() and (found[1] == weight).all()
 
 

@@ -116,6 +116,20 @@ def test_a_bad_row_changes_nothing(bad):
     assert (value == -1).all()
 
 
+@pytest.mark.parametrize("position", [0, 63, 64, 511, 512, 1499])
+def test_a_long_update_changes_all_or_nothing(position):
+    table = in_use()
+    index, raw = np.arange(1500) % 10, np.full(1500, 5.0)
+    for bad in (math.nan, -1.0, math.inf, 2.0**961):
+        spoilt = raw.copy()
+        spoilt[position] = bad
+        with refused(table, ValueError, f"at position {position} of 1500"):
+            table.update(index, spoilt)
+    index[position] = 10
+    with refused(table, IndexError, f"row 10 at position {position} of 1500"):
+        table.update(index, raw)
+
+
 def test_minus_one_is_a_row_for_updates_only():
     table = in_use()
     with refused(table, IndexError, "remember: row -1"):

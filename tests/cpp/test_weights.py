@@ -10,16 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl.native import importance_weights
+from tests.cpp.widths import from_every_width
 
 positive = st.floats(5e-324, 2.0**960)
 
 
-def weights(priority, scale: float, beta: float, normalise: bool) -> np.ndarray:
+def weights(priority, unit: float, beta: float, normalise: bool) -> np.ndarray:
     priority = np.ascontiguousarray(priority, dtype=np.float64)
-    out = np.full(len(priority) + 1, -7, np.float32)
-    importance_weights(priority.ctypes.data, len(priority), scale, beta, out.ctypes.data, normalise)
-    assert out[-1] == -7
-    return out[:-1]
+
+    def work() -> bytes:
+        out = np.full(len(priority) + 1, -7, np.float32)
+        importance_weights(priority.ctypes.data, len(priority), unit, beta, out.ctypes.data, normalise)
+        assert out[-1] == -7
+        return out[:-1].tobytes()
+
+    return np.frombuffer(from_every_width(work), np.float32)
 
 
 def power(ratio_log2: float, beta: float) -> float:
@@ -37,9 +42,10 @@ def assert_close(found: np.ndarray, expected: list[float]) -> None:
 
 
 @given(st.lists(positive, min_size=1, max_size=9), st.floats(0, 3), st.floats(1e-30, 1e30))
-def test_weights_are_powers(priority, beta, scale):
-    expected = [power(math.log2(p) + math.log2(scale), beta) for p in priority]
-    assert_close(weights(priority, scale, beta, False), expected)
+def test_weights_are_powers(priority, beta, unit):
+    expected = [power(math.log2(p) - math.log2(unit), beta) for p in priority]
+    assert_close(weights(priority, unit, beta, False), expected)
+    assert weights([unit], unit, beta, False) == 1.0
 
 
 @given(st.lists(positive, min_size=1, max_size=9), st.floats(0, 3))
@@ -53,7 +59,7 @@ def test_a_batch_of_the_usual_size():
     priority = np.random.default_rng(0).random(257) ** 2 + 1e-8
     for beta in (0.0, 0.4, 0.6, 1.0):
         expected = (priority / priority.min()) ** -beta
-        np.testing.assert_allclose(weights(priority, 1 / priority.min(), beta, False), expected, rtol=1.2e-7)
+        np.testing.assert_allclose(weights(priority, priority.min(), beta, False), expected, rtol=1.2e-7)
         np.testing.assert_allclose(weights(priority, 5.0, beta, True), expected, rtol=1.2e-7)
 
 
@@ -61,7 +67,7 @@ def test_without_correction_every_weight_is_one():
     assert (weights([5e-324, 1.0, 2.0**960], 3.0, 0.0, False) == 1).all()
 
 
-def test_the_normalised_batch_doesnt_depend_on_the_scale():
+def test_the_normalised_batch_doesnt_depend_on_the_unit():
     # Where a power taken in float32 first would overflow or vanish.
     for factor in (1e-200, 1.0, 1e200):
         np.testing.assert_allclose(
@@ -81,11 +87,11 @@ def test_a_bad_priority_writes_nothing(bad, position):
     assert (out == -7).all()
 
 
-def test_bad_scales_betas_and_addresses():
+def test_bad_units_betas_and_addresses():
     one, out = np.ones(1), np.full(1, -7, np.float32)
-    for scale in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="expected a positive finite scale"):
-            importance_weights(one.ctypes.data, 1, scale, 0.5, out.ctypes.data, False)
+    for unit in (0.0, -1.0, math.nan, math.inf, 2.0**961):
+        with pytest.raises(ValueError, match="expected a positive unit"):
+            importance_weights(one.ctypes.data, 1, unit, 0.5, out.ctypes.data, False)
     for beta in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match="expected a finite beta of 0 or more"):
             importance_weights(one.ctypes.data, 1, 1.0, beta, out.ctypes.data, False)

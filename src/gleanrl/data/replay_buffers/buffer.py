@@ -337,7 +337,7 @@ class ReplayBuffer(Composed):
             return self._server.sample(batch_size, return_info, keys)
         if keys is not None:
             raise UnsupportedError(f"keys: {type(self).__name__} has a _sample of its own, which takes none")
-        batch, info = self._sample(self._server.size_of(batch_size))
+        batch, info = self._sample(self._server.size_of(batch_size, 3))
         return (batch, info) if return_info else batch
 
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:

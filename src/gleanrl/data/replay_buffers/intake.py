@@ -122,6 +122,7 @@ class Intake:
             self._gate.asked = False
             storage, sampler = self._parts.storage, self._parts.sampler
             # With generations a record may be known that isn't stored any more.
+            # A tuple: `storage.shape`, a torch.Size, isn't free.
             steps = storage.num_steps if generation is None else storage.capacity_steps
             slots = slots_of_update(index, (steps, *storage.batch_shape), not sampler.takes_priorities)
             sampler.prioritize(storage, slots, priority, generation)

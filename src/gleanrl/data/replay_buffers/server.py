@@ -14,7 +14,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl.arguments import key_list, positive, positive_or_none
+from gleanrl.arguments import integer, key_list, positive_or_none
 from gleanrl.data.replay_buffers.draws import Draws, Keys
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
@@ -67,20 +67,22 @@ class Server(ABC):
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
 
-    def size_of(self, batch_size: int | None) -> int:
-        """Return the transitions of a batch, given the argument of `sample`; another size than the usual one warns."""
+    def size_of(self, batch_size: int | None, stacklevel: int = 4) -> int:
+        """Return the transitions of a batch, given the argument of `sample`.
+
+        Args:
+            batch_size: None for the usual size; another one may warn.
+            stacklevel: the user's place among the callers.
+        """
         usual = self.batch_size
         if batch_size is None:
             if usual is not None:
                 return usual
             raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
-        size = (
-            batch_size if type(batch_size) is int and batch_size > 0 else positive("batch_size", batch_size)
-        )
+        size = integer("batch_size", batch_size, 1)
         if usual is not None and size != usual and self.warns_of_other_sizes:
-            warnings.warn(
-                f"sample: batch_size={size} differs from the buffer's {usual}; {size} is used", stacklevel=4
-            )
+            text = f"sample: batch_size={size} differs from the buffer's {usual}; {size} is used"
+            warnings.warn(text, stacklevel=stacklevel)
         return size
 
     def sample(self, batch_size: int | None, return_info: bool, keys: Iterable[NestedKey] | None) -> Any:

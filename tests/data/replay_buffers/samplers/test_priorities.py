@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gleanrl.data.replay_buffers import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError, UnsupportedError
+from gleanrl.records import Draw
 from tests.data.replay_buffers.oracle import fill
 from tests.data.replay_buffers.samplers.acts import (
     CLEARS,
@@ -160,7 +161,7 @@ def test_late_updates_are_dropped_and_counted():
     storage, table = filled(10), table_of()
     slots, _, generation = table.draw(storage, 10, torch.linspace(0, 0.99, 10, dtype=torch.float64))
     assert slots.tolist() == list(range(10))
-    table.remember(storage, slots, generation)
+    table.remember(storage, Draw(slots, {}, generation))
     fill(storage, torch.arange(3))  # behind the table's back
     update(table, storage, [1, 5], [7.0, 8.0])
     assert (raw(table, storage)[1], raw(table, storage)[5], table.dropped) == (1.0, 8.0, 1)
@@ -168,7 +169,7 @@ def test_late_updates_are_dropped_and_counted():
     assert (raw(table, storage)[2], raw(table, storage)[6], table.dropped) == (1.0, 9.0, 2)
     update(table, storage, [2], [7.0], [2])
     assert (raw(table, storage)[2], table.dropped) == (7.0, 2)
-    table.remember(storage, torch.tensor([0, 1]), torch.tensor([2, 2]))
+    assert table.remember(storage, Draw(torch.tensor([0, 1]), {})).generation.tolist() == [2, 2]
     update(table, storage, [0, 1, 9], 3.0)
     assert raw(table, storage) == [3, 3, 7, 1, 1, 8, 9, 1, 1, 3]
     assert table.dropped == 2

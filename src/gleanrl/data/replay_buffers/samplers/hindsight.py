@@ -96,8 +96,8 @@ class Hindsight(Unit):
         served: bool = False,
     ) -> Draw:
         """Draw units by priorities, and goals beside them."""
-        drawn = self.unit.weighted(storage, batch_size, priorities, random, served)
-        return self._with_goals(storage, drawn, random)
+        drawn = self._with_goals(storage, self.unit.weighted(storage, batch_size, priorities, random), random)
+        return priorities.remember(storage, drawn) if served else drawn
 
     def items(self, storage: Storage, length: int) -> torch.Tensor | None:
         """Return what the unit says."""

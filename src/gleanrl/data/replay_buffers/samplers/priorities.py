@@ -21,9 +21,11 @@ from gleanrl.data.replay_buffers.versions import Change, Follower, changes_since
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
 from gleanrl.fresh import Made, maker
 from gleanrl.native import Priorities, Random
+from gleanrl.records import Draw
 from gleanrl.state import Stateful, StateReader
 
 _NORMALISATIONS = ("buffer", "batch")
+_SIZES = 64  # of draws whose makers are remembered
 
 
 class PriorityState(NamedTuple):
@@ -88,10 +90,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         self._beta = number("beta", beta)
         self._eps = number("eps", eps)
         self._native: Priorities | None = None
-        self._drawn: tuple[int, Callable[[], Made] | None] = (
-            0,
-            None,
-        )  # what makes the tensors of a draw of that size
+        self._makers: dict[int, Callable[[], Made]] = {}  # of a draw's tensors, by its size
         self._saved: PriorityState | None = None  # rows for the storage of the next `sync`
         self.renewals = 0
         """How often everything that the native table knew was dropped, blocks of rows included."""
@@ -253,19 +252,28 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             raise EmptyBufferError(
                 "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"
             )
-        drawn, make = self._drawn
-        if make is None or drawn != count:
-            make = maker([((count,), torch.int64), ((count,), torch.float32), ((count,), torch.int64)])
-            self._drawn = count, make
+        make = self._makers.get(count) or self._maker(count)
         (slots, weight, generation), (slots_at, weight_at, generation_at) = make()
         given = uniforms if isinstance(uniforms, Random) else uniforms.data_ptr()
         counters_at, beta, by_batch = storage.counters_at, self._beta, self.by_batch
         native.draw(given, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served)
         return slots, weight if self.dtype == torch.float32 else weight.to(self.dtype), generation
 
-    def remember(self, storage: Storage, slots: torch.Tensor, generation: torch.Tensor) -> None:
-        """Take `slots`, ``(n,)`` int64, as drawn last when they had these generations, ``(n,)`` int64."""
-        self.of(storage).remember(slots.data_ptr(), slots.shape[0], generation.data_ptr())
+    def _maker(self, count: int) -> Callable[[], Made]:
+        if len(self._makers) >= _SIZES:
+            self._makers.clear()
+        make = maker([((count,), torch.int64), ((count,), torch.float32), ((count,), torch.int64)])
+        self._makers[count] = make
+        return make
+
+    def remember(self, storage: Storage, draw: Draw) -> Draw:
+        """Take the rows of a draw as drawn last, in the generations that it has; return it with these."""
+        if draw.generation is None:
+            draw = draw._replace(generation=storage.generation(draw.slots))
+        assert draw.generation is not None
+        slots = draw.slots
+        self.of(storage).remember(slots.data_ptr(), slots.shape[0], draw.generation.data_ptr())
+        return draw
 
     def check(self, values: torch.Tensor) -> None:
         """Raise `InvalidArgumentError` unless rows can have the priorities ``(n,)``."""
@@ -346,7 +354,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         return {
             **self.__dict__,
             "_native": None,
-            "_drawn": (0, None),
+            "_makers": {},
             "_saved": self.snapshot(),
             "followed": None,
         }

@@ -55,9 +55,9 @@ def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Te
         # What a training loop brings.
         found = values.detach() if values.requires_grad else values
         found = found if found.is_cpu else found.cpu()
-        return (
-            found if found.dtype == dtype else found.to(dtype)
-        ).contiguous()  # `to` isn't free for what fits
+        if found.dtype != dtype:
+            found = found.to(dtype)  # not free for what fits
+        return found.contiguous()
     try:
         # By way of NumPy: torch takes Python's numbers for single precision.
         tensor = torch.as_tensor(values if isinstance(values, torch.Tensor) else np.asarray(values)).detach()

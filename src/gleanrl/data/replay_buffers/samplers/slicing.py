@@ -172,11 +172,8 @@ class Slices(Unit):
         drawn = cut(table, self.rule, length, first, lengths)
         weight = weight.repeat_interleave(length if self.rule.pad else lengths)
         extras = {**drawn.extras, "_weight": weight, "priority_weight": weight}
-        if not served:
-            return drawn._replace(extras=extras)
-        generation = storage.generation(drawn.slots)
-        priorities.remember(storage, drawn.slots, generation)
-        return drawn._replace(extras=extras, generation=generation)
+        drawn = drawn._replace(extras=extras)
+        return priorities.remember(storage, drawn) if served else drawn
 
     def items(self, storage: Storage, length: int) -> torch.Tensor:
         """Return the last slots of all trajectories that are long enough."""
