@@ -65,6 +65,8 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             target.step()
+        for group in optimizer.param_groups:  # so that the last updates settle
+            group["lr"] = 1e-3 * (1 - 0.9 * frames / TOTAL)
         explore.step(batch.numel())
         collector.update_policy_weights_()
         if i % 40 == 0:
