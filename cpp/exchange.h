@@ -56,8 +56,8 @@ class Exchange {
     return view;
   }
 
-  // A tensor of that memory, which it gives back at its end. Where it can't be made, whether the memory was given back is
-  // not known, and nobody else may do it.
+  // A tensor of that memory, which it gives back at its end. Where it can't be made, whether the memory was given back
+  // is not known, and nobody else may do it.
   nb::object object_of(dlpack::Managed* managed) const {
     void* made = nullptr;
     if (interface_->object_of_managed(managed, &made) != 0) throw nb::python_error();

@@ -3,8 +3,8 @@
 // Values.  The same bits from every width, and on every machine: lanes don't see each other, and the build keeps the
 //   compiler from fusing products and sums (-ffp-contract=off).
 // Threads. Plain functions over the caller's memory. `use_lanes` is for tests, while nothing else runs.
-// Cost.    A power takes some 45 instructions a register, without a branch or a call; one level of a search a line of the
-//   cache for each item, and some 50 instructions a register.
+// Cost.    A power takes some 45 instructions a register, without a branch or a call; one level of a search a line of
+//   the cache for each item, and some 50 instructions a register.
 #pragma once
 
 #include <cstddef>

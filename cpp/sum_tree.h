@@ -14,7 +14,7 @@
 // Failure.   Every argument is checked before anything changes or is written; a call that throws has changed
 //   nothing. std::out_of_range for a row, std::invalid_argument for any other value, std::runtime_error for a draw
 //   from a tree without a positive leaf.
-// Threads.   Nothing is locked here: calls that change the tree (update, fill) run alone, the others
+// Threads.   Nothing is locked here: calls that change the tree (update, put, fill) run alone, the others
 //   may run beside each other. A caller that shares a tree holds one lock around each call.
 // Cost.      draw and update: O(n log8 capacity), level by level for all n, so that their cache misses overlap.
 //   fill: O(n + log8 capacity). total, min_positive: O(1). Memory: 8 * (1 + 2 / 7) = 10.3 bytes a leaf; pages
