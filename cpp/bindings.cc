@@ -102,6 +102,7 @@ NB_MODULE(_core, m) {
   bind_arrays(m);
   bind_files(m);
   bind_tensors(m);
+  bind_tensor_columns(m);
   bind_fresh(m);
 
   m.def("first_nonfinite_f32", &find_nonfinite<float>, "address"_a, "n"_a,

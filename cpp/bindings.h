@@ -94,6 +94,9 @@ void bind_arrays(nb::module_& m);
 // What takes tensors.
 void bind_tensors(nb::module_& m);
 
+// What writes columns from tensors.
+void bind_tensor_columns(nb::module_& m);
+
 // What makes tensors.
 void bind_fresh(nb::module_& m);
 

@@ -70,12 +70,17 @@ struct Exchange {
 
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::uint8_t kFloat = 2;
+inline constexpr std::uint8_t kBrainFloat = 4;
+inline constexpr std::uint8_t kComplex = 5;
 inline constexpr std::uint32_t kMajor = 1;
 inline constexpr const char* kCapsule = "dlpack_exchange_api";
 
 inline const std::byte* data_of(const Tensor& tensor) {
   return static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
 }
+
+// Of 16 bits or more.
+inline bool is_float(const DataType& dtype) { return dtype.code == kFloat || dtype.code == kBrainFloat; }
 
 inline bool is_empty(const Tensor& tensor) {
   return std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;

@@ -39,6 +39,25 @@ class Columns:
     def put(self, index: int, n: int, src: Sequence[int]) -> None:
         """Write n rows from the arrays `src` to rows `index[0:n]`; of equal numbers the last one wins."""
 
+class TensorColumns:
+    """Columns ``[rows, *leaf]`` on the CPU, written from tensors as they are.
+
+    Args:
+        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
+        tensor_class: whose tensors are taken; no subclasses.
+        columns: contiguous, of real numbers; their memory must stay where it is.
+    """
+
+    def __init__(self, exchange: object, tensor_class: type[Any], columns: list[Any]) -> None: ...
+    def fit(self, leaves: list[Any], lead: tuple[int, ...]) -> bool:
+        """Whether all are plain tensors ``[*lead, *leaf]`` of the columns' dtypes, in one piece on the CPU."""
+
+    def write(self, start: int, n: int, leaves: list[Any]) -> bool:
+        """Write n <= num_rows rows to start, start + 1, ..., around the end of the ring.
+
+        False, and nothing is written, if a leaf isn't n rows in one piece, or stands in a column itself.
+        """
+
 class TensorRows:
     """Rows of columns ``[*batch, T, *leaf]`` on the CPU, written from tensors as they are.
 

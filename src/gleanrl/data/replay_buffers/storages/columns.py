@@ -72,6 +72,10 @@ class ColumnStore(ABC):
     def begin(self) -> None:
         """Say that the columns are about to be used past the calls below: see `InTurn`."""
 
+    def fit(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
+        """Return whether `leaves` are ``[*lead, *field]``, of the fields' dtypes, and `ready`; False if it isn't known."""
+        return False
+
     @abstractmethod
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return `leaves` as the copies need them: on the right device, contiguous. May copy."""

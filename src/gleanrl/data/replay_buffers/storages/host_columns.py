@@ -16,8 +16,10 @@ import torch
 from gleanrl.data.replay_buffers.storages.columns import ColumnStore, DeviceColumns, Lent, NoColumns, plain
 from gleanrl.data.replay_buffers.storages.stored import Sources
 from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.exchange import EXCHANGE
 from gleanrl.fresh import Made, maker
 from gleanrl.native import Columns as NativeColumns
+from gleanrl.native import TensorColumns
 from gleanrl.pool import BufferPool
 from gleanrl.schema import Field, numpy_view
 
@@ -126,6 +128,16 @@ class OwnColumns(HostColumns):
         super().__init__(fields, columns)
         self.lent = Lent()
         self._arrays = [numpy_view(column) for column in columns]
+        self._by_core = _written_by_core(self.columns)
+
+    def fit(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
+        """Have the core look at them."""
+        return self._by_core is not None and self._by_core.fit(leaves, lead)
+
+    def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
+        """Have the core ask for the leaves' addresses, if it can."""
+        if self._by_core is None or not self._by_core.write(start, count, leaves):
+            super().write(start, count, leaves)
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
         """Return live views in torch storages of their own, which hold no more than they show."""
@@ -137,6 +149,16 @@ class OwnColumns(HostColumns):
     def view(self, position: int) -> torch.Tensor:
         """Return a live view in a torch storage of its own, for reading."""
         return torch.from_numpy(self._arrays[position]).view(self.fields[position].dtype)
+
+
+def _written_by_core(columns: list[torch.Tensor]) -> TensorColumns | None:
+    """Return what writes tensors without their being asked in Python; None if the core can't see these columns."""
+    if EXCHANGE is None or any(column.is_complex() for column in columns):
+        return None
+    try:
+        return TensorColumns(EXCHANGE, torch.Tensor, columns)
+    except RuntimeError:  # a dtype that torch doesn't show
+        return None
 
 
 class BorrowedColumns(HostColumns):
@@ -193,6 +215,10 @@ class ParentsColumns(OwnColumns):
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
         self.lent = Lent(always=True)  # the parent writes
+
+    def fit(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
+        """Return False: `ready` says more."""
+        return False
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Raise: nothing is to be written."""

@@ -119,8 +119,11 @@ class TensorStorage(TabledStorage):
             dims, table = self.ndim - single, self._table
             form = find_format(data, dims, where) if table is None else table.form
             lead, leaves = form.read(data, dims, where)
-            form.schema.check(leaves, lead, where)
+            ready = table is not None and table.is_plain and table.columns.fit(leaves, lead)
+            if not ready:
+                form.schema.check(leaves, lead, where)
             if dim_extend and not single:
+                ready = False
                 leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
                 lead = torch.Size((lead[dim_extend], *lead[1:dim_extend], lead[0], *lead[dim_extend + 1 :]))
             batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
@@ -137,8 +140,7 @@ class TensorStorage(TabledStorage):
                     num_steps = leaves[0].shape[0]
             if table is None:
                 table, leaves = first_table(self, form, batch, leaves)
-            ready = table.columns.ready if table.is_plain else table.ready
-            return new_tuple(Prepared, (ready(leaves), num_steps, kept))
+            return new_tuple(Prepared, (leaves if ready else table.ready(leaves), num_steps, kept))
         except GleanError:
             raise
         except Exception:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from gleanrl.data.replay_buffers.familiar import make_concrete
@@ -189,7 +190,7 @@ def index_of(placement: Placement | Selection, storage: Storage, single: bool) -
     start, count, skipped = placement.start, placement.num_steps, placement.skipped
     if storage.ndim == 1 and single:
         return start
-    steps = torch.arange(start, start + count, device="cpu")
+    steps = torch.from_numpy(np.arange(start, start + count))  # in half the time of torch's
     if start + count > placement.capacity:
         steps %= placement.capacity
     if storage.ndim > 1:

@@ -1,0 +1,159 @@
+// The Python face of columns that are written from tensors: these are looked at here, which takes a fraction of what
+// asking them from Python does.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "columns.h"
+#include "exchange.h"
+#include "tensors.h"
+
+namespace gleanrl {
+
+using namespace nanobind::literals;
+
+namespace {
+
+using dlpack::Tensor;
+
+// Writes rows of tensors into columns ``[rows, *leaf]``, and tells which tensors can be written like that.
+//
+// Lifetime.  The columns are held. Their memory must stay where it is.
+// Threads.   Any, under the interpreter lock, which `write` releases for long copies.
+// Failure.   Every tensor is looked at before the first byte is written.
+class TensorColumns {
+ public:
+  TensorColumns(nb::object exchange, nb::object tensor_class, nb::list columns)
+      : exchange_(exchange, tensor_class), kept_(columns), dtype_(name_of("dtype")), columns_(read(columns)) {}
+
+  // Whether all are plain tensors ``[*lead, *leaf]`` of the columns' dtypes, on the CPU, their elements back to back.
+  bool fit(nb::list leaves, nb::tuple lead) const {
+    if (leaves.size() != forms_.size()) return false;
+    const auto sizes = read_list<std::int64_t>(lead, as_number);
+    // Where Python may run, tensors may change: they are looked at afterwards.
+    for (std::size_t i = 0; i < forms_.size(); ++i) {
+      if (!is_plain(forms_[i], leaf_at(leaves, i))) return false;
+    }
+    for (std::size_t i = 0; i < forms_.size(); ++i) {
+      Tensor view{};
+      if (!exchange_.shows(leaf_at(leaves, i), view) || !is_like(forms_[i], view, sizes)) return false;
+    }
+    return true;
+  }
+
+  // Writes n rows to `start` and the following, around the end. Returns false, and nothing is written, if a leaf isn't
+  // n rows in one piece, or stands in a column itself.
+  bool write(std::int64_t start, std::int64_t n, nb::list leaves) const {
+    if (leaves.size() != forms_.size()) return false;
+    std::vector<const std::byte*> from(forms_.size());
+    for (std::size_t i = 0; i < forms_.size(); ++i) {
+      Tensor view{};
+      if (!exchange_.shows(leaf_at(leaves, i), view) || !has_rows(forms_[i], view, n)) return false;
+      from[i] = dlpack::data_of(view);
+      if (stands_in_column(from[i])) return false;
+    }
+    run(is_long(n, columns_.bytes_per_row()), [&] { columns_.write(start, n, from); });
+    return true;
+  }
+
+ private:
+  // What a column is made of.
+  struct Form {
+    nb::object dtype;
+    bool may_be_negated;
+    std::vector<std::int64_t> shape;  // of a leaf
+    std::int64_t item_bytes;
+    std::int64_t row_bytes;
+    const std::byte* first;
+    const std::byte* last;  // behind the last row
+  };
+
+  Columns read(nb::list columns) {
+    std::vector<std::byte*> bases;
+    std::vector<std::int64_t> row_bytes;
+    std::int64_t num_rows = 0;
+    for (const nb::handle column : columns) {
+      const Tensor view = exchange_.view_of(column);
+      if (view.device.type != dlpack::kCpu || view.ndim == 0 || !dlpack::is_contiguous(view)) {
+        throw std::invalid_argument("columns: expected rows in one piece, on the CPU");
+      }
+      if (view.dtype.code == dlpack::kComplex)
+        throw std::invalid_argument("columns: complex numbers may be conjugated");
+      if (!forms_.empty() && view.shape[0] != num_rows) throw std::invalid_argument("columns: expected as many rows");
+      num_rows = view.shape[0];
+      auto* const data = const_cast<std::byte*>(dlpack::data_of(view));
+      Form form{attribute(column.ptr(), dtype_),
+                dlpack::is_float(view.dtype),
+                {view.shape + 1, view.shape + view.ndim},
+                as_number(attribute(column.ptr(), name_of("itemsize")).ptr()),
+                0,
+                data,
+                data};
+      form.row_bytes = form.item_bytes;
+      for (const std::int64_t size : form.shape) form.row_bytes *= size;
+      form.last += form.row_bytes * num_rows;
+      bases.push_back(data);
+      row_bytes.push_back(form.row_bytes);
+      forms_.push_back(std::move(form));
+    }
+    return Columns(std::move(bases), std::move(row_bytes), num_rows);
+  }
+
+  // The leaf of a column; null if somebody took it out of the list meanwhile.
+  static PyObject* leaf_at(const nb::list& leaves, std::size_t i) {
+    return i < leaves.size() ? PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i)) : nullptr;
+  }
+
+  // By the dtype itself: the interface shows some as others.
+  bool is_plain(const Form& form, PyObject* leaf) const {
+    if (!exchange_.takes(leaf) || attribute(leaf, dtype_).ptr() != form.dtype.ptr()) return false;
+    return !form.may_be_negated || exchange_.is_plain(leaf);
+  }
+
+  static bool is_like(const Form& form, const Tensor& view, const std::vector<std::int64_t>& lead) {
+    const std::int64_t* const behind = view.shape + lead.size();
+    return static_cast<std::size_t>(view.ndim) == lead.size() + form.shape.size() && is_readable(view) &&
+           std::equal(lead.begin(), lead.end(), view.shape) && std::equal(form.shape.begin(), form.shape.end(), behind);
+  }
+
+  static bool has_rows(const Form& form, const Tensor& view, std::int64_t n) {
+    std::int64_t bytes = form.item_bytes;
+    for (std::int32_t dim = 0; dim < view.ndim; ++dim) bytes *= view.shape[dim];
+    return bytes == form.row_bytes * n && is_readable(view);
+  }
+
+  // Zeros that were never made have no memory.
+  static bool is_readable(const Tensor& view) {
+    return view.device.type == dlpack::kCpu && dlpack::is_contiguous(view) &&
+           (view.data != nullptr || dlpack::is_empty(view));
+  }
+
+  bool stands_in_column(const std::byte* data) const {
+    return std::any_of(forms_.begin(), forms_.end(),
+                       [data](const Form& form) { return form.first <= data && data < form.last; });
+  }
+
+  Exchange exchange_;
+  nb::list kept_;  // the memory behind the addresses
+  nb::object dtype_;
+  std::vector<Form> forms_;
+  Columns columns_;
+};
+
+}  // namespace
+
+void bind_tensor_columns(nb::module_& m) {
+  nb::class_<TensorColumns>(m, "TensorColumns", "Columns [rows, *leaf] that are written from tensors.")
+      .def(nb::init<nb::object, nb::object, nb::list>(), "exchange"_a, "tensor_class"_a, "columns"_a)
+      .def("fit", &TensorColumns::fit, "leaves"_a, "lead"_a,
+           "Whether all are plain tensors [*lead, *leaf] of the columns' dtypes, in one piece on the CPU.")
+      .def("write", &TensorColumns::write, "start"_a, "n"_a, "leaves"_a,
+           "Write n rows to start, start + 1, ..., around the end; False, and nothing is written, if a leaf isn't n "
+           "rows in one piece, or stands in a column.");
+}
+
+}  // namespace gleanrl
