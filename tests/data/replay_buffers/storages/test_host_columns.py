@@ -7,8 +7,10 @@ import sys
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, TensorStorage
+from gleanrl.data.replay_buffers.storages import host_columns
 from gleanrl.errors import SchemaError
 from tests.data.replay_buffers.oracle import fill
 
@@ -166,3 +168,117 @@ def test_given_tensors_that_were_made_too_small():
     with pytest.raises(SchemaError, match="resized"):
         fill(storage, torch.tensor([1.0]))
     assert storage.generation(torch.tensor([0])).tolist() == [1]
+
+
+@pytest.fixture(params=["core", "asked"])
+def by(request, monkeypatch):
+    """Who looks at what is written."""
+    if request.param == "asked":
+        monkeypatch.setattr(host_columns, "EXCHANGE", None)
+    elif host_columns.EXCHANGE is None:
+        pytest.skip("this release of torch doesn't show how")
+    return request.param
+
+
+X, N, Z = torch.arange(8.0).view(4, 2), torch.arange(4), torch.complex(torch.ones(4), torch.arange(4.0))
+
+
+def a_buffer(dtype=torch.float32, **more):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend({"x": torch.zeros(1, 2, dtype=dtype), "n": torch.zeros(1, dtype=torch.int64), **more})
+    return buffer
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        X,
+        X.clone().requires_grad_(),
+        torch.nn.Parameter(X),
+        X.t().contiguous().t(),
+        torch.complex(torch.zeros(4, 2), -X).conj().imag,
+        torch.cat([X, X], 1)[:, :2],
+    ],
+    ids=["plain", "grad", "subclass", "strided", "negated", "part"],
+)
+@pytest.mark.parametrize("turn", range(2))  # the first write of a buffer, and one around the end
+def test_whatever_form_records_come_in(by, given, turn):
+    buffer = a_buffer()
+    for _ in range(2 * turn):
+        buffer.extend({"x": X + 50, "n": N})
+    index = buffer.extend({"x": given, "n": N})
+    assert index.dtype == torch.int64 and index.tolist() == ([9, 0, 1, 2] if turn else [1, 2, 3, 4])
+    assert buffer[index]["x"].equal(X) and buffer[index]["n"].equal(N)
+    index = buffer.add({"x": given[2], "n": N[2]})
+    assert buffer[index]["x"].equal(X[2])
+    buffer.storage.check_valid()
+
+
+def test_lazy_complex_numbers_are_carried_out(by):
+    buffer = a_buffer(z=torch.zeros(1, dtype=torch.complex64))
+    assert buffer[buffer.extend({"x": X, "n": N, "z": Z.conj()})]["z"].equal(Z.conj().resolve_conj())
+
+
+def test_rows_of_the_buffer_itself(by):
+    """Every row of a write is as it was before the write."""
+    buffer = a_buffer()
+    buffer.extend({"x": X, "n": N})
+    for start in (10, 20, 30):
+        buffer.extend({"x": X[:3] + start, "n": N[:3] + start})
+    buffer.storage.end = 8
+    rows = buffer[6:10]  # what the second half of the write reads is what the first half overwrites
+    before = {key: leaf.clone() for key, leaf in rows.items()}
+    index = buffer.extend(rows)
+    assert index.tolist() == [8, 9, 0, 1]
+    assert all(buffer[index][key].equal(before[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (X.double(), r"'x' expected shape \(4, 2\) torch.float32, got \(4, 2\) torch.float64"),
+        (X.view(torch.int32), r"expected shape \(4, 2\) torch.float32, got \(4, 2\) torch.int32"),
+        (X.view(2, 4), r"expected shape \(4, 2\) torch.float32, got \(2, 4\)"),
+        (X[:3], r"expected shape \(4, 2\) torch.float32, got \(3, 2\)"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused(by, x, message):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(TensorDict({"x": X, "n": N}, [4]))
+    version = buffer.storage.version
+    wrong = TensorDict({"n": N}, [4])
+    wrong._tensordict["x"] = x  # what a TensorDict's own checks let nobody do
+    with pytest.raises(SchemaError, match=message):
+        buffer.extend(wrong)
+    assert buffer.storage.version == version and len(buffer) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.uint4, torch.bits8, torch.float8_e5m2, torch.bfloat16])
+def test_dtypes_that_few_know(by, dtype):
+    rows = torch.arange(16, dtype=torch.uint8).view(8, 2).view(dtype)
+    plain = torch.arange(8, dtype=torch.uint8).view(4, 2)
+    shape = rows.shape[1:]
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(rows[:1])
+    index = buffer.extend(rows[1:5])
+    assert buffer[index].view(torch.uint8).equal(rows[1:5].view(torch.uint8)) and buffer[index].dtype == dtype
+    with pytest.raises(SchemaError, match="uint8"):
+        buffer.extend(plain[:, : shape[0]])
+
+
+def test_rows_that_are_no_steps_are_left_out(by):
+    steps = torch.tensor([True, False, True, False])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    rows = TensorDict({"x": X, "collector": {"mask": steps}}, [4])
+    for _ in range(2):
+        index = buffer.extend(rows)
+        assert (index >= 0).equal(steps) and buffer[index[steps]]["x"].equal(X[steps])
+
+
+def test_another_dimension_is_time(by):
+    turned = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1)
+    for start in range(2):
+        turned.extend(TensorDict({"x": torch.arange(6).view(2, 3) + 6 * start}, [2, 3]))
+        assert turned.storage[start * 3 : start * 3 + 3]["x"].equal(torch.arange(6).view(2, 3).t() + 6 * start)
+    with pytest.raises(SchemaError, match="expected batch dimensions"):
+        turned.extend(TensorDict({"x": torch.arange(6).view(3, 2)}, [3, 2]))

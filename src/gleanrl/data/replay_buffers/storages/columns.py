@@ -73,7 +73,7 @@ class ColumnStore(ABC):
         """Say that the columns are about to be used past the calls below: see `InTurn`."""
 
     def fit(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
-        """Return whether `leaves` are ``[*lead, *field]``, of the fields' dtypes, and `ready`; False if it isn't known."""
+        """Return whether `leaves` are ``[*lead, *field]`` of the fields' dtypes, and `ready`; False if none knows."""
         return False
 
     @abstractmethod
