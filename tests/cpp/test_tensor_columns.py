@@ -14,7 +14,13 @@ from gleanrl.native import TensorColumns
 pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't offer the interface")
 
 ROWS = 7
-FORMS = [((2, 3), torch.float32), ((), torch.bool), ((1,), torch.int64), ((0,), torch.float64), ((5,), torch.uint8)]
+FORMS = [
+    ((2, 3), torch.float32),
+    ((), torch.bool),
+    ((1,), torch.int64),
+    ((0,), torch.float64),
+    ((5,), torch.uint8),
+]
 
 
 def new_columns():

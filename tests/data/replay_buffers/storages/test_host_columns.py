@@ -279,6 +279,8 @@ def test_another_dimension_is_time(by):
     turned = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=1)
     for start in range(2):
         turned.extend(TensorDict({"x": torch.arange(6).view(2, 3) + 6 * start}, [2, 3]))
-        assert turned.storage[start * 3 : start * 3 + 3]["x"].equal(torch.arange(6).view(2, 3).t() + 6 * start)
+        assert turned.storage[start * 3 : start * 3 + 3]["x"].equal(
+            torch.arange(6).view(2, 3).t() + 6 * start
+        )
     with pytest.raises(SchemaError, match="expected batch dimensions"):
         turned.extend(TensorDict({"x": torch.arange(6).view(3, 2)}, [3, 2]))
