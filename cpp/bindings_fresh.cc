@@ -58,8 +58,7 @@ class FreshTensors {
     for (const nb::handle tensor : like) {
       const dlpack::Tensor view = exchange_.view_of(tensor);
       if (view.device.type != dlpack::kCpu) throw std::invalid_argument("like: expected tensors on the CPU");
-      Form form{
-          {}, {view.shape, view.shape + view.ndim}, static_cast<std::size_t>(view.dtype.bits * view.dtype.lanes / 8)};
+      Form form{{}, {view.shape, view.shape + view.ndim}, static_cast<std::size_t>(dlpack::item_bytes(view.dtype))};
       for (const std::int64_t size : form.shape) form.bytes *= static_cast<std::size_t>(size);
       form.like.version = {dlpack::kMajor, 0};
       form.like.give_back = [](dlpack::Managed* block) { Free()(block); };

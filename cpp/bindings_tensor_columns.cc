@@ -1,5 +1,5 @@
-// The Python face of columns that are written from tensors: these are looked at here, which takes a fraction of what
-// asking them from Python does.
+// The Python face of columns that are written from tensors: the tensors are looked at here, in a fraction of the time
+// that asking them from Python takes.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -23,15 +23,18 @@ using dlpack::Tensor;
 // Writes rows of tensors into columns ``[rows, *leaf]``, and tells which tensors can be written like that.
 //
 // Lifetime.  The columns are held. Their memory must stay where it is.
-// Threads.   Any, under the interpreter lock, which `write` releases for long copies.
+// Threads.   Any, under the interpreter lock, which `write` releases for long copies: the list and its tensors belong to
+//   the call until it returns.
 // Failure.   Every tensor is looked at before the first byte is written.
+// Overlap.   None: of leaves that stand in a column the caller has to make copies.
+// Cost.      About 0.1 us a leaf for each of the two, with warm caches.
 class TensorColumns {
  public:
   TensorColumns(nb::object exchange, nb::object tensor_class, nb::list columns)
       : exchange_(exchange, tensor_class), kept_(columns), dtype_(name_of("dtype")), columns_(read(columns)) {}
 
   // Whether all are plain tensors ``[*lead, *leaf]`` of the columns' dtypes, on the CPU, their elements back to back.
-  bool fit(nb::list leaves, nb::tuple lead) const {
+  bool fits(nb::list leaves, nb::tuple lead) const {
     if (leaves.size() != forms_.size()) return false;
     const auto sizes = read_list<std::int64_t>(lead, as_number);
     // Where Python may run, tensors may change: they are looked at afterwards.
@@ -45,12 +48,14 @@ class TensorColumns {
     return true;
   }
 
-  // Writes n rows to `start` and the following, around the end. Returns false, and nothing is written, if a leaf isn't
-  // n rows in one piece, or stands in a column itself.
+  // Writes n rows, of leaves that aren't negated lazily (`fits` asks that, this doesn't), to `start` and the following,
+  // around the end. Returns false, and nothing is written, if a leaf isn't n rows in one piece, or stands in a column.
   bool write(std::int64_t start, std::int64_t n, nb::list leaves) const {
     if (leaves.size() != forms_.size()) return false;
     std::vector<const std::byte*> from(forms_.size());
-    for (std::size_t i = 0; i < forms_.size(); ++i) {
+    // Other numbers of rows are refused by the columns, which read nothing then.
+    const bool is_number = n >= 0 && n <= columns_.num_rows();
+    for (std::size_t i = 0; i < forms_.size() && is_number; ++i) {
       Tensor view{};
       if (!exchange_.shows(leaf_at(leaves, i), view) || !has_rows(forms_[i], view, n)) return false;
       from[i] = dlpack::data_of(view);
@@ -64,9 +69,8 @@ class TensorColumns {
   // What a column is made of.
   struct Form {
     nb::object dtype;
-    bool may_be_negated;
+    dlpack::DataType shown;           // the dtype, or what the interface takes it for
     std::vector<std::int64_t> shape;  // of a leaf
-    std::int64_t item_bytes;
     std::int64_t row_bytes;
     const std::byte* first;
     const std::byte* last;  // behind the last row
@@ -86,19 +90,17 @@ class TensorColumns {
       if (!forms_.empty() && view.shape[0] != num_rows) throw std::invalid_argument("columns: expected as many rows");
       num_rows = view.shape[0];
       auto* const data = const_cast<std::byte*>(dlpack::data_of(view));
-      Form form{attribute(column.ptr(), dtype_),
-                dlpack::is_float(view.dtype),
-                {view.shape + 1, view.shape + view.ndim},
-                as_number(attribute(column.ptr(), name_of("itemsize")).ptr()),
-                0,
-                data,
-                data};
-      form.row_bytes = form.item_bytes;
-      for (const std::int64_t size : form.shape) form.row_bytes *= size;
-      form.last += form.row_bytes * num_rows;
+      std::vector<std::int64_t> shape(view.shape + 1, view.shape + view.ndim);
+      std::int64_t bytes = dlpack::item_bytes(view.dtype);
+      for (const std::int64_t size : shape) bytes *= size;
       bases.push_back(data);
-      row_bytes.push_back(form.row_bytes);
-      forms_.push_back(std::move(form));
+      row_bytes.push_back(bytes);
+      forms_.push_back({.dtype = attribute(column.ptr(), dtype_),
+                        .shown = view.dtype,
+                        .shape = std::move(shape),
+                        .row_bytes = bytes,
+                        .first = data,
+                        .last = data + bytes * num_rows});
     }
     return Columns(std::move(bases), std::move(row_bytes), num_rows);
   }
@@ -108,10 +110,11 @@ class TensorColumns {
     return i < leaves.size() ? PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i)) : nullptr;
   }
 
-  // By the dtype itself: the interface shows some as others.
+  // By the dtype itself: the interface shows some as others. Python that runs may drop the leaf from its list.
   bool is_plain(const Form& form, PyObject* leaf) const {
+    const nb::object held = nb::borrow(leaf);
     if (!exchange_.takes(leaf) || attribute(leaf, dtype_).ptr() != form.dtype.ptr()) return false;
-    return !form.may_be_negated || exchange_.is_plain(leaf);
+    return !dlpack::is_float(form.shown) || exchange_.is_plain(leaf);
   }
 
   static bool is_like(const Form& form, const Tensor& view, const std::vector<std::int64_t>& lead) {
@@ -121,9 +124,10 @@ class TensorColumns {
   }
 
   static bool has_rows(const Form& form, const Tensor& view, std::int64_t n) {
-    std::int64_t bytes = form.item_bytes;
+    if (view.dtype != form.shown || !is_readable(view)) return false;
+    std::int64_t bytes = dlpack::item_bytes(view.dtype);
     for (std::int32_t dim = 0; dim < view.ndim; ++dim) bytes *= view.shape[dim];
-    return bytes == form.row_bytes * n && is_readable(view);
+    return bytes == form.row_bytes * n;
   }
 
   // Zeros that were never made have no memory.
@@ -149,10 +153,11 @@ class TensorColumns {
 void bind_tensor_columns(nb::module_& m) {
   nb::class_<TensorColumns>(m, "TensorColumns", "Columns [rows, *leaf] that are written from tensors.")
       .def(nb::init<nb::object, nb::object, nb::list>(), "exchange"_a, "tensor_class"_a, "columns"_a)
-      .def("fit", &TensorColumns::fit, "leaves"_a, "lead"_a,
+      .def("fits", &TensorColumns::fits, "leaves"_a, "lead"_a,
            "Whether all are plain tensors [*lead, *leaf] of the columns' dtypes, in one piece on the CPU.")
       .def("write", &TensorColumns::write, "start"_a, "n"_a, "leaves"_a,
-           "Write n rows to start, start + 1, ..., around the end; False, and nothing is written, if a leaf isn't n "
+           "Write n rows, not negated lazily, to start, start + 1, ..., around the end; False, and nothing is written, "
+           "if a leaf isn't n "
            "rows in one piece, or stands in a column.");
 }
 

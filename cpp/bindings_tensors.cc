@@ -99,7 +99,7 @@ class TensorRows {
 
   Column column_of(nb::handle key, bool is_flag, const Tensor& view, std::int32_t time_dim) {
     if (time_dim < 0 || view.ndim <= time_dim) throw std::invalid_argument("columns: expected a dimension of time");
-    Column column{nb::borrow(key), is_flag, view.dtype, {}, view.dtype.bits * view.dtype.lanes / 8, 0, {}, {}};
+    Column column{nb::borrow(key), is_flag, view.dtype, {}, dlpack::item_bytes(view.dtype), 0, {}, {}};
     std::int64_t num_parts = 1;
     column.row_bytes = column.item_bytes;
     for (std::int32_t dim = 0; dim < view.ndim; ++dim) {

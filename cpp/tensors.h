@@ -79,7 +79,9 @@ inline const std::byte* data_of(const Tensor& tensor) {
   return static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
 }
 
-// Of 16 bits or more.
+inline std::int64_t item_bytes(const DataType& dtype) { return dtype.bits * dtype.lanes / 8; }
+
+// Whether numbers are of a kind that torch may have negated lazily; smaller floats have codes of their own.
 inline bool is_float(const DataType& dtype) { return dtype.code == kFloat || dtype.code == kBrainFloat; }
 
 inline bool is_empty(const Tensor& tensor) {

@@ -49,13 +49,14 @@ class TensorColumns:
     """
 
     def __init__(self, exchange: object, tensor_class: type[Any], columns: list[Any]) -> None: ...
-    def fit(self, leaves: list[Any], lead: tuple[int, ...]) -> bool:
+    def fits(self, leaves: list[Any], lead: tuple[int, ...]) -> bool:
         """Whether all are plain tensors ``[*lead, *leaf]`` of the columns' dtypes, in one piece on the CPU."""
 
     def write(self, start: int, n: int, leaves: list[Any]) -> bool:
         """Write n <= num_rows rows to start, start + 1, ..., around the end of the ring.
 
-        False, and nothing is written, if a leaf isn't n rows in one piece, or stands in a column itself.
+        Leaves aren't negated lazily: `fits` asks that, this doesn't. False, and nothing is written, if a leaf isn't n
+        rows in one piece, or stands in a column itself.
         """
 
 class TensorRows:

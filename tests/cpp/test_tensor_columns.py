@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from gleanrl.exchange import EXCHANGE
 from gleanrl.native import TensorColumns
+from tests.lazy import negated
 
 pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't offer the interface")
 
@@ -44,20 +46,13 @@ def written(columns):
 def test_tensors_of_the_columns_kind_fit(lead):
     made = written(new_columns())
     leaves = new_leaves(lead)
-    assert made.fit(leaves, lead)
-    assert made.fit(leaves, torch.Size(lead))
-    assert made.fit([leaves[0].requires_grad_(), *leaves[1:]], lead)
-    assert not made.fit(leaves[:-1], lead)
-    assert not made.fit([*leaves, leaves[0]], lead)
-    assert not made.fit(leaves, (*lead, 1))
-    assert not made.fit(leaves, (5,))
-
-
-def negated(tensor):
-    """Return the same values, negated twice: once in memory, once lazily."""
-    lazy = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
-    assert lazy.is_neg() and lazy.equal(tensor)
-    return lazy
+    assert made.fits(leaves, lead)
+    assert made.fits(leaves, torch.Size(lead))
+    assert made.fits([leaves[0].requires_grad_(), *leaves[1:]], lead)
+    assert not made.fits(leaves[:-1], lead)
+    assert not made.fits([*leaves, leaves[0]], lead)
+    assert not made.fits(leaves, (*lead, 1))
+    assert not made.fits(leaves, (5,))
 
 
 @pytest.mark.parametrize(
@@ -90,9 +85,9 @@ def negated(tensor):
 def test_others_do_not_fit(position, change):
     made = written(new_columns())
     leaves = new_leaves((4,))
-    assert made.fit(leaves, (4,))
+    assert made.fits(leaves, (4,))
     leaves[position] = change(leaves[position])
-    assert not made.fit(leaves, (4,))
+    assert not made.fits(leaves, (4,))
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (2, 4), (5, 4), (6, 7), (3, 0)])
@@ -127,6 +122,7 @@ def test_several_batch_dimensions_are_rows_one_after_the_other(many):
         lambda leaves, columns: [leaves[0].to("meta"), *leaves[1:]],
         lambda leaves, columns: [leaves[0], columns[1][2:6], *leaves[2:]],  # a column's own rows
         lambda leaves, columns: [torch.zeros(4, 3, 4)[:, :, :2], *leaves[1:]],
+        lambda leaves, columns: [leaves[0].to(torch.uint8), *leaves[1:]],  # as many numbers of fewer bytes
         lambda leaves, columns: [*leaves[:-1], None],
     ],
 )
@@ -136,15 +132,27 @@ def test_nothing_is_written_if_one_leaf_cannot_be(change):
     assert not any(column.any() for column in columns)
 
 
-def test_numbers_that_are_no_rows_are_refused():
+@pytest.mark.parametrize(
+    ("start", "count", "error"),
+    [
+        (ROWS, 4, IndexError),
+        (-1, 4, IndexError),
+        (0, ROWS + 1, ValueError),
+        (0, -1, ValueError),
+        (0, 1 << 62, ValueError),
+    ],
+)
+def test_numbers_that_are_no_rows_are_refused(start, count, error):
     columns, leaves = new_columns(), new_leaves((4,))
-    with pytest.raises(IndexError):
-        written(columns).write(ROWS, 4, leaves)
-    with pytest.raises(ValueError, match="row"):
-        written(columns).write(0, ROWS + 1, new_leaves((ROWS + 1,)))
-    with pytest.raises(TypeError):
-        written(columns).fit(leaves, ("4",))
+    with pytest.raises(error, match="write"):
+        written(columns).write(start, count, leaves)
     assert not any(column.any() for column in columns)
+
+
+def test_sizes_that_are_no_numbers_are_refused():
+    columns, leaves = new_columns(), new_leaves((4,))
+    with pytest.raises(TypeError):
+        written(columns).fits(leaves, ("4",))
 
 
 @pytest.mark.parametrize(
@@ -166,21 +174,26 @@ def test_columns_that_it_cannot_write_are_refused(columns, message):
 def test_columns_are_held_and_leaves_are_not():
     columns, leaves = new_columns(), new_leaves((4,))
     before = [sys.getrefcount(leaf) for leaf in leaves]
-    made = written(columns)
+    made, held = written(columns), [weakref.ref(column) for column in columns]
     del columns
     for _ in range(3):
-        assert made.fit(leaves, (4,)) and made.write(0, 4, leaves)
+        assert made.fits(leaves, (4,)) and made.write(0, 4, leaves)
     assert before == [sys.getrefcount(leaf) for leaf in leaves]
+    assert all(column()[:4].equal(leaf) for column, leaf in zip(held, leaves, strict=True))
+    del made
+    assert all(column() is None for column in held)
 
 
-def test_a_list_that_shrinks_while_it_is_looked_at():
+@pytest.mark.parametrize("change", [lambda leaves: leaves.__delitem__(slice(1, None)), list.clear])
+def test_a_list_that_shrinks_while_it_is_looked_at(change):
     """Python code that torch runs at every call may do anything."""
     leaves = new_leaves((4,))
 
     class Shrinking(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
-            del leaves[1:]
-            return function(*args, **(kwargs or {}))
+            found = function(*args, **(kwargs or {}))
+            change(leaves)
+            return found
 
     with Shrinking():
-        assert not written(new_columns()).fit(leaves, (4,))
+        assert not written(new_columns()).fits(leaves, (4,))

@@ -11,8 +11,16 @@ from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, TensorStorage
 from gleanrl.data.replay_buffers.storages import host_columns
+from gleanrl.data.replay_buffers.storages.host_columns import (
+    BorrowedColumns,
+    HostColumns,
+    OwnColumns,
+    ParentsColumns,
+)
 from gleanrl.errors import SchemaError
+from gleanrl.schema import Field
 from tests.data.replay_buffers.oracle import fill
+from tests.lazy import negated
 
 # Moves the memory behind views, and behind tensors that were given to a storage, in every way that torch has. Where the
 # core kept an address, the process ended with a corrupted heap.
@@ -183,9 +191,9 @@ def by(request, monkeypatch):
 X, N, Z = torch.arange(8.0).view(4, 2), torch.arange(4), torch.complex(torch.ones(4), torch.arange(4.0))
 
 
-def a_buffer(dtype=torch.float32, **more):
+def a_buffer(**more):
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))
-    buffer.extend({"x": torch.zeros(1, 2, dtype=dtype), "n": torch.zeros(1, dtype=torch.int64), **more})
+    buffer.extend({"x": torch.zeros(1, 2), "n": torch.zeros(1, dtype=torch.int64), **more})
     return buffer
 
 
@@ -196,7 +204,7 @@ def a_buffer(dtype=torch.float32, **more):
         X.clone().requires_grad_(),
         torch.nn.Parameter(X),
         X.t().contiguous().t(),
-        torch.complex(torch.zeros(4, 2), -X).conj().imag,
+        negated(X),
         torch.cat([X, X], 1)[:, :2],
     ],
     ids=["plain", "grad", "subclass", "strided", "negated", "part"],
@@ -284,3 +292,34 @@ def test_another_dimension_is_time(by):
         )
     with pytest.raises(SchemaError, match="expected batch dimensions"):
         turned.extend(TensorDict({"x": torch.arange(6).view(3, 2)}, [3, 2]))
+
+
+@pytest.mark.parametrize(
+    ("column", "seen"),
+    [
+        (torch.zeros(8, 2), True),
+        (torch.zeros(8, dtype=torch.uint8).view(torch.uint4), True),
+        (torch.zeros(8, dtype=torch.complex64), False),
+        (torch.zeros(8, dtype=torch.uint8).view(torch.bits8), False),
+    ],
+)
+def test_who_looks_at_leaves(by, column, seen, monkeypatch):
+    store = OwnColumns([Field(column.shape[1:], column.dtype)], [column])
+    leaf = column[:3].view(torch.uint8).clone().view(column.dtype)  # torch copies no uint4
+    lead = torch.Size([3])
+    by_core = by == "core" and seen
+    assert store.fits([leaf], lead) is by_core
+    asked = []
+    monkeypatch.setattr(
+        HostColumns, "_sources", lambda self, leaves: asked.append(leaves) or [leaf.data_ptr()]
+    )
+    store.write(0, 3, [leaf])
+    assert bool(asked) is not by_core
+
+
+@pytest.mark.parametrize("kind", [BorrowedColumns, ParentsColumns])
+def test_columns_that_may_have_moved_or_are_not_to_be_written(by, kind):
+    column = torch.zeros(8)
+    assert not kind([Field(column.shape[1:], column.dtype)], [column]).fits(
+        [column[:3].clone()], torch.Size([3])
+    )

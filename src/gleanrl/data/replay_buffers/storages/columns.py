@@ -72,8 +72,11 @@ class ColumnStore(ABC):
     def begin(self) -> None:
         """Say that the columns are about to be used past the calls below: see `InTurn`."""
 
-    def fit(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
-        """Return whether `leaves` are ``[*lead, *field]`` of the fields' dtypes, and `ready`; False if none knows."""
+    def fits(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
+        """Return whether `leaves` are known to be ``[*lead, *field]`` of the fields' dtypes, and what `ready` returns.
+
+        Where they are, neither `Schema.check` nor `ready` is asked. False also where nobody can tell, as here.
+        """
         return False
 
     @abstractmethod

@@ -25,7 +25,7 @@ from gleanrl.schema import Field, numpy_view
 
 _CPU = torch.device("cpu")
 _PLANS = 64  # batch sizes whose allocations are remembered
-_MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dlpack::is_float knows, too
 
 _address = torch.Tensor.data_ptr
 
@@ -130,9 +130,9 @@ class OwnColumns(HostColumns):
         self._arrays = [numpy_view(column) for column in columns]
         self._by_core = _written_by_core(self.columns)
 
-    def fit(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
+    def fits(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
         """Have the core look at them."""
-        return self._by_core is not None and self._by_core.fit(leaves, lead)
+        return self._by_core is not None and self._by_core.fits(leaves, lead)
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
         """Have the core ask for the leaves' addresses, if it can."""
@@ -153,7 +153,7 @@ class OwnColumns(HostColumns):
 
 def _written_by_core(columns: list[torch.Tensor]) -> TensorColumns | None:
     """Return what writes tensors without their being asked in Python; None if the core can't see these columns."""
-    if EXCHANGE is None or any(column.is_complex() for column in columns):
+    if EXCHANGE is None or any(column.is_complex() for column in columns):  # these may be conjugated
         return None
     try:
         return TensorColumns(EXCHANGE, torch.Tensor, columns)
@@ -215,10 +215,7 @@ class ParentsColumns(OwnColumns):
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
         self.lent = Lent(always=True)  # the parent writes
-
-    def fit(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
-        """Return False: `ready` says more."""
-        return False
+        self._by_core = None  # `ready` is asked, and raises
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Raise: nothing is to be written."""

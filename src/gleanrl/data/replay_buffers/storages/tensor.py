@@ -119,11 +119,11 @@ class TensorStorage(TabledStorage):
             dims, table = self.ndim - single, self._table
             form = find_format(data, dims, where) if table is None else table.form
             lead, leaves = form.read(data, dims, where)
-            ready = table is not None and table.is_plain and table.columns.fit(leaves, lead)
-            if not ready:
+            is_ready = table is not None and table.is_plain and table.columns.fits(leaves, lead)
+            if not is_ready:
                 form.schema.check(leaves, lead, where)
             if dim_extend and not single:
-                ready = False
+                is_ready = False  # not in one piece any more
                 leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
                 lead = torch.Size((lead[dim_extend], *lead[1:dim_extend], lead[0], *lead[dim_extend + 1 :]))
             batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
@@ -140,7 +140,7 @@ class TensorStorage(TabledStorage):
                     num_steps = leaves[0].shape[0]
             if table is None:
                 table, leaves = first_table(self, form, batch, leaves)
-            return new_tuple(Prepared, (leaves if ready else table.ready(leaves), num_steps, kept))
+            return new_tuple(Prepared, (leaves if is_ready else table.ready(leaves), num_steps, kept))
         except GleanError:
             raise
         except Exception:

@@ -190,7 +190,7 @@ def index_of(placement: Placement | Selection, storage: Storage, single: bool) -
     start, count, skipped = placement.start, placement.num_steps, placement.skipped
     if storage.ndim == 1 and single:
         return start
-    steps = torch.from_numpy(np.arange(start, start + count))  # in half the time of torch's
+    steps = torch.from_numpy(np.arange(start, start + count, dtype=np.int64))  # half the time of torch.arange
     if start + count > placement.capacity:
         steps %= placement.capacity
     if storage.ndim > 1:
