@@ -272,6 +272,9 @@ def test_dtypes_that_few_know(by, dtype):
     assert buffer[index].view(torch.uint8).equal(rows[1:5].view(torch.uint8)) and buffer[index].dtype == dtype
     with pytest.raises(SchemaError, match="uint8"):
         buffer.extend(plain[:, : shape[0]])
+    before = buffer[:].view(torch.uint8).clone()
+    index = buffer.extend(buffer[:])  # torch doesn't copy all of these
+    assert buffer[index].view(torch.uint8).equal(before)
 
 
 def test_rows_that_are_no_steps_are_left_out(by):
@@ -281,6 +284,17 @@ def test_rows_that_are_no_steps_are_left_out(by):
     for _ in range(2):
         index = buffer.extend(rows)
         assert (index >= 0).equal(steps) and buffer[index[steps]]["x"].equal(X[steps])
+
+
+def test_rows_of_the_buffer_itself_of_which_some_are_no_steps(by):
+    rows = TensorDict({"x": N, "collector": {"mask": torch.ones(4, dtype=torch.bool)}}, [4])
+    for copied in (False, True):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(4))
+        buffer.extend(rows)
+        buffer[0] = TensorDict({"x": torch.tensor(0), "collector": {"mask": torch.tensor(False)}})
+        given = buffer[0:4].clone() if copied else buffer[0:4]
+        assert buffer.extend(given).tolist() == [-1, 0, 1, 2]
+        assert buffer[:]["x"].tolist() == [1, 2, 3, 3] and buffer[:]["collector", "mask"].all()
 
 
 def test_another_dimension_is_time(by):
@@ -323,3 +337,47 @@ def test_columns_that_may_have_moved_or_are_not_to_be_written(by, kind):
     assert not kind([Field(column.shape[1:], column.dtype)], [column]).fits(
         [column[:3].clone()], torch.Size([3])
     )
+
+
+def freed(tensor):
+    """Return a tensor whose memory was given back."""
+    found = tensor.clone()
+    found.untyped_storage().resize_(0)
+    return found
+
+
+def within(transform):
+    """Return what extends a buffer with the wrapper that a transform of torch.func hands out."""
+    return lambda buffer: transform(lambda x: (buffer.extend(x), x.sum())[1])(torch.ones(3, 2))
+
+
+def with_fakes(buffer):
+    with torch._subclasses.FakeTensorMode():
+        rows = torch.ones(3, 2)
+    buffer.extend(rows)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda buffer: buffer.extend(freed(torch.ones(3, 2))),
+        lambda buffer: buffer.extend(torch._efficientzerotensor((3, 2))),
+        lambda buffer: buffer.extend(torch._efficientzerotensor((9, 2))),  # more than there is room for
+        lambda buffer: buffer.extend(torch.ones(3, 2).to_mkldnn()),
+        lambda buffer: buffer.extend(torch.ones(3, 2, device="meta")),
+        within(torch.func.grad),
+        with_fakes,
+    ],
+    ids=["freed", "zeros", "many-zeros", "mkldnn", "meta", "grad", "fake"],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_tensors_without_memory_are_refused_before_anything_changes(by, write, first):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+    if not first:
+        buffer.extend(torch.zeros(1, 2))
+    before, version = len(buffer), buffer.storage.version
+    with pytest.raises(SchemaError, match="extend: .* expected a dense tensor, got a"):
+        write(buffer)
+    assert len(buffer) == before and buffer.storage.version == version
+    assert buffer.storage.generations.of_all(5).tolist() == [before, 0, 0, 0, 0]
+    assert buffer.storage.initialized is not first

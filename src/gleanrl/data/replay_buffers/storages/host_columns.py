@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from gleanrl.data.replay_buffers.storages.columns import ColumnStore, DeviceColumns, Lent, NoColumns, plain
+from gleanrl.data.replay_buffers.storages.record_format import has_memory
 from gleanrl.data.replay_buffers.storages.stored import Sources
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.exchange import EXCHANGE
@@ -21,7 +22,7 @@ from gleanrl.fresh import Made, maker
 from gleanrl.native import Columns as NativeColumns
 from gleanrl.native import TensorColumns
 from gleanrl.pool import BufferPool
-from gleanrl.schema import Field, numpy_view
+from gleanrl.schema import Field, numpy_twin, numpy_view
 
 _CPU = torch.device("cpu")
 _PLANS = 64  # batch sizes whose allocations are remembered
@@ -71,7 +72,9 @@ class HostColumns(ColumnStore):
         found = list(leaves)
         for position, (leaf, lazy) in enumerate(zip(leaves, self._lazy, strict=True)):
             if not (leaf.is_cpu and leaf.is_contiguous()) or (lazy and (leaf.is_neg() or leaf.is_conj())):
-                found[position] = plain(leaf, _CPU)
+                leaf = found[position] = plain(leaf, _CPU)
+            if not has_memory(leaf):
+                raise RuntimeError(f"leaf {position} has no memory")
         return found
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
@@ -105,7 +108,7 @@ class HostColumns(ColumnStore):
         for position, address in enumerate(addresses):
             if low <= address < high and any(first <= address < last for first, last in self._ranges):
                 # `leaves` keeps the copy alive until the caller's copy is done, and for doing that again.
-                leaves[position] = leaves[position].clone()
+                leaves[position] = _copied(leaves[position])
                 addresses[position] = leaves[position].data_ptr()
         return addresses
 
@@ -149,6 +152,11 @@ class OwnColumns(HostColumns):
     def view(self, position: int) -> torch.Tensor:
         """Return a live view in a torch storage of its own, for reading."""
         return torch.from_numpy(self._arrays[position]).view(self.fields[position].dtype)
+
+
+def _copied(leaf: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a contiguous tensor, also of dtypes that torch doesn't copy."""
+    return leaf.view(numpy_twin(leaf.dtype)).clone().view(leaf.dtype)
 
 
 def _written_by_core(columns: list[torch.Tensor]) -> TensorColumns | None:

@@ -82,7 +82,7 @@ class RecordFormat(ABC):
 
 
 def check_storable(leaf: Leaf, path: Path, where: str) -> None:
-    """Raise `SchemaError` unless `leaf` is a list, or dense, with data, and one number to an element."""
+    """Raise `SchemaError` unless `leaf` is a list, or dense, with data in memory, and one number to an element."""
     if isinstance(leaf, Objects):
         return
     if leaf.is_meta:
@@ -94,12 +94,25 @@ def check_storable(leaf: Leaf, path: Path, where: str) -> None:
         advice = "write leaf.to_dense()"
     elif leaf.is_quantized:
         found, advice = f"a quantized {leaf.dtype} tensor", "write leaf.dequantize() or leaf.int_repr()"
+    elif not has_memory(leaf):
+        found, advice = (
+            "a tensor without memory, which holds no data",
+            "write outside of tracing and torch.func",
+        )
     else:
         return
     raise SchemaError(
         f"{where}: key {as_key(path)!r} expected a dense tensor, got {found}; {advice}, or use ListStorage, which "
         "keeps any object"
     )
+
+
+def has_memory(leaf: torch.Tensor) -> bool:
+    """Return whether elements of `leaf` can be read: wrappers of torch.func, fakes, freed tensors have none."""
+    try:
+        return not leaf.numel() or leaf.data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def leading(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:

@@ -135,7 +135,7 @@ class TensorStorage(TabledStorage):
                 if not steps.any():
                     return Prepared([], 0, steps)
                 if not steps.all():
-                    kept = steps
+                    kept = steps.clone()  # it may stand in a row that is written over
                     leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
                     num_steps = leaves[0].shape[0]
             if table is None:
