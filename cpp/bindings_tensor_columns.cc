@@ -119,21 +119,15 @@ class TensorColumns {
 
   static bool is_like(const Form& form, const Tensor& view, const std::vector<std::int64_t>& lead) {
     const std::int64_t* const behind = view.shape + lead.size();
-    return static_cast<std::size_t>(view.ndim) == lead.size() + form.shape.size() && is_readable(view) &&
+    return static_cast<std::size_t>(view.ndim) == lead.size() + form.shape.size() && dlpack::is_readable(view) &&
            std::equal(lead.begin(), lead.end(), view.shape) && std::equal(form.shape.begin(), form.shape.end(), behind);
   }
 
   static bool has_rows(const Form& form, const Tensor& view, std::int64_t n) {
-    if (view.dtype != form.shown || !is_readable(view)) return false;
+    if (view.dtype != form.shown || !dlpack::is_readable(view)) return false;
     std::int64_t bytes = dlpack::item_bytes(view.dtype);
     for (std::int32_t dim = 0; dim < view.ndim; ++dim) bytes *= view.shape[dim];
     return bytes == form.row_bytes * n;
-  }
-
-  // Zeros that were never made have no memory.
-  static bool is_readable(const Tensor& view) {
-    return view.device.type == dlpack::kCpu && dlpack::is_contiguous(view) &&
-           (view.data != nullptr || dlpack::is_empty(view));
   }
 
   bool stands_in_column(const std::byte* data) const {

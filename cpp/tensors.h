@@ -69,6 +69,7 @@ struct Exchange {
 };
 
 inline constexpr std::int32_t kCpu = 1;
+inline constexpr std::uint8_t kInt = 0;
 inline constexpr std::uint8_t kFloat = 2;
 inline constexpr std::uint8_t kBrainFloat = 4;
 inline constexpr std::uint8_t kComplex = 5;
@@ -108,6 +109,11 @@ inline bool is_even(const Tensor& tensor, std::int32_t first, std::int32_t stop,
 
 // Whether the elements lie back to back.
 inline bool is_contiguous(const Tensor& tensor) { return is_empty(tensor) || is_even(tensor, 0, tensor.ndim, 1); }
+
+// Whether the elements lie back to back on the CPU. Zeros that were never made have no memory.
+inline bool is_readable(const Tensor& tensor) {
+  return tensor.device.type == kCpu && is_contiguous(tensor) && (tensor.data != nullptr || is_empty(tensor));
+}
 
 // Copies the elements of a tensor that isn't empty to one piece of memory, one after the other, in order.
 inline void copy_elements(std::byte* to, const Tensor& from, std::int64_t item_bytes) {

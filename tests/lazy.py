@@ -7,6 +7,8 @@ import torch
 
 def negated(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values, negated twice: once in memory, once lazily."""
-    lazy: torch.Tensor = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
-    assert lazy.is_neg() and lazy.equal(tensor)
+    lazy: torch.Tensor = torch._neg_view(
+        -tensor
+    )  # as the imaginary part of a conjugated tensor is, but in one piece
+    assert lazy.is_neg() and lazy.is_contiguous() and lazy.equal(tensor)
     return lazy

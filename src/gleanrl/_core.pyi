@@ -326,6 +326,24 @@ def importance_weights(priority: int, n: int, unit: float, beta: float, out: int
     With `normalise` the unit is the smallest of them, whose weight becomes exactly 1, and `unit` has no effect.
     """
 
+class TensorUpdates:
+    """Gives priorities to rows, both in tensors.
+
+    Args:
+        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
+        tensor_class: whose tensors are taken; no subclasses.
+    """
+
+    def __init__(self, exchange: object, tensor_class: type[Any]) -> None: ...
+    def update(
+        self, table: Priorities, index: Any, priority: Any, generation: Any | None, limit: int, written: int
+    ) -> int | None:
+        """Do as `table.update` does, with the same errors.
+
+        None, and nothing has changed, unless all are plain vectors of one length on the CPU: rows and generations of
+        int64, priorities of float32 or float64.
+        """
+
 class Random:
     """A random generator, xoshiro256++: the sequence of a seed in [0, 2**64) is the same on every machine."""
 

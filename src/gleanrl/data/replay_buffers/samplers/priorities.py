@@ -18,14 +18,16 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.versions import Change, Follower, changes_since, version_from, version_state
-from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
+from gleanrl.errors import EmptyBufferError, GleanError, InvalidArgumentError, UnsupportedError
+from gleanrl.exchange import EXCHANGE
 from gleanrl.fresh import Made, maker
-from gleanrl.native import Priorities, Random
+from gleanrl.native import Priorities, Random, TensorUpdates
 from gleanrl.records import Draw
 from gleanrl.state import Stateful, StateReader
 
 _NORMALISATIONS = ("buffer", "batch")
 _SIZES = 64  # of draws whose makers are remembered
+_BY_CORE = None if EXCHANGE is None else TensorUpdates(EXCHANGE, torch.Tensor)
 
 
 class PriorityState(NamedTuple):
@@ -282,30 +284,24 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     def update(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take priorities ``(n,)`` of slots ``(n,)`` (-1 for "skip") and drop those that come too late."""
         native = self.of(storage)
-        count = slots.shape[0]
-        single = isinstance(priority, torch.Tensor) and priority.dtype == torch.float32
-        values = per_slot("priority", priority, count, torch.float32 if single else torch.float64)
-        expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
-        expected_at = 0 if expected is None else expected.data_ptr()
         stored, written_at = len(storage), storage.counters_at
         try:  # all or nothing
-            self.dropped += native.update(
-                slots.data_ptr(),
-                values.data_ptr(),
-                count,
-                stored,
-                written_at,
-                expected_at,
-                single,
-            )
+            dropped = None
+            if _BY_CORE is not None:
+                dropped = _BY_CORE.update(native, slots, priority, generation, stored, written_at)
+            if dropped is None:
+                dropped = _updated(native, slots, priority, generation, stored, written_at)
+            self.dropped += dropped
+        except GleanError:
+            raise
         except ValueError as error:
             raise as_ours(error) from error
         except IndexError as error:
             # Records that were forgotten since their draw: too late as well, if they can have been drawn at all.
             gone = (slots >= stored) & (slots < storage.max_size)
-            if expected is None or not gone.any():
+            if generation is None or not gone.any():
                 raise as_ours(error) from error
-            self.update(storage, torch.where(gone, -1, slots), values, expected)
+            self.update(storage, torch.where(gone, -1, slots), priority, generation)
             self.dropped += int(gone.sum())
 
     def snapshot(self) -> PriorityState:
@@ -363,6 +359,18 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         """Raise if the native table contradicts itself; for tests."""
         if self._native is not None:
             self._native.check_valid()
+
+
+def _updated(
+    native: Priorities, slots: torch.Tensor, priority: Any, generation: Any, limit: int, written_at: int
+) -> int:
+    """Give slots ``(n,)`` priorities of any form; return how many were dropped."""
+    count = slots.shape[0]
+    single = isinstance(priority, torch.Tensor) and priority.dtype == torch.float32
+    values = per_slot("priority", priority, count, torch.float32 if single else torch.float64)
+    expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
+    expected_at = 0 if expected is None else expected.data_ptr()
+    return native.update(slots.data_ptr(), values.data_ptr(), count, limit, written_at, expected_at, single)
 
 
 def _set_rule(native: Priorities, alpha: float, eps: float) -> None:

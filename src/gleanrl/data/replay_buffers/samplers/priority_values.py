@@ -57,7 +57,7 @@ def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Te
         found = found if found.is_cpu else found.cpu()
         if found.dtype != dtype:
             found = found.to(dtype)  # not free for what fits
-        return found.contiguous()
+        return found.resolve_neg().contiguous()
     try:
         # By way of NumPy: torch takes Python's numbers for single precision.
         tensor = torch.as_tensor(values if isinstance(values, torch.Tensor) else np.asarray(values)).detach()
@@ -69,7 +69,7 @@ def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Te
         or (dtype == torch.int64 and tensor.dtype.is_floating_point)
     ):
         raise InvalidTypeError(f"{name}: expected real numbers, got {tensor.dtype}")
-    tensor = tensor.to("cpu", dtype)
+    tensor = tensor.resolve_neg().to("cpu", dtype)
     if tensor.numel() == 1 and count != 1 and tensor.ndim == 0:
         return tensor.expand(count).contiguous()
     if tensor.numel() != count or tensor.shape[:1] not in ((count,), ()):

@@ -113,11 +113,11 @@ def slots_of_update(index: Any, shape: tuple[int, ...], check: bool = True) -> t
                 f"index: expected (n, {ndim}) coordinates or a tuple of {ndim} tensors, got {tuple(positions.shape)}"
             )
         return _flat(positions.reshape(-1, ndim), shape)
-    if positions.ndim > 2 or (positions.ndim == 2 and positions.shape[-1] != 1):
-        raise IndexRangeError(f"index: expected (n,) slots, got {tuple(positions.shape)}")
-    slots = (
-        positions if positions.ndim == 1 and positions.is_contiguous() else positions.reshape(-1).contiguous()
-    )
+    slots = positions
+    if positions.ndim != 1 or not positions.is_contiguous():
+        if positions.ndim > 2 or (positions.ndim == 2 and positions.shape[-1] != 1):
+            raise IndexRangeError(f"index: expected (n,) slots, got {tuple(positions.shape)}")
+        slots = positions.reshape(-1).contiguous()
     return _updatable(slots, math.prod(shape)) if check else slots
 
 
