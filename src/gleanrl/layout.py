@@ -298,12 +298,14 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
             f"got {found}; collate_fn has to keep the rows"
         )
     plain = plain and (batch._device is None or batch._device.type == "cpu")
+    own = batch._tensordict if plain else {}
     for key, value in entries.items():
-        group, last = batch, key
-        if plain and type(key) is tuple:
-            group, last = _plain_group(batch, key[:-1]), key[-1]
-        if plain and group is not None:
-            group._tensordict[last] = value
+        if plain and type(key) is str:
+            own[key] = value
+            continue
+        group = _plain_group(batch, key[:-1]) if plain and type(key) is tuple else None
+        if group is not None:
+            group._tensordict[key[-1]] = value
         else:
             _add_entry(batch, as_path(key), value, batch.batch_size, batch.device)
 

@@ -250,15 +250,16 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             EmptyBufferError: every stored row has probability 0.
         """
         native = self.of(storage)
-        if not native.total > 0.0:
-            raise EmptyBufferError(
-                "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"
-            )
         make = self._makers.get(count) or self._maker(count)
         (slots, weight, generation), (slots_at, weight_at, generation_at) = make()
         given = uniforms if isinstance(uniforms, Random) else uniforms.data_ptr()
         counters_at, beta, by_batch = storage.counters_at, self._beta, self.by_batch
-        native.draw(given, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served)
+        try:
+            native.draw(given, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served)
+        except RuntimeError as cause:
+            raise EmptyBufferError(
+                "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"
+            ) from cause
         return slots, weight if self.dtype == torch.float32 else weight.to(self.dtype), generation
 
     def _maker(self, count: int) -> Callable[[], Made]:
