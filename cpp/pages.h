@@ -23,12 +23,14 @@ class Pages {
  public:
   Pages() = default;
   // `bytes` zero bytes, the first one at a multiple of 64.
-  explicit Pages(std::size_t bytes) : bytes_(bytes) {
+  explicit Pages(std::size_t bytes) {
 #if defined(__linux__)
-    if (bytes >= kHuge) {
-      void* block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes >= kLeast) {
+      // Linux aligns what is a multiple of huge pages; other blocks begin and end with hundreds of small ones.
+      bytes_ = (bytes + kHuge - 1) / kHuge * kHuge;
+      void* block = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (block == MAP_FAILED) throw std::bad_alloc();
-      ::madvise(block, bytes, MADV_HUGEPAGE);  // only advice: whether it is taken changes nothing but the speed
+      ::madvise(block, bytes_, MADV_HUGEPAGE);  // only advice: whether it is taken changes nothing but the speed
       block_ = data_ = block;
       mapped_ = true;
       return;
@@ -57,7 +59,7 @@ class Pages {
   std::byte* data() const { return static_cast<std::byte*>(data_); }
 
  private:
-  static constexpr std::size_t kLine = 64, kHuge = std::size_t{4} << 20;
+  static constexpr std::size_t kLine = 64, kHuge = std::size_t{2} << 20, kLeast = 2 * kHuge;
 
   void swap(Pages& other) noexcept {
     std::swap(block_, other.block_);
@@ -68,7 +70,7 @@ class Pages {
 
   void* block_ = nullptr;
   void* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  std::size_t bytes_ = 0;  // of what is mapped
   bool mapped_ = false;
 };
 
