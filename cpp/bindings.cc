@@ -97,7 +97,6 @@ NB_MODULE(_core, m) {
   m.def("lanes", [] { return kernels().lanes; }, "How many doubles are worked on at a time.");
   m.def("use_lanes", &use_lanes, "n"_a, "Work on n doubles at a time, if the processor can.");
   bind_draws(m);
-  bind_updates(m);
   bind_trajectories(m);
   bind_arithmetic(m);
   bind_arrays(m);

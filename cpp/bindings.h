@@ -82,9 +82,6 @@ void run(bool without_lock, Call call) {
 // The classes that decide which rows to draw.
 void bind_draws(nb::module_& m);
 
-// What gives priorities to rows.
-void bind_updates(nb::module_& m);
-
 // What numbers the frames of a batch.
 void bind_trajectories(nb::module_& m);
 

@@ -26,7 +26,7 @@ class Pages {
   explicit Pages(std::size_t bytes) {
 #if defined(__linux__)
     if (bytes >= kLeast) {
-      // Linux aligns what is a multiple of huge pages; other blocks begin and end with hundreds of small ones.
+      // Newer Linux aligns what is a multiple of huge pages; other blocks begin and end with hundreds of small ones.
       bytes_ = (bytes + kHuge - 1) / kHuge * kHuge;
       void* block = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (block == MAP_FAILED) throw std::bad_alloc();

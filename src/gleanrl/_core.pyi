@@ -340,8 +340,8 @@ class TensorUpdates:
     ) -> int | None:
         """Do as `table.update` does, with the same errors.
 
-        None, and nothing has changed, unless all are plain vectors of one length on the CPU: rows and generations of
-        int64, priorities of float32 or float64.
+        None, and nothing has changed, unless all are vectors of one length on the CPU, each in one piece: rows and
+        generations of int64, priorities of float32 or float64 that aren't negated lazily (this isn't asked).
         """
 
 class Random:

@@ -298,10 +298,9 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
             f"got {found}; collate_fn has to keep the rows"
         )
     plain = plain and (batch._device is None or batch._device.type == "cpu")
-    own = batch._tensordict if plain else {}
     for key, value in entries.items():
         if plain and type(key) is str:
-            own[key] = value
+            batch._tensordict[key] = value
             continue
         group = _plain_group(batch, key[:-1]) if plain and type(key) is tuple else None
         if group is not None:

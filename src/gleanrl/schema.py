@@ -49,6 +49,14 @@ def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return tensor.numpy() if tensor.dtype is twin else tensor.view(twin).numpy()
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether elements of `tensor` can be read: wrappers of torch.func, fakes, freed tensors have none."""
+    try:
+        return not tensor.numel() or tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
 @dataclass(frozen=True)
 class Field:
     """One leaf of a record: its shape without batch dimensions, and its dtype.

@@ -10,7 +10,6 @@ import torch
 
 from gleanrl.exchange import EXCHANGE
 from gleanrl.native import Priorities, TensorUpdates
-from tests.lazy import negated
 
 pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't offer the interface")
 
@@ -83,7 +82,6 @@ def test_no_rows_at_all(updates):
         (INDEX, PRIORITY.repeat_interleave(2)[::2], None),
         (INDEX, PRIORITY[:1].expand(4), None),
         (INDEX, torch.nn.Parameter(PRIORITY), None),
-        (INDEX, negated(PRIORITY), None),
         (INDEX, torch._efficientzerotensor((4,)), None),
         (INDEX, PRIORITY.numpy(), None),
         (INDEX, 2.0, None),

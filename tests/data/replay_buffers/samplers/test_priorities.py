@@ -13,12 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, PrioritizedReplayBuffer, PrioritizedSampler
-from gleanrl.data.replay_buffers.samplers import priorities
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+)
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.errors import (
     EmptyBufferError,
-    IndexRangeError,
     InvalidArgumentError,
     SchemaError,
     UnsupportedError,
@@ -35,7 +37,6 @@ from tests.data.replay_buffers.samplers.acts import (
     new_buffer,
     perform,
 )
-from tests.lazy import negated
 
 
 def table_of(capacity: int = 10, **options: Any) -> PriorityTable:
@@ -210,49 +211,6 @@ def test_a_refused_update_changes_nothing(slots, values, generation, error):
         update(table, storage, slots, values, generation)
     assert raw(table, storage) == [3, 4, 5, 1]
     assert (table.default, table.dropped) == (5.0, 0)
-
-
-FORMS = [
-    lambda values: values,
-    lambda values: values.double(),
-    lambda values: values.requires_grad_(),
-    lambda values: values.repeat_interleave(2)[::2],
-    lambda values: negated(values),
-    lambda values: values.half(),
-    lambda values: values.numpy(),
-    lambda values: values.tolist(),
-    lambda values: values[:-1],
-    lambda values: 2.5,
-    lambda values: -values,
-]
-
-
-@pytest.mark.parametrize("by", ["core", "asked"])
-@given(data=st.data())
-@settings(max_examples=60)
-def test_updates_in_whatever_form(by, data):
-    """As one by one, where none is refused, and nothing else."""
-    storage, table, expected = filled(8, 8), table_of(alpha=1.0, eps=0.0), [1.0] * 8
-    with pytest.MonkeyPatch.context() as patch:
-        if by == "asked":
-            patch.setattr(priorities, "_BY_CORE", None)
-        for _ in range(data.draw(st.integers(1, 4))):
-            slots = data.draw(st.lists(st.integers(-1, 8), min_size=2, max_size=5))
-            form = data.draw(st.sampled_from(FORMS))
-            given = form(torch.arange(1.0, len(slots) + 1))
-            generation = data.draw(st.sampled_from([None, torch.ones(len(slots), dtype=torch.int64)]))
-            numbers = torch.as_tensor(given).detach().tolist()
-            numbers = numbers if isinstance(numbers, list) else [numbers] * len(slots)
-            kept = [pair for pair in zip(slots, numbers, strict=False) if pair[0] >= 0]
-            if len(numbers) != len(slots) or max(slots) > 7 or any(number < 0 for _, number in kept):
-                with pytest.raises((SchemaError, InvalidArgumentError, IndexRangeError)):
-                    table.update(storage, torch.tensor(slots), given, generation)
-            else:
-                table.update(storage, torch.tensor(slots), given, generation)
-                for slot, number in kept:
-                    expected[slot] = number
-            assert table.of(storage).end == 8 and table.snapshot().raw.tolist() == expected
-    assert table.dropped == 0
 
 
 def test_the_rule_may_change_and_come_back():

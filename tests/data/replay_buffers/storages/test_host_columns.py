@@ -363,12 +363,13 @@ def with_fakes(buffer):
         lambda buffer: buffer.extend(freed(torch.ones(3, 2))),
         lambda buffer: buffer.extend(torch._efficientzerotensor((3, 2))),
         lambda buffer: buffer.extend(torch._efficientzerotensor((9, 2))),  # more than there is room for
+        lambda buffer: buffer.extend(freed(torch.ones(2, 3).t())),
         lambda buffer: buffer.extend(torch.ones(3, 2).to_mkldnn()),
         lambda buffer: buffer.extend(torch.ones(3, 2, device="meta")),
         within(torch.func.grad),
         with_fakes,
     ],
-    ids=["freed", "zeros", "many-zeros", "mkldnn", "meta", "grad", "fake"],
+    ids=["freed", "zeros", "many-zeros", "strided", "mkldnn", "meta", "grad", "fake"],
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_tensors_without_memory_are_refused_before_anything_changes(by, write, first):
@@ -381,3 +382,20 @@ def test_tensors_without_memory_are_refused_before_anything_changes(by, write, f
     assert len(buffer) == before and buffer.storage.version == version
     assert buffer.storage.generations.of_all(5).tolist() == [before, 0, 0, 0, 0]
     assert buffer.storage.initialized is not first
+
+
+@pytest.mark.parametrize(
+    "write", [lambda buffer, rows: buffer.extend(rows), lambda buffer, rows: buffer.__setitem__([0, 1], rows)]
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_mask_without_memory_is_refused(by, write, masked):
+    steps = torch.tensor([True, not masked])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5))
+    rows = TensorDict({"x": torch.arange(2), "collector": {"mask": torch.ones(2, dtype=torch.bool)}}, [2])
+    buffer.extend(rows)
+    buffer[0:2] = TensorDict({"x": torch.arange(2), "collector": {"mask": steps}}, [2])
+    before, version = buffer[:].clone(), buffer.storage.version
+    wrong = TensorDict({"x": torch.arange(2), "collector": {"mask": freed(steps)}}, [2])
+    with pytest.raises(SchemaError, match="expected a dense tensor, got a tensor without memory"):
+        write(buffer, wrong)
+    assert (buffer[:] == before).all() and buffer.storage.version == version

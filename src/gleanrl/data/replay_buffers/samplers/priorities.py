@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import ranges_of
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.versions import Change, Follower, changes_since, version_from, version_state
-from gleanrl.errors import EmptyBufferError, GleanError, InvalidArgumentError, UnsupportedError
+from gleanrl.errors import EmptyBufferError, InvalidArgumentError, UnsupportedError
 from gleanrl.exchange import EXCHANGE
 from gleanrl.fresh import Made, maker
 from gleanrl.native import Priorities, Random, TensorUpdates
@@ -239,7 +239,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
         Args:
             storage: what to draw from.
-            count: n.
+            count: n, 1 or more.
             uniforms: ``(n,)`` float64 in [0, 1), or the generator of the core that draws them.
             served: whether they are remembered at once (see `remember`).
 
@@ -256,7 +256,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         counters_at, beta, by_batch = storage.counters_at, self._beta, self.by_batch
         try:
             native.draw(given, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served)
-        except RuntimeError as cause:
+        except RuntimeError as cause:  # the only one that the core raises here
             raise EmptyBufferError(
                 "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"
             ) from cause
@@ -284,17 +284,33 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def update(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Take priorities ``(n,)`` of slots ``(n,)`` (-1 for "skip") and drop those that come too late."""
+        dropped = None
+        if _BY_CORE is not None and isinstance(priority, torch.Tensor) and not priority.is_neg():
+            dropped = self._updated(storage, slots, priority, generation, _BY_CORE.update)
+        if dropped is None:
+            count = slots.shape[0]
+            single = isinstance(priority, torch.Tensor) and priority.dtype == torch.float32
+            values = per_slot("priority", priority, count, torch.float32 if single else torch.float64)
+            expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
+            dropped = self._updated(storage, slots, values, expected, _by_address)
+        self.dropped += dropped
+
+    def _updated(
+        self,
+        storage: Storage,
+        slots: torch.Tensor,
+        priority: Any,
+        generation: Any,
+        update: Callable[..., Any],
+    ) -> Any:
+        """Have all priorities taken, or none; return how many came too late, or what else `update` returns.
+
+        Nothing of a user's may run in `update`: it gets the address of the storage's counters.
+        """
         native = self.of(storage)
-        stored, written_at = len(storage), storage.counters_at
-        try:  # all or nothing
-            dropped = None
-            if _BY_CORE is not None:
-                dropped = _BY_CORE.update(native, slots, priority, generation, stored, written_at)
-            if dropped is None:
-                dropped = _updated(native, slots, priority, generation, stored, written_at)
-            self.dropped += dropped
-        except GleanError:
-            raise
+        stored = len(storage)
+        try:
+            return update(native, slots, priority, generation, stored, storage.counters_at)
         except ValueError as error:
             raise as_ours(error) from error
         except IndexError as error:
@@ -302,8 +318,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             gone = (slots >= stored) & (slots < storage.max_size)
             if generation is None or not gone.any():
                 raise as_ours(error) from error
-            self.update(storage, torch.where(gone, -1, slots), priority, generation)
-            self.dropped += int(gone.sum())
+            rest = torch.where(gone, -1, slots)
+            return int(gone.sum()) + self._updated(storage, rest, priority, generation, update)
 
     def snapshot(self) -> PriorityState:
         """Return rule and rows."""
@@ -362,16 +378,19 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             self._native.check_valid()
 
 
-def _updated(
-    native: Priorities, slots: torch.Tensor, priority: Any, generation: Any, limit: int, written_at: int
+def _by_address(
+    native: Priorities,
+    slots: torch.Tensor,
+    values: torch.Tensor,
+    expected: torch.Tensor | None,
+    limit: int,
+    written_at: int,
 ) -> int:
-    """Give slots ``(n,)`` priorities of any form; return how many were dropped."""
-    count = slots.shape[0]
-    single = isinstance(priority, torch.Tensor) and priority.dtype == torch.float32
-    values = per_slot("priority", priority, count, torch.float32 if single else torch.float64)
-    expected = None if generation is None else per_slot("generation", generation, count, torch.int64)
+    """Do what `TensorUpdates` does, with what is known to be vectors of one length."""
     expected_at = 0 if expected is None else expected.data_ptr()
-    return native.update(slots.data_ptr(), values.data_ptr(), count, limit, written_at, expected_at, single)
+    single = values.dtype == torch.float32
+    at = slots.data_ptr(), values.data_ptr()
+    return native.update(*at, slots.shape[0], limit, written_at, expected_at, single)
 
 
 def _set_rule(native: Priorities, alpha: float, eps: float) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from gleanrl.errors import GleanError, IndexRangeError, InvalidArgumentError, InvalidTypeError, SchemaError
 from gleanrl.native import Priorities
+from gleanrl.schema import has_memory
 
 _DIRECT = {
     torch.float32: (torch.float32,),
@@ -51,6 +52,8 @@ def check_reduction(reduction: str) -> str:
 
 def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Return `values` as ``(count,)`` of `dtype` on the CPU."""
+    if isinstance(values, torch.Tensor) and not has_memory(values):
+        raise InvalidTypeError(f"{name}: expected numbers, got a tensor without memory")
     if isinstance(values, torch.Tensor) and values.shape == (count,) and values.dtype in _DIRECT[dtype]:
         # What a training loop brings.
         found = values.detach() if values.requires_grad else values

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gleanrl.data.replay_buffers.storages.record_format import in_memory
 from gleanrl.data.replay_buffers.storages.stored import Source, Sources
 from gleanrl.devices import InTurn
 from gleanrl.objects import Leaf, Objects
@@ -81,7 +82,11 @@ class ColumnStore(ABC):
 
     @abstractmethod
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return `leaves` as the copies need them: on the right device, contiguous. May copy."""
+        """Return `leaves` as the copies need them: on the right device, contiguous. May copy.
+
+        Raises:
+            RuntimeError: a leaf without memory.
+        """
 
     @abstractmethod
     def part(self, leaves: list[torch.Tensor]) -> None:
@@ -141,7 +146,7 @@ class DeviceColumns(ColumnStore):
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the leaves on the columns' device."""
-        return [leaf.detach().to(self.device) for leaf in leaves]
+        return [in_memory(leaf).detach().to(self.device) for leaf in leaves]
 
     def part(self, leaves: list[torch.Tensor]) -> None:
         """Look at the leaves' torch storages."""

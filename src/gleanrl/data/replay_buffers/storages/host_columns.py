@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from gleanrl.data.replay_buffers.storages.columns import ColumnStore, DeviceColumns, Lent, NoColumns, plain
-from gleanrl.data.replay_buffers.storages.record_format import has_memory
+from gleanrl.data.replay_buffers.storages.record_format import in_memory
 from gleanrl.data.replay_buffers.storages.stored import Sources
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.exchange import EXCHANGE
@@ -71,10 +71,9 @@ class HostColumns(ColumnStore):
         """Return contiguous CPU leaves, with lazy conjugations and negations carried out."""
         found = list(leaves)
         for position, (leaf, lazy) in enumerate(zip(leaves, self._lazy, strict=True)):
+            in_memory(leaf)
             if not (leaf.is_cpu and leaf.is_contiguous()) or (lazy and (leaf.is_neg() or leaf.is_conj())):
-                leaf = found[position] = plain(leaf, _CPU)
-            if not has_memory(leaf):
-                raise RuntimeError(f"leaf {position} has no memory")
+                found[position] = plain(leaf, _CPU)
         return found
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:

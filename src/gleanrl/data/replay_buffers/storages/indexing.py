@@ -113,12 +113,11 @@ def slots_of_update(index: Any, shape: tuple[int, ...], check: bool = True) -> t
                 f"index: expected (n, {ndim}) coordinates or a tuple of {ndim} tensors, got {tuple(positions.shape)}"
             )
         return _flat(positions.reshape(-1, ndim), shape)
-    slots = positions
     if positions.ndim != 1 or not positions.is_contiguous():
         if positions.ndim > 2 or (positions.ndim == 2 and positions.shape[-1] != 1):
             raise IndexRangeError(f"index: expected (n,) slots, got {tuple(positions.shape)}")
-        slots = positions.reshape(-1).contiguous()
-    return _updatable(slots, math.prod(shape)) if check else slots
+        positions = positions.reshape(-1).contiguous()
+    return _updatable(positions, math.prod(shape)) if check else positions
 
 
 def steps_at(cursor: Any, capacity: int) -> torch.Tensor:

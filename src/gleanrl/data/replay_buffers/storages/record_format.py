@@ -11,7 +11,7 @@ import torch
 from gleanrl.data.boundaries import MASK
 from gleanrl.errors import SchemaError, UnsupportedError
 from gleanrl.objects import Leaf, Objects
-from gleanrl.schema import Schema
+from gleanrl.schema import Schema, has_memory
 from gleanrl.tree import NestedKey, Path, as_key
 
 Builder = Callable[[Sequence[torch.Tensor], torch.Size, torch.device], Any]
@@ -95,10 +95,8 @@ def check_storable(leaf: Leaf, path: Path, where: str) -> None:
     elif leaf.is_quantized:
         found, advice = f"a quantized {leaf.dtype} tensor", "write leaf.dequantize() or leaf.int_repr()"
     elif not has_memory(leaf):
-        found, advice = (
-            "a tensor without memory, which holds no data",
-            "write outside of tracing and torch.func",
-        )
+        found = "a tensor without memory, which holds no data"
+        advice = "write one whose memory wasn't given back, outside of tracing and torch.func"
     else:
         return
     raise SchemaError(
@@ -107,12 +105,11 @@ def check_storable(leaf: Leaf, path: Path, where: str) -> None:
     )
 
 
-def has_memory(leaf: torch.Tensor) -> bool:
-    """Return whether elements of `leaf` can be read: wrappers of torch.func, fakes, freed tensors have none."""
-    try:
-        return not leaf.numel() or leaf.data_ptr() != 0
-    except RuntimeError:
-        return False
+def in_memory(leaf: torch.Tensor) -> torch.Tensor:
+    """Return `leaf`; RuntimeError if its elements can't be read: storages look for the key then."""
+    if not has_memory(leaf):
+        raise RuntimeError("a tensor without memory")
+    return leaf
 
 
 def leading(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:

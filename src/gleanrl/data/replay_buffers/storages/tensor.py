@@ -21,7 +21,7 @@ from gleanrl.data.replay_buffers.storages.formats import (
 )
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
 from gleanrl.data.replay_buffers.storages.memory import GivenColumns, HeapAllocator
-from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
+from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.data.replay_buffers.storages.tabled import TabledStorage, first_table, table_of
 from gleanrl.data.replay_buffers.storages.tree_format import as_tensor
@@ -131,7 +131,7 @@ class TensorStorage(TabledStorage):
                 self._check_batch(batch, num_steps, where)
             kept = None
             if self.ndim == 1 and form.mask is not None:
-                steps = leaves[form.mask].reshape(num_steps).cpu()
+                steps = in_memory(leaves[form.mask]).reshape(num_steps).cpu()
                 if not steps.any():
                     return Prepared([], 0, steps)
                 if not steps.all():
@@ -201,8 +201,9 @@ class TensorStorage(TabledStorage):
                     f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; nothing is broadcast"
                 )
             table.form.schema.check(leaves, lead, where)
+            rows = table.ready(leaves)
             table.watch_mask(leaves)
-            return Prepared(table.ready(leaves), shape.numel())
+            return Prepared(rows, shape.numel())
         except GleanError:
             raise
         except Exception:
