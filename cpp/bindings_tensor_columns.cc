@@ -151,8 +151,7 @@ void bind_tensor_columns(nb::module_& m) {
            "Whether all are plain tensors [*lead, *leaf] of the columns' dtypes, in one piece on the CPU.")
       .def("write", &TensorColumns::write, "start"_a, "n"_a, "leaves"_a,
            "Write n rows, not negated lazily, to start, start + 1, ..., around the end; False, and nothing is written, "
-           "if a leaf isn't n "
-           "rows in one piece, or stands in a column.");
+           "if a leaf isn't n rows in one piece, or stands in a column.");
 }
 
 }  // namespace gleanrl
