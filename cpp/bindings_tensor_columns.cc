@@ -82,7 +82,7 @@ class TensorColumns {
     std::int64_t num_rows = 0;
     for (const nb::handle column : columns) {
       const Tensor view = exchange_.view_of(column);
-      if (view.device.type != dlpack::kCpu || view.ndim == 0 || !dlpack::is_contiguous(view)) {
+      if (view.ndim == 0 || !dlpack::is_readable(view)) {
         throw std::invalid_argument("columns: expected rows in one piece, on the CPU");
       }
       if (view.dtype.code == dlpack::kComplex)

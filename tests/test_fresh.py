@@ -15,6 +15,7 @@ from gleanrl import fresh
 from gleanrl.exchange import EXCHANGE
 from gleanrl.fresh import maker
 from gleanrl.pool import BufferPool
+from tests.ways import both_ways
 
 FORMS = [
     ((256, 4), torch.float32),
@@ -29,14 +30,7 @@ FORMS = [
 PRIVATE = [torch.uint4, torch.int4, torch.bits8, torch.bits16]  # dtypes that only torch has, by name at least
 
 
-@pytest.fixture(params=["core", "numpy"])
-def by(request, monkeypatch):
-    """Who makes them."""
-    if request.param == "numpy":
-        monkeypatch.setattr(fresh, "EXCHANGE", None)
-    elif EXCHANGE is None:
-        pytest.skip("this release of torch doesn't show how")
-    return request.param
+by = both_ways(fresh)  # by the core, or by NumPy
 
 
 def test_they_are_what_was_asked_for(by):

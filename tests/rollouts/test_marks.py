@@ -3,17 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.exchange import EXCHANGE
 from gleanrl.rollouts import marks as module
 from gleanrl.rollouts.marks import marks
+from tests.ways import both_ways
 
-
-@pytest.fixture(params=["shown", "asked"])
-def way(request, monkeypatch):
-    if request.param == "asked":
-        monkeypatch.setattr(module, "EXCHANGE", None)
-    elif EXCHANGE is None:
-        pytest.skip("torch doesn't offer the interface")
+way = both_ways(module)
 
 
 class Apart(torch.Tensor):

@@ -14,6 +14,7 @@ from gleanrl.rollouts import whole_rows
 from gleanrl.rollouts.whole_rows import whole_rows as rows_of
 from gleanrl.rollouts.whole_rows import written_whole
 from gleanrl.schema import Field, Schema
+from tests.ways import both_ways
 
 FIELDS = {
     ("a",): Field(torch.Size((2,)), torch.float32),
@@ -33,14 +34,7 @@ DTYPES = (
 )
 
 
-@pytest.fixture(params=["core", "python"], autouse=True)
-def way(request, monkeypatch):
-    """Tensors are looked at by the core, or asked in Python, as with releases of torch without the interface."""
-    if request.param == "python":
-        monkeypatch.setattr(whole_rows, "EXCHANGE", None)
-    elif whole_rows.EXCHANGE is None:
-        pytest.skip("this torch doesn't show its tensors to the core")
-    return request.param
+way = both_ways(whole_rows, autouse=True)
 
 
 def zeros(batch):
@@ -182,7 +176,7 @@ def test_values_may_be_rows_that_other_values_are_written_to(batch):
 
 
 def test_what_has_no_memory_is_left_to_others(way):
-    if way == "python":
+    if way == "asked":
         pytest.skip("the core says by itself that an address is null")
     block, found = zeros((4,)), values((4,), 0)
     rows = rows_of(block, AFTER)
@@ -198,7 +192,7 @@ def test_what_has_no_memory_is_left_to_others(way):
 
 
 def test_values_that_are_taken_away_meanwhile_are_missing(way):
-    if way == "python":
+    if way == "asked":
         pytest.skip("nothing is read by address before all values are there")
     block, found = zeros((4,)), values((4,), 0)
 
@@ -228,7 +222,7 @@ def test_columns_in_several_pieces_are_not_written_whole():
 
 
 def test_the_core_refuses_what_it_cant_write(way):
-    if way == "python":
+    if way == "asked":
         pytest.skip("there is nothing to refuse")
     exchange, flat = whole_rows.EXCHANGE, torch.zeros(3, 2)
     assert TensorRows(exchange, torch.Tensor, {"a": flat}, {}, [], 0).write(2, {"a": torch.ones(2)}) is False

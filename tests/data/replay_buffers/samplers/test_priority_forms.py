@@ -14,7 +14,8 @@ from gleanrl.data.replay_buffers import ListStorage, PrioritizedSampler, ReplayB
 from gleanrl.data.replay_buffers.samplers import priorities
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError, SchemaError
 from tests.data.replay_buffers.samplers.test_priorities import filled, table_of
-from tests.lazy import negated
+from tests.lazy import freed, negated
+from tests.ways import both_ways
 
 FORMS = [
     lambda values: values,
@@ -31,14 +32,7 @@ FORMS = [
 ]
 
 
-@pytest.fixture(params=["core", "asked"])
-def by(request, monkeypatch):
-    """Who looks at what is taken."""
-    if request.param == "asked":
-        monkeypatch.setattr(priorities, "_BY_CORE", None)
-    elif priorities._BY_CORE is None:
-        pytest.skip("this release of torch doesn't show how")
-    return request.param
+by = both_ways(priorities, "_BY_CORE")
 
 
 @given(data=st.data())
@@ -132,9 +126,8 @@ def test_errors_of_the_users_own_code_are_theirs(by):
 
 
 def test_priorities_without_memory_are_refused(by):
-    freed = torch.ones(3)
-    freed.untyped_storage().resize_(0)
-    for values in (freed, torch._neg_view(freed), torch._efficientzerotensor((3,))):
+    given = freed(torch.ones(3))
+    for values in (given, torch._neg_view(given), torch._efficientzerotensor((3,))):
         with pytest.raises(InvalidTypeError, match="priority: expected numbers, got a tensor without memory"):
             table_of().update(filled(8), torch.arange(3), values, None)
 

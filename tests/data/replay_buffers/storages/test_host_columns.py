@@ -20,7 +20,8 @@ from gleanrl.data.replay_buffers.storages.host_columns import (
 from gleanrl.errors import SchemaError
 from gleanrl.schema import Field
 from tests.data.replay_buffers.oracle import fill
-from tests.lazy import negated
+from tests.lazy import freed, negated
+from tests.ways import both_ways
 
 # Moves the memory behind views, and behind tensors that were given to a storage, in every way that torch has. Where the
 # core kept an address, the process ended with a corrupted heap.
@@ -178,15 +179,7 @@ def test_given_tensors_that_were_made_too_small():
     assert storage.generation(torch.tensor([0])).tolist() == [1]
 
 
-@pytest.fixture(params=["core", "asked"])
-def by(request, monkeypatch):
-    """Who looks at what is written."""
-    if request.param == "asked":
-        monkeypatch.setattr(host_columns, "EXCHANGE", None)
-    elif host_columns.EXCHANGE is None:
-        pytest.skip("this release of torch doesn't show how")
-    return request.param
-
+by = both_ways(host_columns)
 
 X, N, Z = torch.arange(8.0).view(4, 2), torch.arange(4), torch.complex(torch.ones(4), torch.arange(4.0))
 
@@ -337,13 +330,6 @@ def test_columns_that_may_have_moved_or_are_not_to_be_written(by, kind):
     assert not kind([Field(column.shape[1:], column.dtype)], [column]).fits(
         [column[:3].clone()], torch.Size([3])
     )
-
-
-def freed(tensor):
-    """Return a tensor whose memory was given back."""
-    found = tensor.clone()
-    found.untyped_storage().resize_(0)
-    return found
 
 
 def within(transform):
