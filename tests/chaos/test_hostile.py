@@ -21,7 +21,8 @@ import torch
 
 from gleanrl import optional
 from gleanrl.checkpoint.folder import Folder
-from gleanrl.checkpoint.manifest import BLOCK_BYTES, MOST_BYTES
+from gleanrl.checkpoint.extents import BLOCK_BYTES
+from gleanrl.checkpoint.manifest import MOST_BYTES
 from gleanrl.data import H5StorageCheckpointer
 from gleanrl.errors import CorruptCheckpointError, GleanError
 from tests.chaos.drills import SHARE, SLACK, scaled

@@ -12,7 +12,8 @@ import torch
 
 from gleanrl.checkpoint import earlier, files
 from gleanrl.checkpoint.files import FileWriter
-from gleanrl.checkpoint.manifest import DataFile, Extent
+from gleanrl.checkpoint.extents import Extents
+from gleanrl.checkpoint.manifest import DataFile
 from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of
 from tests.leaks import descriptors
@@ -22,7 +23,7 @@ def arrays(*sizes: int) -> list[Any]:
     return [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
 
 
-def on_disk(writer: FileWriter) -> tuple[tuple[DataFile, ...], tuple[Extent, ...]]:
+def on_disk(writer: FileWriter) -> tuple[tuple[DataFile, ...], Extents]:
     """Write and sync what a writer has; return files and extents."""
     with writer:
         written = writer.write()
@@ -64,11 +65,13 @@ class Plain(Source):
         self.written_on: set[int] = set()
         """Segments that are written on while somebody looks at them."""
 
-    def unchanged(self, earlier: str) -> list[bool] | None:
-        return self.earlier.get(earlier)
+    def unchanged(self, earlier: str) -> Array | None:
+        found = self.earlier.get(earlier)
+        return None if found is None else np.array(found, bool)
 
-    def order(self) -> list[int]:
-        return list(range(self.layout.count))
+    @property
+    def first(self) -> int:
+        return 0
 
     def begin(self) -> None:
         self.is_open = True

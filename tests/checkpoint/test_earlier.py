@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl.checkpoint.earlier import Earlier
-from gleanrl.checkpoint.manifest import DataFile, Extent, Manifest
+from gleanrl.checkpoint.extents import Extent, Extents
+from gleanrl.checkpoint.manifest import DataFile, Manifest
 from gleanrl.checkpoint.segments import Layout
 from gleanrl.checkpoint.values import LARGE_BYTES
 from tests.checkpoint.helpers import Plain, columns
@@ -18,9 +19,8 @@ from tests.checkpoint.helpers import Plain, columns
 LAYOUT = Plain(columns(50), 20).layout
 SIZES = [384, 384, 256, LARGE_BYTES // 2, LARGE_BYTES // 2]
 FILES = (DataFile("000000.bin", 384), DataFile("000001.bin", 2 * LARGE_BYTES))
-EXTENTS = (
-    Extent(0, 0, 384, (0,)),
-    *(Extent(1, sum(SIZES[1:n]), SIZES[n], (0,)) for n in range(1, 5)),
+EXTENTS = Extents.of(
+    [Extent(0, 0, 384, (0,)), *(Extent(1, sum(SIZES[1:n]), SIZES[n], (0,)) for n in range(1, 5))]
 )
 ROWS = {
     "$rows": 0,
@@ -34,13 +34,13 @@ SMALL = {"$tensor": [[3, 0, 5]], "dtype": "uint8", "shape": [5]}
 
 
 def earlier(*trees: Any) -> Earlier:
-    return Earlier(Path("nowhere"), Manifest("thing", {"a": [*trees]}, FILES, EXTENTS))
+    return Earlier.of(Path("nowhere"), Manifest("thing", {"a": [*trees]}, FILES, EXTENTS))
 
 
 def test_rows_and_large_arrays_are_found_in_order() -> None:
     found = earlier(SMALL, ROWS, {"b": ARRAY})
     table = found.table(0, LAYOUT)
-    assert table is not None and table.identity == "0" * 32 and table.extents == EXTENTS[:3]
+    assert table is not None and table.identity == "0" * 32 and (*table.extents,) == EXTENTS[:3]
     assert table.layout == LAYOUT
     assert found.arrays == [[*EXTENTS[3:]]]
     assert found.table(1, LAYOUT) is None
@@ -74,13 +74,15 @@ def test_what_isnt_right_is_no_array(pieces: Any) -> None:
 def test_what_stands_where_something_else_does_is_none() -> None:
     found = earlier(ROWS, ARRAY, {**ROWS, "id": "1" * 32}, {**ARRAY, "$tensor": ARRAY["$tensor"][::-1]})
     assert found.arrays == [[*EXTENTS[3:]], []] and found.table(1, LAYOUT) is None
+    for forged in (-1, -3):  # the last one, and one of rows
+        assert earlier(ROWS, {**ARRAY, "$tensor": [*ARRAY["$tensor"], [forged, 0, 1]]}).arrays == [[]]
     twice = [[3, 0, LARGE_BYTES // 2], [3, 0, LARGE_BYTES // 2]]
     assert earlier({**ARRAY, "$tensor": twice}).arrays == [[]]
 
 
 def kept(sizes: list[int], needed: dict[int, int], total: int) -> set[int]:
     files = tuple(DataFile(f"{n:06d}.bin", size) for n, size in enumerate(sizes))
-    return Earlier(Path("nowhere"), Manifest("thing", {}, files, ())).worth_keeping(needed, total)
+    return Earlier(Path("nowhere"), "thing", files, (), ()).worth_keeping(needed, total)
 
 
 def test_files_with_much_garbage_are_written_anew() -> None:

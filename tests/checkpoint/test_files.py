@@ -6,7 +6,7 @@ import errno
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from gleanrl.checkpoint import files as module
 from gleanrl.checkpoint.earlier import Earlier
 from gleanrl.checkpoint.files import FileWriter, checksums
-from gleanrl.checkpoint.manifest import BLOCK_BYTES, Manifest
+from gleanrl.checkpoint.extents import BLOCK_BYTES, Extents
+from gleanrl.checkpoint.manifest import Manifest
 from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.values import LARGE_BYTES, Attachment, Encoder
 from gleanrl.errors import CheckpointError
@@ -65,23 +66,34 @@ def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
             writer.attach(Attachment(name, first))
 
 
-def write(folder: Path, source: Plain, array: Any, earlier: Earlier | None = None) -> Earlier:
+class Written(NamedTuple):
+    path: Path
+    manifest: Manifest
+
+    @property
+    def earlier(self) -> Earlier:
+        return Earlier.of(*self)
+
+
+def write(folder: Path, source: Plain, array: Any, before: Written | None = None) -> Written:
     folder.mkdir()
-    with FileWriter(folder, earlier) as writer:
+    with FileWriter(folder, None if before is None else before.earlier) as writer:
         tree = Encoder(writer.store, None, writer.segments).tree([source])
         tree.append({"$tensor": writer.store(array)})
         assert not source.is_open
         manifest = Manifest("thing", tree, *writer.write(), {})
         assert not source.is_open
         writer.sync()
-    return Earlier(folder, manifest)
+    written = Written(folder, manifest)
+    assert writer.as_earlier(folder, "thing") == written.earlier
+    return written
 
 
-def sums(found: Earlier) -> list[tuple[int, ...]]:
+def sums(found: Written) -> list[tuple[int, ...]]:
     return [extent.checksums for extent in found.manifest.extents]
 
 
-def links(found: Earlier) -> list[int]:
+def links(found: Written) -> list[int]:
     """Return of each extent how many links there are to its file, which is as large as is said."""
     files = [(found.path / file.name).stat() for file in found.manifest.files]
     assert [file.st_size for file in files] == [file.size for file in found.manifest.files]
@@ -89,7 +101,7 @@ def links(found: Earlier) -> list[int]:
     return [files[extent.file].st_nlink for extent in found.manifest.extents]
 
 
-def content(found: Earlier) -> list[bytes]:
+def content(found: Written) -> list[bytes]:
     data = [(found.path / file.name).read_bytes() for file in found.manifest.files]
     return [data[extent.file][extent.offset : extent.stop] for extent in found.manifest.extents]
 
@@ -131,10 +143,9 @@ def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None
 def test_what_is_the_same_with_forged_checksums_is_written_anew(tmp_path: Path) -> None:
     (large,) = arrays(LARGE_BYTES)
     first = write(tmp_path / "a", Plain(columns(50), 20), large)
-    forged = replace(
-        first.manifest, extents=tuple(extent._replace(checksums=(7,)) for extent in first.manifest.extents)
-    )
-    second = write(tmp_path / "b", Plain(columns(50), 20), large, Earlier(first.path, forged))
+    sevens = Extents.of(extent._replace(checksums=(7,)) for extent in first.manifest.extents)
+    forged = replace(first.manifest, extents=sevens)
+    second = write(tmp_path / "b", Plain(columns(50), 20), large, Written(first.path, forged))
     assert sums(second) == sums(first) and links(second) == [1] * 5
 
 

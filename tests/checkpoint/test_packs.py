@@ -74,7 +74,7 @@ def test_each_file_is_linked_once_and_refusals_are_known(tmp_path: Path) -> None
     for name in ("000000.bin", "000001.bin"):
         (tmp_path / "a" / name).write_bytes(b"abc")
     files = tuple(DataFile(f"00000{n}.bin", size) for n, size in enumerate((3, 4, 5)))
-    packs = Packs(tmp_path / "b", Earlier(tmp_path / "a", Manifest("thing", {}, files, ())))
+    packs = Packs(tmp_path / "b", Earlier(tmp_path / "a", "thing", files, (), ()))
     put(packs, b"x")
     with faults.inject({}) as visits:
         assert not packs.refuses(0) and [packs.link(0), packs.link(0)] == [1, 1] and not packs.refuses(0)
@@ -82,7 +82,7 @@ def test_each_file_is_linked_once_and_refusals_are_known(tmp_path: Path) -> None
         assert [packs.link(1), packs.link(1), packs.link(2)] == [None] * 3 and packs.refuses(1)
     assert visits.counts["fs.link"] == 3
     with faults.inject({"fs.link": OSError(errno.EIO, "broken")}), pytest.raises(OSError, match="broken"):
-        Packs(tmp_path / "b", Earlier(tmp_path / "a", Manifest("thing", {}, files, ()))).link(0)
+        Packs(tmp_path / "b", Earlier(tmp_path / "a", "thing", files, (), ())).link(0)
     packs.sync(False)
     assert packs.files == (DataFile("000000.bin", 1), DataFile("000001.bin", 3))
     assert Packs(tmp_path, None).link(0) is None

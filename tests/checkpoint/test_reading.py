@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gleanrl.checkpoint.files import FileWriter
-from gleanrl.checkpoint.manifest import BLOCK_BYTES
+from gleanrl.checkpoint.extents import BLOCK_BYTES
 from gleanrl.checkpoint.reading import FileReader, all_read, spread
 from gleanrl.checkpoint.segments import Layout, Unread, rows_of
 from gleanrl.checkpoint.values import LARGE_BYTES, Decoder, Encoder

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gleanrl.checkpoint.manifest import Extent, Manifest, stored_in
+import numpy as np
+
+from gleanrl.checkpoint.extents import Extent, Extents
+from gleanrl.checkpoint.manifest import DataFile, Manifest, stored_in
 from gleanrl.checkpoint.segments import Layout
 from gleanrl.checkpoint.values import LARGE_BYTES, layout_of
 from gleanrl.errors import CorruptCheckpointError
+
+Array = np.ndarray[Any, Any]
 
 _GARBAGE = 0.5  # of the bytes that are needed: so many that aren't may lie beside them in linked files
 _MOST_FILES, _BYTES_A_FILE = 32, 1 << 25  # that are linked; more where each has so many bytes
@@ -29,7 +34,7 @@ class Table:
 
     layout: Layout
     identity: str
-    extents: tuple[Extent, ...]
+    extents: Extents
 
     def common(self, layout: Layout) -> int:
         """Return how many segments, the first ones, are cut like those of a layout of the same step."""
@@ -37,41 +42,49 @@ class Table:
         return layout.count if layout.rows == self.layout.rows else rows // layout.step
 
 
-@dataclass
+@dataclass(frozen=True)
 class Earlier:
     """A checkpoint that may hold some of the same bytes.
 
     Attributes:
         path: its folder.
-        manifest: what it consists of.
+        kind: what it is a state of.
+        files: its data files.
         arrays: the extents of each large array, in the order of the tree.
+        tables: all rows, likewise.
     """
 
     path: Path
-    manifest: Manifest
-    arrays: list[list[Extent]] = field(default_factory=list)
-    _tables: list[Table] = field(default_factory=list)
-    _known: set[Extent] = field(default_factory=set)
+    kind: str
+    files: tuple[DataFile, ...]
+    arrays: Sequence[Sequence[Extent]]
+    tables: Sequence[Table]
 
-    def __post_init__(self) -> None:
-        """Look for arrays and rows; what isn't as it should be is none, what stands where others do included."""
-        for node in stored_in(self.manifest.state):
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest) -> Earlier:
+        """Return a checkpoint by what is noted of it.
+
+        What isn't as it should be is none, what stands where others do included.
+        """
+        contents = _Contents(manifest.extents)
+        for node in stored_in(manifest.state):
             if "$rows" in node:
-                self._note_rows(node)
+                contents.note_rows(node)
             elif "$tensor" in node:
-                self._note_array(node["$tensor"])
+                contents.note_array(node["$tensor"])
+        return cls(path, manifest.kind, manifest.files, contents.arrays, contents.tables)
 
     def table(self, number: int, layout: Layout) -> Table | None:
         """Return the rows that stand where the `number`-th ones of the new checkpoint do, if they lie alike."""
-        if number >= len(self._tables):
+        if number >= len(self.tables):
             return None
-        table = self._tables[number]
+        table = self.tables[number]
         alike = (table.layout.fields, table.layout.step) == (layout.fields, layout.step)
         return table if alike else None
 
     def place(self, file: int) -> str:
         """Return where a file is, by its number."""
-        return f"{self.path}/{self.manifest.files[file].name}"
+        return f"{self.path}/{self.files[file].name}"
 
     def worth_keeping(self, needed: Mapping[int, int], total: int) -> set[int]:
         """Return the files that are worth a link.
@@ -85,7 +98,7 @@ class Earlier:
                 to be otherwise, once it's compared, is left to the next checkpoint.
             total: how many it has.
         """
-        sizes = {number: self.manifest.files[number].size for number in needed}
+        sizes = {number: self.files[number].size for number in needed}
         kept = sorted(needed, key=lambda number: needed[number] / sizes[number], reverse=True)
         garbage = sum(sizes[number] - needed[number] for number in kept)
         while garbage > _GARBAGE * total:
@@ -97,27 +110,38 @@ class Earlier:
             del kept[min(most, len(kept) - _MERGED) :]
         return set(kept)
 
-    def _note_rows(self, tree: dict[str, Any]) -> None:
-        extents = self.manifest.extents
+
+class _Contents:
+    """What is found in extents."""
+
+    def __init__(self, extents: Extents) -> None:
+        self.arrays: list[Sequence[Extent]] = []
+        self.tables: list[Table] = []
+        self._extents, self._taken = extents, np.zeros(len(extents), bool)
+
+    def note_rows(self, tree: dict[str, Any]) -> None:
         try:
             layout, first, identity = layout_of(tree)
         except (CorruptCheckpointError, LookupError, TypeError, ValueError):
             return
-        found = extents[first : first + min(layout.count, len(extents))]
-        fits = len(found) == layout.count and [extent.size for extent in found] == layout.sizes()
-        if fits and self._new(found):
-            self._tables.append(Table(layout, identity, found))
+        if layout.count > len(self._extents) - first:
+            return
+        numbers = np.arange(first, first + layout.count)
+        found = self._extents.take(numbers)
+        if np.array_equal(found.sizes, layout.sizes()) and self._new(numbers):
+            self.tables.append(Table(layout, identity, found))
 
-    def _note_array(self, pieces: Any) -> None:
+    def note_array(self, pieces: Any) -> None:
         try:
             if sum(size for _, _, size in pieces) >= LARGE_BYTES:
-                found = [self.manifest.extents[number] for number, _, _ in pieces]
-                self.arrays.append(found if self._new(found) else [])
+                numbers = [number for number, _, _ in pieces]
+                found = [self._extents[number] for number in numbers]
+                self.arrays.append(found if min(numbers) >= 0 and self._new(np.array(numbers)) else [])
         except (LookupError, TypeError, ValueError):
             return
 
-    def _new(self, extents: Sequence[Extent]) -> bool:
+    def _new(self, numbers: Array) -> bool:
         """Return whether nothing else stands in any of these extents."""
-        known = len(self._known)
-        self._known.update(extents)
-        return len(self._known) == known + len(extents)
+        free = not self._taken[numbers].any() and len(np.unique(numbers)) == len(numbers)
+        self._taken[numbers] = True
+        return free

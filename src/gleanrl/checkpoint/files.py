@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import Self
 
-from gleanrl.checkpoint.earlier import Earlier
-from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, Extent
+from gleanrl.checkpoint.earlier import Earlier, Table
+from gleanrl.checkpoint.extents import BLOCK_BYTES, Extent, Extents
+from gleanrl.checkpoint.manifest import DataFile
 from gleanrl.checkpoint.packs import Pack, Packs
 from gleanrl.checkpoint.segments import ALIGNMENT, Array, Source
 from gleanrl.checkpoint.values import ATTACHED, LARGE_BYTES, Attachment, Pieces
@@ -33,12 +34,13 @@ _PIECE_BYTES = 1 << 18  # compared at once
 _FEW_BYTES = 1 << 22  # written by one thread: two would mostly hand the interpreter to each other
 _THREADS = 2  # that write: as many as keep a disk busy
 _SHARE_ASIDE = 0.15  # of a processor
+_NOWHERE: Array = np.empty((0, 3), np.int64)
 _STINT_BYTES = 1 << 18  # written between two rests: nobody who has to run waits longer than that takes
 
 
 @dataclass(slots=True)
 class _Job:
-    """An extent that is to be there."""
+    """An extent that is to be written, unless it's found to be the same."""
 
     number: int
     size: int
@@ -50,8 +52,43 @@ class _Job:
     segment: int = 0
     earlier: Extent | None = None
     """What may be the same in an earlier checkpoint."""
-    same: bool = False
-    """Whether it is, for sure."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows whose segments are to be there."""
+
+    source: Source
+    first: int
+    """The number of the extent of the first segment."""
+    table: Table | None
+    """What an earlier checkpoint has of them."""
+    same: Array
+    """Which segments are the same there, for sure, ``(n,)`` bool."""
+    alike: Array
+    """Which others may be."""
+
+    @property
+    def maybe(self) -> tuple[Array, Array]:
+        """The segments that are the same there, or may be, and their extents there: ``(k,)`` and ``(k, 3)`` int64."""
+        numbers = np.flatnonzero(self.same | self.alike)
+        return numbers, _NOWHERE if self.table is None else self.table.extents.places[numbers]
+
+    def keep(self, files: Collection[int]) -> None:
+        """Write anew what stands in other files of the earlier checkpoint."""
+        numbers, places = self.maybe
+        gone = numbers[~np.isin(places[:, 0], [*files])]
+        self.same[gone] = self.alike[gone] = False
+
+    @property
+    def jobs(self) -> Iterator[_Job]:
+        """What is to be done of the segments that aren't the same."""
+        layout = self.source.layout
+        for segment in np.flatnonzero(~self.same).tolist():
+            job = _Job(self.first + segment, layout.size(segment), [], None, self.source, segment)
+            if self.table is not None and self.alike[segment]:
+                job.earlier = self.table.extents[segment]
+            yield job
 
 
 class FileWriter:
@@ -71,10 +108,13 @@ class FileWriter:
         self._earlier, self._packs = earlier, Packs(folder, earlier)
         self._aside, self._pace = aside, Pace(_SHARE_ASIDE)
         self._jobs: list[_Job] = []
-        self._extents: dict[int, Extent] = {}  # those that are there, by their numbers
+        self._rows: list[_Rows] = []
+        self._large: list[list[int]] = []  # the extents of each large array
         self._shared: _Job | None = None  # the extent that takes small arrays
-        self._sources: list[Source] = []
-        self._large = self._room = 0
+        self._count = self._room = 0  # how many extents there are to be
+        self._linked: list[tuple[Array, Extents]] = []  # segments that are there, with their numbers
+        self._extents: dict[int, Extent] = {}  # the others that are there
+        self._all = Extents.of(())
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -119,8 +159,8 @@ class FileWriter:
 
     def _places(self, jobs: list[_Job]) -> list[list[int]]:
         """Return where the pieces of one more large array will stand, each of which may be as it was."""
-        before = [] if self._earlier is None else self._earlier.arrays[self._large : self._large + 1]
-        self._large += 1
+        before = [] if self._earlier is None else self._earlier.arrays[len(self._large) :]
+        self._large.append([job.number for job in jobs])
         for job, earlier in zip(jobs, before[0] if before else (), strict=False):
             if job.size == earlier.size:
                 job.earlier = earlier
@@ -148,49 +188,57 @@ class FileWriter:
 
         found = self._packs.own(name, fill)
         self._packs.sync_some(self._unhurried)
-        job = self._add(found.size, [])
-        self._extents[job.number] = found
-        return [[job.number, 0, job.size]]
+        number = self._reserve(1)
+        self._extents[number] = found
+        return [[number, 0, found.size]]
 
     def segments(self, source: Source) -> int:
         """Take rows; return the number of the extent of their first segment, which those of the others follow."""
-        first, layout = len(self._jobs), source.layout
-        table = None if self._earlier is None else self._earlier.table(len(self._sources), layout)
-        self._sources.append(source)
-        for number in range(layout.count):
-            job = self._add(layout.size(number), [])
-            job.source, job.segment = source, number
+        layout = source.layout
+        first = self._reserve(layout.count)
+        table = None if self._earlier is None else self._earlier.table(len(self._rows), layout)
+        same, alike = np.zeros(layout.count, bool), np.zeros(layout.count, bool)
         if table is not None:
-            known = source.unchanged(table.identity)
-            for number in range(table.common(layout)):
-                job = self._jobs[first + number]
-                job.same = known is not None and known[number]
-                if job.same or known is None:  # what changed would be compared in vain
-                    job.earlier = table.extents[number]
+            known, common = source.unchanged(table.identity), table.common(layout)
+            if known is None:
+                alike[:common] = True
+            else:  # what changed would be compared in vain
+                same[:common] = known[:common]
+        self._rows.append(_Rows(source, first, table, same, alike))
+        return first
+
+    def _reserve(self, count: int) -> int:
+        """Return the number of the first one of so many more extents."""
+        first = self._count
+        self._count += count
         return first
 
     def _add(self, size: int, pieces: list[Array]) -> _Job:
-        job = _Job(len(self._jobs), size, pieces)
+        job = _Job(self._reserve(1), size, pieces)
         self._jobs.append(job)
         return job
 
-    def write(self) -> tuple[tuple[DataFile, ...], tuple[Extent, ...]]:
+    def write(self) -> tuple[tuple[DataFile, ...], Extents]:
         """Write everything; return files and extents, which aren't surely on the disk before `sync`."""
-        total = sum(job.size for job in self._jobs)
+        total = sum(job.size for job in self._jobs) + sum(rows.source.layout.total for rows in self._rows)
         self._room = min(max(total // _FILES, _LEAST_FILE_BYTES), FILE_BYTES)
         if self._earlier is not None:
             self._choose(self._earlier, total)
         try:
-            for source in self._sources:
-                source.begin()
-            self._link()  # first: nobody has to keep for long what isn't needed
-            jobs = self._in_order([job for job in self._jobs if job.number not in self._extents])
+            for rows in self._rows:
+                rows.source.begin()
+            for rows in self._rows:  # first: nobody has to keep for long what isn't needed
+                self._link(rows)
+            jobs = self._in_order()
             left = sum(job.size for job in jobs)
             for_each(self._put, jobs, 1 if self._aside is not None or left <= _FEW_BYTES else _THREADS)
         finally:
-            for source in self._sources:
-                source.close()
-        return self._packs.files, tuple(self._extents[job.number] for job in self._jobs)
+            for rows in self._rows:
+                rows.source.close()
+        self._packs.start()
+        numbers = np.fromiter(self._extents.keys(), np.int64)
+        self._all = Extents.together([*self._linked, (numbers, Extents.of(self._extents.values()))])
+        return self._packs.files, self._all
 
     def _choose(self, earlier: Earlier, total: int) -> None:
         """Write anew what stands in files of which little is needed, or of which there are too many."""
@@ -198,34 +246,57 @@ class FileWriter:
         for job in self._jobs:
             if job.earlier is not None:
                 needed[job.earlier.file] += job.size
+        for rows in self._rows:
+            _, places = rows.maybe
+            sizes = np.bincount(places[:, 0], places[:, 2])
+            needed.update({int(file): int(sizes[file]) for file in np.flatnonzero(sizes)})
         kept = earlier.worth_keeping(needed, total)
         if len(kept) < len(needed):
             for job in self._jobs:
                 if job.earlier is not None and job.earlier.file not in kept:
-                    job.earlier, job.same = None, False
-
-    def _link(self) -> None:
-        """Have what is known to be the same in links, as far as there can be any."""
-        linked: dict[Source, list[int]] = {}
-        for job in self._jobs:
-            if job.same and job.earlier is not None and job.source is not None:
-                file = self._packs.link(job.earlier.file)
-                if file is None:
                     job.earlier = None
-                else:
-                    self._extents[job.number] = job.earlier.within(file)
-                    linked.setdefault(job.source, []).append(job.segment)
-        for source, numbers in linked.items():
-            source.skip(numbers)
+            for rows in self._rows:
+                rows.keep(kept)
 
-    def _in_order(self, jobs: list[_Job]) -> list[_Job]:
+    def _link(self, rows: _Rows) -> None:
+        """Have segments that are known to be the same in links, as far as there can be any."""
+        if self._earlier is None or rows.table is None or not rows.same.any():
+            return
+        numbers, found = np.flatnonzero(rows.same), rows.table.extents
+        to = np.full(len(self._earlier.files), -1)
+        for file in np.unique(found.files[numbers]).tolist():
+            link = self._packs.link(file)
+            to[file] = -1 if link is None else link
+        linked = to[found.files[numbers]] >= 0
+        rows.same[numbers[~linked]] = False
+        numbers = numbers[linked]
+        self._linked.append((rows.first + numbers, found.take(numbers).within(to)))
+        rows.source.skip(numbers.tolist())
+
+    def _in_order(self) -> list[_Job]:
         """Return what is to be written in the order in which it is best taken."""
-        position = {
-            (source, number): place
-            for source in {job.source for job in jobs if job.source is not None}
-            for place, number in enumerate(source.order())
-        }
-        return sorted(jobs, key=lambda job: -1 if job.source is None else position[job.source, job.segment])
+        jobs = [*self._jobs, *(job for rows in self._rows for job in rows.jobs)]
+
+        def place(job: _Job) -> int:
+            source = job.source
+            return -1 if source is None else (job.segment - source.first) % source.layout.count
+
+        return sorted(jobs, key=place)
+
+    def as_earlier(self, path: Path, kind: str) -> Earlier:
+        """Return what was written, for the next one.
+
+        Args:
+            path: where the folder is then.
+            kind: what it is a state of.
+        """
+        arrays = [[self._all[number] for number in numbers] for numbers in self._large]
+        tables = [
+            Table(source.layout, source.identity, self._all.take(rows.first + np.arange(source.layout.count)))
+            for rows in self._rows
+            for source in (rows.source,)
+        ]
+        return Earlier(path, kind, self._packs.files, arrays, tables)
 
     def add(self, name: str, data: bytes) -> None:
         """Write one more file of that name."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from threading import Event
@@ -38,6 +39,8 @@ _CHECKPOINT = re.compile(r"ckpt-(\d{8})-([0-9a-f]{32})")
 _LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
 _LOCK, _MANIFEST = "LOCK", "manifest.json"
 _LIBRARIES = ("torch", "tensordict", "numpy")
+_REMEMBERED = 8  # folders of which this process knows what it wrote last
+_written: dict[Path, tuple[bytes, Earlier]] = {}  # with the manifest's hash: it may be damaged since
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,10 @@ class Folder:
             names = fs.names(self.path)
             self._collect(names)
             older = self._checkpoints(names)
-            newest = _newest(older)
-            if newest is not None and newest.manifest.kind != kind:
+            newest = self._newest(older)
+            if newest is not None and newest.kind != kind:
                 raise CheckpointError(
-                    f"{self.path}: it holds checkpoints of a {newest.manifest.kind}, which those of a {kind} would "
+                    f"{self.path}: it holds checkpoints of a {newest.kind}, which those of a {kind} would "
                     "replace: use another folder"
                 )
             number = older[0][0] + 1 if older else 1
@@ -113,7 +116,8 @@ class Folder:
             place = self.path / f"ckpt-{number:08d}-{uuid.uuid4().hex}"
             try:
                 fs.make_dir(draft, exist_ok=False)
-                self._write(draft, kind, state, aside, newest)
+                with FileWriter(draft, newest, aside) as writer:
+                    manifest = self._write(writer, kind, state)
                 fs.rename(draft, place)
                 fs.sync_dir(self.path)
             except BaseException:
@@ -122,20 +126,32 @@ class Folder:
                 with suppress(OSError):  # a name that isn't surely on the disk is none
                     self._remove(place)
                 raise
+            _note(self.path, manifest, writer.as_earlier(place, kind))
             self._retire(older[keep - 1 :])
         return place
 
     @staticmethod
-    def _write(draft: Path, kind: str, state: Any, aside: Event | None, earlier: Earlier | None) -> None:
-        with FileWriter(draft, earlier, aside) as writer:
-            tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
-            manifest = Manifest(kind, tree, *writer.write(), _libraries()).encoded()
-            if len(manifest) > MOST_BYTES:
-                raise CheckpointError(
-                    f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
-                )
-            writer.add(_MANIFEST, manifest)
-            writer.sync()
+    def _write(writer: FileWriter, kind: str, state: Any) -> bytes:
+        tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
+        manifest = Manifest(kind, tree, *writer.write(), _libraries()).encoded()
+        if len(manifest) > MOST_BYTES:
+            raise CheckpointError(
+                f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
+            )
+        writer.add(_MANIFEST, manifest)
+        writer.sync()
+        return manifest
+
+    def _newest(self, checkpoints: list[tuple[int, Path]]) -> Earlier | None:
+        """Return the first of checkpoints, for links to its files; None for none, and if nothing can be told of it."""
+        for _, path in checkpoints[:1]:
+            with suppress(CheckpointError):
+                manifest = _manifest_bytes(path / _MANIFEST)
+                digest, written = _written.get(self.path, (b"", None))
+                if written is not None and written.path == path and digest == sha256(manifest).digest():
+                    return written
+                return Earlier.of(path, Manifest.decoded(manifest))
+        return None
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -253,12 +269,12 @@ def _libraries() -> dict[str, str]:
     return {"gleanrl": __version__, **{name: version(name) for name in _LIBRARIES}}
 
 
-def _newest(checkpoints: list[tuple[int, Path]]) -> Earlier | None:
-    """Return the first of checkpoints, for links to its files; None for none, and if nothing can be told of it."""
-    for _, path in checkpoints[:1]:
-        with suppress(CheckpointError):
-            return Earlier(path, Manifest.decoded(_manifest_bytes(path / _MANIFEST)))
-    return None
+def _note(folder: Path, manifest: bytes, written: Earlier) -> None:
+    """Remember what was written last into a folder: that saves reading it again, which takes longer than writing."""
+    _written.pop(folder, None)
+    _written[folder] = sha256(manifest).digest(), written
+    while len(_written) > _REMEMBERED:
+        _written.pop(next(iter(_written)), None)
 
 
 def _manifest_bytes(path: Path) -> bytes:

@@ -6,20 +6,18 @@ import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gleanrl.checkpoint import strict_json
+from gleanrl.checkpoint.extents import BLOCK_BYTES, Extents
 from gleanrl.checkpoint.migrations import MANIFESTS, migrated
 from gleanrl.checkpoint.values import ATTACHED
 from gleanrl.errors import CorruptCheckpointError
 
 FORMAT = 4
 """The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
-BLOCK_BYTES = 1 << 22
-"""Bytes of an extent that have one checksum."""
 MOST_BYTES = 1 << 26
 """The longest manifest that is read."""
 _NO_HASH = "0" * 64
@@ -34,28 +32,6 @@ class DataFile(NamedTuple):
     """``000000.bin`` and so on, or that of an attachment."""
     size: int
     """Its bytes."""
-
-
-class Extent(NamedTuple):
-    """Bytes that follow each other in a file, and belong to no other extent."""
-
-    file: int
-    """Its number among the files."""
-    offset: int
-    """Where they begin."""
-    size: int
-    """How many they are."""
-    checksums: tuple[int, ...]
-    """crc32 of each `BLOCK_BYTES` of them."""
-
-    @property
-    def stop(self) -> int:
-        """Where they end."""
-        return self.offset + self.size
-
-    def within(self, file: int) -> Extent:
-        """Return the same place in another file."""
-        return Extent(file, self.offset, self.size, self.checksums)
 
 
 @dataclass(frozen=True)
@@ -73,7 +49,7 @@ class Manifest:
     kind: str
     state: Any
     files: tuple[DataFile, ...]
-    extents: tuple[Extent, ...]
+    extents: Extents
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
@@ -176,14 +152,13 @@ def _data_file(entry: Any, number: int) -> DataFile:
     return DataFile(name, size)
 
 
-def _encoded_extents(extents: Sequence[Extent]) -> dict[str, str]:
+def _encoded_extents(extents: Extents) -> dict[str, str]:
     """Return a table of all extents, which is read in no time however many there are."""
-    table = np.array([extent[:3] for extent in extents], "<i8")
-    checksums = np.array([*chain.from_iterable(extent.checksums for extent in extents)], "<u4")
-    return {"extents": b64encode(table.tobytes()).decode(), "crc32": b64encode(checksums.tobytes()).decode()}
+    places, checksums = extents.places.astype("<i8"), extents.checksums.astype("<u4")
+    return {"extents": b64encode(places.tobytes()).decode(), "crc32": b64encode(checksums.tobytes()).decode()}
 
 
-def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> tuple[Extent, ...]:
+def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> Extents:
     """Return extents that are within their files, and apart: else a small file could be said to hold a lot."""
     table, checksums = _table(body, "extents", "<i8", (-1, 3)), _table(body, "crc32", "<u4", (-1,))
     numbers, offset, size = table.T
@@ -196,12 +171,9 @@ def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> tuple[Extent
         before, after = (ordered := table[np.lexsort((offset, numbers))])[:-1], ordered[1:]
         if ((after[:, 0] == before[:, 0]) & (after[:, 1] - before[:, 1] < before[:, 2])).any():
             raise CorruptCheckpointError("manifest: extents overlap")
-    stops = np.cumsum(-(-size // BLOCK_BYTES))
-    if (stops[-1] if stops.size else 0) != checksums.size:
+    if (-(-size // BLOCK_BYTES)).sum() != checksums.size:
         raise CorruptCheckpointError("manifest: extents have other checksums than they need")
-    sums, ends = checksums.tolist(), stops.tolist()
-    each = (tuple(sums[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
-    return tuple(map(Extent._make, zip(*table.T.tolist(), each, strict=True)))
+    return Extents(table, checksums)
 
 
 def _table(body: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from gleanrl.checkpoint.earlier import Earlier
-from gleanrl.checkpoint.manifest import DataFile, Extent, file_name
+from gleanrl.checkpoint.extents import Extent
+from gleanrl.checkpoint.manifest import DataFile, file_name
 from gleanrl.system import fs
 from gleanrl.system.new_files import NewFile
 from gleanrl.system.threads import for_each
 
 _SYNCS = 16  # files that are synced at the same time: the disk empties its cache once for those that wait
+_FEW_BYTES = 1 << 23  # of files which one thread syncs in less time than it takes to start others
 _UNSYNCED = 64  # files in a batch; while one is synced, another one is written
 _UNSYNCED_BYTES = 1 << 28  # about as many in a batch
 
@@ -135,7 +137,7 @@ class Packs:
             return self._links[file]
 
     def _linked(self, earlier: Earlier, file: int) -> int | None:
-        number, size = len(self._files), earlier.manifest.files[file].size
+        number, size = len(self._files), earlier.files[file].size
         name = file_name(number)
         if not fs.link_file(earlier.place(file), f"{self._folder}/{name}", size):
             return None
@@ -149,6 +151,11 @@ class Packs:
     def add(self, name: str, data: bytes) -> None:
         """Write one more file of that name, which is no data file."""
         self._unsynced.append(NewFile(f"{self._folder}/{name}", [data]))
+
+    def start(self) -> None:
+        """Let what was written until now be on its way to the disk."""
+        for pack in self._begun:
+            pack.file.start()
 
     def sync_some(self, unhurried: bool) -> None:
         """Sync what has been ended, if that is much.
@@ -172,10 +179,13 @@ class Packs:
         """Sync files, many at a time, and make other calls beside."""
         with self._lock:
             files = [self._unsynced.popleft() for _ in range(min(_UNSYNCED, len(self._unsynced)))]
-            self._unsynced_bytes = 0
+            few, self._unsynced_bytes = self._unsynced_bytes <= _FEW_BYTES, 0
         calls = [*(file.sync for file in files), *others]
         try:
-            for_each(lambda call: call(), calls, 1 if unhurried else _SYNCS)
+            if few:  # what is on its way is waited for once, and their names go by the same entry of a journal
+                for file in files:
+                    file.start()
+            for_each(lambda call: call(), calls, 1 if unhurried or few else _SYNCS)
         finally:
             for file in files:
                 file.close()

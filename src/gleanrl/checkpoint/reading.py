@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.manifest import BLOCK_BYTES, DataFile, Extent, arrays_in, columns_in
+from gleanrl.checkpoint.extents import BLOCK_BYTES, Extents
+from gleanrl.checkpoint.manifest import DataFile, arrays_in, columns_in
 from gleanrl.checkpoint.segments import (
     ALIGNMENT,
     Array,
@@ -43,7 +44,7 @@ class FileReader:
     """
 
     def __init__(
-        self, folder: Path, files: Sequence[DataFile], extents: Sequence[Extent], verify: bool
+        self, folder: Path, files: Sequence[DataFile], extents: Extents, verify: bool
     ) -> None:
         self._paths = [f"{folder}/{file.name}" for file in files]
         self._extents, self._verify = extents, verify
@@ -163,7 +164,7 @@ class FileReader:
         fits = layout.count <= len(self._extents) and numbers.stop <= len(self._extents)
         if not fits or any(number in self._reached or number in self._later for number in numbers):
             raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop}, where others stand")
-        if [extent.size for extent in self._extents[first : numbers.stop]] != layout.sizes():
+        if self._extents.sizes[first : numbers.stop].tolist() != layout.sizes():
             raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop} that have other sizes")
         self._later.update(numbers)
         stored = Stored([self._reading(number, _NOTHING) for number in numbers], layout, identity)

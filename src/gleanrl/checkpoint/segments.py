@@ -20,7 +20,7 @@ from gleanrl.system.pages import zeroed
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-_PARTS, _LEAST_BYTES, _MOST_BYTES = 128, 1 << 16, 1 << 21
+_PARTS, _LEAST_BYTES, _MOST_BYTES = 256, 1 << 16, 1 << 21
 _PAGE_BYTES = 1 << 12
 _ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
@@ -90,6 +90,11 @@ class Layout:
         """Return the bytes of each segment."""
         last = self.count - 1
         return [self.size(0)] * last + [self.size(last)] if last >= 0 else []
+
+    @property
+    def total(self) -> int:
+        """The bytes of all segments."""
+        return self._whole * (self.count - 1) + self.size(self.count - 1) if self.count else 0
 
     def places(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield where each column stands in a segment: offset and bytes."""
@@ -181,12 +186,18 @@ class Source(Segmented):
         self.identity = uuid.uuid4().hex
 
     @abstractmethod
-    def unchanged(self, earlier: str) -> list[bool] | None:
-        """Return which segments hold what they held in rows of that identity; None if nothing tells."""
+    def unchanged(self, earlier: str) -> Array | None:
+        """Return which segments hold what they held in rows of that identity, ``(n,)`` bool; None if nothing tells."""
 
+    @property
     @abstractmethod
+    def first(self) -> int:
+        """The segment that is best taken first; those behind it follow, around the end."""
+
     def order(self) -> list[int]:
         """Return the segments in the order in which they are best taken."""
+        count = self.layout.count
+        return [(self.first + number) % count for number in range(count)]
 
     @abstractmethod
     def begin(self) -> None:

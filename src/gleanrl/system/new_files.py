@@ -69,15 +69,19 @@ class NewFile:
             faults.point("fs.write")
             count = fs.write_all(self._file, pieces)
             self._end += count
-            begun, more = self._begun, self._end - self._begun
-            if more >= _START_BYTES and _start_writing is not None:
-                self._begun = self._end
-                # Nobody waits for that, or has to know how it ends: `sync` does.
-                _start_writing(self._file, ctypes.c_int64(begun), ctypes.c_int64(more), _START)
+            if self._end - self._begun >= _START_BYTES:
+                self.start()
         except BaseException:
             self.drop()
             raise
         return count
+
+    def start(self) -> None:
+        """Let what was appended be on its way to the disk. Nobody waits, or learns how it ends: `sync` does."""
+        begun, more = self._begun, self._end - self._begun
+        if more and _start_writing is not None:
+            self._begun = self._end
+            _start_writing(self._file, ctypes.c_int64(begun), ctypes.c_int64(more), _START)
 
     def cut(self, size: int) -> None:
         """Let only the first bytes of what was appended be there.

@@ -173,21 +173,21 @@ class Moment(Source):
 
     # The side of who saves it
 
-    def unchanged(self, earlier: str) -> list[bool] | None:
+    def unchanged(self, earlier: str) -> Array | None:
         """Return which segments hold what they held at the moment of that name."""
         changes = self._earlier.get(earlier)
         if changes is None:
             return None
-        same = [True] * self.layout.count
+        same = np.ones(self.layout.count, bool)
         for change in changes:
-            for number in self.layout.touched(change.start, change.stop):
-                same[number] = False
+            touched = self.layout.touched(change.start, change.stop)
+            same[touched.start : touched.stop] = False
         return same
 
-    def order(self) -> list[int]:
-        """Return the segments in the order in which a ring writer will come to them."""
-        count = self.layout.count
-        return [(self._first + number) % count for number in range(count)]
+    @property
+    def first(self) -> int:
+        """The segment that a ring writer will come to first."""
+        return self._first
 
     def begin(self) -> None:
         """Have writers wait for segments to be taken when many were copied for them."""
@@ -269,8 +269,10 @@ class Moment(Source):
     def skip(self, numbers: Sequence[int]) -> None:
         """Say that segments aren't needed."""
         with self._turn:
-            saved = [self._release(number) for number in numbers]
-        for pieces in filter(None, saved):
+            kept = self._saved.keys() & set(numbers)
+            self._pending.difference_update(numbers)
+            saved = [self._release(number) for number in kept]
+        for pieces in saved:
             self._reuse(pieces)
 
     def _reuse(self, saved: dict[int, Array]) -> None:
