@@ -142,6 +142,6 @@ class _Contents:
 
     def _new(self, numbers: Array) -> bool:
         """Return whether nothing else stands in any of these extents."""
-        free = not self._taken[numbers].any() and len(np.unique(numbers)) == len(numbers)
+        free = not self._taken[numbers].any() and len(set(numbers.tolist())) == len(numbers)
         self._taken[numbers] = True
         return free

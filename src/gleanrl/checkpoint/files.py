@@ -77,7 +77,7 @@ class _Rows:
     def keep(self, files: Collection[int]) -> None:
         """Write anew what stands in other files of the earlier checkpoint."""
         numbers, places = self.maybe
-        gone = numbers[~np.isin(places[:, 0], [*files])]
+        gone = [number for number, file in zip(numbers, places[:, 0].tolist(), strict=True) if file not in files]
         self.same[gone] = self.alike[gone] = False
 
     @property
@@ -264,7 +264,7 @@ class FileWriter:
             return
         numbers, found = np.flatnonzero(rows.same), rows.table.extents
         to = np.full(len(self._earlier.files), -1)
-        for file in np.unique(found.files[numbers]).tolist():
+        for file in set(found.files[numbers].tolist()):
             link = self._packs.link(file)
             to[file] = -1 if link is None else link
         linked = to[found.files[numbers]] >= 0
