@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from gleanrl import optional
-from gleanrl.checkpoint.folder import Folder
 from gleanrl.checkpoint.extents import BLOCK_BYTES
+from gleanrl.checkpoint.folder import Folder
 from gleanrl.checkpoint.manifest import MOST_BYTES
 from gleanrl.data import H5StorageCheckpointer
 from gleanrl.errors import CorruptCheckpointError, GleanError

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gleanrl.checkpoint import earlier, files
-from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.extents import Extents
+from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.manifest import DataFile
 from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of

@@ -13,7 +13,8 @@ from gleanrl.checkpoint.extents import BLOCK_BYTES, Extent, Extents
 def extents(draw: st.DrawFn, most: int = 8) -> list[Extent]:
     found = []
     for _ in range(draw(st.integers(0, most))):
-        size = draw(st.one_of(st.integers(1, 9), st.integers(1, 3).map(lambda n: n * BLOCK_BYTES), st.integers(1, 1 << 24)))
+        blocks = st.integers(1, 3).map(lambda n: n * BLOCK_BYTES)
+        size = draw(st.one_of(st.integers(1, 9), blocks, st.integers(1, 1 << 24)))
         sums = tuple(draw(st.integers(0, 2**32 - 1)) for _ in range(-(-size // BLOCK_BYTES)))
         found.append(Extent(draw(st.integers(0, 3)), draw(st.integers(0, 1 << 40)), size, sums))
     return found
@@ -42,7 +43,10 @@ def test_parts_are_put_together(each: list[Extent], random: object) -> None:
     numbers = [*range(len(each))]
     random.shuffle(numbers)  # type: ignore[attr-defined]
     cut = len(numbers) // 3
-    parts = [(np.array(some, np.int64), Extents.of(each[n] for n in some)) for some in (numbers[:cut], numbers[cut:])]
+    parts = [
+        (np.array(some, np.int64), Extents.of(each[n] for n in some))
+        for some in (numbers[:cut], numbers[cut:])
+    ]
     assert Extents.together(parts) == Extents.of(each)
     assert len(Extents.together([])) == 0
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from gleanrl.checkpoint import files as module
 from gleanrl.checkpoint.earlier import Earlier
-from gleanrl.checkpoint.files import FileWriter, checksums
 from gleanrl.checkpoint.extents import BLOCK_BYTES, Extents
+from gleanrl.checkpoint.files import FileWriter, checksums
 from gleanrl.checkpoint.manifest import Manifest
 from gleanrl.checkpoint.reading import FileReader
 from gleanrl.checkpoint.values import LARGE_BYTES, Attachment, Encoder

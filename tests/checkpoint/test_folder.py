@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl.checkpoint import folder as module
 from gleanrl.checkpoint.folder import Folder, read
+from gleanrl.checkpoint.values import LARGE_BYTES
 from gleanrl.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -73,6 +75,35 @@ def test_a_folder_keeps_to_one_kind(tmp_path: Path) -> None:
     (newest / "manifest.json").write_text("damaged")  # nobody can load it, whatever it was
     folder.commit("matter", state(2))
     assert folder.load().kind == "matter"
+
+
+@pytest.mark.parametrize("by", ["this process", "another one"])
+def test_what_was_written_before_is_remembered_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(module, "_written", {})
+    large, folder = torch.arange(LARGE_BYTES // 4), Folder(tmp_path)
+    for number in range(3):
+        place = folder.commit("thing", {"large": large, "number": number}, keep=5)
+        if by == "another one":
+            module._written.clear()
+        files = [file.stat() for file in place.glob("*.bin")]
+        assert len({(file.st_ino, file.st_nlink) for file in files}) == 1 and files[0].st_nlink == number + 1
+    # Of another checkpoint than the newest nothing is believed.
+    (known,) = module._written.values() or [None]
+    os.rename(place, tmp_path / f"ckpt-00000009-{'0' * 32}")
+    folder.commit("thing", {"large": large, "number": 3}, keep=5)
+    assert known is None or known not in module._written.values()
+    found = folder.load()
+    assert found.state["number"] == 3 and torch.equal(found.state["large"], large)
+
+
+def test_only_a_few_folders_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_written", {})
+    folders = [Folder(tmp_path / str(number)) for number in range(module._REMEMBERED + 3)]
+    for folder in (*folders, folders[5]):
+        folder.commit("thing", state(0))
+    assert [*module._written] == [folder.path for folder in (*folders[3:5], *folders[6:], folders[5])]
 
 
 def test_paths_and_choices_are_checked(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gleanrl.checkpoint import packs as module
 from gleanrl.checkpoint.earlier import Earlier
-from gleanrl.checkpoint.manifest import DataFile, Manifest
+from gleanrl.checkpoint.manifest import DataFile
 from gleanrl.checkpoint.packs import Packs
 from gleanrl.system import faults
 from gleanrl.system.faults import At

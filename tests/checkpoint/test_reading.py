@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.extents import BLOCK_BYTES
+from gleanrl.checkpoint.files import FileWriter
 from gleanrl.checkpoint.reading import FileReader, all_read, spread
 from gleanrl.checkpoint.segments import Layout, Unread, rows_of
 from gleanrl.checkpoint.values import LARGE_BYTES, Decoder, Encoder

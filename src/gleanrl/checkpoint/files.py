@@ -77,7 +77,9 @@ class _Rows:
     def keep(self, files: Collection[int]) -> None:
         """Write anew what stands in other files of the earlier checkpoint."""
         numbers, places = self.maybe
-        gone = [number for number, file in zip(numbers, places[:, 0].tolist(), strict=True) if file not in files]
+        gone = [
+            number for number, file in zip(numbers, places[:, 0].tolist(), strict=True) if file not in files
+        ]
         self.same[gone] = self.alike[gone] = False
 
     @property

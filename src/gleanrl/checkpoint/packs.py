@@ -182,7 +182,9 @@ class Packs:
             few, self._unsynced_bytes = self._unsynced_bytes <= _FEW_BYTES, 0
         calls = [*(file.sync for file in files), *others]
         try:
-            if few:  # what is on its way is waited for once, and their names go by the same entry of a journal
+            if (
+                few
+            ):  # what is on its way is waited for once, and their names go by the same entry of a journal
                 for file in files:
                     file.start()
             for_each(lambda call: call(), calls, 1 if unhurried or few else _SYNCS)

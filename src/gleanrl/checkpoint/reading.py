@@ -43,9 +43,7 @@ class FileReader:
         CorruptCheckpointError: a file is missing, of another size, or not a plain file.
     """
 
-    def __init__(
-        self, folder: Path, files: Sequence[DataFile], extents: Extents, verify: bool
-    ) -> None:
+    def __init__(self, folder: Path, files: Sequence[DataFile], extents: Extents, verify: bool) -> None:
         self._paths = [f"{folder}/{file.name}" for file in files]
         self._extents, self._verify = extents, verify
         self._reached: dict[int, int] = {}  # where the last array ends, of each extent of arrays

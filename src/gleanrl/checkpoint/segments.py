@@ -45,7 +45,7 @@ class Layout:
     ) -> Layout:
         """Return a layout for a storage that has room for `capacity` rows, however many there are now.
 
-        A hundredth of the rows, one after the other, touches a fiftieth of the bytes on the average; a segment is never
+        A hundredth of the rows, one after the other, touches less than a fiftieth of the bytes; a segment is never
         large, so that a large storage does better than that, and never tiny, because each has its line in the manifest.
         """
         width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in fields)

@@ -165,18 +165,6 @@ def _parts_in(state: Any) -> Iterator[Source | Items]:
             yield from _parts_in(part)
 
 
-_Where = tuple[Any, Any] | None
-
-
-def _told(where: _Where) -> str:
-    """Return how a part of a state is reached."""
-    keys = []
-    while where is not None:
-        where, key = where
-        keys.append(f"[{key!r}]")
-    return f"state{''.join(reversed(keys))}"
-
-
 class Encoder:
     """Turns values into a tree of JSON.
 
@@ -196,26 +184,26 @@ class Encoder:
     ) -> None:
         self._store, self._attach, self._segments, self._pieces = store, attach, segments, pieces
 
-    def tree(self, value: Any, where: _Where = None, depth: int = 0) -> Any:
+    def tree(self, value: Any, where: str = "state", depth: int = 0) -> Any:
         """Return the tree of a value.
 
         Args:
             value: what to save.
-            where: in what it stands and under which key, for messages; None for the state itself.
+            where: how it is reached, for messages.
             depth: what it is nested in.
 
         Raises:
             CheckpointError: for what can't be saved; it names the place and the type.
         """
         if depth > _MOST_DEPTH:
-            raise CheckpointError(f"{_told(where)[:100]}…: it's nested more than {_MOST_DEPTH} times")
+            raise CheckpointError(f"{where[:100]}…: it's nested more than {_MOST_DEPTH} times")
         if type(value) is dict:  # first: most are
             return self._mapping(value, where, depth + 1)
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, int):
             if not -_LARGEST <= value < _LARGEST:
-                raise CheckpointError(f"{_told(where)}: {value} doesn't fit into 64 bits")
+                raise CheckpointError(f"{where}: {value} doesn't fit into 64 bits")
             return int(value)
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
@@ -250,16 +238,16 @@ class Encoder:
             return self._list(value, where, depth + 1)
         if isinstance(value, Mapping):
             return self._mapping(value, where, depth + 1)
-        raise CheckpointError(f"{_told(where)}: a {type(value).__name__} can't be saved: {value!r:.100}")
+        raise CheckpointError(f"{where}: a {type(value).__name__} can't be saved: {value!r:.100}")
 
-    def _list(self, value: Sequence[Any], where: _Where, depth: int) -> list[Any]:
-        return [self.tree(part, (where, i), depth) for i, part in enumerate(value)]
+    def _list(self, value: Sequence[Any], where: str, depth: int) -> list[Any]:
+        return [self.tree(part, f"{where}[{i}]", depth) for i, part in enumerate(value)]
 
-    def _mapping(self, value: Mapping[Any, Any], where: _Where, depth: int) -> Any:
+    def _mapping(self, value: Mapping[Any, Any], where: str, depth: int) -> Any:
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: self.tree(part, (where, key), depth) for key, part in value.items()}
+            return {key: self.tree(part, f"{where}[{key!r}]", depth) for key, part in value.items()}
         pairs = [
-            [self.tree(key, where, depth), self.tree(part, (where, key), depth)]
+            [self.tree(key, where, depth), self.tree(part, f"{where}[{key!r}]", depth)]
             for key, part in value.items()
         ]
         return {"$map": pairs}
@@ -288,10 +276,10 @@ class Encoder:
             "fields": fields,
         }
 
-    def _encoded_tensordict(self, value: TensorDictBase, where: _Where, depth: int) -> Any:
+    def _encoded_tensordict(self, value: TensorDictBase, where: str, depth: int) -> Any:
         if type(value) is not TensorDict:
-            raise CheckpointError(f"{_told(where)}: a {type(value).__name__} can't be saved; make it a TensorDict")
-        parts = {key: self.tree(part, (where, key), depth) for key, part in value.items()}
+            raise CheckpointError(f"{where}: a {type(value).__name__} can't be saved; make it a TensorDict")
+        parts = {key: self.tree(part, f"{where}[{key!r}]", depth) for key, part in value.items()}
         device = None if value.device is None else str(value.device)
         names = list(value.names) if any(name is not None for name in value.names) else None
         return {"$tensordict": parts, "batch_size": list(value.batch_size), "device": device, "names": names}
