@@ -37,6 +37,7 @@ _MOST_DEPTH = 64
 ATTACHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.h5")
 """Names of attachments: they can't lead out of a folder."""
 _LARGEST = 2**63
+_SCALARS = frozenset((int, str, bool, float, type(None)))
 LARGE_BYTES = 1 << 20
 """From this size on an array has files of its own: those that didn't change needn't be written again."""
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
@@ -156,13 +157,19 @@ def items_in(state: Any) -> Iterator[Items]:
 
 
 def _parts_in(state: Any) -> Iterator[Source | Items]:
-    if isinstance(state, (Source, Items)):
-        yield state
-    elif isinstance(state, Later):
-        yield from _parts_in(state.of)
-    elif isinstance(state, (dict, list, tuple)):
-        for part in state.values() if isinstance(state, dict) else state:
-            yield from _parts_in(part)
+    left = [state]
+    while left:
+        part = left.pop()
+        if type(part) in _SCALARS:  # most are, and nothing else is told so soon
+            continue
+        if isinstance(part, dict):
+            left += part.values()
+        elif isinstance(part, (list, tuple)):
+            left += part
+        elif isinstance(part, (Source, Items)):
+            yield part
+        elif isinstance(part, Later):
+            left.append(part.of)
 
 
 class Encoder:
@@ -197,8 +204,10 @@ class Encoder:
         """
         if depth > _MOST_DEPTH:
             raise CheckpointError(f"{where[:100]}…: it's nested more than {_MOST_DEPTH} times")
-        if type(value) is dict:  # first: most are
+        if type(value) is dict:  # first: most are one of these
             return self._mapping(value, where, depth + 1)
+        if type(value) is list:
+            return self._list(value, where, depth + 1)
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, int):
