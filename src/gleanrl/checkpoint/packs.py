@@ -18,7 +18,7 @@ from gleanrl.system.new_files import NewFile
 from gleanrl.system.threads import for_each
 
 _SYNCS = 16  # files that are synced at the same time: the disk empties its cache once for those that wait
-_FEW_BYTES = 1 << 23  # of files which one thread syncs in less time than it takes to start others
+_FEW, _FEW_BYTES = 4, 1 << 23  # files that one thread syncs in less time than it takes to start others
 _UNSYNCED = 64  # files in a batch; while one is synced, another one is written
 _UNSYNCED_BYTES = 1 << 28  # about as many in a batch
 
@@ -179,14 +179,10 @@ class Packs:
         """Sync files, many at a time, and make other calls beside."""
         with self._lock:
             files = [self._unsynced.popleft() for _ in range(min(_UNSYNCED, len(self._unsynced)))]
-            few, self._unsynced_bytes = self._unsynced_bytes <= _FEW_BYTES, 0
+            self._unsynced_bytes = 0
         calls = [*(file.sync for file in files), *others]
         try:
-            if (
-                few
-            ):  # what is on its way is waited for once, and their names go by the same entry of a journal
-                for file in files:
-                    file.start()
+            few = len(files) <= _FEW and sum(file.size for file in files) <= _FEW_BYTES
             for_each(lambda call: call(), calls, 1 if unhurried or few else _SYNCS)
         finally:
             for file in files:
