@@ -13,14 +13,16 @@ import statistics
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks import bare
 from benchmarks.clock import now
 from benchmarks.harness import Case, Gauge, Target
 from benchmarks.memory import in_fresh_process, resident
@@ -33,7 +35,6 @@ from gleanrl.data import (
     ReplayBuffer,
     TensorStorageCheckpointer,
 )
-from gleanrl.system.fs import sync_dir
 
 KINDS = {"cartpole": 1_000_000, "image": 20_000}
 CHANGED = {"cartpole": 1_000_000, "humanoid": 200_000}
@@ -196,14 +197,14 @@ def changed(kind: str) -> dict[str, float]:
     buffer, one = filled(kind, count), following_rows(kind, count // 100)
     buffer.extend(one[: count // 200])  # from here on an odd place
     with folder() as place:
-        path, bare = place / "kept", place / "bare"
-        bare.mkdir()
+        path, alone = place / "kept", place / "alone"
+        alone.mkdir()
         buffer.dumps(path)
         written = [0]
         times: dict[str, list[float]] = {}
         calls = {
             "part": lambda: buffer.dumps(path, keep=2),
-            "disk alone": lambda: _commit_barely(bare, written[-1]),
+            "disk alone": lambda: bare.commit(alone, written[-1]),
             "all": lambda: buffer.dumps(place / "new"),
         }
         for _ in range(2 * ROUNDS):
@@ -222,21 +223,6 @@ def changed(kind: str) -> dict[str, float]:
         print({name: [round(1e3 * t, 1) for t in taken] for name, taken in times.items()}, flush=True)
         print({name: f"{percent:.1f}% of a whole dump" for name, percent in percents.items()}, flush=True)
         return {"bytes": 100 * max(written) / bytes_in(path), "time": percents["part"]}
-
-
-def _commit_barely(place: Path, size: int) -> None:
-    """Puts a folder with so many bytes and a manifest in the place of the one before, as safely as a dump does."""
-    before, draft = [*place.iterdir()], place / "draft"
-    draft.mkdir()
-    for name, content in (("rows", bytes(size)), ("manifest", bytes(8192))):
-        with (draft / name).open("wb", buffering=0) as file:
-            file.write(content)
-            os.fsync(file.fileno())
-    sync_dir(draft)
-    draft.rename(place / f"{now()}")
-    sync_dir(place)
-    for old in before:
-        shutil.rmtree(old)
 
 
 def filled_part() -> float:
@@ -340,6 +326,19 @@ def background() -> dict[str, float]:
     return {name: statistics.median(series) for name, series in found.items()}
 
 
+def _reading(form: str, kind: str, count: int) -> Call:
+    """Reads what a form keeps of so many rows into as much memory as they take."""
+    buffer, stack = filled(kind, count), ExitStack()
+    buffer.storage.checkpointer = FORMS[form]()
+    place = stack.enter_context(folder())
+    buffer.dumps(place)
+    storage = buffer.storage
+    memory = 8 * count + sum(storage.column(path).nbytes for path in storage.format.schema.paths)
+    work = bare.reading([*place.glob("ckpt-*/*.bin")], memory)
+    weakref.finalize(work, stack.close)
+    return work
+
+
 def _pick(measure: Callable[..., Any], *path: str) -> float:
     return float(functools.reduce(lambda found, name: found[name], path[1:], measure(path[0])))
 
@@ -349,7 +348,10 @@ CASES = tuple(
         f"checkpoint/{form}-{kind}-load-beside",
         f"{form}: load of {count:,} {kind} rows into a new buffer",
         "call",
-        {"gleanrl": loading(ReplayBuffer, LazyTensorStorage, FORMS[form], kind, count)},
+        {
+            "gleanrl": loading(ReplayBuffer, LazyTensorStorage, FORMS[form], kind, count),
+            "bytes alone": functools.partial(_reading, form, kind, count),
+        },
         "gleanrl",
         targets=(Target(3.0, against="torchrl"),),
         peers=("torchrl",),

@@ -1,0 +1,63 @@
+"""What this machine alone takes to commit or to read a checkpoint's bytes: no program does with less."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.clock import now
+from gleanrl.system.fs import sync_dir
+from gleanrl.system.pages import zeroed
+
+_STEP = 1 << 20  # bytes that are touched at once
+
+
+def commit(place: Path, size: int) -> None:
+    """Puts a folder with so many bytes and a manifest in the place of the one before, as safely as a dump does."""
+    before, draft = [*place.iterdir()], place / "draft"
+    draft.mkdir()
+    for name, content in (("rows", bytes(size)), ("manifest", bytes(8192))):
+        with (draft / name).open("wb", buffering=0) as file:
+            file.write(content)
+            os.fsync(file.fileno())
+    sync_dir(draft)
+    draft.rename(place / f"{now()}")
+    sync_dir(place)
+    for old in before:
+        shutil.rmtree(old)
+
+
+def reading(files: Sequence[Path], memory: int) -> Callable[[], int]:
+    """Reads files into fresh memory, and touches the rest of it, in two threads; they decode and compare nothing.
+
+    Args:
+        files: what.
+        memory: bytes of it, at least those of the files.
+    """
+    ends = np.cumsum([file.stat().st_size for file in files]).tolist()
+    parts = [*zip(files, [0, *ends[:-1]], ends, strict=True)]
+    middle = (ends[-1] + memory) // 2
+
+    def fill(data: memoryview, mine: Sequence[tuple[Path, int, int]], start: int, stop: int) -> None:
+        for file, begin, end in mine:
+            with file.open("rb", buffering=0) as opened:
+                while begin < end:
+                    begin += opened.readinto(data[begin:end])
+        rest = np.frombuffer(data, np.uint8)
+        for begin in range(start, stop, _STEP):
+            rest[begin : min(begin + _STEP, stop)] = 1
+
+    def read() -> int:
+        data = memoryview(zeroed(memory))
+        other = threading.Thread(target=fill, args=(data, parts[1::2], middle, memory))
+        other.start()
+        fill(data, parts[::2], ends[-1], middle)
+        other.join()
+        return 1
+
+    return read
