@@ -54,11 +54,15 @@ class Plain(Source):
     """Rows that nobody writes on; which segments changed is said by the test."""
 
     def __init__(
-        self, columns: list[torch.Tensor], step: int, earlier: dict[str, list[bool]] | None = None
+        self,
+        columns: list[torch.Tensor],
+        step: int,
+        earlier: dict[str, list[bool]] | None = None,
+        first: int = 0,
     ) -> None:
         fields = tuple((column.dtype, tuple(column.shape[1:])) for column in columns)
         super().__init__(Layout(fields, len(columns[0]), step))
-        self.columns, self.earlier = columns, earlier or {}
+        self.columns, self.earlier, self._first = columns, earlier or {}, first
         self.taken: list[int] = []
         self.skipped: list[int] = []
         self.is_open = False
@@ -71,7 +75,7 @@ class Plain(Source):
 
     @property
     def first(self) -> int:
-        return 0
+        return self._first
 
     def begin(self) -> None:
         self.is_open = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ def extents(draw: st.DrawFn, most: int = 8) -> list[Extent]:
     found = []
     for _ in range(draw(st.integers(0, most))):
         blocks = st.integers(1, 3).map(lambda n: n * BLOCK_BYTES)
-        size = draw(st.one_of(st.integers(1, 9), blocks, st.integers(1, 1 << 24)))
+        size = draw(st.one_of(st.integers(0, 9), blocks, st.integers(1, 1 << 24)))
         sums = tuple(draw(st.integers(0, 2**32 - 1)) for _ in range(-(-size // BLOCK_BYTES)))
         found.append(Extent(draw(st.integers(0, 3)), draw(st.integers(0, 1 << 40)), size, sums))
     return found
@@ -24,10 +25,9 @@ def extents(draw: st.DrawFn, most: int = 8) -> list[Extent]:
 def test_a_table_is_what_it_was_made_of(each: list[Extent]) -> None:
     table = Extents.of(iter(each))
     assert [*table] == each and len(table) == len(each) and [table[n] for n in range(len(each))] == each
-    assert table[1:] == tuple(each[1:])
     assert table.files.tolist() == [extent.file for extent in each]
     assert table.sizes.tolist() == [extent.size for extent in each]
-    assert table.ends.tolist() == np.cumsum([len(extent.checksums) for extent in each]).tolist()
+    assert table.blocks.tolist() == [len(extent.checksums) for extent in each]
 
 
 @given(extents(), st.data())
@@ -47,8 +47,11 @@ def test_parts_are_put_together(each: list[Extent], random: object) -> None:
         (np.array(some, np.int64), Extents.of(each[n] for n in some))
         for some in (numbers[:cut], numbers[cut:])
     ]
-    assert Extents.together(parts) == Extents.of(each)
-    assert len(Extents.together([])) == 0
+    assert Extents.together(parts, len(each)) == Extents.of(each)
+    assert len(Extents.together([], 0)) == 0
+    for wrong, count in ((parts, len(each) + 1), (parts[:1], len(each) + 1), (parts * 2, 2 * len(each) or 1)):
+        with pytest.raises(ValueError, match="each of them once"):
+            Extents.together(wrong, count)
 
 
 def test_others_are_others() -> None:

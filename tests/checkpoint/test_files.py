@@ -20,7 +20,7 @@ from gleanrl.checkpoint.extents import BLOCK_BYTES, Extents
 from gleanrl.checkpoint.files import FileWriter, checksums
 from gleanrl.checkpoint.manifest import Manifest
 from gleanrl.checkpoint.reading import FileReader
-from gleanrl.checkpoint.values import LARGE_BYTES, Attachment, Encoder
+from gleanrl.checkpoint.values import LARGE_BYTES, Attachment, Encoder, Pieces
 from gleanrl.errors import CheckpointError
 from gleanrl.system import faults
 from gleanrl.system.faults import At
@@ -170,6 +170,70 @@ def test_without_links_everything_is_written(tmp_path: Path) -> None:
         pytest.raises(OSError, match="broken"),
     ):
         write(tmp_path / "d", Plain(columns(50), 20), large, third)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    "rows, same", [(50, 3), (45, 2), (40, 2), (41, 2), (60, 2), (61, 2), (20, 1), (19, 0), (90, 2)]
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_only_segments_of_the_same_rows_are_the_same(
+    tmp_path: Path, rows: int, same: int, known: bool
+) -> None:
+    small = np.zeros(1, np.uint8)
+    before = Plain(columns(50), 20)
+    first = write(tmp_path / "a", before, small)
+    earlier = {before.identity: [True] * (-(-rows // 20))} if known else {}
+    second = write(tmp_path / "b", Plain(columns(rows), 20, earlier), small, first)
+    others = len(second.manifest.extents) - 1 - same
+    assert links(second) == [2] * same + [1] * (others + 1)
+    assert content(second)[:same] == content(first)[:same]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_segments_are_taken_in_their_order(tmp_path: Path, first: int) -> None:
+    source = Plain(columns(50), 20, first=first)
+    write(tmp_path / "a", source, np.zeros(1, np.uint8))
+    assert source.taken == source.order() == [(first + n) % 3 for n in range(3)]
+    source = Plain(columns(50), 20, first=first)
+    assert all(map(torch.equal, source.tensors(), source.columns))
+    assert source.taken == [(first + n) % 3 for n in range(3)]
+
+
+def test_what_is_remembered_is_what_would_be_read(tmp_path: Path) -> None:
+    """Large arrays, attachments and rows in any order, in dictionaries within others."""
+    large, other = arrays(3 * LARGE_BYTES // 2, LARGE_BYTES)
+    attached = Attachment("x.h5", np.ones(9, np.uint8))
+    pieces = Pieces(torch.uint8, (LARGE_BYTES,), lambda start, stop: other[start:stop].reshape(-1, 1))
+    before = None
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        state = {
+            "a": torch.from_numpy(large),
+            "b": {"c": attached, "d": [Plain(columns(50), 20), torch.arange(3), pieces]},
+            "e": Plain(columns(30), 20),
+            "f": torch.from_numpy(other),
+        }
+        with FileWriter(folder, before) as writer:
+            tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
+            manifest = Manifest("thing", tree, *writer.write(), {})
+            writer.sync()
+        before = writer.as_earlier(folder, "thing")
+        assert (
+            before == Earlier.of(folder, manifest) == Earlier.of(folder, Manifest.decoded(manifest.encoded()))
+        )
+        assert len(before.tables) == 2 and [len(array) for array in before.arrays] == [3, 2, 2]
+        assert np.array_equal(sorted(extent.size for extent in manifest.extents)[-7:], [LARGE_BYTES // 2] * 7)
+
+
+def test_an_attachment_of_nothing(tmp_path: Path) -> None:
+    with FileWriter(tmp_path) as writer:
+        assert writer.attach(Attachment("x.h5", np.empty(0, np.uint8))) == []
+        files, extents = writer.write()
+        writer.sync()
+    assert [*files] == [("x.h5", 0)] and len(extents) == 0
+    FileReader(tmp_path, files, extents, verify=True).finish(rows=True)
 
 
 def test_few_files_hold_everything(tmp_path: Path) -> None:

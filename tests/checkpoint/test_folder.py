@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 import torch
 
 from gleanrl.checkpoint import folder as module
+from gleanrl.checkpoint.earlier import Earlier
 from gleanrl.checkpoint.folder import Folder, read
+from gleanrl.checkpoint.manifest import Manifest
 from gleanrl.checkpoint.values import LARGE_BYTES
 from gleanrl.errors import (
     CheckpointError,
@@ -24,6 +27,7 @@ from gleanrl.errors import (
 )
 from gleanrl.system import faults
 from gleanrl.system.faults import At
+from gleanrl.system.threads import for_each
 
 
 def state(number: int) -> dict[str, Any]:
@@ -77,25 +81,91 @@ def test_a_folder_keeps_to_one_kind(tmp_path: Path) -> None:
     assert folder.load().kind == "matter"
 
 
-@pytest.mark.parametrize("by", ["this process", "another one"])
-def test_what_was_written_before_is_remembered_or_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+LARGE = torch.arange(LARGE_BYTES // 4)
+
+
+def links(place: Path) -> list[int]:
+    """Return how many links there are to each data file of a checkpoint."""
+    return [file.stat().st_nlink for file in sorted(place.glob("*.bin"))]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Checkpoints whose manifests were looked through for what they hold; none is remembered yet."""
+    found: list[Path] = []
+    of = Earlier.of
+    monkeypatch.setattr(module, "_written", {})
+    monkeypatch.setattr(Earlier, "of", lambda path, manifest: (found.append(path), of(path, manifest))[1])
+    return found
+
+
+def test_what_this_process_wrote_last_is_known(tmp_path: Path, parsed: list[Path]) -> None:
+    for number in range(3):
+        place = Folder(tmp_path).commit("thing", {"large": LARGE, "number": number}, keep=5)
+        assert links(place) == [number + 1] and not parsed
+    module._written.clear()  # as in another process
+    last = Folder(tmp_path).commit("thing", {"large": LARGE, "number": 3}, keep=5)
+    assert links(last) == [4] and parsed == [place]
+    found = Folder(tmp_path).load()
+    assert found.state["number"] == 3 and torch.equal(found.state["large"], LARGE)
+
+
+def test_it_is_believed_of_the_same_place_only(tmp_path: Path, parsed: list[Path]) -> None:
+    place = Folder(tmp_path).commit("thing", {"large": LARGE})
+    other = tmp_path / f"ckpt-00000009-{'0' * 32}"
+    shutil.copytree(place, other)
+    last = Folder(tmp_path).commit("thing", {"large": LARGE}, keep=5)
+    assert parsed == [other] and links(place) == [1] and links(last) == links(other) == [2]
+
+
+def test_it_is_believed_while_the_manifest_is_what_was_written(tmp_path: Path, parsed: list[Path]) -> None:
+    place = Folder(tmp_path).commit("thing", {"large": LARGE})
+    manifest = place / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-1] + b" ")
+    last = Folder(tmp_path).commit("thing", {"large": LARGE}, keep=5)
+    assert not parsed and links(place) == links(last) == [1]
+
+
+@pytest.mark.parametrize("numbers", [[False, True], [0, 0], [-1, 0], [0]])
+def test_a_commit_upon_a_forged_one_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[Any]
 ) -> None:
     monkeypatch.setattr(module, "_written", {})
-    large, folder = torch.arange(LARGE_BYTES // 4), Folder(tmp_path)
-    for number in range(3):
-        place = folder.commit("thing", {"large": large, "number": number}, keep=5)
-        if by == "another one":
-            module._written.clear()
-        files = [file.stat() for file in place.glob("*.bin")]
-        assert len({(file.st_ino, file.st_nlink) for file in files}) == 1 and files[0].st_nlink == number + 1
-    # Of another checkpoint than the newest nothing is believed.
-    (known,) = module._written.values() or [None]
-    os.rename(place, tmp_path / f"ckpt-00000009-{'0' * 32}")
-    folder.commit("thing", {"large": large, "number": 3}, keep=5)
-    assert known is None or known not in module._written.values()
-    found = folder.load()
-    assert found.state["number"] == 3 and torch.equal(found.state["large"], large)
+    folder, half = Folder(tmp_path), LARGE_BYTES // 2
+    place = folder.commit("thing", {"a": LARGE, "b": LARGE + 1})
+    made = Manifest.decoded((place / "manifest.json").read_bytes())
+    made.state["a"]["$tensor"] = [[number, 0, half] for number in numbers]
+    (place / "manifest.json").write_bytes(made.encoded())
+    module._written.clear()
+    for _ in range(2):
+        folder.commit("thing", {"a": LARGE, "b": LARGE + 1})
+        found = folder.load().state
+        assert torch.equal(found["a"], LARGE) and torch.equal(found["b"], LARGE + 1)
+
+
+def test_a_state_within_itself_is_refused(tmp_path: Path) -> None:
+    for value in ([1], {"a": 1}):
+        inner: Any = value
+        inner.append(inner) if isinstance(inner, list) else inner.update(b=inner)
+        with pytest.raises(CheckpointError, match="nested more than"):
+            Folder(tmp_path).commit("thing", {"state": inner})
+    assert checkpoints(tmp_path) == []
+
+
+def test_many_threads_write_into_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered of folders is forgotten while others note theirs."""
+    monkeypatch.setattr(module, "_written", {})
+    monkeypatch.setattr(module, "_REMEMBERED", 1)
+    earlier, paths = Earlier(tmp_path, "thing", (), (), ()), [tmp_path / str(n) for n in range(40)]
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for_each(lambda number: module._note(paths[number % 40], b"", earlier), range(40_000), 8)
+    finally:
+        sys.setswitchinterval(switch)
+    assert len(module._written) <= 8
 
 
 def test_only_a_few_folders_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +274,7 @@ import torch
 from gleanrl.checkpoint.folder import Folder
 from gleanrl.system import faults
 from gleanrl.system.faults import At
+from gleanrl.system.threads import for_each
 
 root = Path(sys.argv[1])
 value = lambda number: {"number": number, "tensor": torch.full((1_000,), number)}

@@ -20,6 +20,7 @@ def test_the_segments_that_rows_touch(rows: int, step: int, start: int, count: i
     spans = [layout.span(number) for number in range(layout.count)]
     assert [row for first, last in spans for row in range(first, last)] == list(range(rows))
     wanted = [n for n, (first, last) in enumerate(spans) if first < min(start + count, rows) and last > start]
+    assert layout.total == sum(layout.sizes()) == sum(map(layout.size, range(layout.count)))
     assert list(layout.touched(start, start + count)) == (wanted if count else [])
 
 

@@ -11,11 +11,9 @@ import numpy as np
 
 from gleanrl.checkpoint.extents import Extent, Extents
 from gleanrl.checkpoint.manifest import DataFile, Manifest, stored_in
-from gleanrl.checkpoint.segments import Layout
+from gleanrl.checkpoint.segments import Array, Layout
 from gleanrl.checkpoint.values import LARGE_BYTES, layout_of
 from gleanrl.errors import CorruptCheckpointError
-
-Array = np.ndarray[Any, Any]
 
 _GARBAGE = 0.5  # of the bytes that are needed: so many that aren't may lie beside them in linked files
 _MOST_FILES, _BYTES_A_FILE = 32, 1 << 25  # that are linked; more where each has so many bytes
@@ -133,12 +131,14 @@ class _Contents:
 
     def note_array(self, pieces: Any) -> None:
         try:
-            if sum(size for _, _, size in pieces) >= LARGE_BYTES:
-                numbers = [number for number, _, _ in pieces]
-                found = [self._extents[number] for number in numbers]
-                self.arrays.append(found if min(numbers) >= 0 and self._new(np.array(numbers)) else [])
-        except (LookupError, TypeError, ValueError):
+            size, numbers = sum(size for _, _, size in pieces), [number for number, _, _ in pieces]
+        except (TypeError, ValueError):
             return
+        if size < LARGE_BYTES:
+            return
+        there = all(type(number) is int and 0 <= number < len(self._extents) for number in numbers)
+        found = there and self._new(np.array(numbers, np.int64))
+        self.arrays.append([self._extents[number] for number in numbers] if found else [])
 
     def _new(self, numbers: Array) -> bool:
         """Return whether nothing else stands in any of these extents."""

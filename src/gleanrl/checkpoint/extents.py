@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,12 +37,12 @@ class Extent(NamedTuple):
         return Extent(file, self.offset, self.size, self.checksums)
 
 
-class Extents(Sequence[Extent]):
+class Extents:
     """Extents in an order of theirs.
 
     Args:
         places: file, offset and size of each, ``(n, 3)`` int64.
-        checksums: of all their blocks, one extent after the other, ``(m,)`` uint32.
+        checksums: of all their blocks, one extent after the other, ``(m,)`` uint32. Nobody writes on either.
     """
 
     def __init__(self, places: Array, checksums: Array) -> None:
@@ -57,12 +57,19 @@ class Extents(Sequence[Extent]):
         return cls(places, np.fromiter(checksums, np.uint32))
 
     @classmethod
-    def together(cls, parts: Sequence[tuple[Array, Extents]]) -> Extents:
-        """Return the extents of parts, of which each says where its ones belong, ``(n,)`` int64."""
+    def together(cls, parts: Sequence[tuple[Array, Extents]], count: int) -> Extents:
+        """Return `count` extents out of parts, of which each says where its ones belong, ``(n,)`` int64.
+
+        Raises:
+            ValueError: one is missing, or there twice.
+        """
         numbers = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in parts)])
         places = np.concatenate([np.empty((0, 3), np.int64), *(part.places for _, part in parts)])
         checksums = np.concatenate([np.empty(0, np.uint32), *(part.checksums for _, part in parts)])
-        return cls(places, checksums).take(numbers.argsort())
+        order = numbers.argsort()
+        if not np.array_equal(numbers[order], np.arange(count)):
+            raise ValueError(f"extents: expected {count}, each of them once, got {len(numbers)}")
+        return cls(places, checksums).take(order)
 
     @property
     def files(self) -> Array:
@@ -75,18 +82,15 @@ class Extents(Sequence[Extent]):
         return self.places[:, 2]
 
     @property
-    def ends(self) -> Array:
-        """Where the checksums of each one end, ``(n,)`` int64."""
-        return (-(-self.sizes // BLOCK_BYTES)).cumsum()
+    def blocks(self) -> Array:
+        """How many checksums each one has, ``(n,)`` int64."""
+        return -(-self.sizes // BLOCK_BYTES)
 
     def take(self, numbers: Array) -> Extents:
         """Return those of these numbers, ``(k,)`` int64."""
-        if len(self.checksums) == len(self):
-            return Extents(self.places[numbers], self.checksums[numbers])
-        ends = self.ends
-        starts = np.append(0, ends[:-1])
-        blocks = [self.checksums[:0], *(self.checksums[starts[n] : ends[n]] for n in numbers)]
-        return Extents(self.places[numbers], np.concatenate(blocks))
+        starts, counts = (self.blocks.cumsum() - self.blocks)[numbers], self.blocks[numbers]
+        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        return Extents(self.places[numbers], self.checksums[np.repeat(starts, counts) + within])
 
     def within(self, files: Array) -> Extents:
         """Return the same places in other files, ``files[i]`` in the place of file ``i``."""
@@ -96,7 +100,7 @@ class Extents(Sequence[Extent]):
 
     @cached_property
     def _each(self) -> tuple[Extent, ...]:
-        ends, sums = self.ends.tolist(), self.checksums.tolist()
+        ends, sums = self.blocks.cumsum().tolist(), self.checksums.tolist()
         checksums = (tuple(sums[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
         return tuple(map(Extent._make, zip(*self.places.T.tolist(), checksums, strict=True)))
 
@@ -104,15 +108,13 @@ class Extents(Sequence[Extent]):
         """Return how many there are."""
         return len(self.places)
 
-    @overload
-    def __getitem__(self, index: int) -> Extent: ...
+    def __getitem__(self, number: int) -> Extent:
+        """Return one."""
+        return self._each[number]
 
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Extent, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Extent | tuple[Extent, ...]:
-        """Return one, or some."""
-        return self._each[index]
+    def __iter__(self) -> Iterator[Extent]:
+        """Yield all of them."""
+        return iter(self._each)
 
     def __eq__(self, other: object) -> bool:
         """Return whether others are the same, in the same order."""

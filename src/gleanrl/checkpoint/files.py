@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ _PIECE_BYTES = 1 << 18  # compared at once
 _FEW_BYTES = 1 << 22  # written by one thread: two would mostly hand the interpreter to each other
 _THREADS = 2  # that write: as many as keep a disk busy
 _SHARE_ASIDE = 0.15  # of a processor
-_NOWHERE: Array = np.empty((0, 3), np.int64)
 _STINT_BYTES = 1 << 18  # written between two rests: nobody who has to run waits longer than that takes
 
 
@@ -66,21 +65,7 @@ class _Rows:
     same: Array
     """Which segments are the same there, for sure, ``(n,)`` bool."""
     alike: Array
-    """Which others may be."""
-
-    @property
-    def maybe(self) -> tuple[Array, Array]:
-        """The segments that are the same there, or may be, and their extents there: ``(k,)`` and ``(k, 3)`` int64."""
-        numbers = np.flatnonzero(self.same | self.alike)
-        return numbers, _NOWHERE if self.table is None else self.table.extents.places[numbers]
-
-    def keep(self, files: Collection[int]) -> None:
-        """Write anew what stands in other files of the earlier checkpoint."""
-        numbers, places = self.maybe
-        gone = [
-            number for number, file in zip(numbers, places[:, 0].tolist(), strict=True) if file not in files
-        ]
-        self.same[gone] = self.alike[gone] = False
+    """Which others may be, as nothing is known of them."""
 
     @property
     def jobs(self) -> Iterator[_Job]:
@@ -161,7 +146,8 @@ class FileWriter:
 
     def _places(self, jobs: list[_Job]) -> list[list[int]]:
         """Return where the pieces of one more large array will stand, each of which may be as it was."""
-        before = [] if self._earlier is None else self._earlier.arrays[len(self._large) :]
+        position = len(self._large)
+        before = [] if self._earlier is None else self._earlier.arrays[position : position + 1]
         self._large.append([job.number for job in jobs])
         for job, earlier in zip(jobs, before[0] if before else (), strict=False):
             if job.size == earlier.size:
@@ -190,6 +176,8 @@ class FileWriter:
 
         found = self._packs.own(name, fill)
         self._packs.sync_some(self._unhurried)
+        if not found.size:
+            return []
         number = self._reserve(1)
         self._extents[number] = found
         return [[number, 0, found.size]]
@@ -222,7 +210,8 @@ class FileWriter:
 
     def write(self) -> tuple[tuple[DataFile, ...], Extents]:
         """Write everything; return files and extents, which aren't surely on the disk before `sync`."""
-        total = sum(job.size for job in self._jobs) + sum(rows.source.layout.total for rows in self._rows)
+        total = sum(part.size for part in (*self._jobs, *self._extents.values()))
+        total += sum(rows.source.layout.total for rows in self._rows)
         self._room = min(max(total // _FILES, _LEAST_FILE_BYTES), FILE_BYTES)
         if self._earlier is not None:
             self._choose(self._earlier, total)
@@ -239,7 +228,8 @@ class FileWriter:
                 rows.source.close()
         self._packs.start()
         numbers = np.fromiter(self._extents.keys(), np.int64)
-        self._all = Extents.together([*self._linked, (numbers, Extents.of(self._extents.values()))])
+        parts = [*self._linked, (numbers, Extents.of(self._extents.values()))]
+        self._all = Extents.together(parts, self._count)
         return self._packs.files, self._all
 
     def _choose(self, earlier: Earlier, total: int) -> None:
@@ -248,17 +238,24 @@ class FileWriter:
         for job in self._jobs:
             if job.earlier is not None:
                 needed[job.earlier.file] += job.size
-        for rows in self._rows:
-            _, places = rows.maybe
-            sizes = np.bincount(places[:, 0], places[:, 2])
+        tables = [
+            (rows, rows.table.extents, np.flatnonzero(rows.same | rows.alike))
+            for rows in self._rows
+            if rows.table is not None
+        ]
+        for _, extents, numbers in tables:
+            sizes = np.bincount(extents.files[numbers], extents.sizes[numbers])
             needed.update({int(file): int(sizes[file]) for file in np.flatnonzero(sizes)})
         kept = earlier.worth_keeping(needed, total)
         if len(kept) < len(needed):
             for job in self._jobs:
                 if job.earlier is not None and job.earlier.file not in kept:
                     job.earlier = None
-            for rows in self._rows:
-                rows.keep(kept)
+            stays = np.zeros(len(earlier.files), bool)
+            stays[np.array([*kept], np.int64)] = True
+            for rows, extents, numbers in tables:
+                gone = numbers[~stays[extents.files[numbers]]]
+                rows.same[gone] = rows.alike[gone] = False
 
     def _link(self, rows: _Rows) -> None:
         """Have segments that are known to be the same in links, as far as there can be any."""
@@ -280,13 +277,12 @@ class FileWriter:
         jobs = [*self._jobs, *(job for rows in self._rows for job in rows.jobs)]
 
         def place(job: _Job) -> int:
-            source = job.source
-            return -1 if source is None else (job.segment - source.first) % source.layout.count
+            return -1 if job.source is None else job.source.position(job.segment)
 
         return sorted(jobs, key=place)
 
     def as_earlier(self, path: Path, kind: str) -> Earlier:
-        """Return what was written, for the next one.
+        """Return what `write` has written, for the next one.
 
         Args:
             path: where the folder is then.

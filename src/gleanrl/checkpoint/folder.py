@@ -40,7 +40,8 @@ _LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
 _LOCK, _MANIFEST = "LOCK", "manifest.json"
 _LIBRARIES = ("torch", "tensordict", "numpy")
 _REMEMBERED = 8  # folders of which this process knows what it wrote last
-_written: dict[Path, tuple[bytes, Earlier]] = {}  # with the manifest's hash: it may be damaged since
+# Any thread writes it, without a lock. It's believed of that path only, while the manifest has that hash.
+_written: dict[Path, tuple[bytes, Earlier]] = {}
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Folder:
                 fs.make_dir(draft, exist_ok=False)
                 with FileWriter(draft, newest, aside) as writer:
                     manifest = self._write(writer, kind, state)
+                    written = writer.as_earlier(place, kind)
                 fs.rename(draft, place)
                 fs.sync_dir(self.path)
             except BaseException:
@@ -126,7 +128,7 @@ class Folder:
                 with suppress(OSError):  # a name that isn't surely on the disk is none
                     self._remove(place)
                 raise
-            _note(self.path, manifest, writer.as_earlier(place, kind))
+            _note(self.path, manifest, written)
             self._retire(older[keep - 1 :])
         return place
 
@@ -273,8 +275,8 @@ def _note(folder: Path, manifest: bytes, written: Earlier) -> None:
     """Remember what was written last into a folder: that saves reading it again, which takes longer than writing."""
     _written.pop(folder, None)
     _written[folder] = sha256(manifest).digest(), written
-    while len(_written) > _REMEMBERED:
-        _written.pop(next(iter(_written)), None)
+    for old in list(_written)[:-_REMEMBERED]:
+        _written.pop(old, None)
 
 
 def _manifest_bytes(path: Path) -> bytes:

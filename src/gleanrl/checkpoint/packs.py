@@ -63,7 +63,9 @@ class Packs:
         self._folder, self._earlier = folder, earlier
         self._files: list[Pack | DataFile] = []
         self._links: dict[int, int | None] = {}
-        self._lock = threading.Lock()  # of the two above, and the two last ones
+        self._lock = (
+            threading.Lock()
+        )  # of the two above, and of what is unsynced where not only the owner is at it
         self._begun: deque[Pack] = deque()  # nobody writes these now
         self._unsynced: deque[NewFile] = deque()
         self._unsynced_bytes = 0
@@ -153,7 +155,7 @@ class Packs:
         self._unsynced.append(NewFile(f"{self._folder}/{name}", [data]))
 
     def start(self) -> None:
-        """Let what was written until now be on its way to the disk."""
+        """Let what stands in files that aren't full be on its way to the disk; what stands in others is."""
         for pack in self._begun:
             pack.file.start()
 

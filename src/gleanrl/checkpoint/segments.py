@@ -45,8 +45,9 @@ class Layout:
     ) -> Layout:
         """Return a layout for a storage that has room for `capacity` rows, however many there are now.
 
-        A hundredth of the rows, one after the other, touches less than a fiftieth of the bytes; a segment is never
-        large, so that a large storage does better than that, and never tiny, because each has its line in the manifest.
+        A hundredth of the rows, one after the other, touches less than a fiftieth of the bytes where these are many; a
+        segment is never large, so that a large storage does better than that, and never tiny, because each has its line
+        in the manifest.
         """
         width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in fields)
         size = min(max(width * capacity // _PARTS, _LEAST_BYTES), _MOST_BYTES)
@@ -194,10 +195,13 @@ class Source(Segmented):
     def first(self) -> int:
         """The segment that is best taken first; those behind it follow, around the end."""
 
+    def position(self, number: int) -> int:
+        """Return how many segments are best taken before one."""
+        return (number - self.first) % self.layout.count
+
     def order(self) -> list[int]:
         """Return the segments in the order in which they are best taken."""
-        count = self.layout.count
-        return [(self.first + number) % count for number in range(count)]
+        return sorted(range(self.layout.count), key=self.position)
 
     @abstractmethod
     def begin(self) -> None:

@@ -147,21 +147,22 @@ class Items(Later):
 
 
 def sources_in(state: Any) -> Iterator[Source]:
-    """Yield the rows that stand in a state."""
+    """Yield the rows that stand in a state, in no order."""
     return (part for part in _parts_in(state) if isinstance(part, Source))
 
 
 def items_in(state: Any) -> Iterator[Items]:
-    """Yield the lists of objects that stand in a state."""
+    """Yield the lists of objects that stand in a state, in no order."""
     return (part for part in _parts_in(state) if isinstance(part, Items))
 
 
 def _parts_in(state: Any) -> Iterator[Source | Items]:
-    left = [state]
+    left, seen = [state], set[int]()
     while left:
         part = left.pop()
-        if type(part) in _SCALARS:  # most are, and nothing else is told so soon
+        if type(part) in _SCALARS or id(part) in seen:  # most are, and nothing else is told so soon
             continue
+        seen.add(id(part))  # which may stand in itself
         if isinstance(part, dict):
             left += part.values()
         elif isinstance(part, (list, tuple)):
@@ -206,7 +207,7 @@ class Encoder:
             raise CheckpointError(f"{where[:100]}…: it's nested more than {_MOST_DEPTH} times")
         if type(value) is dict:  # first: most are one of these
             return self._mapping(value, where, depth + 1)
-        if type(value) is list:
+        if isinstance(value, list):
             return self._list(value, where, depth + 1)
         if value is None or isinstance(value, (bool, str)):
             return value
@@ -243,8 +244,6 @@ class Encoder:
             return {"$size": list(value)}
         if type(value) is tuple:
             return {"$tuple": self._list(value, where, depth + 1)}
-        if isinstance(value, list):
-            return self._list(value, where, depth + 1)
         if isinstance(value, Mapping):
             return self._mapping(value, where, depth + 1)
         raise CheckpointError(f"{where}: a {type(value).__name__} can't be saved: {value!r:.100}")

@@ -172,6 +172,29 @@ def test_what_is_settled_is_copied_for_nobody() -> None:
     assert moment._held == 0
 
 
+def test_what_is_skipped_is_copied_for_nobody() -> None:
+    made = buffer()
+    made.extend(data(0, ROWS))
+    moment = moment_of(made)
+    made.extend(data(90_000, 150))
+    held = moment._held
+    assert held > 0 and moment.open
+    moment.skip(range(1, SEGMENTS))
+    made.extend(data(90_150, ROWS - 150))
+    assert moment._held < 2 * held and moment.open, "of the first segment alone"
+    moment.skip([0])
+    assert moment._held == 0 and not moment.open
+
+
+@pytest.mark.parametrize("more", [0, 150, 450, 2_999])
+def test_segments_are_best_taken_as_a_ring_writer_comes_to_them(more: int) -> None:
+    made = buffer()
+    made.extend(data(0, ROWS + more))
+    moment = moment_of(made)
+    first = more // 200
+    assert moment.first == first and moment.order() == [*range(first, SEGMENTS), *range(first)]
+
+
 def test_writers_wait_while_much_was_copied_for_them() -> None:
     made = buffer()
     made.extend(data(0, ROWS))
