@@ -210,7 +210,7 @@ class FileWriter:
 
     def write(self) -> tuple[tuple[DataFile, ...], Extents]:
         """Write everything; return files and extents, which aren't surely on the disk before `sync`."""
-        total = sum(part.size for part in (*self._jobs, *self._extents.values()))
+        total = sum(job.size for job in self._jobs) + sum(extent.size for extent in self._extents.values())
         total += sum(rows.source.layout.total for rows in self._rows)
         self._room = min(max(total // _FILES, _LEAST_FILE_BYTES), FILE_BYTES)
         if self._earlier is not None:
