@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from gleanrl.checkpoint.segments import Layout
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorStorage
 from gleanrl.data.replay_buffers.storages import moments
 from gleanrl.data.replay_buffers.storages.moments import Moment
-from gleanrl.system import faults
+from gleanrl.system import clock, faults
 from tests.checkpoint.helpers import give_each_extent_a_file
 from tests.interrupts import in_another_thread
 
@@ -211,7 +214,9 @@ def test_writers_wait_while_much_was_copied_for_them() -> None:
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_nobody_waits_with_a_writer_for_its_copies(single: bool) -> None:
+def test_nobody_waits_with_a_writer_for_its_copies(single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = threading.Event()
+    monkeypatch.setattr(moments, "sleep", lambda seconds: (waits.set(), clock.sleep(seconds)))
     made = buffer()
     made.extend(data(0, ROWS))
     moment = moment_of(made)
@@ -224,9 +229,8 @@ def test_nobody_waits_with_a_writer_for_its_copies(single: bool) -> None:
         target=partial(made.add, record) if single else partial(made.extend, data(90_000, 700))
     )
     writer.start()
-    while not moment._turn._waiters:
-        os.sched_yield()
     try:
+        assert waits.wait(10)
         assert len(in_another_thread(made.sample)) == 4
         assert int(made[200]["n"]) == 200
     finally:
@@ -264,6 +268,39 @@ def test_copies_for_several_writers_are_of_the_moment() -> None:
         for writer in writers:
             writer.join()
         assert all(torch.equal(column, saved) for column, saved in zip(columns, before, strict=True))
+
+
+@pytest.mark.parametrize("moment", range(40))
+def test_an_interrupted_dump_ends(tmp_path: Path, moment: int) -> None:
+    """A handler raises as a function that the moment's rows call returns: no lock stays held."""
+    made = buffer()
+    made.extend(data(0, ROWS))
+    left = moment
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        if frame.f_back is None or frame.f_back.f_code.co_filename != moments.__file__:
+            return None
+        left -= 1
+        return returns if left < 0 else None
+
+    def returns(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "return":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return returns
+
+    sys.settrace(trace)
+    try:
+        with suppress(KeyboardInterrupt):
+            made.dumps(tmp_path)
+    finally:
+        sys.settrace(None)
+    in_another_thread(lambda: made.extend(data(90_000, 700)))
+    made.dumps(tmp_path)
+    other = buffer()
+    other.loads(tmp_path)
+    assert torch.equal(other[:]["n"], made[:]["n"])
 
 
 def test_closing_lets_writers_go() -> None:

@@ -16,9 +16,11 @@ import torch
 
 from gleanrl.checkpoint.segments import Array, Layout, Source, bytes_of, rows_at, rows_of
 from gleanrl.data.replay_buffers.versions import Change, Version, ring_spans
+from gleanrl.system.clock import sleep
 from gleanrl.system.forks import renew_in_child
 from gleanrl.system.pages import mapped
 
+_SECONDS_BETWEEN_LOOKS = 0.001  # of a writer for whom there's no room
 _PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
 # Memory is taken in slabs and used again: that of a new piece costs more than copying to it does. They are larger where
 # many were taken, of which the system has a limit, but never so large that giving one back takes long.
@@ -96,7 +98,8 @@ class Moment(Source):
         """Let the parent save it: there is no thread for that in the child."""
         if lineage:
             self._pending = set()
-        self._turn = threading.Condition(threading.Lock())
+        # Raw, and nobody waits with it: an exception of a signal's handler leaves it held nowhere.
+        self._lock = threading.Lock()
         self._saved: dict[
             int, dict[int, Array]
         ] = {}  # bytes, column after column, by segment and piece of it
@@ -124,15 +127,21 @@ class Moment(Source):
         first, end = self.layout.span(number)
         rows = self._rows_a_piece
         for piece in range((max(start, first) - first) // rows, -(-(min(stop, end) - first) // rows)):
-            with self._turn:
-                while self._lacks(number, piece) and self._begun and self._held >= self.room:
-                    self._turn.wait()
-                if self._lacks(number, piece):
-                    saved = self._saved.setdefault(number, {})
-                    memory, span = self._memory(), self._span(number, piece)
-                    np.concatenate(self._at(*span), out=memory[: (span[1] - span[0]) * self._row_bytes])
-                    saved[piece] = memory
-                    self._held += memory.size
+            while not self._copied(number, piece):
+                sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _copied(self, number: int, piece: int) -> bool:
+        """Copy a piece of a segment if that is still to be done; return False if there's no room for it now."""
+        with self._lock:
+            if self._lacks(number, piece):
+                if self._begun and self._held >= self.room:
+                    return False
+                saved = self._saved.setdefault(number, {})
+                memory, span = self._memory(), self._span(number, piece)
+                np.concatenate(self._at(*span), out=memory[: (span[1] - span[0]) * self._row_bytes])
+                saved[piece] = memory
+                self._held += memory.size
+            return True
 
     def _lacks(self, number: int, piece: int) -> bool:
         """Return whether a piece of a segment is still to be copied before a write; under the lock."""
@@ -168,7 +177,6 @@ class Moment(Source):
         self._pending.discard(number)
         if saved:
             self._held -= sum(data.size for data in saved.values())
-            self._turn.notify_all()
         return saved
 
     # The side of who saves it
@@ -213,7 +221,7 @@ class Moment(Source):
 
     def settled(self, number: int) -> bool:
         """Return whether a segment wasn't written on since `look`."""
-        with self._turn:
+        with self._lock:
             if number in self._saved:
                 return False
             self._release(number)
@@ -224,7 +232,7 @@ class Moment(Source):
         size = self.layout.size(number)
         memory = self._spare.pop() if self._spare else mapped(self.layout.size(0))
         data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
-        with self._turn:
+        with self._lock:
             saved = self._release(number)
         first, _ = self.layout.span(number)
         for piece, copied in saved.items():
@@ -251,7 +259,7 @@ class Moment(Source):
         else:
             data = rows_at(live.reshape(self._columns[column].shape[0], width), rows)
         if self._saved and data.size:  # what was written on until now; the rest was read before it may be
-            with self._turn:
+            with self._lock:
                 saved = [(number, dict(pieces)) for number, pieces in self._saved.items()]
             rows = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
             first, last = rows.min(), rows.max()
@@ -268,7 +276,7 @@ class Moment(Source):
 
     def skip(self, numbers: Sequence[int]) -> None:
         """Say that segments aren't needed."""
-        with self._turn:
+        with self._lock:
             kept = self._saved.keys() & set(numbers)
             self._pending.difference_update(numbers)
             saved = [self._release(number) for number in kept]
@@ -282,11 +290,10 @@ class Moment(Source):
 
     def close(self) -> None:
         """Copy for writers no more, and let nobody wait."""
-        with self._turn:
+        with self._lock:
             self._begun = False
             self._pending = set()
             self._held = 0
-            self._turn.notify_all()
         for memory in (self._saved, self._spare, self._free):
             while memory:  # so that nobody waits until all of it is given back
                 memory.popitem() if isinstance(memory, dict) else memory.pop()
