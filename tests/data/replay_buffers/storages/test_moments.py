@@ -1,4 +1,4 @@
-"""Moments: a storage's rows as they were, whatever is written meanwhile, and what a dump of them writes."""
+"""Moments: a storage's rows as they were, whatever is written meanwhile, and the copies that takes."""
 
 from __future__ import annotations
 
@@ -15,43 +15,17 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 
-from gleanrl.checkpoint.segments import Layout
-from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorStorage
+from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.storages import moments
-from gleanrl.data.replay_buffers.storages.moments import Moment
-from gleanrl.system import clock, faults
-from tests.checkpoint.helpers import give_each_extent_a_file
+from gleanrl.system import clock
+from tests.data.replay_buffers.moments import ROWS, SEGMENTS, buffer, cut_small, data, moment_of
 from tests.interrupts import in_another_thread
-
-ROWS = 3_000
 
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of a few hundred rows, so that small buffers have many, each in a file of its own."""
-
-    def fitting(cls: type[Layout], fields: Any, rows: int, capacity: int) -> Layout:
-        return cls(tuple(fields), rows, 200)
-
-    monkeypatch.setattr(Layout, "fitting", classmethod(fitting))
-    give_each_extent_a_file(monkeypatch)
-
-
-def data(start: int, count: int) -> TensorDict:
-    rows = torch.arange(start, start + count)
-    return TensorDict({"x": rows[:, None].expand(count, 2).float(), "n": rows}, [count])
-
-
-def buffer(rows: int = ROWS, storage: Any = LazyTensorStorage) -> ReplayBuffer:
-    return ReplayBuffer(storage=storage(rows), batch_size=4)
-
-
-def moment_of(made: ReplayBuffer) -> Moment:
-    state = made.storage.moment_dict()
-    assert isinstance(state["columns"], Moment)
-    return state["columns"]
+    cut_small(monkeypatch)
 
 
 WRITES: dict[str, Callable[[ReplayBuffer], object]] = {
@@ -336,124 +310,3 @@ def test_a_forked_child_copies_nothing() -> None:
         os._exit(0 if not moment.open and not moment._saved else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert moment.open
-
-
-def dump(made: ReplayBuffer, folder: Path) -> tuple[int, int]:
-    """Dump; return how many files of rows were linked, and how many bytes were compared with earlier ones."""
-    with faults.inject({}) as visits:
-        made.dumps(folder)
-    (newest,) = folder.glob("ckpt-*")
-    other = buffer(storage=type(made.storage)) if type(made.storage) is not TensorStorage else buffer()
-    other.loads(folder)
-    assert (other[:] == made[:]).all()
-    return visits.counts["fs.link"], visits.counts["fs.read"] - 1
-
-
-SEGMENTS = ROWS // 200
-
-
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_only_what_changed_is_written(tmp_path: Path, storage: Any) -> None:
-    made = buffer(storage=storage)
-    made.extend(data(0, 2_950))
-    made.sample()  # so that the sampler has a generator
-    made.dumps(tmp_path)
-    for start in range(3):
-        made.extend(data(start, 60))  # around the end, the first time
-        with faults.inject({}) as visits:
-            made.dumps(tmp_path)
-        touched = 2 if start == 0 else 1
-        assert visits.counts["fs.link"] == SEGMENTS - touched
-        assert visits.counts["fs.create"] == touched + 2  # and what isn't rows, and the manifest
-        assert visits.counts["fs.read"] == 1  # the earlier manifest
-    other = buffer()
-    other.loads(tmp_path)
-    assert (other[:] == made[:]).all()
-    assert torch.equal(other.storage.state_dict()["generations"], made.storage.state_dict()["generations"])
-
-
-def test_a_loaded_buffer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    made, other = buffer(), buffer()
-    made.extend(data(0, 3_500))
-    made.dumps(tmp_path)
-    other.loads(tmp_path)
-    other.extend(data(7_000, 100))
-    with faults.inject({}) as visits:
-        other.dumps(tmp_path)
-    assert visits.counts["fs.link"] == SEGMENTS - 1 and visits.counts["fs.read"] == 1
-    made.loads(tmp_path)  # into a filled one: generations move on, so that nothing is taken for known
-    assert (other[:] == made[:]).all()
-    made.dumps(tmp_path)
-    other.loads(tmp_path)
-    assert (other[:] == made[:]).all()
-
-
-def test_what_was_written_through_a_view_is_found(tmp_path: Path) -> None:
-    made = buffer()
-    made.extend(data(0, ROWS))
-    view = made.storage.get(slice(None))["n"]
-    for number in range(3):
-        assert dump(made, tmp_path)[0] == (0 if not number else SEGMENTS - 1)
-        view[number * 500] = -7
-    del view
-    assert dump(made, tmp_path)[0] == SEGMENTS - 1
-    held = made[5:7]
-    made.dumps(tmp_path)
-    held["n"][0] = -9
-    assert dump(made, tmp_path)[0] == SEGMENTS - 1
-
-
-def test_what_was_written_into_given_tensors_is_found(tmp_path: Path) -> None:
-    records = data(0, ROWS)
-    made = ReplayBuffer(storage=TensorStorage(records), batch_size=4)
-    made.dumps(tmp_path)
-    records["n"][2_999] = -1
-    assert dump(made, tmp_path)[0] == SEGMENTS - 1
-
-
-def test_views_of_before_a_new_column_count(tmp_path: Path) -> None:
-    made = buffer()
-    made.extend(data(0, ROWS))
-    view = made.storage.get(slice(None))["n"]
-    made["y"] = torch.ones(ROWS)
-    made.dumps(tmp_path)
-    view[0] = -1
-    assert dump(made, tmp_path)[0] == SEGMENTS - 1
-
-
-def test_processes_that_part_dont_take_each_others_rows_for_their_own(tmp_path: Path) -> None:
-    made = buffer()
-    made.extend(data(0, ROWS))
-    made.dumps(tmp_path)
-    child = os.fork()
-    if child == 0:
-        made.extend(data(40_000, 100))
-        made.dumps(tmp_path)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    made.extend(data(50_000, 100))  # as many as the child wrote
-    assert dump(made, tmp_path)[0] == SEGMENTS - 1
-
-
-def test_other_buffers_in_one_folder(tmp_path: Path) -> None:
-    made, other = buffer(), buffer()
-    made.extend(data(0, ROWS))
-    other.extend(data(1, ROWS))
-    made.dumps(tmp_path)
-    assert dump(other, tmp_path)[0] == 0
-    made.empty()
-    made.extend(data(1, ROWS))
-    assert dump(made, tmp_path)[0] == 0  # generations differ
-
-
-def test_priorities_that_didnt_change_are_linked(tmp_path: Path) -> None:
-    made = ReplayBuffer(
-        storage=LazyTensorStorage(300_000), sampler=PrioritizedSampler(300_000, 0.7, 0.5), batch_size=4
-    )
-    made.extend(torch.arange(300_000))
-    made.sample()  # so that the sampler has a generator
-    made.dumps(tmp_path)
-    made.update_priority(torch.tensor([5]), torch.tensor([3.0]))
-    with faults.inject({}) as visits:
-        made.dumps(tmp_path)
-    assert visits.counts["fs.create"] == 3  # what is small, a piece of the priorities, the manifest

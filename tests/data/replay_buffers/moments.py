@@ -1,0 +1,42 @@
+"""Small buffers of many segments, each in a file of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gleanrl.checkpoint.segments import Layout
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from gleanrl.data.replay_buffers.storages.moments import Moment
+from tests.checkpoint.helpers import give_each_extent_a_file
+
+ROWS, SEGMENT_ROWS = 3_000, 200
+SEGMENTS = ROWS // SEGMENT_ROWS
+
+
+def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let segments have a few hundred rows, and files of their own."""
+
+    def fitting(cls: type[Layout], fields: Any, rows: int, capacity: int) -> Layout:
+        return cls(tuple(fields), rows, SEGMENT_ROWS)
+
+    monkeypatch.setattr(Layout, "fitting", classmethod(fitting))
+    give_each_extent_a_file(monkeypatch)
+
+
+def data(start: int, count: int) -> TensorDict:
+    rows = torch.arange(start, start + count)
+    return TensorDict({"x": rows[:, None].expand(count, 2).float(), "n": rows}, [count])
+
+
+def buffer(rows: int = ROWS, storage: Any = LazyTensorStorage) -> ReplayBuffer:
+    return ReplayBuffer(storage=storage(rows), batch_size=4)
+
+
+def moment_of(made: ReplayBuffer) -> Moment:
+    state = made.storage.moment_dict()
+    assert isinstance(state["columns"], Moment)
+    return state["columns"]
