@@ -72,9 +72,7 @@ Target target_of(const char* call, nb::handle item) {
   if (from.empty() || from[0] != 0 || stride < 1) {
     throw std::invalid_argument("expected runs of rows from row 0 on, and a stride of 1 or more");
   }
-  std::size_t lone = 0;
-  while (lone < from.size() && from[lone] == static_cast<std::int64_t>(lone)) ++lone;
-  return {as_address<std::byte*>(parts[0].ptr()), static_cast<std::size_t>(stride), from, to, lone};
+  return {as_address<std::byte*>(parts[0].ptr()), static_cast<std::size_t>(stride), from, to};
 }
 
 Rows rows_of(const char* call, nb::handle item) {

@@ -109,32 +109,7 @@ void places(const Target& target, size_t row_bytes, size_t begin, size_t end, Ea
   }
 }
 
-// Copies rows of W bytes, or of `row_bytes` for 0, each to a place of its own.
-template <size_t W>
-void copy_lone(const Target& target, size_t row_bytes, size_t first, const std::byte* source, size_t count) {
-  constexpr size_t kAhead = 16;  // their lines are asked for
-  const size_t width = W == 0 ? row_bytes : W;
-  const auto to = target.to.subspan(first);
-  for (size_t row = 0; row < count; ++row) {
-    if (row + kAhead < count && to[row + kAhead] >= 0) __builtin_prefetch(target.at + to[row + kAhead] * width, 1);
-    if (to[row] >= 0) std::memcpy(target.at + to[row] * width, source + row * width, width);
-  }
-}
-
 void copy_to(const Target& target, size_t row_bytes, size_t begin, const std::byte* source, size_t bytes) {
-  if (begin % row_bytes == 0 && bytes % row_bytes == 0 && begin + bytes <= target.lone * row_bytes) {
-    const size_t first = begin / row_bytes, count = bytes / row_bytes;
-    switch (row_bytes) {
-      case 1:
-        return copy_lone<1>(target, row_bytes, first, source, count);
-      case 4:
-        return copy_lone<4>(target, row_bytes, first, source, count);
-      case 16:
-        return copy_lone<16>(target, row_bytes, first, source, count);
-      default:
-        return copy_lone<0>(target, row_bytes, first, source, count);
-    }
-  }
   places(target, row_bytes, begin, begin + bytes, [&](std::byte* place, size_t part, size_t before) {
     if (place != nullptr) std::memcpy(place, source + before, part);
     return true;

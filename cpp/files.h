@@ -31,8 +31,6 @@ struct Target {
   std::byte* at;
   std::size_t stride;
   std::span<const std::int64_t> from, to;
-  // How many of the rows, the first ones, are a run each.
-  std::size_t lone;
 };
 
 // Bytes of rows, some of the middle of them maybe: how many, and how many stand before them.
