@@ -11,11 +11,10 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from benchmarks import bare
 from benchmarks.clock import now
 from benchmarks.harness import Case, Gauge, Target
 from benchmarks.memory import in_fresh_process, resident
-from benchmarks.workload import following_rows, loading
+from benchmarks.workload import following_rows, loading, out_folder
 from gleanrl.data import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
@@ -59,10 +58,8 @@ def filled(kind: str, count: int, capacity: int | None = None) -> ReplayBuffer:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Makes a folder within `out`, which git ignores, for a while."""
-    out = Path("out")
-    out.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=out) as name:
+    """Makes a folder within `out` for a while."""
+    with out_folder() as name:
         yield Path(name)
 
 
@@ -83,6 +80,11 @@ def seconds(**calls: Call) -> dict[str, float]:
 def bytes_in(path: Path) -> int:
     """Returns the bytes of the newest checkpoint, and of nothing else."""
     return sum(file.stat().st_size for file in max(path.glob("ckpt-*")).iterdir())
+
+
+def bytes_of(storage: LazyTensorStorage) -> int:
+    """Returns the bytes of a storage's columns."""
+    return sum(storage.column(path).nbytes for path in storage.format.schema.paths)
 
 
 def sequential(buffer: ReplayBuffer, place: Path) -> tuple[Call, Call]:
@@ -244,9 +246,8 @@ def peak(what: str) -> float:
         needed = 0
         if what == "load":
             buffer.dumps(place)
-            storage = buffer.storage
-            needed = sum(storage.column(path).nbytes for path in storage.format.schema.paths)
-            call = functools.partial(ReplayBuffer(storage=LazyTensorStorage(len(storage))).loads, place)
+            needed = bytes_of(buffer.storage)
+            call = functools.partial(ReplayBuffer(storage=LazyTensorStorage(len(buffer))).loads, place)
         beyond = resident() + needed
 
         def watch() -> None:
@@ -328,13 +329,11 @@ def background() -> dict[str, float]:
 
 def _reading(form: str, kind: str, count: int) -> Call:
     """Reads what a form keeps of so many rows into as much memory as they take."""
-    buffer, stack = filled(kind, count), ExitStack()
-    storage, place = buffer.storage, stack.enter_context(folder())
-    storage.checkpointer = FORMS[form]()
-    buffer.dumps(place)
-    memory = 8 * count + sum(storage.column(path).nbytes for path in storage.format.schema.paths)
-    work = bare.reading([*place.glob("ckpt-*/*.bin")], memory)
-    weakref.finalize(work, stack.close)
+    buffer, place = filled(kind, count), out_folder()
+    buffer.storage.checkpointer = FORMS[form]()
+    buffer.dumps(place.name)
+    work = bare.reading([*Path(place.name).glob("ckpt-*/*.bin")], 8 * count + bytes_of(buffer.storage))
+    weakref.finalize(work, place.cleanup)
     return work
 
 
@@ -355,10 +354,8 @@ CASES = tuple(
         targets=(Target(3.0, against="torchrl"),) if beside == "beside" else (),
         peers=("torchrl",) if beside == "beside" else (),
     )
-    for beside in (
-        "beside",
-        "bytes",
-    )  # not at once: memory that one side gives back is another one's, still warm
+    # Not at once: memory that one side gives back is another one's, still warm.
+    for beside in ("beside", "bytes")
     for form in FORMS
     for kind, count in BESIDE.items()
 )

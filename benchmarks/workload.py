@@ -222,6 +222,12 @@ def following_rows(kind: str, n: int) -> TensorDict:
     return as_tensordict(columns)
 
 
+def out_folder() -> tempfile.TemporaryDirectory[str]:
+    """Makes a folder within `out`, which git ignores; it goes with the object."""
+    Path("out").mkdir(exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix="checkpoints-", dir="out")
+
+
 def loading(
     buffer: Any, storage: Any, checkpointer: Any, kind: str, n: int
 ) -> Callable[[], Callable[[], int]]:
@@ -236,8 +242,7 @@ def loading(
     """
 
     def setup() -> Callable[[], int]:
-        Path("out").mkdir(exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix="checkpoints-", dir="out")
+        folder = out_folder()
 
         def made() -> Any:
             return buffer(storage=storage(n), checkpointer=checkpointer(), batch_size=256)

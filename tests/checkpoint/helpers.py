@@ -62,7 +62,7 @@ class Plain(Source):
     ) -> None:
         fields = tuple((column.dtype, tuple(column.shape[1:])) for column in columns)
         super().__init__(Layout(fields, len(columns[0]), step))
-        self.columns, self.earlier, self._first = columns, earlier or {}, first
+        self.columns, self.earlier, self.first = columns, earlier or {}, first
         self.taken: list[int] = []
         self.skipped: list[int] = []
         self.is_open = False
@@ -72,10 +72,6 @@ class Plain(Source):
     def unchanged(self, earlier: str) -> Array | None:
         found = self.earlier.get(earlier)
         return None if found is None else np.array(found, bool)
-
-    @property
-    def first(self) -> int:
-        return self._first
 
     def begin(self) -> None:
         self.is_open = True

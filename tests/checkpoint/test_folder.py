@@ -152,10 +152,9 @@ def test_a_state_within_itself_is_refused(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == []
 
 
-def test_many_threads_write_into_folders_of_their_own(
+def test_what_is_remembered_is_forgotten_while_others_note_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is remembered of folders is forgotten while others note theirs."""
     monkeypatch.setattr(module, "_written", {})
     monkeypatch.setattr(module, "_REMEMBERED", 1)
     earlier, paths = Earlier(tmp_path, "thing", (), (), ()), [tmp_path / str(n) for n in range(40)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gleanrl.checkpoint.extents import Extent, Extents
+from gleanrl.checkpoint.extents import Extents
 from gleanrl.checkpoint.manifest import DataFile, Manifest, stored_in
 from gleanrl.checkpoint.segments import Array, Layout
 from gleanrl.checkpoint.values import LARGE_BYTES, layout_of
@@ -55,7 +55,7 @@ class Earlier:
     path: Path
     kind: str
     files: tuple[DataFile, ...]
-    arrays: Sequence[Sequence[Extent]]
+    arrays: Sequence[Extents]
     tables: Sequence[Table]
 
     @classmethod
@@ -113,7 +113,7 @@ class _Contents:
     """What is found in extents."""
 
     def __init__(self, extents: Extents) -> None:
-        self.arrays: list[Sequence[Extent]] = []
+        self.arrays: list[Extents] = []
         self.tables: list[Table] = []
         self._extents, self._taken = extents, np.zeros(len(extents), bool)
 
@@ -137,8 +137,8 @@ class _Contents:
         if size < LARGE_BYTES:
             return
         there = all(type(number) is int and 0 <= number < len(self._extents) for number in numbers)
-        found = there and self._new(np.array(numbers, np.int64))
-        self.arrays.append([self._extents[number] for number in numbers] if found else [])
+        places = np.array(numbers if there else (), np.int64)
+        self.arrays.append(self._extents.take(places if self._new(places) else places[:0]))
 
     def _new(self, numbers: Array) -> bool:
         """Return whether nothing else stands in any of these extents."""

@@ -88,7 +88,8 @@ class Extents:
 
     def take(self, numbers: Array) -> Extents:
         """Return those of these numbers, ``(k,)`` int64."""
-        starts, counts = (self.blocks.cumsum() - self.blocks)[numbers], self.blocks[numbers]
+        blocks = self.blocks
+        starts, counts = (blocks.cumsum() - blocks)[numbers], blocks[numbers]
         within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
         return Extents(self.places[numbers], self.checksums[np.repeat(starts, counts) + within])
 

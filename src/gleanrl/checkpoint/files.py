@@ -77,6 +77,11 @@ class _Rows:
                 job.earlier = self.table.extents[segment]
             yield job
 
+    def within(self, extents: Extents) -> Table:
+        """Return the rows as they stand in all extents."""
+        layout = self.source.layout
+        return Table(layout, self.source.identity, extents.take(self.first + np.arange(layout.count)))
+
 
 class FileWriter:
     """Collects what is to be written, and writes it into data files of a folder; used in a ``with`` block.
@@ -96,7 +101,7 @@ class FileWriter:
         self._aside, self._pace = aside, Pace(_SHARE_ASIDE)
         self._jobs: list[_Job] = []
         self._rows: list[_Rows] = []
-        self._large: list[list[int]] = []  # the extents of each large array
+        self._large: list[Array] = []  # the extents of each large array
         self._shared: _Job | None = None  # the extent that takes small arrays
         self._count = self._room = 0  # how many extents there are to be
         self._linked: list[tuple[Array, Extents]] = []  # segments that are there, with their numbers
@@ -148,7 +153,7 @@ class FileWriter:
         """Return where the pieces of one more large array will stand, each of which may be as it was."""
         position = len(self._large)
         before = [] if self._earlier is None else self._earlier.arrays[position : position + 1]
-        self._large.append([job.number for job in jobs])
+        self._large.append(np.array([job.number for job in jobs]))
         for job, earlier in zip(jobs, before[0] if before else (), strict=False):
             if job.size == earlier.size:
                 job.earlier = earlier
@@ -288,12 +293,8 @@ class FileWriter:
             path: where the folder is then.
             kind: what it is a state of.
         """
-        arrays = [[self._all[number] for number in numbers] for numbers in self._large]
-        tables = [
-            Table(source.layout, source.identity, self._all.take(rows.first + np.arange(source.layout.count)))
-            for rows in self._rows
-            for source in (rows.source,)
-        ]
+        arrays = [self._all.take(numbers) for numbers in self._large]
+        tables = [rows.within(self._all) for rows in self._rows]
         return Earlier(path, kind, self._packs.files, arrays, tables)
 
     def add(self, name: str, data: bytes) -> None:

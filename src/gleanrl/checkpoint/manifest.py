@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gleanrl.checkpoint import strict_json
-from gleanrl.checkpoint.extents import BLOCK_BYTES, Extents
+from gleanrl.checkpoint.extents import Extents
 from gleanrl.checkpoint.migrations import MANIFESTS, migrated
 from gleanrl.checkpoint.values import ATTACHED
 from gleanrl.errors import CorruptCheckpointError
@@ -171,9 +171,10 @@ def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> Extents:
         before, after = (ordered := table[np.lexsort((offset, numbers))])[:-1], ordered[1:]
         if ((after[:, 0] == before[:, 0]) & (after[:, 1] - before[:, 1] < before[:, 2])).any():
             raise CorruptCheckpointError("manifest: extents overlap")
-    if (-(-size // BLOCK_BYTES)).sum() != checksums.size:
+    found = Extents(table, checksums)
+    if found.blocks.sum() != checksums.size:
         raise CorruptCheckpointError("manifest: extents have other checksums than they need")
-    return Extents(table, checksums)
+    return found
 
 
 def _table(body: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -63,9 +63,8 @@ class Packs:
         self._folder, self._earlier = folder, earlier
         self._files: list[Pack | DataFile] = []
         self._links: dict[int, int | None] = {}
-        self._lock = (
-            threading.Lock()
-        )  # of the two above, and of what is unsynced where not only the owner is at it
+        # Of the two above, and of what is unsynced where not only the owner is at it.
+        self._lock = threading.Lock()
         self._begun: deque[Pack] = deque()  # nobody writes these now
         self._unsynced: deque[NewFile] = deque()
         self._unsynced_bytes = 0

@@ -181,6 +181,8 @@ class Source(Segmented):
 
     room = 24 << 20
     """Bytes of segments that may be copied for writers before somebody takes them; who needs more of it waits."""
+    first = 0
+    """The segment that is best taken first; those behind it follow, around the end."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -189,11 +191,6 @@ class Source(Segmented):
     @abstractmethod
     def unchanged(self, earlier: str) -> Array | None:
         """Return which segments hold what they held in rows of that identity, ``(n,)`` bool; None if nothing tells."""
-
-    @property
-    @abstractmethod
-    def first(self) -> int:
-        """The segment that is best taken first; those behind it follow, around the end."""
 
     def position(self, number: int) -> int:
         """Return how many segments are best taken before one."""

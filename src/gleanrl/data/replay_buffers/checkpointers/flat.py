@@ -95,16 +95,14 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
             column, rows, values = columns[source], kept["rows"], kept["values"]
             alike = values.dtype is column.dtype and values.shape == (*rows.shape, *column.shape[1:])
             numbers = rows.dtype is torch.int64 and rows.ndim == 1
-            # Negative ones are larger than any other without their sign.
-            inside = numbers and rows.contiguous().numpy().view(np.uint64).max(initial=0) < count
+            inside = numbers and rows.numpy().min(initial=0) >= 0 and rows.numpy().max(initial=0) < count
             if not inside or not alike or not count:
                 raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
             plan[source].append((position, following))
         made = spread_out(columns, count, plan)
         left = [(p, np.ascontiguousarray(kept["rows"].numpy()), kept["values"]) for p, kept in apart.items()]
-        each = np.arange(max((len(rows) for _, rows, _ in left), default=0))
         spread(
-            (values, [Target(rows_of(made[position]), each[: len(rows)], rows)])
+            (values, [Target(rows_of(made[position]), np.arange(len(rows)), rows)])
             for position, rows, values in left
         )
         state["columns"] = made

@@ -86,7 +86,7 @@ class Moment(Source):
         fields = [(column.dtype, tuple(column.shape[1:])) for column in columns]
         super().__init__(Layout.fitting(fields, rows, columns[0].shape[0]))
         self._columns, self._reading = columns, reading
-        self._first = start // self.layout.step
+        self.first = start // self.layout.step  # a ring writer comes there first
         self._earlier = earlier
         self._row_bytes = max(sum(self.layout.widths), 1)
         self._rows_a_piece = min(max(_PIECE_BYTES // self._row_bytes, 1), self.layout.step)
@@ -191,11 +191,6 @@ class Moment(Source):
             touched = self.layout.touched(change.start, change.stop)
             same[touched.start : touched.stop] = False
         return same
-
-    @property
-    def first(self) -> int:
-        """The segment that a ring writer will come to first."""
-        return self._first
 
     def begin(self) -> None:
         """Have writers wait for segments to be taken when many were copied for them."""
