@@ -15,8 +15,8 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-LONG = 350  # lines from which on a file is looked at again: does it still have one idea?
-MOST_LINES = 450
+LONG = 600  # lines from which on a file is looked at again: does it still have one idea?
+MOST_LINES = 800
 MOST_ARGUMENTS = 8
 MOST_FIELDS = 12
 

@@ -273,10 +273,10 @@ def test_the_container_gate_bites(source):
 
 def test_the_length_gate_bites(tmp_path):
     path = tmp_path / "a.py"
-    path.write_text("x = 1\n" * 450)
-    assert gates.length(path) == [] and gates.length(path, gates.LONG) == ["450 lines"]
-    path.write_text("x = 1\n" * 451)
-    assert gates.length(path) == ["451 lines"]
+    path.write_text("x = 1\n" * 800)
+    assert gates.length(path) == [] and gates.length(path, gates.LONG) == ["800 lines"]
+    path.write_text("x = 1\n" * 801)
+    assert gates.length(path) == ["801 lines"]
 
 
 def test_the_privacy_gate_bites():
