@@ -3,6 +3,7 @@
 #   PYTHON=python3.11 make test      another interpreter
 #   make demo DEMO_ARGS="--help"     arguments for the demo
 #   make bench BENCH_ARGS="--help"   arguments for the benchmarks
+#   make test-fast T=tests/x/test_y.py   one file or folder of the tests; the same for `make test`
 PYTHON ?= python3
 ifeq ($(origin CXX),default)
   CXX := c++
@@ -73,12 +74,14 @@ demo: build
 	$(BIN)/python examples/dqn_cartpole.py $(DEMO_ARGS)
 
 test: build
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(or $(T),tests) $(TEST_ARGS)
+ifndef T
 	@$(MAKE) --no-print-directory test-devices
 	$(BIN)/python -m pytest -q --doctest-modules $(TAKES_OVER:%=--ignore %) src/gleanrl
+endif
 
 test-fast: build
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow" tests $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow" $(or $(T),tests) $(TEST_ARGS)
 
 # A device of its own for torch, for machines without an accelerator; all processes of the tests have it.
 $(PRETENDED): tests/devices/pretended/pretended.cc $(VENV)/.installed

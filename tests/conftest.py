@@ -43,6 +43,7 @@ STARTING_PROCESSES = (
     "programs",
     "system",
     "test___main__",
+    "test_leaks",
     "test_ray_runtime",
     "test_takeover",
     "workers",

@@ -49,3 +49,20 @@ def test_a_missing_compiler_is_one_sentence(tmp_path):
     )
     assert done.stdout.count("\n") == 1
     assert make(tmp_path, "compiler").returncode == 0
+
+
+@pytest.mark.parametrize("target", ["test", "test-fast"])
+def test_t_names_the_tests_that_run(tmp_path, target):
+    for source in (Path("CMakeLists.txt"), Path("tests/devices/pretended/pretended.cc")):
+        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / source).touch()
+
+    def commands(*arguments: str) -> list[str]:
+        lines = make(tmp_path, "--dry-run", target, *arguments).stdout.splitlines()
+        return [line for line in lines if " -m pytest " in line]
+
+    (one,) = commands("T=tests/x/test_y.py", "TEST_ARGS=-x")
+    assert one.endswith(" tests/x/test_y.py -x")
+    first, *rest = commands("TEST_ARGS=-x")
+    assert first.endswith(" tests -x")
+    assert bool(rest) == (target == "test")  # devices and doctests run without T only
