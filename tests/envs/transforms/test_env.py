@@ -343,3 +343,16 @@ def test_the_first_transform_has_a_transformed_environment_as_its_parent():
     env = TransformedEnv(single(), StepCounter())
     assert env.transform.parent.base_env is env.base_env
     assert env.transform.parent.observation_spec == env.base_env.observation_spec
+
+
+def test_second_transformed_environment_around_one_that_was_closed_says_so():
+    base = single()
+    first, second = TransformedEnv(base, StepCounter()), TransformedEnv(base, StepCounter())
+    first.rollout(2)
+    first.close()
+    with pytest.raises(
+        ClosedError, match="in this TransformedEnv was closed.*give each TransformedEnv its own"
+    ):
+        second.rollout(2)
+    with pytest.raises(ClosedError, match=r"^TransformedEnv was closed"):
+        first.rollout(2)

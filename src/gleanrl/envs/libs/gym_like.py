@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
 from gleanrl.arguments import positive
@@ -33,6 +33,7 @@ from gleanrl.envs.libs.gym_trees import (
 )
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
+from gleanrl.envs.vector.independence import require_independent, simulators_in
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
@@ -127,6 +128,10 @@ class GymLikeEnv(EnvBase):
     def _env(self) -> Any:
         return self._simulator.env
 
+    def stepped_here(self, started: bool) -> list[Any]:
+        """Return the simulators that the environment steps; see `require_independent`."""
+        return [self._env, *simulators_in(self)]
+
     @property
     def frame_skip(self) -> int:
         """How often an action is repeated in a step."""
@@ -157,6 +162,8 @@ class GymLikeEnv(EnvBase):
     def _simulate(self, env: Any) -> None:
         """Step `env` from now on."""
         several = isinstance(env, VectorEnv)
+        if several and isinstance(env.unwrapped, SyncVectorEnv):
+            require_independent(env.unwrapped.envs)
         self._simulator = (VectorSimulator if several else Simulator)(env, self._frame_skip)
 
     def _made_anew(self) -> Any:

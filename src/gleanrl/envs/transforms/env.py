@@ -26,6 +26,7 @@ from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.envs.transforms.undeclared import undeclared_entries
 from gleanrl.envs.vector.factories import know_truncated, require_environment
 from gleanrl.errors import (
+    ClosedError,
     EnvironmentContractError,
     MissingKeyError,
     SchemaError,
@@ -52,7 +53,8 @@ class TransformedEnv(EnvBase):
     can (see `Transform`); otherwise on TensorDicts. Not thread-safe.
 
     Args:
-        env: the environment; it is used, not copied.
+        env: the environment; it is used, not copied, and closed by `close`. Two transformed environments around one
+            step, and close, the same environment: give each its own.
         transform: a transform, a callable of one TensorDict, or None for an empty `Compose`.
         cache_specs: whether specs are derived once; if not, at each access: for an environment whose specs change.
         auto_unwrap: whether a transformed environment is taken apart; if not, it is `base_env`.
@@ -190,6 +192,14 @@ class TransformedEnv(EnvBase):
         """Derive specs and keys anew when they are needed next."""
         self._derived = None
         self.transform.empty_cache()
+
+    def _check_open(self) -> None:
+        if self.is_closed and not self._closed:
+            raise ClosedError(
+                f"the {type(self.base_env).__name__} in this {type(self).__name__} was closed, directly or by another "
+                "TransformedEnv around it; give each TransformedEnv its own environment"
+            )
+        super()._check_open()
 
     def add_truncated_keys(self) -> TransformedEnv:
         """Add a truncated flag to every group of flags of the base environment that has none."""
@@ -367,7 +377,7 @@ class TransformedEnv(EnvBase):
     def _reopen(self) -> None:
         if self.is_closed and isinstance(self.base_env, EnvBase):
             self.base_env._reopen()
-            self._closed = self.base_env.is_closed
+            self._closed = self._closed and self.base_env.is_closed
 
     def close(self, **kwargs: Any) -> None:
         """Close the base environment; calling it again does nothing."""

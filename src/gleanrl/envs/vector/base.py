@@ -22,7 +22,8 @@ from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.resets import reset_masks, reset_rows
 from gleanrl.envs.state import check_state
-from gleanrl.envs.vector.factories import Factory, factories
+from gleanrl.envs.vector.factories import Factory, existing, factories
+from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.members import ResetRequest, member_states
 from gleanrl.envs.vector.metadata import (
     EnvMetaData,
@@ -63,6 +64,9 @@ class BatchedEnv(EnvBase):
         unlike_shapes: whether they differ in sizes, and in nothing else.
     """
 
+    in_process = False
+    """Whether the members live in this process."""
+
     def __init__(
         self, num_envs: Any, create_env_fn: Any, create_env_kwargs: Any, options: BatchOptions
     ) -> None:
@@ -81,6 +85,7 @@ class BatchedEnv(EnvBase):
                 "share_individual_td: False, but the environments' data differ in keys, shapes or dtypes and "
                 "can't be stacked in one TensorDict; leave it out"
             )
+        require_independent(self.stepped_here(started=False), started=False)
         self._ended = False  # all members were closed
         self._cap = ThreadCap(options.num_threads)
         self._last_states: list[dict[str, Any]] = [{} for _ in range(num_envs)]
@@ -116,6 +121,23 @@ class BatchedEnv(EnvBase):
     @abstractmethod
     def _start(self, makers: Sequence[Factory]) -> None:
         """Make the members, each by its maker."""
+
+    @property
+    def live_members(self) -> Sequence[Any]:
+        """The members of a started batch that live in this process."""
+        return ()
+
+    def stepped_here(self, started: bool) -> Sequence[Any]:
+        """Return the members that live in this process; those in other processes share nothing with it.
+
+        Args:
+            started: whether the batch is started; if not, only environments that existed before it are returned.
+        """
+        if not self.in_process:
+            return ()
+        if started:
+            self.start()
+        return self.live_members if self.is_started else existing(self._factories)
 
     @abstractmethod
     def _end(self) -> None:

@@ -215,3 +215,8 @@ def with_own_copies(given: Sequence[Factory]) -> tuple[Factory, ...]:
         seen.add(id(factory.source))
         out.append(factory.own_copy() if repeated else factory)
     return tuple(out)
+
+
+def existing(given: Sequence[Factory]) -> list[Any]:
+    """Return the environments that exist already, each once."""
+    return list({id(factory.source): factory.source for factory in given if factory.is_instance}.values())

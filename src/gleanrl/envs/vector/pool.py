@@ -321,7 +321,7 @@ class AsyncEnvPool(PooledEnv):
 class ThreadingAsyncEnvPool(AsyncEnvPool):
     """An `AsyncEnvPool` of environments in threads, one each, which make, step and close them."""
 
-    backend = "threading"
+    backend, in_process = "threading", True
 
     def _share(self, envs_per_worker: int, affinity: Any) -> None:
         if envs_per_worker != 1:
@@ -335,8 +335,14 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
             )
         self.envs_per_worker = 1
 
+    @property
+    def live_members(self) -> Sequence[Any]:
+        """The environments, once the pool is started."""
+        return self._host.envs if self.is_started else ()
+
     def _make_host(self, makers: Sequence[Factory]) -> Host:
-        return ThreadHost(makers, self.timeouts)
+        self._host = ThreadHost(makers, self.timeouts)
+        return self._host
 
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):

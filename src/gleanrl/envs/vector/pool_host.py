@@ -112,22 +112,23 @@ class PoolMember:
         return self._group
 
     @property
-    def _env(self) -> Any:
+    def env(self) -> Any:
+        """The environment, which was made."""
         return self._live.envs[0]
 
     def step(self, root: TensorDictBase) -> TensorDictBase:
         """Return what ``"next"`` holds after the action in `root`."""
-        outcome: TensorDictBase = self._env.step(root).get("next")
+        outcome: TensorDictBase = self.env.step(root).get("next")
         return outcome
 
     def reset(self, root: TensorDictBase | None, kwargs: Mapping[str, Any]) -> TensorDictBase:
         """Return the root of a new episode."""
-        fresh: TensorDictBase = self._env.reset(root, **kwargs)
+        fresh: TensorDictBase = self.env.reset(root, **kwargs)
         return fresh
 
     def step_and_maybe_reset(self, root: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """Return what `step` returns, and the root of the step that follows."""
-        stepped, after = self._env.step_and_maybe_reset(root)
+        stepped, after = self.env.step_and_maybe_reset(root)
         return stepped.get("next"), after
 
     def set_seed(self, seed: int, static_seed: bool) -> None:

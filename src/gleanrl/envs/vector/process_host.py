@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.envs.vector.env_crew import PRELOAD
 from gleanrl.envs.vector.factories import Factory, with_own_copies
+from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.members import close_all
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.pool_host import Arrival, PoolMember
@@ -44,6 +45,7 @@ class PoolShare:
             for index, member in enumerate(members):
                 station.progress[PLACE] = index
                 member.construct()
+            require_independent([member.env for member in members])
         except BaseException:
             close_all([member.close for member in members])
             raise

@@ -12,6 +12,7 @@ from gleanrl.devices import columns_device
 from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, dispatched
 from gleanrl.envs.vector.factories import Factory, with_own_copies
+from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
 from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.steppers import MemberSteppers
@@ -59,7 +60,7 @@ class SerialEnv(BatchedEnv):
 
     Raises:
         InvalidArgumentError: for a value that isn't supported, or unlike devices without `device` (also a
-            ValueError).
+            ValueError); if two members step the same object, here or at the first use.
         LengthError: if a list hasn't one entry for each environment (also a RuntimeError).
 
     Examples:
@@ -71,6 +72,8 @@ class SerialEnv(BatchedEnv):
         torch.Size([3, 5])
         >>> env.close()
     """
+
+    in_process = True
 
     def __init__(
         self,
@@ -113,10 +116,16 @@ class SerialEnv(BatchedEnv):
         try:
             for factory in with_own_copies(makers):
                 made.append(factory())
+            require_independent(made)
         except BaseException:
             close_all([env.close for env in made])
             raise
         self._live = MemberGroup(made)
+
+    @property
+    def live_members(self) -> Sequence[Any]:
+        """The members, once the batch is started."""
+        return () if self._live is None else self._live.envs
 
     def _end(self) -> None:
         self._running.close()

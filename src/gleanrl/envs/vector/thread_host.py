@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.envs.vector.factories import Factory, with_own_copies
+from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.pool_host import Arrival, PoolMember
 from gleanrl.errors import ClosedError, WorkerError, WorkerTimeoutError
 from gleanrl.rollouts.faults import StepFault
@@ -68,6 +69,12 @@ class ThreadHost:
                 with suppress(Exception):  # what the others' ends raise matters less
                     self.close()
                 raise StepFault(0, arrival.env, "construction", arrival.error)
+        require_independent(self.envs)  # `PooledEnv` closes the host
+
+    @property
+    def envs(self) -> list[Any]:
+        """The environments, which were made."""
+        return [thread.member.env for thread in self._threads]
 
     def post(self, env: int, number: int, name: str, arguments: tuple[Any, ...]) -> None:
         """Have a method of a member called, in the grad mode of whoever asks."""

@@ -11,6 +11,7 @@ import torch
 
 from gleanrl.block import Block
 from gleanrl.envs.vector.factories import Factory, with_own_copies
+from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.steppers import MemberSteppers
@@ -65,6 +66,7 @@ class Share:
             for index, factory in enumerate(with_own_copies(self.factories)):
                 station.progress[PLACE] = index
                 made.append(factory())
+            require_independent(made)
         except BaseException:
             close_all([env.close for env in made])
             raise
