@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,60 @@ def test_only_a_few_folders_are_remembered(tmp_path: Path, monkeypatch: pytest.M
     for folder in (*folders, folders[5]):
         folder.commit("thing", state(0))
     assert [*module._written] == [folder.path for folder in (*folders[3:5], *folders[6:], folders[5])]
+
+
+@pytest.mark.parametrize("point", ["fs.list", "fs.open", "fs.size", "fs.read"])
+def test_a_load_finds_the_newer_checkpoint_where_a_dump_removes_the_listed_one(
+    tmp_path: Path, point: str
+) -> None:
+    Folder(tmp_path).commit("thing", state(0))
+    with faults.inject({}) as visits:
+        Folder(tmp_path).load()
+    for visit in range(1, visits.counts[point] + 1):
+        folder = Folder(tmp_path / str(visit))
+        folder.commit("thing", state(0))
+        with faults.inject({point: At(partial(folder.commit, "thing", state(1)), visit)}):
+            found = folder.load()
+        assert found.state["number"] == 1 and not found.skipped
+
+
+def test_a_load_beside_a_dump_still_reports_a_damaged_checkpoint(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+
+    def replace() -> None:
+        (folder.commit("thing", state(1), keep=1) / "manifest.json").write_text("damaged")
+
+    folder.commit("thing", state(0))
+    with (
+        faults.inject({"fs.open": replace}),
+        pytest.raises(CorruptCheckpointError, match="manifest: its hash doesn't fit"),
+    ):
+        folder.load()
+    folder.commit("thing", state(2), keep=3)
+    with (
+        faults.inject({"fs.open": At(lambda: shutil.rmtree(tmp_path))}),
+        pytest.raises(IncompleteCheckpointError),
+    ):
+        folder.load()
+
+
+@pytest.mark.parametrize("digits", [8, 9, 20])
+def test_checkpoints_after_a_number_of_nines_are_loaded_and_kept(tmp_path: Path, digits: int) -> None:
+    folder = Folder(tmp_path)
+    folder.commit("thing", state(0)).rename(tmp_path / f"ckpt-{'9' * digits}-{'0' * 32}")
+    for number in (1, 2):
+        place = folder.commit("thing", state(number))
+        found = folder.load()
+        assert (
+            found.path == place and found.state["number"] == number and checkpoints(tmp_path) == [place.name]
+        )
+
+
+def test_digits_of_other_scripts_number_no_checkpoint(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.commit("thing", state(0)).rename(tmp_path / f"ckpt-{chr(0x0669) * 8}-{'0' * 32}")
+    with pytest.raises(IncompleteCheckpointError):
+        folder.load()
 
 
 def test_paths_and_choices_are_checked(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from gleanrl.system import fs
 from gleanrl.system.new_files import remove_abandoned
 from gleanrl.system.proc import identity
 
-_CHECKPOINT = re.compile(r"ckpt-(\d{8})-([0-9a-f]{32})")
+_CHECKPOINT = re.compile(r"ckpt-([0-9]{8,})-[0-9a-f]{32}")  # 8 digits are written, more after a larger number
 _LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
 _LOCK, _MANIFEST = "LOCK", "manifest.json"
 _LIBRARIES = ("torch", "tensordict", "numpy")
@@ -201,6 +201,8 @@ class Folder:
     def load(self, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> Found:
         """Return the newest checkpoint that is whole; a warning says which newer ones aren't, and why.
 
+        Another process may write into the folder meanwhile: the folder is listed again while its checkpoints change.
+
         Rows in segments (`Stored`) are read by who takes them, straight to their place, and compared there.
 
         Args:
@@ -216,16 +218,21 @@ class Folder:
         """
         flag("verify", verify)
         skipped: dict[str, str] = {}
-        for _, path in self._checkpoints(fs.names(self.path)):
-            try:
-                kind, state = read(path, verify, take)
-            except CorruptCheckpointError as damage:
-                skipped[path.name] = str(damage)
-                continue
-            if skipped:
-                lines = "; ".join(f"{name}: {why}" for name, why in skipped.items())
-                warnings.warn(f"{path} is loaded; newer ones are damaged: {lines}", stacklevel=3)
-            return Found(path, kind, state, skipped)
+        before = None
+        while (listed := self._checkpoints(fs.names(self.path))) != before:
+            before, skipped = listed, {}
+            for _, path in listed:
+                try:
+                    kind, state = read(path, verify, take)
+                except CorruptCheckpointError as damage:
+                    if path.name not in fs.names(self.path):
+                        break  # a writer has removed it since it was listed, after a newer one was complete
+                    skipped[path.name] = str(damage)
+                    continue
+                if skipped:
+                    lines = "; ".join(f"{name}: {why}" for name, why in skipped.items())
+                    warnings.warn(f"{path} is loaded; newer ones are damaged: {lines}", stacklevel=3)
+                return Found(path, kind, state, skipped)
         if skipped:
             raise CorruptCheckpointError("; ".join(skipped.values()))
         raise IncompleteCheckpointError(f"{self.path}: there is no complete checkpoint")
