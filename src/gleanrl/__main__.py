@@ -34,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.is_module:
         runpy.run_module(given.program, run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(given.program).resolve().parent)
+        if not (
+            sys.flags.isolated or getattr(sys.flags, "safe_path", False)
+        ):  # -I and -P put no directory first
+            sys.path[0] = str(Path(given.program).resolve().parent)
         runpy.run_path(given.program, run_name="__main__")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +16,7 @@ from gleanrl.system.launch_server import REQUEST
 from tests.interrupts import interruptions
 from tests.leaks import Holdings
 from tests.system.entries import ENTRY
+from tests.takeovers import SOURCE
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +114,80 @@ def test_a_fork_has_its_own():
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert first.is_alive and launcher.current(ENTRY, ()) is first
+
+
+PROGRAM = """
+import os, sys
+from functools import partial
+from pathlib import Path
+import gleanrl
+from gleanrl.envs import GymEnv, ParallelEnv
+
+make = partial(GymEnv, "CartPole-v1")
+if sys.argv[1] == "own":
+    from helper import make  # of the script's folder
+
+if __name__ == "__main__":
+    mark = Path(sys.argv[2])
+    code = f"import os; open({str(mark)!r}, 'a').write(__name__ + ' ' + str(os.getpid()) + chr(10)); raise SystemExit"
+    names = {name.partition(".")[0] for name in [*sys.stdlib_module_names, *sys.modules]}
+    names |= {"sitecustomize", "usercustomize", "pandas", "cupy"}
+    for name in names - {"__main__", "helper", "program", "gleanrl", *sys.builtin_module_names}:
+        Path(f"{name}.py").write_text(code)
+    env = ParallelEnv(2, make)
+    print(env.rollout(3).numel())
+    env.close()
+"""
+HELPER = """
+from functools import partial
+from gleanrl.envs import GymEnv
+
+class Own(GymEnv):
+    pass
+
+make = partial(Own, "CartPole-v1")
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("flags", "where", "kind"),
+    [
+        ((), "elsewhere", "own"),
+        (("-P",), "elsewhere", "any"),
+        (("-I",), "elsewhere", "any"),
+        ((), "here", "own"),
+    ],
+)
+def test_nothing_is_imported_from_the_current_directory(tmp_path, flags, where, kind):
+    here, elsewhere, mark = tmp_path / "here", tmp_path / "elsewhere", tmp_path / "mark"
+    here.mkdir()
+    elsewhere.mkdir()
+    (tmp_path / where / "program.py").write_text(PROGRAM)
+    (tmp_path / where / "helper.py").write_text(HELPER)
+    if sys.version_info < (3, 11):
+        flags = tuple(flag for flag in flags if flag != "-P")
+    command = [sys.executable, *flags, str(tmp_path / where / "program.py"), kind, str(mark)]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, cwd=here, env=environ, capture_output=True, text=True, check=False)
+    assert not mark.exists(), mark.read_text()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["6"]
+
+
+def test_a_launcher_has_the_flags_of_the_interpreter(monkeypatch):
+    monkeypatch.setattr(sys, "warnoptions", ["ignore::UserWarning"])
+    process = launcher.current(ENTRY, ())._process
+    flags = subprocess._args_from_interpreter_flags()
+    assert "-Wignore::UserWarning" in flags and process.args[1 : 1 + len(flags)] == flags
+
+
+def test_a_launcher_has_the_current_directory_last_and_only_for_packages_from_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/a", str(tmp_path), "."])
+    assert launcher._path(["json.decoder", "never_imported"]) == ["/a"]
+    (tmp_path / "gleanrl_own").mkdir()
+    (tmp_path / "gleanrl_own" / "__init__.py").touch()
+    importlib.import_module("gleanrl_own")
+    assert launcher._path(["json", "gleanrl_own.part:run"]) == ["/a", str(tmp_path)]
+    del sys.modules["gleanrl_own"]

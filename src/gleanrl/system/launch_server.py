@@ -55,11 +55,9 @@ def main(arguments: Sequence[str]) -> None:
 
     Args:
         arguments: one JSON object: `control` (the descriptor of a socket to the owner), `owner` (its process
-            number), `entry` (``module:function`` that a worker runs), `preload` (modules to import first) and
-            `path` (`sys.path`).
+            number), `entry` (``module:function`` that a worker runs) and `preload` (modules to import first).
     """
     given = json.loads(arguments[0])
-    sys.path[:] = given["path"]
     control = socket.socket(fileno=given["control"])
     try:
         owner = os.pidfd_open(given["owner"])

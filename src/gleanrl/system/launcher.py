@@ -16,14 +16,15 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gleanrl.system.clock import Deadline
 from gleanrl.system.descriptors import Descriptors, sent_over
 from gleanrl.system.launch_server import ANSWER, MOST_BYTES, REQUEST, START, UNKNOWN
 
-_CODE = "import sys; from gleanrl.system.launch_server import main; main(sys.argv[1:])"
+# `-c` puts the current directory first on the path: nothing but the built-in `sys` is imported before that is undone.
+_CODE = "import sys; sys.path[:] = sys.argv[2:]; from gleanrl.system.launch_server import main; main(sys.argv[1:2])"
 _READY_S = 120.0  # importing torch from a cold disk
 _ANSWER_S = 30.0
 
@@ -185,16 +186,12 @@ def _launch(entry: str, preload: Sequence[str]) -> Launcher:
     try:
         links.extend(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         mine, theirs = links
-        given = {
-            "control": theirs.fileno(),
-            "owner": os.getpid(),
-            "entry": entry,
-            "preload": [*preload, *_preloaded],
-            "path": sys.path,
-        }
+        modules = [*preload, *_preloaded]
+        given = {"control": theirs.fileno(), "owner": os.getpid(), "entry": entry, "preload": modules}
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
         # A session of its own: Ctrl-C goes to the user's program alone, which ends the workers.
         process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, json.dumps(given)],
+            [sys.executable, *flags, "-c", _CODE, json.dumps(given), *_path([__name__, entry, *modules])],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -212,6 +209,22 @@ def _launch(entry: str, preload: Sequence[str]) -> Launcher:
             process.kill()
             process.wait()
         raise
+
+
+def _path(modules: Iterable[str]) -> list[str]:
+    """Return the launcher's `sys.path`: this program's, without the current directory.
+
+    A file there that is called like a module of some library must not run in the launcher. Where the program itself has
+    imported the package of one of `modules` from there, a source tree for example, the directory comes last. Workers
+    get the program's whole path before they import anything of the program.
+    """
+    here = os.path.realpath(os.curdir)
+    path = [entry for entry in sys.path if isinstance(entry, str) and os.path.realpath(entry) != here]
+    packages = (sys.modules.get(name.partition(":")[0].partition(".")[0]) for name in modules)
+    files = (getattr(package, "__file__", None) for package in packages)
+    if any(file and os.path.realpath(os.path.dirname(os.path.dirname(file))) == here for file in files):
+        path.append(here)
+    return path
 
 
 def _first_words(link: socket.socket) -> str:
