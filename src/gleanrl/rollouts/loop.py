@@ -37,6 +37,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
                 block.num_whole = t + 1
                 if stop(t) and t + 1 < block.num_steps:
                     stepper.stop(t + 1)
+                    stepper.confirm(t + 1)
                     actor.check()
                     return t + 1
         elif act is None:
@@ -47,6 +48,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
             for t in range(block.num_steps):
                 act(t)
                 step(t)
+        stepper.confirm(block.num_steps)
         block.num_whole = block.num_steps
         actor.check()
         return block.num_steps

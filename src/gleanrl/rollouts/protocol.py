@@ -216,6 +216,16 @@ class Stepper(Stateful[Carry]):
         Nothing to do for steppers whose carry doesn't stand in the block.
         """
 
+    def confirm(self, num_steps: int) -> None:
+        """Raise unless the environments have made so many steps of the bound block; called once the block ends.
+
+        Nothing to do for steppers that make each step themselves. Workers count their steps: their answers alone don't
+        show how many they made.
+
+        Raises:
+            WorkerError: a worker has made fewer steps than it answered for.
+        """
+
 
 class Actor(Protocol):
     """A policy that reads the root columns of a row and writes its action columns."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tensordict import TensorDictBase
 
-from gleanrl.errors import ClosedError, WorkerCrashedError, WorkerTimeoutError
+from gleanrl.errors import ClosedError, WorkerCrashedError, WorkerError, WorkerTimeoutError
 from gleanrl.workers.handle import Timeouts
 from tests.chaos.faults import Fault
 from tests.chaos.oracle import Record, Tally, makers
@@ -32,6 +32,25 @@ def test_a_killed_worker_is_reported_and_the_collector_ends(kind: str) -> None:
                 collector.next()
         with pytest.raises(ClosedError, match="worker 1 was lost"):
             collector.next()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_share_with_fewer_steps_than_its_grant_is_refused(kind: str) -> None:
+    with collecting(kind) as collector:
+        batches = [collector.next()]
+        worker = collector._crew.dispatcher._crew.workers[1]
+        worker.halt()
+        with pytest.raises(WorkerError, match=r"worker 1 .* made \d+ of the (6|12) steps"):
+            while True:
+                batches.append(collector.next())
+        worker.halt(False)
+        for _ in range(6):
+            with suppress(WorkerError):  # what the worker made of its next grant, before
+                batches.append(collector.next())
+        check_streams(batches)
+        stats = collector.stats()
+    assert stats.delivered == sum(batch.numel() for batch in batches)
+    assert stats.stepped == stats.delivered + stats.discarded
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

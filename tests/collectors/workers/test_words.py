@@ -32,6 +32,18 @@ def test_grants_are_served_in_order_and_shares_come_back(num_slots: int) -> None
         assert words.words[SERVED] == words.words[GRANTED] == number + 1
 
 
+def test_a_share_that_its_owner_did_not_cut_must_have_the_steps_of_its_grant() -> None:
+    words = made()
+    for number, (num_steps, cut, short) in enumerate(
+        [(5, 0, False), (0, 0, True), (3, 3, False), (4, 3, True)]
+    ):
+        words.grant(Grant(5), False)
+        words.begin()
+        words.words[CUT] = cut
+        words.finish(number, Share(False, num_steps, num_steps, 0, 0, ""))
+        assert words.is_short(number) == short
+
+
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_failed_share_says_why(reason: str) -> None:
     words = made()

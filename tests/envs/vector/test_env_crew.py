@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from gleanrl.envs import ParallelEnv, StepCounter, TransformedEnv
 from gleanrl.envs.vector.env_crew import EnvCrew, split
 from gleanrl.envs.vector.factories import factories
+from gleanrl.errors import WorkerError
 from gleanrl.rollouts.faults import StepFault
+from gleanrl.rollouts.loop import collect
+from gleanrl.rollouts.plan import plan_rollout
+from gleanrl.rollouts.protocol import EpisodeRules
 from gleanrl.workers.handle import Timeouts
+from gleanrl.workers.segment import STEP
 from tests.envs.vector.awkward import awkward, kill
 from tests.envs.vector.makers import counting, oracle, streams
 from tests.fakes import FakeFailure
@@ -31,6 +37,45 @@ def crew():
     made.start()
     yield made
     made.close()
+
+
+def test_a_run_after_a_clean_up_that_was_cut_short_makes_all_its_steps():
+    env = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
+    env.rollout(5, break_when_any_done=False)
+    for worker in env._crew._running.workers:
+        worker.halt()  # an interrupt kept the owner from taking that back
+    found = env.rollout(5, break_when_any_done=False)
+    steps = found["next", "observation"][..., 2] - found["observation"][..., 2]
+    assert bool((steps == 1).all()) and env._crew.made() == [5] * 3
+    env.close()
+
+
+def test_a_worker_that_made_fewer_steps_than_it_answered_for_is_named():
+    env = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
+    env.rollout(5, break_when_any_done=False)
+    env._crew.confirm(5)
+    with pytest.raises(WorkerError, match="worker 0 .* made 5 of the 6 steps"):
+        env._crew.confirm(6)
+    env.close()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_worker_whose_count_differs_from_the_block_fails_the_batch(wrapped):
+    batch = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
+    env = TransformedEnv(batch, StepCounter()) if wrapped else batch
+
+    def stop(t):
+        batch._crew._running.workers[1].progress[STEP] -= t == 2
+        return False
+
+    plan = plan_rollout(env, None, rules=EpisodeRules())
+    block = plan.block(3)
+    with pytest.raises(WorkerError, match="worker 1 .* made 2 of the 3 steps"):
+        collect(plan.actor, plan.stepper, block, stop)
+    assert collect(plan.actor, plan.stepper, block, lambda t: t == 1) == 2, (
+        "a run that was stopped is no short one"
+    )
+    env.close()
 
 
 def test_items_go_to_workers_and_back(crew):

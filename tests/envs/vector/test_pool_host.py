@@ -9,6 +9,7 @@ import torch
 
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.pool_host import PoolMember
+from gleanrl.errors import WorkerError
 from tests.envs.vector.makers import SCRIPT, oracle
 from tests.fakes import FakeFailure, RaisingEnv
 
@@ -24,7 +25,8 @@ def test_a_number_is_answered_once():
     first = member.answer(1, "step", (td.clone(),))
     assert member.answer(1, "step", (td.clone(),)) is first
     assert member.answer(2, "attribute", ("steps_taken",)) == (False, 1)
-    member.answer(1, "step", (td.clone(),))  # an older one isn't acted upon
+    with pytest.raises(WorkerError, match="request 1 .step. came after request 2"):
+        member.answer(1, "step", (td.clone(),))  # the answer that is kept is that of another request
     assert member.answer(3, "attribute", ("steps_taken",)) == (False, 1)
     assert member.answer(4, "attribute", ("hello",)) == (True, None)
     assert member.answer(5, "call", ("hello", ("you",), {})) == "hello you from 0"

@@ -136,11 +136,23 @@ class Dispatcher:
         return self.words[worker].words[SERVED if self.is_down(worker) else GRANTED] - self.now.taken[worker]
 
     def ready(self, worker: int) -> bool:
-        """Return whether a worker's next share is there, and wanted; those that failed are discarded on the way."""
+        """Return whether a worker's next share is there, and wanted; those that failed are discarded on the way.
+
+        Raises:
+            WorkerError: the share has fewer steps than the worker was granted, and was not cut.
+        """
         self._sweep(worker)
-        number = self.now.taken[worker]
-        if self.words[worker].words[SERVED] <= number or self.now.unwanted[worker]:
+        number, words = self.now.taken[worker], self.words[worker]
+        if words.words[SERVED] <= number or self.now.unwanted[worker]:
             return False
+        if words.is_short(number):
+            made, granted = words.share(number).num_steps, words.granted_steps(number)
+            self.discard(worker, "error")
+            raise WorkerError(
+                f"worker {worker} (process {self.processes[worker]}) made {made} of the {granted} steps that it was "
+                "granted and answered that it was done; its share is discarded, its environments are reset before "
+                "the next one"
+            )
         if not self.description.schema.lists or self._listed[worker].get(self._slot(number)) == number:
             return True
         if max(self._listed[worker].values(), default=-1) > number or not self._crew.signals_due(worker):

@@ -85,7 +85,7 @@ class Words:
         return self.words[self._slot(number) + _COUNT] == _FAILED
 
     def granted_steps(self, number: int) -> int:
-        """Return the steps of a grant that is under way."""
+        """Return the steps of a grant that is under way, or was served and not followed by another one in its slot."""
         return self.words[self._slot(number) + _NUM_STEPS]
 
     def share(self, number: int) -> Share:
@@ -100,6 +100,10 @@ class Words:
             words[slot + _EXCESS],
             REASONS[words[slot + _REASON]],
         )
+
+    def is_short(self, number: int) -> bool:
+        """Return whether a share that was served has other steps than its grant, and its owner didn't cut it."""
+        return self.share(number).num_steps != self.granted_steps(number) and self.words[CUT] <= number
 
     @property
     def frames(self) -> int:

@@ -246,6 +246,10 @@ class TransformedStepper(Stepper):
         found = ((key, self._outer_root.row(key, num_steps)) for key in self._root_keys)
         self._carry = {key: value.clone() for key, value in found if value is not None}
 
+    def confirm(self, num_steps: int) -> None:
+        """Raise unless the base environment has made so many steps of its block."""
+        self._base.confirm(num_steps)
+
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
         """Step with the action of row `t`, run the transforms, and reset where an episode ends."""

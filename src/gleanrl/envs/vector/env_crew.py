@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.worker import Share
+from gleanrl.envs.vector.worker import RUN_CODE, Share
+from gleanrl.errors import WorkerError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.workers.crew import Answer, Crew
 from gleanrl.workers.handle import Plan, Timeouts
@@ -97,19 +98,43 @@ class EnvCrew:
         if not self._crew.signal(code):  # type: ignore[union-attr]  # it's called at every step
             self._gather()
 
-    def break_off(self) -> list[int]:
-        """End a run of steps that an interrupt kept its owner from waiting for.
+    def run(self) -> None:
+        """Let every worker take all steps of its block, and wait.
 
-        Returns:
-            The steps of the block that each environment has made.
+        The owner takes back the word of an earlier `break_off` here, before the workers can read it: then no
+        interrupt of a clean-up can leave it to a later run.
+
+        Raises:
+            StepFault: if an environment raised, or a worker ended or hung.
         """
+        for worker in self._running.workers:
+            worker.halt(False)
+        self.signal(RUN_CODE, "step")
+
+    def break_off(self) -> None:
+        """End a run of steps that an interrupt kept its owner from waiting for."""
         crew = self._running
         for worker in crew.workers:
             worker.halt()
         crew.forget()
-        for worker in crew.workers:
-            worker.halt(False)
+
+    def made(self) -> list[int]:
+        """Return the steps of the block that each environment has made."""
         return self._made(())
+
+    def confirm(self, num_steps: int) -> None:
+        """Raise unless every worker has made so many steps of the block.
+
+        Raises:
+            WorkerError: naming the first worker that has made fewer, or more.
+        """
+        for worker in self._running.workers:
+            if worker.step != num_steps:
+                raise WorkerError(
+                    f"worker {worker.index} (process {worker.pid}) made {worker.step} of the {num_steps} steps of the "
+                    "block and answered that it was done; the batch is discarded, reset the environments before "
+                    "the next one"
+                )
 
     def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of some workers' servants; return what each gave, by worker.

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from gleanrl.block import Block
 from gleanrl.envs.vector.packing import pack
 from gleanrl.envs.vector.steppers import require_one_schema
-from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan
+from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan
 from gleanrl.objects import Leaf, Objects, cat_leaves
 from gleanrl.pool import BufferPool
 from gleanrl.rollouts.faults import StepFault
@@ -41,8 +41,17 @@ class Shares(Protocol):
     def signal(self, code: bytes, during: str) -> None:
         """Send a signal to every worker and wait."""
 
-    def break_off(self) -> list[int]:
-        """End a run of steps that was interrupted; return the steps that each environment has made."""
+    def run(self) -> None:
+        """Let every worker take all steps of its block, and wait."""
+
+    def break_off(self) -> None:
+        """End a run of steps that was interrupted."""
+
+    def made(self) -> list[int]:
+        """Return the steps of the block that each environment has made."""
+
+    def confirm(self, num_steps: int) -> None:
+        """Raise unless every worker has made so many steps of the block."""
 
     def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of some workers' servants; return what each gave."""
@@ -211,16 +220,23 @@ class ParallelStepper(Stepper):
             super().run(block)
             return
         try:
-            self._crew.signal(RUN_CODE, "step")
+            self._crew.run()
         except StepFault:
             raise
         except BaseException:
-            block.num_whole = min(self._crew.break_off())
+            try:
+                self._crew.break_off()
+            finally:  # also if a second interrupt came
+                block.num_whole = min(self._crew.made())
             raise
 
     def stop(self, num_steps: int) -> None:
         """End the block at row `num_steps`."""
         self._ask_all("step", "stop", num_steps)
+
+    def confirm(self, num_steps: int) -> None:
+        """Raise unless every worker has made so many steps of the bound block."""
+        self._crew.confirm(num_steps)
 
 
 def _leaf(value: Any) -> Leaf:

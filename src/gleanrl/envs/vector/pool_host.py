@@ -72,7 +72,8 @@ class PoolMember:
     """One environment of a pool, in its thread or process.
 
     Its owner numbers its requests, upwards. A number that comes again, because an interrupt kept its owner from
-    sending it whole or from taking the answer, isn't acted upon again: the same answer is given.
+    sending it whole or from taking the answer, isn't acted upon again: the same answer is given. A number below the
+    latest one gets an error, since the answer that is kept is that of another request.
 
     Args:
         make: makes the environment, when it's asked for the first time.
@@ -97,6 +98,10 @@ class PoolMember:
                     self._value = getattr(self, name)(*arguments)
                 except BaseException as error:
                     self._error = error
+            if number < self._number:
+                raise WorkerError(
+                    f"request {number} ({name}) came after request {self._number}; it was not carried out"
+                )
             if self._error is not None:
                 raise self._error
             return self._value

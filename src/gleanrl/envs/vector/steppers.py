@@ -125,6 +125,11 @@ class MemberSteppers(Stepper):
         for member in self._members:
             member.stop(num_steps)
 
+    def confirm(self, num_steps: int) -> None:
+        """Raise unless every member has made so many steps of its block."""
+        for member in self._members:
+            member.confirm(num_steps)
+
     def _translated(self, fault: StepFault, t: int | None = None) -> StepFault:
         """Return `fault` with the environment's index in this batch, and, in step `t`, who has made that step."""
         index, width = self._place[0], self._width
