@@ -68,7 +68,6 @@ SNIFFS_NAMES = {
     "transform_observation_spec": 1,
     "transforms": 1,
     "update_kwargs": 2,
-    "update_mask": 1,
 }
 
 

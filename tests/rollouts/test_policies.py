@@ -15,6 +15,7 @@ from gleanrl.data import Bounded, Categorical, Composite
 from gleanrl.errors import GleanError, InvalidTypeError, PolicyError
 from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
 from tests.fakes_base import CountingEnv, TwoActionEnv
+from tests.fakes_masks import SOURCES, MaskedEnv, check_allowed, masked
 
 ONE, TWO, NESTED = ["observation"], ["place", "clock"], [("robot", "pose")]
 
@@ -215,3 +216,23 @@ def test_a_random_policy_without_a_spec_takes_that_of_its_environment():
     own.set_action_spec_from_env(TwoActionEnv())
     assert own.action_spec is not None
     assert set(own(TensorDict({}, [])).keys()) == {"action"}
+
+
+def test_first_mask_in_the_middle_of_a_rollout_is_an_error():
+    env = MaskedEnv("categorical", "late_spec")
+    env.show = lambda: env.clock > 4 and MaskedEnv.show(env)
+    with pytest.raises(PolicyError, match="first mask during this batch"):
+        env.rollout(20, break_when_any_done=False)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_random_policy_of_all_actions_obeys_the_masks_of_the_environment(source):
+    policy = RandomPolicy(masked("one_hot", source).action_spec)
+    batch = masked("one_hot", source).rollout(60, policy, break_when_any_done=False)
+    check_allowed(batch.unsqueeze(0), "one_hot")
+
+
+def test_random_policy_of_other_actions_draws_from_its_own_spec():
+    env = masked("categorical")
+    batch = env.rollout(60, RandomPolicy(Categorical(1)), break_when_any_done=False)
+    assert not bool(batch["action"].any())

@@ -59,6 +59,14 @@ class Running(SpecProperties):
         raise UnsupportedError("set_state: give the state to reset(tensordict, set_state=True)")
 
     # ------------------------------------------------------------------- run
+    def live_action_spec(self) -> Any:
+        """Return the full action spec with the masks that hold at present.
+
+        Random actions are drawn from it. It is `full_action_spec`, except where masks are set elsewhere: in the members
+        of a batch of environments, or in the base environment of a transformed one.
+        """
+        return self.full_action_spec
+
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Write random actions into `tensordict` (a new one if None) and return it."""
         if tensordict is None:
@@ -67,7 +75,7 @@ class Running(SpecProperties):
 
     def _action_spec_for(self, tensordict: TensorDictBase) -> Any:
         """Return the spec of the actions that belong to the rows of `tensordict`."""
-        spec = self.full_action_spec
+        spec = self.live_action_spec()
         if self.batch_locked:
             return spec
         return spec.expand(*tensordict.batch_size, *spec.shape[len(self.batch_size) :])
@@ -182,8 +190,7 @@ class Running(SpecProperties):
         """
         if tensordict is not None:
             self.reset(tensordict)
-        spec: Any = self.full_action_spec
-        actions: TensorDictBase = spec.enumerate(use_mask=True)
+        actions: TensorDictBase = self.live_action_spec().enumerate(use_mask=True)
         return actions
 
     def cardinality(self, tensordict: TensorDictBase | None = None) -> int | float:

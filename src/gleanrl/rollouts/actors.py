@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.block import Block
+from gleanrl.data.specs import is_masked
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.native import write_ones
@@ -24,7 +25,7 @@ from gleanrl.rollouts.fitting import RowWriter, misfit
 from gleanrl.rollouts.marks import Marks, marks
 from gleanrl.rollouts.members import InTurn, Member, members_of, reads_of
 from gleanrl.rollouts.modules import Values
-from gleanrl.rollouts.policies import RandomPolicy
+from gleanrl.rollouts.policies import AllowedActions, RandomPolicy
 from gleanrl.schema import Field, new_column
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import (
@@ -50,7 +51,7 @@ class RandomActor:
     Args:
         policy: what to draw from.
         fields: the actor's columns; those that the policy doesn't draw (another policy's extras) are zero.
-        each_step: whether the policy's spec changes from step to step.
+        each_step: whether the policy's spec changes from step to step; that of `AllowedActions` always does.
         generator: what to draw with; None for torch's global generator.
     """
 
@@ -63,16 +64,18 @@ class RandomActor:
     ) -> None:
         self._policy = policy
         self._fields = fields
-        self._each_step = each_step
+        self._each_step = each_step or isinstance(policy, AllowedActions)
         self.primed = below_next(fields)
         self.seen: Collection[Path] | None = None
         self.overwrites = False
         self._owned = generator
+        self._free = False  # whether the actions of the bound block were drawn at once, without a mask
         self.carry = PolicyCarry()  # nothing, for ever
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write all T actions into `block`, or return what acts on a row."""
         if not self._each_step:
+            self._free = not is_masked(self._policy.action_spec)
             if self._wrote_choices(block):
                 return None
             size = torch.Size((block.num_steps, *block.batch_size[:-1]))
@@ -104,7 +107,17 @@ class RandomActor:
         return True
 
     def check(self) -> None:
-        """Nothing to do: what is drawn is written as it is."""
+        """Raise if the environment masked its actions for the first time in the block, whose actions were drawn before.
+
+        Raises:
+            PolicyError: if it did.
+        """
+        if self._free and is_masked(self._policy.action_spec):
+            raise PolicyError(
+                "random actions: the action spec got its first mask during this batch, after the actions were drawn; "
+                "expected a mask from the first reset on: set one that allows everything in the environment's "
+                "constructor, or use ActionMask"
+            )
 
     def _drawn(self, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, Leaf]:
         """Return values for all columns, ``(*size, *leaf)``: those that aren't drawn are zero, or blank."""

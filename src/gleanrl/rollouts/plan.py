@@ -20,7 +20,7 @@ from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.graph import GraphBlock
 from gleanrl.rollouts.modes import with_gradients
-from gleanrl.rollouts.policies import OwnActions, RandomPolicy, only_draws, wrap_policy
+from gleanrl.rollouts.policies import OwnActions, drawing_policy, only_draws, wrap_policy
 from gleanrl.rollouts.probing import Trial, outputs_of, sizes_of_groups
 from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
@@ -153,11 +153,11 @@ def plan_rollout(
     fields = {**env_schema.items(), **written}
     sizes = sizes_of_groups(env, len(env.batch_size), fields)
     layout = _row_layout(env, stepper, tuple(actions), policy_device, sizes)
-    random_actor: Actor = RandomActor(
-        RandomPolicy(env.full_action_spec), written, traits.actions_vary, generator
-    )
+    random_actor: Actor
     if traits.own_actions:
         random_actor = PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))
+    else:
+        random_actor = RandomActor(drawing_policy(env), written, generator=generator)
     actor: Actor
     if only_draws(wrapped):
         actor = RandomActor(wrapped, written, traits.actions_vary, generator)

@@ -12,11 +12,12 @@ import torch
 from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
-from gleanrl.data.specs import Composite, OneHot
+from gleanrl.data.specs import Composite, OneHot, from_torchrl, is_masked, without_masks
 from gleanrl.data.specs.leaf import LeafSpec
+from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.errors import InvalidTypeError, PolicyError
 from gleanrl.overrides import is_native
-from gleanrl.rollouts.traits import Env, EnvTraits
+from gleanrl.rollouts.traits import Env, EnvTraits, live_actions
 from gleanrl.schema import Field
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, Path, as_key, as_path, flatten
@@ -113,6 +114,22 @@ def only_draws(policy: Any) -> bool:
     return is_native(policy, "__call__", "draw", of=RandomPolicy)
 
 
+class AllowedActions(RandomPolicy):
+    """Draws from the action spec of an environment whose masks change, with the masks that hold at each draw.
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self._env, self.action_key = env, "action"
+
+    @property
+    def action_spec(self) -> Any:
+        """The full action spec with its present masks."""
+        return live_actions(self._env)
+
+
 class OwnActions:
     """Random actions by an environment's own `rand_action`, which is more than a draw from the spec.
 
@@ -134,9 +151,32 @@ class OwnActions:
 
 
 def random_policy(env: Env) -> RandomPolicy | OwnActions:
-    """Return the policy that draws random actions for `env`."""
-    own = EnvTraits.of(env).own_actions
-    return OwnActions(env) if own else RandomPolicy(env.full_action_spec)
+    """Return the policy that draws random actions for `env`, which was reset: its masks may show then only."""
+    return OwnActions(env) if EnvTraits.of(env).own_actions else drawing_policy(env)
+
+
+def drawing_policy(env: Env) -> RandomPolicy:
+    """Return the policy that draws from the action spec of `env`, with the masks of each moment if it has any."""
+    if EnvTraits.of(env).actions_vary or is_masked(from_torchrl(live_actions(env))):
+        return AllowedActions(env)
+    return RandomPolicy(env.full_action_spec)
+
+
+def _obeying(policy: RandomPolicy, env: Env) -> RandomPolicy:
+    """Return `policy`, or the policy that obeys the masks of `env` if `policy` draws from all actions of `env`."""
+    masked = drawing_policy(env) if only_draws(policy) else policy
+    if not isinstance(masked, AllowedActions):
+        return policy
+    spec = from_torchrl(policy.action_spec)
+    if not isinstance(spec, SpecMapping):
+        spec = Composite({policy.action_key: spec})
+    declared = from_torchrl(env.full_action_spec)
+    return masked if _unmasked_leaves(spec) == _unmasked_leaves(declared) else policy
+
+
+def _unmasked_leaves(spec: SpecMapping) -> dict[Path, Any]:
+    leaves = {as_path(key): spec[key] for key in spec.keys(True, True)}
+    return {path: without_masks(leaf) for path, leaf in leaves.items() if leaf is not None}
 
 
 def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) -> Any:
@@ -161,7 +201,8 @@ def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) ->
         return random_policy(env)
     if isinstance(policy, RandomPolicy):
         policy.set_action_spec_from_env(env)
-    if isinstance(policy, (RandomPolicy, TensorDictModuleBase)):
+        return _obeying(policy, env)
+    if isinstance(policy, TensorDictModuleBase):
         return policy
     owner = getattr(policy, "__self__", None)
     if getattr(policy, "__name__", None) in ("rand_step", "rand_action") and hasattr(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl.data.specs import from_torchrl, is_masked
 from gleanrl.tree import NestedKey, Path, as_path
 
 _ABSENT = object()
@@ -146,4 +147,10 @@ class EnvTraits:
 
 def has_mask(env: Env) -> bool:
     """Return whether a mask says which actions are allowed."""
-    return any(getattr(spec, "mask", None) is not None for spec in env.full_action_spec.values(True, True))
+    return is_masked(from_torchrl(env.full_action_spec))
+
+
+def live_actions(env: Env) -> Any:
+    """Return the full action spec of any environment, with the masks that hold at present (see `EnvBase`)."""
+    live = extra(env, "live_action_spec")
+    return env.full_action_spec if live is None else live()

@@ -105,16 +105,16 @@ def test_one_hot_vectors():
     assert one.index_dims == () and two.index_dims == (2,)
 
 
-def test_masks_are_checked_and_copied():
+def test_masks_of_booleans_and_of_zeros_and_ones_are_expanded():
     source = bools("10")
-    made = checked_mask(source, (3, 2), None)
-    source[:] = True
-    assert (
-        made.tolist() == [[True, False]] * 3 and checked_mask([True, False], (2,), None).dtype == torch.bool
-    )
-    with pytest.raises(InvalidTypeError):
-        checked_mask([1, 0], (2,), None)
+    assert checked_mask(source, (3, 2)).tolist() == [[True, False]] * 3
+    for dtype in (torch.int8, torch.uint8, torch.int64):
+        assert torch.equal(checked_mask(source.to(dtype), (2,)), source)
+    with pytest.raises(InvalidTypeError, match="float32"):
+        checked_mask(source.float(), (2,))
+    with pytest.raises(InvalidArgumentError, match=r"got 2 at index \(1,\)"):
+        checked_mask(torch.tensor([1, 2], dtype=torch.int8), (2,))
     with pytest.raises(InvalidArgumentError):
-        checked_mask(source, (3,), None)
+        checked_mask(source, (3,))
     with pytest.raises(InvalidArgumentError, match=r"\(1, 0\)"):
-        require_choice(torch.tensor([[[True]], [[False]]]))
+        require_choice(torch.tensor([[False], [True]]))

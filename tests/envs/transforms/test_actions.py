@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
+from gleanrl.data import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.envs import SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     ActionDiscretizer,
     ActionMask,
     Compose,
     DiscreteActionProjection,
+    NoopResetEnv,
+    RenameTransform,
     StepCounter,
     TransformedEnv,
 )
@@ -18,6 +20,8 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from tests.envs.transforms.ways import batched, collect_both_ways, joined, single
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
+from tests.fakes_masks import MaskedEnv as ManyMasks
+from tests.fakes_masks import check_allowed
 
 
 class ChoiceEnv(CountingEnv):
@@ -224,3 +228,91 @@ def test_mistakes_are_named():
         DiscreteActionProjection(5, 3)
     with pytest.raises(InvalidTypeError, match="one-hot"):
         TransformedEnv(single(), DiscreteActionProjection(2, 3)).action_spec  # noqa: B018
+
+
+class IntegerMaskEnv(ChoiceEnv):
+    """Masks of int8, or with a third value."""
+
+    third = False
+
+    def _declare(self):
+        super()._declare()
+        spec = self.observation_spec
+        spec["action_mask"] = Unbounded((*self.batch_size, 5), dtype=torch.int8)
+        self.observation_spec = spec
+
+    def _package(self, flags):
+        out = super()._package(flags)
+        mask = out["action_mask"].to(torch.int8)
+        out["action_mask"] = mask * 3 if self.third else mask
+        return out
+
+
+def test_integer_masks_of_zeros_and_ones_are_taken():
+    env = TransformedEnv(IntegerMaskEnv(Script(lengths=(4, 7)), (2,)), ActionMask())
+    batch = env.rollout(60, break_when_any_done=False)
+    assert batch["action_mask"].dtype is torch.int8
+    assert not bool((batch["action"].bool() & ~batch["action_mask"].bool()).any())
+    assert not bool((env.action_spec.rand((50,)) & ~env.action_spec.mask).any())
+    check_env_specs(env)
+
+
+def test_integer_mask_with_another_value_is_refused_with_the_value():
+    env = IntegerMaskEnv(Script(lengths=(4,)))
+    env.third = True
+    with pytest.raises(InvalidArgumentError, match=r"action_mask.*got 3 at index"):
+        TransformedEnv(env, ActionMask()).reset()
+
+
+class JointMaskEnv(CountingEnv):
+    """Two choices of five, whose combinations an observation allows: none at the end of an episode."""
+
+    def _declare(self):
+        super()._declare()
+        shape = tuple(self.batch_size)
+        self.action_spec = MultiCategorical([5, 5], shape=(*shape, 2))
+        spec = self.observation_spec
+        spec["action_mask"] = Binary(shape=(*shape, 5, 5), dtype=torch.int8)
+        self.observation_spec = spec
+
+    def _package(self, flags):
+        out = super()._package(flags)
+        mask = (
+            torch.eye(5).roll(int(out["observation"].flatten()[2]), 0).expand(*self.batch_size, 5, 5).clone()
+        )
+        for flag in flags.values():
+            mask[flag.reshape(self.batch_size).bool()] = 0
+        out["action_mask"] = mask.to(torch.int8)
+        return out
+
+
+@pytest.mark.parametrize("size", [(), (3,)])
+def test_joint_mask_of_two_choices_is_sampled_jointly(size):
+    env = TransformedEnv(JointMaskEnv(Script(lengths=(4, 7)), size), ActionMask())
+    batch = SyncDataCollector(env, frames_per_batch=60, total_frames=-1).next()
+    action, mask = batch["action"].reshape(-1, 2), batch["action_mask"].reshape(-1, 5, 5)
+    assert bool(mask[torch.arange(len(mask)), action[:, 0], action[:, 1]].all())
+    assert len(action.unique(dim=0)) > 4
+
+
+def test_rename_after_an_action_mask_keeps_the_mask():
+    rename = RenameTransform([], [], ["action"], ["act"])
+    env = TransformedEnv(ChoiceEnv(Script(lengths=(4, 7))), Compose(ActionMask(), rename))
+    batch = env.rollout(40, break_when_any_done=False)
+    assert not bool((batch["act"].bool() & ~batch["action_mask"]).any())
+
+
+def test_mask_that_the_base_environment_sets_passes_a_transform():
+    env = TransformedEnv(ManyMasks("one_hot", "late_spec"), StepCounter())
+    check_allowed(env.rollout(60, break_when_any_done=False).unsqueeze(0), "one_hot")
+
+
+def test_noops_after_an_action_mask_are_allowed_actions():
+    base = ManyMasks("categorical", "transform")
+    taken = []
+    step = base._step
+    base._step = lambda td: (taken.append((td["action_mask"], td["action"])), step(td))[1]
+    env = TransformedEnv(base, Compose(ActionMask(), NoopResetEnv(2, random=False)))
+    for _ in range(20):
+        env.reset()
+    assert len(taken) == 40 and all(bool(mask[action]) for mask, action in taken)

@@ -11,7 +11,14 @@ from gleanrl.data.specs.bounded import Bounded, BoundedContinuous, BoundedDiscre
 from gleanrl.data.specs.bridge import from_torchrl, to_torchrl
 from gleanrl.data.specs.categorical import Categorical, OneHot
 from gleanrl.data.specs.composite import Composite
-from gleanrl.data.specs.lazy import check_no_exclusive_keys, consolidate_spec, contains_lazy_spec
+from gleanrl.data.specs.lazy import (
+    check_no_exclusive_keys,
+    consolidate_spec,
+    contains_lazy_spec,
+    is_masked,
+    leaves_of,
+    without_masks,
+)
 from gleanrl.data.specs.multi_categorical import MultiCategorical, MultiOneHot
 from gleanrl.data.specs.non_tensor import NonTensor
 from gleanrl.data.specs.stacks import Stacked, StackedComposite, stack_specs
@@ -39,8 +46,11 @@ __all__ = [
     "consolidate_spec",
     "contains_lazy_spec",
     "from_torchrl",
+    "is_masked",
+    "leaves_of",
     "stack_specs",
     "to_torchrl",
+    "without_masks",
 ]
 
 bind(__name__, globals())

@@ -1,7 +1,8 @@
 """The numbers of choices: how many there are, which of them a mask allows, and one-hot vectors of them.
 
 A choice is known by its *index*, an integer from 0. Several choices side by side have one index each, in a last
-dimension; their masks and one-hot vectors stand in one *row*, one part after the other.
+dimension; their masks and one-hot vectors stand in one *row*, one part after the other. A *joint* mask has one
+dimension for each of several choices instead, and tells which combinations are allowed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class ChoiceSpace(Box):
 
     Attributes:
         n: the limit, an int, -1 if there is none; `(*batch, k)` int64 for k choices side by side.
-        mask: `(*batch, n)` bool, True where allowed, for k choices `(*batch, sum of the limits)`; None allows all.
+        mask: `(*batch, n)` bool, True where allowed, for k choices `(*batch, sum of the limits)`, or joint
+            `(*batch, *limits)`; None allows all.
     """
 
     n: int | Tensor
@@ -96,19 +98,65 @@ class ChoiceSpace(Box):
         return self.common
 
     @cached_property
+    def joint(self) -> Tensor | None:
+        """The mask `(*batch, *limits)` if it is joint, else None."""
+        if self.mask is None or isinstance(self.n, int):
+            return None
+        return self.mask if self.is_joint(self.mask) else None
+
+    def is_joint(self, mask: Tensor) -> bool:
+        """Return whether a mask has one dimension for each of several choices."""
+        if isinstance(self.n, int) or self.common is None or len(self.common) < 2:
+            return False
+        return tuple(mask.shape[-len(self.common) :]) == self.common
+
+    def mask_dims(self, mask: Tensor) -> tuple[int, ...]:
+        """Return the dimensions behind the batch that this mask has, once it is expanded."""
+        parts = self.parts
+        return parts if self.is_joint(mask) else (sum(parts),)
+
+    @cached_property
     def by_index(self) -> Tensor | None:
-        """The mask with one dimension more than an index, as long as the largest limit, False from each limit on."""
+        """The mask with one dimension more than an index, as long as the largest limit, False from each limit on.
+
+        Of a joint mask, which index each choice has in an allowed combination.
+        """
         if self.mask is None or isinstance(self.n, int):
             return self.mask
         if self.common is None:  # a batch of size 0
             return None
-        widest = max(self.common)
-        parts = (pad(part, (0, widest - part.shape[-1])) for part in self.mask.split(self.common, -1))
-        return torch.stack(list(parts), -2)
+        widest, k = max(self.common), len(self.common)
+        if self.joint is None:
+            parts = list(self.mask.split(self.common, -1))
+        else:
+            others = [tuple(d for d in range(-k, 0) if d != i - k) for i in range(k)]
+            parts = [self.joint.any(dims) for dims in others]
+        return torch.stack([pad(part, (0, widest - part.shape[-1])) for part in parts], -2)
+
+    @cached_property
+    def combinations(self) -> Tensor:
+        """The joint mask `(*batch, number of combinations)`."""
+        assert self.joint is not None and self.common is not None
+        return self.joint.flatten(-len(self.common))
+
+    def _indices_of(self, combination: Tensor) -> Tensor:
+        """Return the indices `(*lead, k)` of numbered combinations."""
+        assert self.common is not None
+        return torch.stack(torch.unravel_index(combination, self.common), -1)
+
+    def _combination_of(self, index: Tensor) -> Tensor:
+        """Return the numbers of the combinations of indices `(*lead, k)`, which are below their limits."""
+        assert self.common is not None
+        number = torch.zeros_like(index[..., 0])
+        for i, count in enumerate(self.common):
+            number = number * count + index[..., i]
+        return number
 
     @cached_property
     def allowed(self) -> Allowed:
         """The mask, ready to be drawn from."""
+        if self.joint is not None:
+            return Allowed.of(self.combinations)
         assert self.by_index is not None
         return Allowed.of(self.by_index)
 
@@ -116,11 +164,19 @@ class ChoiceSpace(Box):
         self, shape: Sequence[int], generator: torch.Generator | None, dtype: torch.dtype, device: Device
     ) -> Tensor:
         """Draw indices of shape `shape`, which ends with those of one value."""
+        if self.joint is not None:
+            return self._indices_of(self.allowed.draw(shape[:-1], generator)).to(dtype)
         if self.by_index is not None:
             return self.allowed.draw(shape, generator).to(dtype)
         if isinstance(self.n, int):
             return torch.randint(self.n, shape, generator=generator, dtype=dtype, device=device)
         return draw_below(self.n, shape, generator).to(dtype)
+
+    def forbids_all(self) -> Tensor:
+        """Return where the mask, which there is, leaves no choice: `(*batch)` bool."""
+        if isinstance(self.n, int) or self.joint is not None:
+            return self.allowed.count == 0
+        return (self.allowed.count == 0).any(-1)
 
     def outside(self, index: Tensor) -> Tensor:
         """Return where indices aren't in the space, as booleans of the same shape."""
@@ -129,15 +185,30 @@ class ChoiceSpace(Box):
         out, mask = (index < 0) | (index >= self.limit(index.device)), self.by_index
         if mask is None:
             return out
+        if self.joint is not None:
+            inside = torch.where(out, 0, index).to(torch.int64)
+            return out | self._forbidden(inside).unsqueeze(-1)
         # Those beyond the limit are outside already; clamped, they can be looked up
         at = index.to(torch.int64).clamp(0, mask.shape[-1] - 1).unsqueeze(-1)
         return out | ~mask.to(index.device).expand((*index.shape, mask.shape[-1])).gather(-1, at).squeeze(-1)
 
+    def _forbidden(self, index: Tensor) -> Tensor:
+        """Return where a joint mask forbids the combination of int64 indices `(*lead, k)`, `(*lead)` bool."""
+        number = self._combination_of(index).unsqueeze(-1)
+        mask = self.combinations.to(index.device).expand((*number.shape[:-1], self.combinations.shape[-1]))
+        return ~mask.gather(-1, number).squeeze(-1)
+
     def nearest(self, index: Tensor) -> Tensor:
-        """Return the allowed index nearest to each int64, the lower one of two."""
+        """Return the allowed index nearest to each int64, the lower one of two; with a joint mask, combinations."""
         index, mask = index.clamp(min=0).clamp(max=self.limit(index.device) - 1), self.by_index
         if mask is None:
             return index
+        if self.joint is not None:
+            every = self._indices_of(torch.arange(self.combinations.shape[-1], device=index.device))
+            far = (every - index.unsqueeze(-2)).abs().sum(-1)
+            return self._indices_of(
+                far.masked_fill(~self.combinations.to(index.device), sum(self.parts)).argmin(-1)
+            )
         distance = (torch.arange(mask.shape[-1], device=index.device) - index.unsqueeze(-1)).abs()
         return distance.masked_fill(~mask.to(index.device), mask.shape[-1]).argmin(-1)
 
@@ -157,11 +228,14 @@ class ChoiceSpace(Box):
         """
         allowed = torch.ones(sum(self.parts), dtype=torch.bool)
         if use_mask and self.mask is not None:
-            rows = self.mask.reshape(-1, self.mask.shape[-1]).cpu()
+            mask = self.mask if self.joint is None else self.combinations
+            rows = mask.reshape(-1, mask.shape[-1]).cpu()
             if bool((rows != rows[0]).any()):
                 raise UnsupportedError(
                     "enumerate: the mask differs within the batch; index or unbind the spec first"
                 )
+            if self.joint is not None:
+                return self._indices_of(rows[0].nonzero().squeeze(-1)).to(device)
             allowed = rows[0]
         indices = [part.nonzero().squeeze(-1) for part in allowed.split(self.parts)]
         return torch.cartesian_prod(*indices).reshape(-1, *self.index_dims).to(device)
@@ -223,9 +297,14 @@ class BoxList(ChoiceSpace):
         """Return the space of the indices that `operation` takes out of those of one value.
 
         Raises:
-            UnsupportedError: if there is a mask, and the limits differ within the new batch.
+            UnsupportedError: if there is a mask, and the limits differ within the new batch; or if the mask is joint,
+                and several choices are left.
         """
         n, mask = operation(self.n), self.by_index
+        if self.joint is not None and n.ndim:
+            raise UnsupportedError(
+                "index: some of several choices with a joint mask have no spec; take one choice"
+            )
         mask = None if mask is None else operation(mask)
         if n.ndim == 0:
             return CategoricalBox(int(n), None if mask is None else mask[: int(n)])
@@ -251,31 +330,37 @@ class BoxList(ChoiceSpace):
         return len(self.boxes)
 
 
-def checked_mask(mask: Any, shape: Sequence[int], device: Device) -> Tensor:
-    """Return `mask` expanded to `shape` on `device`, as a tensor of its own.
+def checked_mask(mask: Any, shape: Sequence[int]) -> Tensor:
+    """Return `mask` as booleans expanded to `shape`; it may share its memory.
 
     Raises:
-        InvalidTypeError: if it isn't a boolean tensor.
-        InvalidArgumentError: if it can't be expanded.
+        InvalidTypeError: if it is made of neither booleans nor integers.
+        InvalidArgumentError: if an integer is neither 0 nor 1, or it can't be expanded.
     """
-    mask = torch.as_tensor(mask)
+    if mask.dtype.is_floating_point or mask.dtype.is_complex:
+        raise InvalidTypeError(f"mask: expected dtype torch.bool, or integers 0 and 1, got {mask.dtype}")
     if mask.dtype != torch.bool:
-        raise InvalidTypeError(f"mask: expected dtype torch.bool, got {mask.dtype}")
+        other = (mask != 0) & (mask != 1)
+        if bool(other.any()):
+            where = tuple(other.nonzero()[0].tolist())
+            raise InvalidArgumentError(
+                f"mask: expected the integers 0 (forbidden) and 1 (allowed), got {mask[where].item()} at index {where}"
+            )
+        mask = mask != 0
     try:
-        return mask.to(device).expand(tuple(shape)).clone()
+        return mask.expand(tuple(shape))
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"mask: expected shape {tuple(shape)} or one that expands to it, got {tuple(mask.shape)}"
         ) from error
 
 
-def require_choice(mask: Tensor) -> None:
-    """Check that each row of a mask `(*batch, n)` allows something.
+def require_choice(nothing: Tensor) -> None:
+    """Check that nowhere in a batch a mask allows nothing.
 
     Raises:
-        InvalidArgumentError: if a row allows nothing; the message names the first one.
+        InvalidArgumentError: if it does somewhere; the message names the first place.
     """
-    empty = ~mask.any(-1)
-    if bool(empty.any()):
-        where = tuple(empty.nonzero()[0].tolist())
+    if bool(nothing.any()):
+        where = tuple(nothing.nonzero()[0].tolist())
         raise InvalidArgumentError(f"mask: expected a True in each row, got none at batch index {where}")

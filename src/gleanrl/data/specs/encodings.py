@@ -32,7 +32,7 @@ class ChoiceSpec(LeafSpec):
     def mask(self) -> Tensor | None:
         """Which choices are allowed, `(*batch_shape, n)` bool; None allows all.
 
-        For several choices `(*batch_shape, sum(nvec))`, their masks side by side.
+        For several choices `(*batch_shape, sum(nvec))`, their masks side by side, or joint `(*batch_shape, *nvec)`.
         """
         return self.space.mask
 
@@ -40,19 +40,31 @@ class ChoiceSpec(LeafSpec):
         """Set which choices are allowed, in this object; `rand`, `is_in` and `project` obey.
 
         Args:
-            mask: bool, expands to the shape of the attribute `mask`; it is copied. None allows all.
+            mask: bool, or integers 0 and 1; expands to the shape of the attribute `mask`; it is copied. For several
+                choices it may be joint: a mask whose shape ends with `nvec` tells which combinations are allowed. None
+                allows all.
 
         Raises:
-            InvalidTypeError: if it isn't boolean.
-            InvalidArgumentError: if it doesn't expand to the shape, or forbids every choice somewhere.
+            InvalidTypeError: if it is made of neither booleans nor integers.
+            InvalidArgumentError: if it doesn't expand to the shape, forbids every choice somewhere, or has an integer
+                other than 0 and 1.
             UnsupportedError: if the numbers of choices differ within the batch.
         """
         if mask is not None:
-            mask = checked_mask(mask, (*concrete(self.batch_shape), sum(self.space.parts)), self.device)
+            mask = self.expanded_mask(mask).to(self.device).clone()
         space = replace(self.space, mask=mask)
         if space.by_index is not None:
-            require_choice(space.by_index)
+            require_choice(space.forbids_all())
         self.space = space
+
+    def expanded_mask(self, mask: Any) -> Tensor:
+        """Return a mask that `update_mask` takes as booleans of the shape of the attribute `mask`; see there."""
+        mask = torch.as_tensor(mask)
+        return checked_mask(mask, (*concrete(self.batch_shape), *self.space.mask_dims(mask)))
+
+    def forbidding_all(self, mask: Tensor) -> Tensor:
+        """Return where an expanded mask leaves no choice: `batch_shape` bool."""
+        return replace(self.space, mask=mask).forbids_all()
 
     @abstractmethod
     def _index(self, value: Tensor) -> Tensor:
@@ -216,13 +228,15 @@ class OneHotSpec(ChoiceSpec):
         outside = self.space.miscounted(chosen, least)
         if value.dtype != torch.bool:
             outside |= (chosen & (value != 1)).any(-1)
-        if self.mask is not None:
+        if self.space.joint is not None:
+            outside |= self.space.outside(self._index(value)).any(-1)
+        elif self.mask is not None:
             outside |= (chosen & ~self.mask.to(value.device)).any(-1)
         return outside
 
     def _nearest(self, value: Tensor) -> Tensor:
         ranked = _comparable(value).to(torch.float64)
-        if self.mask is not None:
+        if self.mask is not None and self.space.joint is None:
             ranked = ranked.masked_fill(~self.mask.to(value.device), float("-inf"))
         # Where all are -inf (forbidden or given) the peak may be a forbidden choice, hence `nearest`
         return self.space.one_hot(self.space.nearest(self.space.peaks(ranked)), self.dtype)

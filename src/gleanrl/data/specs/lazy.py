@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
-from gleanrl.data.specs.base import TensorSpec
+from gleanrl.data.specs.alternatives import Choice
+from gleanrl.data.specs.base import TensorSpec, stack
 from gleanrl.data.specs.composite import Composite
+from gleanrl.data.specs.encodings import ChoiceSpec
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.data.specs.members import Stack
 from gleanrl.data.specs.non_tensor import NonTensor
 from gleanrl.data.specs.stacks import StackedComposite
 from gleanrl.data.specs.unbounded import Unbounded
 from gleanrl.errors import SchemaError
+
+
+def leaves_of(spec: Any) -> Iterator[TensorSpec]:
+    """Yield the leaf specs in a spec: in composites, in the members of stacks, and among choices."""
+    if isinstance(spec, Stack):
+        parts: Any = spec.specs
+    elif isinstance(spec, Choice):
+        parts = spec.choices
+    elif isinstance(spec, SpecMapping):
+        parts = spec.values()
+    else:
+        if spec is not None:
+            yield spec
+        return
+    for part in parts:
+        yield from leaves_of(part)
+
+
+def is_masked(spec: TensorSpec) -> bool:
+    """Return whether a mask restricts the choices of a leaf in `spec`."""
+    return any(getattr(leaf, "mask", None) is not None for leaf in leaves_of(spec))
+
+
+def without_masks(spec: TensorSpec) -> TensorSpec:
+    """Return a copy of `spec` whose choices are all allowed; members of a stack that are equal then become one spec."""
+    if isinstance(spec, Stack):
+        merged: TensorSpec = stack([without_masks(member) for member in spec.specs], spec.stack_dim)
+        return merged
+    new = spec.clone()
+    if isinstance(new, SpecMapping):
+        for name, entry in new.items():
+            new.set(name, entry if entry is None else without_masks(entry))
+    elif isinstance(new, ChoiceSpec):
+        new.update_mask(None)
+    return new
 
 
 def contains_lazy_spec(spec: TensorSpec | None) -> bool:

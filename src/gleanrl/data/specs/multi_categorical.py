@@ -70,7 +70,8 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         shape: of one value, ending with the k of `nvec`; None: the shape of `nvec`.
         device: where values are drawn; None: torch's default device.
         dtype: any real dtype that holds the largest choice.
-        mask: bool, expands to `(*batch_shape, sum(nvec))`: which choices are allowed; None: all.
+        mask: expands to `(*batch_shape, sum(nvec))`: which choices are allowed; or to `(*batch_shape, *nvec)`: which
+            combinations are. None: all. See `update_mask`.
         remove_singleton: without effect: values of a single choice have its dimension, as `shape` says.
 
     Raises:
@@ -141,7 +142,8 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
         device: where values are drawn; None: torch's default device.
         dtype: any real dtype.
         use_register: must be False: choices are integers, never other values in the order of their coming.
-        mask: bool, expands to `shape`: which choices are allowed; None: all.
+        mask: expands to `shape`: which choices are allowed; or to `(*batch_shape, *nvec)`: which combinations are.
+            None: all. See `update_mask`.
 
     Raises:
         InvalidArgumentError: if a count isn't positive, or the shape or the mask doesn't fit.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from itertools import dropwhile, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gleanrl.data.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
+from gleanrl.data.specs.encodings import ChoiceSpec
 from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import missing_key
 from gleanrl.envs.transforms.rows import Record, trailing
@@ -29,7 +32,8 @@ class ActionMask(Following):
 
     Args:
         action_key: a discrete action.
-        mask_key: a bool observation with one number for each choice.
+        mask_key: an observation, bool or integers 0 and 1, as `ChoiceSpec.update_mask` takes it: with one number for
+            each choice, or for several choices one for each combination.
     """
 
     on_rows = True
@@ -41,8 +45,13 @@ class ActionMask(Following):
 
     def carries(self) -> dict[NestedKey, Field]:
         """Return the present mask."""
-        leaf = self.surroundings().full_observation_spec[self.mask_key]
-        return {self.mask_key: Field(leaf.shape, leaf.dtype)}
+        shape = self.surroundings().full_observation_spec[self.mask_key].shape
+        mask = self._choices().expanded_mask(torch.ones(shape, dtype=torch.bool))
+        return {self.mask_key: Field(mask.shape, mask.dtype)}
+
+    def _choices(self) -> Any:
+        """Return the spec of the action as the environment before this transform has it."""
+        return self.surroundings().full_action_spec[self.action_key]
 
     def carry(self, values: Mapping[NestedKey, Tensor]) -> None:
         """Carry a mask, and let the action spec have it."""
@@ -56,41 +65,54 @@ class ActionMask(Following):
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         mask = self._mask(next_tensordict)
-        nothing = ~mask.any(-1, keepdim=True)
+        nothing = self._choices().forbidding_all(mask)
         if bool(nothing.any()):
-            mask = mask | (nothing & self._ended(next_tensordict, mask))
-        self._show(self.renewed(self.mask_key, mask.clone(), None))
+            mask |= trailing(nothing & self._ended(next_tensordict, nothing), mask)
+        self._show(self.renewed(self.mask_key, mask, None))
         return next_tensordict
 
-    def _ended(self, outcome: Record, mask: Tensor) -> Tensor:
-        """Return where nobody acts on a mask ``(*batch, *agents, n)`` any more; it broadcasts with the mask."""
-        flags = [outcome.get(done, None) for (done,) in self.groups()]
-        ended = torch.zeros_like(mask)
-        for flag in flags:
-            if flag is not None and flag.shape[:-1] == mask.shape[: flag.ndim - 1]:
-                ended = ended | trailing(flag, mask)
+    def _ended(self, outcome: Record, nothing: Tensor) -> Tensor:
+        """Return where the episode has ended, so that no action follows: bool, of the shape of `nothing`."""
+        ended = torch.zeros_like(nothing)
+        for (done,) in self.groups():
+            flag = outcome.get(done, None)
+            if flag is not None and flag.shape[:-1] == nothing.shape[: flag.ndim - 1]:
+                ended |= trailing(flag.squeeze(-1), nothing)
         return ended
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         mask, rows = self._mask(tensordict_reset), self.asked(tensordict)
-        self._show(self.renewed(self.mask_key, mask.clone(), None if rows is None else trailing(rows, mask)))
+        self._show(self.renewed(self.mask_key, mask, None if rows is None else trailing(rows, mask)))
         return tensordict_reset
 
     def _mask(self, record: Record) -> Tensor:
+        """Return the mask as new booleans of the shape that the action's spec gives it."""
         mask: Tensor | None = record.get(self.mask_key, None)
         if mask is None:
             raise missing_key(self, self.mask_key, record)
-        return mask
+        try:
+            return self._choices().expanded_mask(mask).clone()
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"ActionMask: {self.mask_key!r}: {error}") from error
 
     def _show(self, mask: Tensor) -> None:
-        self.container.full_action_spec[self.action_key].update_mask(mask)
+        later = dropwhile(lambda transform: transform is not self, flattened(self.container.transform))
+        if any(transform.inverts() for transform in islice(later, 1, None)):
+            self.container.empty_cache()  # they may rename or replace the action: its spec is derived anew
+        else:
+            self.container.full_action_spec[self.action_key].update_mask(mask)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
-        """Check that the action can be masked."""
+        """Give the action the present mask, after checking that it can be masked."""
         leaf = action_spec.get(self.action_key, None)
-        if not hasattr(leaf, "update_mask"):
+        if not isinstance(leaf, ChoiceSpec):
             raise InvalidTypeError(f"ActionMask: {self.action_key!r} can't be masked: {leaf!r}")
-        return action_spec
+        mask = self.carried.get(self.mask_key)
+        if mask is None:
+            return action_spec
+        out = action_spec.clone()
+        out[self.action_key].update_mask(mask)
+        return out
 
 
 class ActionDiscretizer(Transform):

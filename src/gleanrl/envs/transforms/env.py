@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl
+from gleanrl.data.specs import TensorSpec, contains_lazy_spec, from_torchrl, is_masked
 from gleanrl.devices import columns_device, on_cpu, same_device
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
@@ -35,7 +35,7 @@ from gleanrl.errors import (
 from gleanrl.overrides import is_native, overridden
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper, declared, make_stepper
-from gleanrl.rollouts.traits import EnvTraits, extra, is_closed, seed_env
+from gleanrl.rollouts.traits import EnvTraits, extra, is_closed, live_actions, seed_env
 from gleanrl.rollouts.usage import Usage
 from gleanrl.schema import Field
 from gleanrl.seeding import fresh_seed
@@ -358,6 +358,20 @@ class TransformedEnv(EnvBase):
             if value is None or not (field.is_list or field == Field.of(value, 0)):
                 request.set(as_key(path), spec[as_key(path)].zero())
         return request
+
+    def live_action_spec(self) -> Any:
+        """Return the full action spec with the masks that hold at present; see `EnvBase`.
+
+        Masks of the base environment pass the transforms; that of an `ActionMask` here replaces them.
+        """
+        live, declared = from_torchrl(live_actions(self.base_env)), self.full_action_spec
+        masking = [transform for transform in flattened(self.transform) if transform.actions_vary]
+        shown = all(transform.container is self for transform in masking)  # these keep `declared` up to date
+        if shown and not is_masked(live) and (masking or not is_masked(declared)):
+            return declared
+        inputs = from_torchrl(self.base_env.input_spec).clone()
+        inputs["full_action_spec"] = live
+        return self.transform.transform_input_spec(inputs)["full_action_spec"]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Write random actions, the base environment's own where it has such and no transform changes them."""

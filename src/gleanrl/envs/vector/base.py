@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from gleanrl.data.specs import is_masked
 from gleanrl.devices import as_device, columns_device
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
@@ -24,7 +25,7 @@ from gleanrl.envs.resets import reset_masks, reset_rows
 from gleanrl.envs.state import check_state
 from gleanrl.envs.vector.factories import Factory, existing, factories
 from gleanrl.envs.vector.independence import require_independent
-from gleanrl.envs.vector.members import ResetRequest, member_states
+from gleanrl.envs.vector.members import RandomRequest, ResetRequest, member_states
 from gleanrl.envs.vector.metadata import (
     EnvMetaData,
     alike,
@@ -33,10 +34,12 @@ from gleanrl.envs.vector.metadata import (
     read_metadata,
     same_keys,
     stackable,
+    stacked_on,
     stacked_spec,
 )
 from gleanrl.envs.vector.options import BatchOptions, ThreadCap
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, LengthError, UnsupportedError
+from gleanrl.overrides import overridden
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.traits import EnvTraits
 from gleanrl.tree import as_key, as_path, flatten
@@ -93,6 +96,8 @@ class BatchedEnv(EnvBase):
     def _declare(self, given: tuple[Factory, ...], each: tuple[EnvMetaData, ...]) -> None:
         """Take over the members' factories, and what they declare."""
         self._factories = given
+        self._may_mask = any(metadata.may_mask for metadata in each)
+        self._unmasked: set[int] = set()  # the members that were found without a mask since the last reset
         self.meta_data = each
         self.stackable = stackable(each)
         self.unlike_shapes = same_keys(each) and not alike(each)
@@ -101,18 +106,79 @@ class BatchedEnv(EnvBase):
 
     @property
     def traits(self) -> EnvTraits:
-        """See `EnvTraits`; what may be drawn as an action is what the specs say at any time."""
+        """See `EnvTraits`; what may be drawn as an action is what the members say at any time."""
         each = [metadata.traits for metadata in self.meta_data]
         return replace(
             super().traits,
             masks_frames=any(traits.masks_frames for traits in each),
             loses_last=any(traits.loses_last for traits in each),
             stackable=same_keys(self.meta_data),
-            actions_vary=False,
+            actions_vary=any(traits.actions_vary for traits in each),
+            own_actions=bool(overridden(self, "rand_action", of=BatchedEnv)) or self._members_choose,
             primed_keys=tuple(dict.fromkeys(key for traits in each for key in traits.primed_keys)),
         )
 
+    # --------------------------------------------------------- random actions
+    @property
+    def _members_choose(self) -> bool:
+        """Whether the random actions of a member are more than a draw from its action spec."""
+        return any(metadata.traits.own_actions for metadata in self.meta_data)
+
+    def live_action_spec(self) -> Any:
+        """Return the full action spec with the masks that the members have at present.
+
+        The members are asked at each call. If none of them has a mask after a reset, they aren't asked until the next
+        one: a member that masks its actions has a mask from its first reset on.
+        """
+        specs = self.present_action_specs(range(self.num_workers))
+        return self.full_action_spec if specs is None else stacked_on(specs, self.device)
+
+    def present_action_specs(self, members: Sequence[int]) -> list[Any] | None:
+        """Return the action specs of some members, with their present masks; None if they have none."""
+        if self.is_closed or not self.is_started or not self._may_mask or self._unmasked.issuperset(members):
+            return None
+        specs = self._live_specs(members)
+        for member, spec in specs.items():
+            if not self.meta_data[member].traits.actions_vary and not is_masked(spec):
+                self._unmasked.add(member)
+        if self._unmasked.issuperset(members):
+            return None
+        return [specs.get(member, self.meta_data[member].specs["action"]) for member in members]
+
+    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        """Write random actions into `tensordict` (a new one if None) and return it: allowed ones, or the members' own.
+
+        Members with a `rand_action` that is more than a draw from their action spec are asked for it.
+        """
+        if not self._members_choose:
+            return super().rand_action(tensordict)
+        self.start()
+        root = self._blank() if tensordict is None else tensordict
+        parts = self._rows_of(root)
+        seeds = torch.randint(torch.iinfo(torch.int64).max, (len(parts),), device="cpu").tolist()
+        requests = {
+            i: RandomRequest(part, seed) for (i, part), seed in zip(parts.items(), seeds, strict=True)
+        }
+        try:
+            drawn = list(self._rand_members(requests).values())
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+        one = root.ndim < self.ndim
+        return root.update(moved(drawn[0], self.device) if one else self._together(drawn))
+
+    def _rows_of(self, tensordict: TensorDictBase) -> dict[int, TensorDictBase]:
+        """Return the rows of `tensordict` by member; pools take TensorDicts of some members only."""
+        return dict(enumerate(self._parts(tensordict)))
+
     # ---------------------------------------------------- for the two subclasses
+    @abstractmethod
+    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        """Return the action spec of each of `members` that can be asked, with its present masks."""
+
+    @abstractmethod
+    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
+        """Return random actions of some of the members; StepFault if one raised."""
+
     @property
     @abstractmethod
     def is_started(self) -> bool:
@@ -303,6 +369,7 @@ class BatchedEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         self.start()
+        self._unmasked = set()
         each = self._kwargs_of_each(kwargs)
         if tensordict is None:
             requests = {i: ResetRequest(None, each[i]) for i in range(self.num_workers)}

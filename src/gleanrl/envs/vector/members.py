@@ -12,13 +12,15 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from gleanrl.data.specs import from_torchrl
 from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import make_stepper
-from gleanrl.rollouts.traits import is_closed
+from gleanrl.rollouts.traits import is_closed, live_actions
+from gleanrl.seeding import OwnedTorchGenerator
 
 STEP, RESET = "step", "reset"
 
@@ -34,6 +36,19 @@ class ResetRequest:
 
     tensordict: TensorDictBase | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RandomRequest:
+    """What one environment draws random actions for.
+
+    Attributes:
+        tensordict: its root.
+        seed: of torch's global generator during the draw.
+    """
+
+    tensordict: TensorDictBase
+    seed: int
 
 
 class MemberGroup:
@@ -83,6 +98,26 @@ class MemberGroup:
             for index, request in requests.items():
                 self.place[0] = index
                 out[index] = self.envs[index].reset(request.tensordict, **request.kwargs)
+        return out
+
+    # -------------------------------------------------------- random actions
+    def action_specs(self) -> list[Any]:
+        """Return a copy of the action spec of each environment, with the masks that hold at present."""
+        return [from_torchrl(live_actions(env)).clone() for env in self.each()]
+
+    def rand_actions(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
+        """Return random actions of the environments that `requests` names, by their number.
+
+        Raises:
+            StepFault: if an environment raised.
+        """
+        out = {}
+        with self._faults("rand_action"):
+            for index, request in requests.items():
+                self.place[0] = index
+                env = self.envs[index]
+                with OwnedTorchGenerator(request.seed).lent():
+                    out[index] = env.rand_action(request.tensordict).select(*env.action_keys)
         return out
 
     @contextmanager

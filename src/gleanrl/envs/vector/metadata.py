@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.specs import TensorSpec, from_torchrl, stack_specs
+from gleanrl.data.specs import TensorSpec, from_torchrl, leaves_of, stack_specs
+from gleanrl.data.specs.encodings import ChoiceSpec
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import InvalidArgumentError
@@ -39,6 +40,11 @@ class EnvMetaData:
         """Read them off an environment."""
         specs = {role: from_torchrl(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
         return cls(specs, torch.Size(env.batch_size), env.device, EnvTraits.of(env), type(env).__name__)
+
+    @property
+    def may_mask(self) -> bool:
+        """Whether the action has choices, which a mask can restrict."""
+        return any(isinstance(leaf, ChoiceSpec) for leaf in leaves_of(self.specs["action"]))
 
     def fields(self, role: str) -> dict[Path, tuple[torch.Size, Any]]:
         """Return shape and dtype of each leaf of `role`."""
@@ -129,7 +135,11 @@ def same_keys(each: Sequence[EnvMetaData]) -> bool:
 
 def stacked_spec(role: str, each: Sequence[EnvMetaData], device: torch.device | None) -> TensorSpec:
     """Return the spec of the batch: one with a new first dimension, or a stack of those that differ."""
-    specs = [metadata.specs[role] for metadata in each]
+    return stacked_on([metadata.specs[role] for metadata in each], device)
+
+
+def stacked_on(specs: Sequence[TensorSpec], device: torch.device | None) -> TensorSpec:
+    """Return the stack of the members' specs along a new first dimension, on a device if one is given."""
     if device is None:
         return _stacked(specs)
     here = [spec.to(torch.device("cpu")) for spec in specs]  # compared where that is possible

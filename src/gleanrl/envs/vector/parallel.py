@@ -14,7 +14,7 @@ from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv
 from gleanrl.envs.vector.env_crew import EnvCrew
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.members import ResetRequest
+from gleanrl.envs.vector.members import RandomRequest, ResetRequest
 from gleanrl.envs.vector.options import BatchOptions, as_timeouts
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.parallel_stepper import ParallelStepper
@@ -160,17 +160,30 @@ class ParallelEnv(BatchedEnv):
         return [unpack(outcome) for outcome in crew.each(list(answers.values()))]
 
     def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+        return self._ask_some("reset", "reset", {i: (r.tensordict, r.kwargs) for i, r in requests.items()})
+
+    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
+        given = {i: (r.tensordict, r.seed) for i, r in requests.items()}
+        return self._ask_some("rand_action", "rand_actions", given)
+
+    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        return dict(enumerate(self._running.each(self._ask_all("rand_action", "action_specs"))))
+
+    def _ask_some(
+        self, during: str, name: str, given: Mapping[int, tuple[TensorDictBase | None, Any]]
+    ) -> dict[int, TensorDictBase]:
+        """Call a method of the servants of some environments, each with a TensorDict and something else."""
         crew = self._running
         arguments: dict[int, tuple[Any, ...]] = {}
         for w, share in enumerate(crew.shares):
-            mine = {i - share.start: requests[i] for i in share if i in requests}
+            mine = {i - share.start: given[i] for i in share if i in given}
             if mine:
-                arguments[w] = ({i: (pack(r.tensordict), r.kwargs) for i, r in mine.items()},)
-        answers = crew.ask("reset", "reset", arguments)
+                arguments[w] = ({i: (pack(td), other) for i, (td, other) in mine.items()},)
+        answers = crew.ask(during, name, arguments)
         return {
-            crew.shares[w].start + i: unpack(fresh)
+            crew.shares[w].start + i: unpack(came)
             for w, answer in answers.items()
-            for i, fresh in answer.items()
+            for i, came in answer.items()
         }
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
@@ -185,6 +198,7 @@ class ParallelEnv(BatchedEnv):
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
         """Return the same, wherever the batch's data are; None if an environment's don't live on the CPU."""
         self.start()
+        self._unmasked = set()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
             return None
         if not all(on_cpu(metadata.device) for metadata in self.meta_data):

@@ -196,6 +196,8 @@ class AsyncEnvPool(PooledEnv):
 
     def _send(self, name: str, tensordict: TensorDictBase | None, env_index: Any) -> None:
         self.start()
+        if name == RESET:
+            self._unmasked = set()
         call, requests = f"async_{name}_send", {}
         for env, part in self._rows.rows(call, tensordict, env_index).items():
             root = None if part is None else at_home(part.exclude(INDEX), self.meta_data[env]).clone()
@@ -214,8 +216,14 @@ class AsyncEnvPool(PooledEnv):
         if tensordict.batch_size == self.batch_size:
             return super()._action_spec_for(tensordict)
         envs = self._rows.envs("rand_action", tensordict, None)
-        specs = [self.meta_data[env].specs["action"] for env in envs]
+        specs = self.present_action_specs(envs) or [self.meta_data[env].specs["action"] for env in envs]
         return specs[0] if self._rows.is_one(tensordict) else stack_specs(specs, 0)
+
+    def _rows_of(self, tensordict: TensorDictBase) -> dict[int, TensorDictBase]:
+        if tensordict.batch_size == self.batch_size:
+            return super()._rows_of(tensordict)
+        rows = self._rows.rows("rand_action", tensordict, None)
+        return {env: at_home(part, self.meta_data[env]) for env, part in rows.items() if part is not None}
 
     # ----------------------------------------------------------------- receive
     def async_step_recv(

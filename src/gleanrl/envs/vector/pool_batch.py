@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDictBase
 
 from gleanrl.envs.vector.base import BatchedEnv, moved
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.members import ResetRequest
+from gleanrl.envs.vector.members import RandomRequest, ResetRequest
 from gleanrl.envs.vector.metadata import EnvMetaData
 from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.pool_host import Host
@@ -107,6 +107,18 @@ class PooledEnv(BatchedEnv):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         numbers = [index_entry(env, self.batch_size[1:]) for env in range(self.num_workers)]
         return super()._reset(tensordict, **kwargs).set(INDEX, NonTensorStack(*numbers))
+
+    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
+        asked = {i: (r.tensordict.exclude(INDEX), r.seed) for i, r in requests.items()}
+        return self._running.ask({i: Request("rand_action", given) for i, given in asked.items()})
+
+    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        busy = self._running.busy  # they can't be asked before their answers are received
+        asked = {env: Request("action_spec", ()) for env in members if env not in busy}
+        try:
+            return self._running.ask(asked)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
 
     def _ask_each(
         self, name: str, arguments: Sequence[tuple[Any, ...]], during: str | None = None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tensordict import TensorDictBase
 
-from gleanrl.envs.vector.members import MemberGroup
+from gleanrl.envs.vector.members import MemberGroup, RandomRequest
 from gleanrl.errors import WorkerError
 from gleanrl.system.clock import Deadline
 
@@ -135,6 +135,14 @@ class PoolMember:
         """Return what `step` returns, and the root of the step that follows."""
         stepped, after = self.env.step_and_maybe_reset(root)
         return stepped.get("next"), after
+
+    def action_spec(self) -> Any:
+        """Return the action spec with its present masks."""
+        return self._live.action_specs()[0]
+
+    def rand_action(self, root: TensorDictBase, seed: int) -> TensorDictBase:
+        """Return random actions for `root`."""
+        return self._live.rand_actions({0: RandomRequest(root, seed)})[0]
 
     def set_seed(self, seed: int, static_seed: bool) -> None:
         """Seed the environment."""

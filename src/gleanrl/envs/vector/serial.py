@@ -13,7 +13,7 @@ from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, dispatched
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.independence import require_independent
-from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
+from gleanrl.envs.vector.members import MemberGroup, RandomRequest, ResetRequest, close_all
 from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import InvalidArgumentError
@@ -145,6 +145,12 @@ class SerialEnv(BatchedEnv):
     def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
         return self._running.reset(requests)
 
+    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        return dict(enumerate(self._running.action_specs()))
+
+    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
+        return self._running.rand_actions(requests)
+
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return the part that steps the members into the rows of a block, each through its own stepper.
 
@@ -160,6 +166,7 @@ class SerialEnv(BatchedEnv):
 
     def _memberwise(self, rules: EpisodeRules, here: torch.device) -> Stepper | None:
         self.start()
+        self._unmasked = set()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
             return None
         steppers = self._running.steppers(rules, on_host=here.type == "cpu")

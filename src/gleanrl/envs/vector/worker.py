@@ -12,7 +12,7 @@ import torch
 from gleanrl.block import Block
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.independence import require_independent
-from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all
+from gleanrl.envs.vector.members import MemberGroup, RandomRequest, ResetRequest, close_all
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import WorkerError
@@ -129,6 +129,16 @@ class EnvServant:
         """Reset some environments, by their number in this worker."""
         given = {i: ResetRequest(unpack(root), kwargs) for i, (root, kwargs) in requests.items()}
         return {i: pack(fresh) for i, fresh in self._group.reset(given).items()}
+
+    # --------------------------------------------------------- random actions
+    def action_specs(self) -> list[Any]:
+        """Return the action spec of every environment, with its present masks."""
+        return self._group.action_specs()
+
+    def rand_actions(self, requests: Mapping[int, tuple[Any, int]]) -> dict[int, Any]:
+        """Return random actions of some environments, by their number in this worker."""
+        given = {i: RandomRequest(unpack(root), seed) for i, (root, seed) in requests.items()}
+        return {i: pack(drawn) for i, drawn in self._group.rand_actions(given).items()}
 
     # --------------------------------------------------------------- dispatch
     def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
