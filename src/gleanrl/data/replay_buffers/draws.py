@@ -184,6 +184,7 @@ class Draws(Stateful[DrawsState]):
         def change() -> None:
             if place is not None:
                 self._parts.sampler.adopt(place)
+                self._parts.sampler.follow(self._parts.storage)  # a loaded place names no content
             if self.prefetcher is not None:
                 self.prefetcher.clear()
 
@@ -408,8 +409,11 @@ class Draws(Stateful[DrawsState]):
 
     def rejoin(self) -> None:
         """Go on in a copy: what was drawn ahead is of the storage's copy."""
+        storage = self._parts.storage
         if self.prefetcher is not None:
-            self.prefetcher.join(self._parts.storage.version)
+            self.prefetcher.join(storage.version)
+        with self._gate.lock:
+            self._parts.sampler.follow(storage)
 
 
 def stamps(drawn: Draw) -> torch.Tensor:

@@ -145,3 +145,19 @@ def test_redrawn_rows_keep_what_is_still_there():
 def test_a_bad_count():
     with pytest.raises(InvalidArgumentError, match="max_sample_count"):
         ConsumingSampler(0)
+
+
+@pytest.mark.parametrize("way", ["dumps", "state_dict"])
+def test_a_restored_shared_buffer_draws_no_used_up_record_again(way, tmp_path):
+    buffer, restored = made(2, shared=True), made(2, shared=True)
+    restored.extend(torch.arange(50, 54))
+    buffer.extend(torch.arange(10))
+    seen = [row for _ in range(4) for row in buffer.sample().tolist()]
+    if way == "dumps":
+        buffer.dumps(tmp_path)
+        restored.loads(tmp_path)
+    else:
+        restored.load_state_dict(buffer.state_dict())
+    rest = [batch.tolist() for batch in restored]
+    assert rest == [batch.tolist() for batch in buffer]
+    assert Counter(seen + sum(rest, [])) == dict.fromkeys(range(10), 2)

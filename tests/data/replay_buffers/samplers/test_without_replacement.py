@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import pytest
@@ -221,3 +222,37 @@ def test_a_restored_epoch_loses_nothing_that_was_drawn_ahead_and_is_taken_back(s
 def test_flags_are_flags(made, name):
     with pytest.raises(InvalidTypeError, match=f"{name}: expected True or False, got 'x'"):
         made(**{name: "x"})
+
+
+def as_pickle(buffer):
+    return pickle.loads(pickle.dumps(buffer))
+
+
+def as_state(buffer):
+    other = ReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(seed=0), batch_size=4, prefetch=2
+    )
+    other.load_state_dict(buffer.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("copied", [as_pickle, as_state])
+def test_emptying_a_restored_buffer_ends_the_epoch_that_was_restored(copied, ahead):
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(seed=0), batch_size=4, prefetch=2
+    )
+    buffer.extend(torch.arange(10))
+    if ahead:
+        buffer.sample()
+    else:
+        with pytest.warns(UserWarning, match="batch_size=3 differs"):
+            buffer.sample(3)
+    other = copied(buffer)
+    for each in (buffer, other):
+        each.empty()
+        each.extend(torch.arange(20, 30))
+    rows = [
+        each.sample().tolist() + each.sample().tolist() + each.sample().tolist() for each in (buffer, other)
+    ]
+    assert rows[1] == rows[0] and sorted(rows[0]) == [*range(20, 30)]

@@ -61,10 +61,11 @@ class Hindsight(Unit):
         table: the trajectories.
     """
 
-    by_generation = True  # so that each draw of an epoch passes `serve`
+    serves_more = True
 
     def __init__(self, unit: Unit, rule: HindsightRule, table: EpisodeTable) -> None:
         self.unit, self.rule, self.table = unit, rule, table
+        self.by_generation = unit.by_generation
 
     def follow(self, storage: Storage) -> None:
         """Keep the trajectories up to date; whatever is missing is an error of the draw."""

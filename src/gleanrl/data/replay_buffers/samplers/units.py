@@ -25,6 +25,9 @@ class Unit(ABC):
     by_generation: bool
     """Whether an item of an epoch is gone once its slot was written again."""
 
+    serves_more = False
+    """Whether `serve` adds something to the rows of single slots, so that each draw of an epoch has to pass it."""
+
     follows = True
     """Whether anything is derived from what is stored, so that `follow` does something."""
 

@@ -19,7 +19,7 @@ class Epoch(NamedTuple):
     """A running epoch: what it covers, and how much of it is over. Its tensors are never written again."""
 
     content: int | None
-    """Which content it covers (see `Version`); None for that of the next draw: a state was loaded."""
+    """Which content it covers (see `Version`); None for the first one with enough rows: a state was loaded."""
     rows: int
     """Rows stored when it began."""
     size: int
@@ -67,9 +67,13 @@ class EpochSampler(UnitSampler):
         self.running = _NONE
 
     def follow(self, storage: Storage) -> None:
-        """End the epoch of another content."""
+        """End the epoch of another content; a loaded one covers this content, if that holds enough rows."""
         self.unit.follow(storage)
-        if self.running.content not in (None, storage.version.content):
+        epoch = self.running
+        if epoch.content is None:
+            if epoch.size and epoch.rows <= len(storage):
+                self.running = epoch._replace(content=storage.version.content)
+        elif epoch.content != storage.version.content:
             self.new_epoch()
 
     def new_epoch(self) -> None:
@@ -83,7 +87,7 @@ class EpochSampler(UnitSampler):
         if (
             stop < epoch.size
             and epoch.content == storage.version.content
-            and not (self.unit.by_generation or storage.has_mask)
+            and not (self.unit.by_generation or self.unit.serves_more or storage.has_mask)
         ):  # what nearly every draw is: nothing can be missing, and more follows
             self.running = epoch.at(stop)
             self.ran_out = self.drop_last and epoch.size - stop < batch_size
@@ -149,8 +153,7 @@ class EpochSampler(UnitSampler):
         if content is None or content != storage.version.content or self.unit.by_generation:
             self.follow(storage)
         if self.running.content is None:
-            kept = self.running if self.running.rows <= len(storage) else _NONE
-            self.running = kept._replace(content=storage.version.content)
+            self.running = _NONE._replace(content=storage.version.content)
 
     def _begin(self, storage: Storage, length: int) -> None:
         items = self.unit.items(storage, length)
@@ -214,6 +217,8 @@ class EpochSampler(UnitSampler):
         if items is not None and not _are_items(items, size, rows):
             raise reader.wrong("items", f"different slots of [0, {rows})")
         generations = reader.optional("generations", lambda name: reader.tensor(name, torch.int64, (size,)))
+        if self.unit.serves_more and not self.unit.by_generation:
+            generations = None  # earlier releases saved them with goals in hindsight
         if size and (generations is not None) != self.unit.by_generation:
             raise reader.wrong("generations", "those of the units that such a sampler draws")
         return value._replace(running=Epoch(None, rows, size, position, items, generations))

@@ -34,6 +34,7 @@ _HEAD_BYTES = 8 * (_WORDS + 4 * _RUNS) + _SCHEMA_BYTES
 _STATE, _READY, _SCHEMA_SIZE, _ROWS, _COPIES, _JOURNALED = range(6)
 _BOOKS = (8, 16)
 _CONTENT, _CHANGES, _NUM_RUNS, _SLOTS = 32, 33, 34, 35
+_HAS_ORIGIN, _ORIGIN = 36, 37  # the origin's content and changes
 _CHANGING = 2
 
 
@@ -226,7 +227,6 @@ class SharedLog(ChangeLog):
 
     def __init__(self, words: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         self._head, self._table = words[:_WORDS], words[_WORDS:].reshape(_RUNS, 4)
-        self.origin = None
 
     @property
     def version(self) -> Version:  # type: ignore[override]
@@ -236,8 +236,17 @@ class SharedLog(ChangeLog):
         changes = int(self._head[_CHANGES])
         return Version(int(self._head[_CONTENT]), changes)
 
+    @property
+    def origin(self) -> Version | None:  # type: ignore[override]
+        """What this content is a copy of: the sampler of any process can ask what changed since a saved state."""
+        if not self._head[_HAS_ORIGIN]:
+            return None
+        return Version(*self._head[_ORIGIN : _ORIGIN + 2].tolist())
+
     def renew(self, origin: Version | None = None) -> None:
         """Begin another content."""
+        self._head[_HAS_ORIGIN] = origin is not None
+        self._head[_ORIGIN : _ORIGIN + 2] = origin or 0
         self._head[_NUM_RUNS] = 0
         self._head[_CONTENT] = secrets.randbits(62)
         self._head[_CHANGES] = 0
