@@ -274,8 +274,8 @@ def shallow_copy(batch: Any) -> Any:
 def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
     """Put tensors ``(num_rows, ...)`` into a batch of its own, replacing what stands at their keys.
 
-    With more batch dimensions than one each row's value is repeated over the rest. Tensors move to the batch's
-    device; missing groups of nested keys are made.
+    With more batch dimensions than one each row's value is repeated over the rest, also where rows differ in length.
+    Tensors move to the batch's device; missing groups of nested keys are made.
 
     Args:
         batch: a TensorDict ``[num_rows, *item]`` that nobody else holds.
@@ -297,6 +297,13 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
             f"{sorted(map(str, entries))} can't be added to the batch: expected a TensorDict of {num_rows} rows, "
             f"got {found}; collate_fn has to keep the rows"
         )
+    if not plain and -1 in batch.batch_size:  # a lazy stack of rows that differ in length
+        for row, record in enumerate(batch.unbind(0)):
+            size = record.batch_size
+            for key, value in entries.items():
+                repeated = value[row].expand(*size, *value.shape[1:])
+                _add_entry(record, as_path(key), repeated, size, record.device)
+        return
     plain = plain and (batch._device is None or batch._device.type == "cpu")
     for key, value in entries.items():
         if plain and type(key) is str:

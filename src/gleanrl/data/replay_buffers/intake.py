@@ -7,7 +7,7 @@ from operator import length_hint
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
 
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
@@ -197,21 +197,34 @@ class TensorDictIntake(Intake):
             mark: the buffer's `mark_update`, which a subclass of a user's may have overridden.
             update: its `update_priority`, likewise.
         """
-        where = "update_tensordict_priority"
         with self._gate.lock:
             sampler, ndim = self._parts.sampler, self._parts.storage.ndim
             if not sampler.takes_priorities:
                 return
-            index = data.get("index", None)
-            if index is None:
-                raise MissingKeyError(f"{where}: the batch has no 'index'; give it one of sample()")
-            index = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
-            priority, generation = data.get(as_path(self.priority_key), None), data.get("_generation", None)
+            if isinstance(data, LazyStackedTensorDict) and not data.stack_dim:  # records may differ in length
+                found = [self._priorities(record, ndim, sampler.reduction) for record in data.unbind(0)]
+                index, priority, generation = (
+                    None if any(part is None for part in column) else torch.cat(column)
+                    for column in zip(*found, strict=True)
+                )
+            else:
+                index, priority, generation = self._priorities(data, ndim, sampler.reduction)
             if priority is None:
                 mark(index)
             else:
-                reduced = self._reduced(priority, index.shape[0], sampler.reduction, where)
-                update(index, reduced, None if generation is None else generation.reshape(-1))
+                update(index, priority, generation)
+
+    def _priorities(self, data: TensorDictBase, ndim: int, reduction: str) -> tuple[Any, Any, Any]:
+        """Return the indices in a batch, or in one record of it, with their priorities and generations, or None."""
+        where = "update_tensordict_priority"
+        index = data.get("index", None)
+        if index is None:
+            raise MissingKeyError(f"{where}: the batch has no 'index'; give it one of sample()")
+        index = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
+        priority, generation = data.get(as_path(self.priority_key), None), data.get("_generation", None)
+        if priority is not None:
+            priority = self._reduced(priority, index.shape[0], reduction, where)
+        return index, priority, None if generation is None else generation.reshape(-1)
 
 
 def _check_tensordicts(data: Any, single: bool, where: str) -> None:

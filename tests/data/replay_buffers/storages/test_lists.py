@@ -16,6 +16,7 @@ from gleanrl.data.replay_buffers import (
     PrioritizedSampler,
     ReplayBuffer,
     TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
 )
 from gleanrl.data.replay_buffers.storages.lists import collate, split
 from gleanrl.errors import (
@@ -200,3 +201,56 @@ def test_tuples_are_stacked_as_tuples():
     numbers, (ones, texts) = rb[:]
     assert type(rb[:]) is type(rb.sample()) is tuple
     assert numbers.tolist() == [*range(4)] and ones.shape == (4, 2) and texts == ["0", "1", "2", "3"]
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "record, value",
+    [
+        (lambda x: x, lambda item: item),
+        (lambda x: {"a": (x, [x])}, lambda item: item["a"][1][0]),
+        (lambda x: TensorDict({"a": x}), lambda item: item["a"]),
+        (Holder, lambda item: item.value),
+    ],
+)
+def test_state_of_tensors_with_a_graph_holds_their_values(record, value):
+    layer = torch.nn.Linear(3, 3)
+    buffer, other = (ReplayBuffer(storage=ListStorage(10), batch_size=2) for _ in range(2))
+    buffer.extend([record(layer(torch.full((3,), float(i)))) for i in range(3)])
+    buffer.add(record(layer.weight))
+    state = buffer.state_dict()
+    assert [value(item).requires_grad for item in state["_storage"]["items"][:3]] == [False] * 3
+    other.load_state_dict(state)
+    for i in range(4):
+        assert torch.equal(value(other[i]), value(buffer[i])) and value(other[i]) is not value(buffer[i])
+    assert value(buffer[0]).requires_grad, "the stored object keeps its graph"
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("sized", [False, True])
+def test_records_of_unlike_length_get_index_and_weights_row_by_row(storage, prioritized, sized):
+    sampler = PrioritizedSampler(10, 1.0, 1.0, eps=0.0) if prioritized else None
+    buffer = TensorDictReplayBuffer(storage=storage(10), sampler=sampler, batch_size=4, seed=0)
+    lengths = [1, 3, 2, 3, 1, 2]
+    for n in lengths:
+        x = torch.full((n,), float(n))
+        buffer.add(TensorDict({"x": x, "next": {"y": x}}, [n] if sized else []))
+    for _ in range(10):
+        batch = buffer.sample()
+        for record in batch.unbind(0):
+            slots = record["index"].reshape(-1).tolist()
+            assert len(slots) == (len(record["x"]) if sized else 1) and len(set(slots)) == 1
+            assert lengths[slots[0]] == len(record["x"]) == len(record["next", "y"])
+            assert not prioritized or record["_weight"].shape == record["index"].shape
+    with pytest.warns(UserWarning, match="batch_size=40 differs"):
+        batch = buffer.sample(40)
+    for record in batch.unbind(0):
+        record["td_error"] = (record["x"] == 3.0).float()
+    buffer.update_tensordict_priority(batch)
+    if prioritized:
+        assert {len(record["x"]) for record in buffer.sample().unbind(0)} == {3}

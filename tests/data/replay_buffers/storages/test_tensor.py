@@ -91,7 +91,7 @@ def test_rows_that_break_the_schema_change_nothing(change, message):
         (TensorDict({"x": torch.ones(())}, []), SchemaError, "expected at least 1 batch dimensions"),
         ({"x": torch.ones(3), "y": "text"}, InvalidTypeError, "got str at"),
         ({"x": TensorDict({"y": torch.ones(3)}, [3])}, InvalidTypeError, "got TensorDict at"),
-        (3, InvalidTypeError, "got int; ListStorage keeps any object"),
+        (3, SchemaError, "`extend` takes many records, `add` takes one"),
         ([], SchemaError, "no record at all"),
         ({"x": torch.ones(3), "y": torch.ones(2)}, SchemaError, "expected shape"),
     ],

@@ -42,7 +42,53 @@ def test_numpy_arrays_in_dictionaries_and_tuples_are_converted(ndim):
         rb.add({**one, "obs": np.ones(lead)})
 
 
-@pytest.mark.parametrize("wrong", ["text", np.array(["a"]), np.array([object()]), 1.0])
+@pytest.mark.parametrize("wrong", ["text", np.array(["a"]), np.array([object()]), 2**70])
 def test_what_isnt_numbers_is_refused_with_its_place(wrong):
-    with pytest.raises(InvalidTypeError, match=r"got (str|float|ndarray of .*) at \['x'\]\[1\]; ListStorage"):
+    with pytest.raises(InvalidTypeError, match=r"got (str|int|ndarray of .*) at \['x'\]\[1\]; ListStorage"):
         fill(LazyTensorStorage(8), {"x": (torch.zeros(1), wrong)})
+
+
+@pytest.mark.parametrize(
+    "number, dtype",
+    [
+        (1, torch.int64),
+        (True, torch.bool),
+        (1.5, torch.float32),
+        (2j, torch.complex64),
+        (np.int8(3), torch.int8),
+    ],
+)
+def test_numbers_in_single_records_become_columns(number, dtype):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20))
+    record = {"obs": np.zeros(3), "act": number, "more": [{"n": number}]}
+    buffer.extend([record] * 5)
+    buffer.add(record)
+    buffer.add(
+        {
+            "obs": torch.zeros(3, dtype=torch.float64),
+            "act": torch.tensor(number, dtype=dtype),
+            "more": [{"n": number}],
+        }
+    )
+    buffer[2] = record
+    for column in (buffer[:]["act"], buffer[:]["more"][0]["n"]):
+        assert column.dtype is dtype and column.tolist() == [number] * 7
+    with pytest.raises(SchemaError, match="act"):
+        buffer.add({**record, "act": "text"})
+    with pytest.raises(SchemaError, match="act"):
+        buffer.extend({"obs": np.zeros((2, 3)), "act": number, "more": [{"n": np.array([number] * 2)}]})
+    assert len(buffer) == 7
+
+
+@pytest.mark.parametrize(
+    "other, error, match",
+    [
+        ({"obs": np.zeros(3), "act": 1.5}, SchemaError, "differ at 'act'.*float32.*int64"),
+        ({"obs": np.zeros(2), "act": 1}, SchemaError, "differ at 'obs'.*2.*3"),
+        ({"obs": np.zeros(3), "act": "x"}, InvalidTypeError, "got str at .'act'"),
+        ({"obs": np.zeros(3)}, SchemaError, "these differ"),
+    ],
+)
+def test_error_about_unlike_records_names_where_they_differ(other, error, match):
+    with pytest.raises(error, match=match):
+        ReplayBuffer(storage=LazyTensorStorage(20)).extend([{"obs": np.zeros(3), "act": 1}, other])

@@ -8,6 +8,7 @@ fixed order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ from gleanrl.data.replay_buffers.storages.tree_format import (
     TreeFormat,
     as_tensor,
     find_tree_format,
+    no_tensor,
     tree_path,
 )
-from gleanrl.errors import SchemaError
+from gleanrl.errors import GleanError, SchemaError
 from gleanrl.schema import Field, Schema
-from gleanrl.tree import check_uniform, iter_leaves
+from gleanrl.tree import as_key, check_uniform, iter_leaves
 
 
 def find_format(data: Any, dims: int, where: str) -> RecordFormat:
@@ -110,9 +112,27 @@ def stack_records(records: Sequence[Any], where: str) -> Any:
     try:
         if is_tensor_collection(records[0]):
             return _stacked(records)
-        return _pytree.tree_map(lambda *leaves: torch.stack([as_tensor(leaf) for leaf in leaves]), *records)
+        return _pytree.tree_map_with_path(partial(_column, where), *records)
+    except GleanError:
+        raise
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as cause:
         raise SchemaError(f"{where}: a list holds records of one structure, these differ: {cause}") from cause
+
+
+def _column(where: str, place: tuple[Any, ...], *leaves: Any) -> torch.Tensor:
+    """Return the leaves of several trees, all at one place, as one tensor."""
+    tensors = [as_tensor(leaf) for leaf in leaves]
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise no_tensor(tensor, place, where)
+    kinds = {(tensor.dtype, tensor.shape) for tensor in tensors}
+    if len(kinds) > 1:  # torch.stack would cast
+        found = sorted(f"{tuple(shape)} {dtype}" for dtype, shape in kinds)
+        raise SchemaError(
+            f"{where}: a list holds records of one structure, these differ at {as_key(tree_path(place))!r}: "
+            f"{', '.join(found)}"
+        )
+    return torch.stack(tensors)
 
 
 def _stacked(records: Sequence[Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, is_tensor_collection
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from gleanrl.checkpoint.values import Items
@@ -168,7 +169,7 @@ class ListStorage(Storage):
         items = reader.get("items")
         if not isinstance(items, list) or len(items) != state.rows:
             raise reader.wrong("items", f"a list of {state.rows} objects")
-        return copy.deepcopy(items)
+        return _copied(items)
 
     def _turned(self, content: list[Any], rows: int) -> list[Any]:
         return content[rows:] + content[:rows]
@@ -197,10 +198,25 @@ class _ItemsCopy(ContentCopy):
     def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
         self._copies += [None] * (rows - len(self._copies))
         for start, stop in spans:
-            self._copies[start:stop] = copy.deepcopy(self._items[start:stop])
+            self._copies[start:stop] = _copied(self._items[start:stop])
 
     def done(self, rows: int) -> list[Any]:
         return self._copies[:rows]
+
+
+class _WithoutGraph(TorchFunctionMode):
+    """Have copies of tensors that a graph computed leave the graph: torch refuses to copy them with it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
+            return args[0].detach().clone()
+        return func(*args, **(kwargs or {}))
+
+
+def _copied(items: list[Any]) -> list[Any]:
+    """Return deep copies of objects, without the graphs of the tensors in them."""
+    with torch.no_grad(), _WithoutGraph():  # TensorDict copies by cloning
+        return copy.deepcopy(items)
 
 
 def split(data: Any, where: str) -> list[Any]:

@@ -63,11 +63,7 @@ def find_tree_format(data: Any, dims: int, where: str) -> TreeFormat:
     for place, found in paths_and_leaves:
         leaf = as_tensor(found)
         if not isinstance(leaf, torch.Tensor):
-            raise InvalidTypeError(
-                f"{where}: expected a TensorDict, a tensor, or dictionaries, lists and tuples of tensors, "
-                f"got {_kind(leaf)}{' at ' + _pytree.keystr(place) if place else ''}; "
-                "ListStorage keeps any object"
-            )
+            raise no_tensor(leaf, place, where)
         path = tree_path(place)
         check_storable(leaf, path, where)
         leading(leaf.shape, dims, "dimensions", where)
@@ -80,11 +76,33 @@ def find_tree_format(data: Any, dims: int, where: str) -> TreeFormat:
 
 
 def as_tensor(leaf: Any) -> Any:
-    """Return a NumPy array or number as a tensor of its dtype, over its memory if that may be written; else `leaf`."""
-    if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.kind not in "biufc":
+    """Return a NumPy array or number as a tensor of its dtype, over its memory if that may be written; else `leaf`.
+
+    A Python number gets the dtype that TensorDict gives it.
+    """
+    if not isinstance(leaf, (np.ndarray, np.generic)):
+        return _number(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+    if leaf.dtype.kind not in "biufc":
         return leaf
     native = np.asarray(leaf, leaf.dtype.newbyteorder("="))
     return torch.from_numpy(np.require(native, requirements=["C", "W"]))
+
+
+def _number(number: Any) -> Any:
+    """Return a tensor; an integer that int64 can't hold is returned unchanged."""
+    try:
+        return torch.tensor(number, device="cpu")
+    except (RuntimeError, ValueError, OverflowError):
+        return number
+
+
+def no_tensor(leaf: Any, place: Sequence[Any], where: str) -> InvalidTypeError:
+    """Return the error for a leaf of a tree, at `place`, that is no tensor."""
+    return InvalidTypeError(
+        f"{where}: expected a TensorDict, a tensor, or dictionaries, lists and tuples of tensors, "
+        f"got {_kind(leaf)}{' at ' + _pytree.keystr(tuple(place)) if place else ''}; "
+        "ListStorage keeps any object"
+    )
 
 
 def _kind(leaf: Any) -> str:
