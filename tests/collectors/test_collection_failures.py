@@ -184,6 +184,31 @@ def test_a_nan_action_loses_the_whole_batch(at: int) -> None:
     assert f"NaN in 'action' for environment 0 at step {(at - 1) % T}" in str(caught.value)
 
 
+def test_a_nan_of_an_earlier_row_is_reported_where_a_policy_or_a_step_fails_before_the_end() -> None:
+    class Strict(CrookedEnv):
+        """Fails at NaN actions."""
+
+        def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+            if bool(tensordict["action"].isnan().any()):
+                raise OverflowError("on purpose")
+            return super()._step(tensordict)
+
+    def failing(row: TensorDictBase) -> TensorDictBase:
+        if bool(row["observation"].isnan().any()):
+            raise ZeroDivisionError
+        return row.set("action", torch.zeros(2, 2))
+
+    env = CrookedEnv("nan", 2, script=NEVER, batch_size=(2,))
+    caught = check(env, failing, NonFiniteError, "nonfinite")
+    assert "put out nan in ('next', 'observation') at step 1 of the batch" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    acting = Calls(3, lambda action: action / 0)
+    caught = check(Strict("nothing", 100, script=NEVER, batch_size=(2,)), acting, PolicyError, "policy")
+    assert "NaN in 'action' for environment 0 at step 2 of the batch" in str(caught.value)
+    assert isinstance(caught.value.__cause__, EnvironmentFailure)
+
+
 @pytest.mark.parametrize("at", [1, T, T + 2])
 def test_the_interruptor_raises_after_a_whole_step(at: int) -> None:
     calls = itertools.count(1)

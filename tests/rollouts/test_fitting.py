@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,10 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.collectors import RandomPolicy, SyncDataCollector
-from gleanrl.data import OneHot
+from gleanrl.data import OneHot, Unbounded
 from gleanrl.envs import GymEnv, ParallelEnv, SerialEnv
 from gleanrl.errors import EnvironmentFailure, PolicyError
-from gleanrl.rollouts.fitting import Conversions, RowWriter, first_change, with_shape
+from gleanrl.rollouts.fitting import Conversions, RowWriter, advice, first_change, with_shape
 from gleanrl.schema import Field, Schema
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
@@ -240,3 +241,66 @@ class TestRowsWrittenByTheCore:
             self.written(torch.zeros(3))
         with pytest.raises(PolicyError, match="'value' expected shape"):
             self.written(torch.zeros(2), [7, 7])
+
+
+class Wrapping:
+    """Puts out 1 twice, then numbers that int8 can't hold, and fails at some row."""
+
+    def __init__(self, fails_at: int, error: BaseException | None) -> None:
+        self.rows, self._fails_at, self._error = 0, fails_at, error
+
+    def __call__(self, row: TensorDictBase) -> TensorDictBase:
+        self.rows += 1
+        if self.rows > self._fails_at:
+            if self._error is not None:
+                raise self._error
+            return row.set("action", torch.zeros(7))  # of another shape
+        return row.set("action", torch.full((1,), 1 if self.rows < 3 else 160))
+
+
+class Int8Env(CountingEnv):
+    def __init__(self) -> None:
+        super().__init__(Script(lengths=(100,)))
+        self.action_spec = Unbounded((1,), dtype=torch.int8)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("on purpose")])
+def test_a_converted_action_is_reported_where_the_policy_fails_before_the_end(error: Any) -> None:
+    for run in (
+        lambda policy: Int8Env().rollout(9, policy),
+        lambda policy: SyncDataCollector(
+            Int8Env(), policy, frames_per_batch=9, total_frames=9, trust_policy=True
+        ).next(),
+    ):
+        with pytest.raises(
+            PolicyError, match="holds 160 .* at step [12] of the batch, .* become -96"
+        ) as found:
+            run(Wrapping(5, error))
+        context = found.value.__context__
+        assert context is error if error is not None else "expected shape" in str(context)
+
+
+def test_an_interrupt_of_a_policy_is_no_policy_error() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Int8Env().rollout(9, Wrapping(5, KeyboardInterrupt()))
+
+
+@pytest.mark.parametrize(
+    ("came", "dtype", "shape", "declared", "words"),
+    [
+        ((), torch.int64, (2,), torch.int64, "categorical_action_encoding=True.*one_hot"),
+        ((3, 1), torch.int64, (3, 2), torch.int64, "categorical_action_encoding=True.*one_hot"),
+        ((2,), torch.float32, (2,), torch.int64, "argmax.*categorical_action_encoding=True"),
+        ((2,), torch.int64, (), torch.int64, "put out its argmax"),
+        ((), torch.float32, (2,), torch.float32, "^make the policy's output match the action spec$"),
+    ],
+)
+def test_the_advice_names_the_encoding(came: Any, dtype: Any, shape: Any, declared: Any, words: str) -> None:
+    assert re.search(words, advice(came, dtype, shape, declared))
+
+
+def test_a_step_with_an_action_of_another_encoding_has_the_advice() -> None:
+    env = GymEnv("CartPole-v1")
+    for action in (torch.tensor(0), torch.randn(2)):
+        with pytest.raises(PolicyError, match="categorical_action_encoding=True"):
+            env.step(env.reset().set("action", action))

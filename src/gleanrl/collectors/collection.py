@@ -23,6 +23,7 @@ from gleanrl.collectors.source import Collected, Loading, Source
 from gleanrl.collectors.tracking import Numbering, Trajectories
 from gleanrl.collectors.weights import PolicyWeights
 from gleanrl.errors import (
+    GleanError,
     InvalidArgumentError,
     InvalidTypeError,
     NonFiniteError,
@@ -201,6 +202,7 @@ class Collection(Source, Stateful[CollectionState]):
         block.num_whole = 0
         begin = clock.monotonic()
         self._now = self._now.opened(block)
+        count = None
         try:
             count = self._fill(block, grant.random)
             self._now = self._now.opened(self.columns.frames(block, count))
@@ -212,8 +214,11 @@ class Collection(Source, Stateful[CollectionState]):
             if isinstance(error, StepFault):
                 explained = self._explained(error, block)
                 self._now = self._now.opened(self.columns.frames(block, error.made(self.num_envs)))
-            reason = next(reason for kind, reason in _REASONS if isinstance(error, kind))
+            earlier = self._overlooked(block, error) if count is None else None
+            reason = next(reason for kind, reason in _REASONS if isinstance(earlier or error, kind))
             self.lose(reason, clock.monotonic() - begin)
+            if earlier is not None:
+                raise earlier from explained or error
             if explained is None:
                 raise
             raise explained from explained.__cause__
@@ -225,6 +230,24 @@ class Collection(Source, Stateful[CollectionState]):
                 column.copy_(found)
             block = target
         return Filled(block, count, done, after)
+
+    def _overlooked(self, block: Block, error: BaseException) -> GleanError | None:
+        """Return what the checks of a whole batch would have found in the rows before the one that failed.
+
+        Columns are checked once a batch, so that a NaN of an earlier row may be the cause of `error`.
+        """
+        if not isinstance(error, Exception):
+            return None
+        acted = stepped = block.num_whole
+        if isinstance(error, StepFault):
+            stepped = acted = min(error.made(self.num_envs))
+            if error.during == "step":  # an action is written before its step
+                acted = error.t + 1
+        try:
+            self.columns.check(block, acted, stepped)
+        except (PolicyError, NonFiniteError) as found:
+            return found
+        return None
 
     @property
     def _elsewhere(self) -> bool:

@@ -116,11 +116,9 @@ class Columns:
             PolicyError: an action is NaN.
             NonFiniteError: another value isn't finite (with ``nonfinite="raise"``).
         """
-        scanned = self._action_paths if self._nonfinite == "pass" else self._scanned_paths
-        here = block.column(IDS).is_cpu  # other devices look at their columns themselves
-        finite = here and are_finite([self._array(block, path, count) for path in scanned])
+        finite = self._finite(block, count)
         if not finite:
-            check_actions([(p, self._flat(block, p, count)) for p in self._action_paths], count)
+            self._check_actions(block, count)
         mask, excess, flagged = self._mask(block, count), 0, 0
         if mask is not None and most is not None:
             excess = max(int(mask.sum()) - most, 0)
@@ -136,9 +134,37 @@ class Columns:
                     mark &= mask
                 flagged = int(mark.sum())
         elif self._nonfinite == "raise" and not finite:
-            check_finite([(p, self._flat(block, p, count)) for p in self._env_paths], count, self._env_name)
+            self._check_outcomes(block, count)
         after = self._number(block, count, trajectories, None if mask is None else mask.cpu().numpy())
         return Completed(self.frames(block, count), flagged, excess, after)
+
+    def check(self, block: Block, acted: int, stepped: int) -> None:
+        """Check as much of a block as was written before something failed.
+
+        Args:
+            block: a block of `schema`.
+            acted: rows whose actions were written.
+            stepped: rows whose outcomes were written, for every environment.
+
+        Raises:
+            PolicyError, NonFiniteError: see `complete`.
+        """
+        if acted:
+            self._check_actions(block, acted)
+        if stepped and self._nonfinite == "raise":
+            self._check_outcomes(block, stepped)
+
+    def _finite(self, block: Block, count: int) -> bool:
+        """Return whether all that is looked at is finite; False where that isn't known."""
+        scanned = self._action_paths if self._nonfinite == "pass" else self._scanned_paths
+        here = block.column(IDS).is_cpu  # other devices look at their columns themselves
+        return here and are_finite([self._array(block, path, count) for path in scanned])
+
+    def _check_actions(self, block: Block, count: int) -> None:
+        check_actions([(p, self._flat(block, p, count)) for p in self._action_paths], count)
+
+    def _check_outcomes(self, block: Block, count: int) -> None:
+        check_finite([(p, self._flat(block, p, count)) for p in self._env_paths], count, self._env_name)
 
     def note_version(self, block: Block, version: int) -> None:
         """Fill in the version of the policy that acted in the whole block."""

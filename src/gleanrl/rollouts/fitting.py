@@ -6,9 +6,9 @@ converted if that keeps every value, and nothing but actions is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,14 @@ from gleanrl.objects import Leaf, Objects, as_leaf
 from gleanrl.rollouts.whole_rows import whole_rows
 from gleanrl.schema import Field
 from gleanrl.tree import Path, as_key
+
+
+class _Converted(NamedTuple):
+    """An action of one row, ``[*batch, *leaf]``, in the form that came and in the declared one."""
+
+    t: int
+    came: torch.Tensor
+    became: torch.Tensor
 
 
 class Conversions:
@@ -32,8 +40,8 @@ class Conversions:
     """
 
     def __init__(self, block: Block) -> None:
-        self._block, self._batch = block, block.batch_size[:-1]
-        self._came: dict[tuple[Path, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
+        self._batch = block.batch_size[:-1]
+        self._came: dict[tuple[Path, torch.dtype], list[_Converted]] = {}
 
     def fit(
         self, path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype, t: int
@@ -49,10 +57,14 @@ class Conversions:
         if value.dtype is dtype:
             return reshaped
         fitting = reshaped.to(dtype)
-        rows = self._came.setdefault((path, value.dtype), [])
-        rows.append((t, reshaped.detach().clone()))  # a policy may write into its output again
-        if len(rows) == 1:
-            self._check_kept(path, rows, fitting[None])
+        # A policy may write into its output again.
+        row = _Converted(t, reshaped.detach().clone(), fitting.detach())
+        rows = self._came.get((path, value.dtype))
+        if rows is not None:
+            rows.append(row)
+        else:
+            self._check_kept(path, [row])
+            self._came[path, value.dtype] = [row]
         return fitting
 
     def check(self) -> None:
@@ -62,11 +74,10 @@ class Conversions:
             PolicyError: naming the key, the environment, the step of the batch, and the value.
         """
         for (path, _), rows in self._came.items():
-            written = self._block.rows(path)
-            self._check_kept(path, rows, torch.stack([written[t] for t, _ in rows]))
+            self._check_kept(path, rows)
 
-    def _check_kept(self, path: Path, rows: list[tuple[int, torch.Tensor]], fitting: torch.Tensor) -> None:
-        came = torch.stack([row for _, row in rows]).to(fitting.device)
+    def _check_kept(self, path: Path, rows: Sequence[_Converted]) -> None:
+        came, fitting = torch.stack([row.came for row in rows]), torch.stack([row.became for row in rows])
         changed = first_change(came, fitting)
         if changed is None:
             return
@@ -74,8 +85,8 @@ class Conversions:
         env = rest * self._batch.numel() // came[0].numel()
         value, became = came.flatten()[changed].item(), fitting.flatten()[changed].item()
         raise PolicyError(
-            f"policy: {as_key(path)!r} holds {value} for environment {env} at step {rows[row][0]} of the batch, which "
-            f"{fitting.dtype} can't hold (it would become {became}): {_advice(came.dtype, fitting.dtype)}"
+            f"policy: {as_key(path)!r} holds {value} for environment {env} at step {rows[row].t} of the batch, which "
+            f"{fitting.dtype} can't hold (it would become {became}): {advice((), came.dtype, (), fitting.dtype)}"
         )
 
 
@@ -178,14 +189,31 @@ def misfit(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtyp
     """Return the error for an output of another form than declared."""
     return PolicyError(
         f"policy: {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(value.shape)} "
-        f"{value.dtype}; nothing is broadcast, and only actions are cast: {_advice(value.dtype, dtype)}"
+        f"{value.dtype}; nothing is broadcast, and only actions are cast: "
+        f"{advice(value.shape, value.dtype, shape, dtype)}"
     )
 
 
-def _advice(came: torch.dtype, declared: torch.dtype) -> str:
-    if came.is_floating_point and not declared.is_floating_point:
+def advice(came: Sequence[int], came_dtype: torch.dtype, shape: Sequence[int], dtype: torch.dtype) -> str:
+    """Return what to write instead of an action of another form than declared.
+
+    Args:
+        came: the shape that came.
+        came_dtype: its dtype.
+        shape: the declared shape.
+        dtype: the declared dtype.
+    """
+    if came_dtype.is_floating_point and not dtype.is_floating_point:
         return (
             "the action is a choice, and these may be scores or logits; put out their argmax (and make the "
             "environment with categorical_action_encoding=True), or the one-hot vector of it"
         )
+    came, shape = tuple(came), tuple(shape)
+    if not dtype.is_floating_point and shape and came in (shape[:-1], (*shape[:-1], 1)):
+        return (
+            "if the action is the index of a choice, make the environment with categorical_action_encoding=True, or "
+            "put out the one-hot vector of it (torch.nn.functional.one_hot); else make it match the action spec"
+        )
+    if not dtype.is_floating_point and came and shape in (came[:-1], (*came[:-1], 1)):
+        return "if the action is a one-hot vector, put out its argmax; else make it match the action spec"
     return "make the policy's output match the action spec"

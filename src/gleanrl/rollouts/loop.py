@@ -28,30 +28,28 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
     stepper.bind(block, act is None, actor.primed)
     step = stepper.step
     t = 0
+    count = block.num_steps
     try:
         if stop is not None:
-            for t in range(block.num_steps):
+            for t in range(count):
                 if act is not None:
                     act(t)
                 step(t)
                 block.num_whole = t + 1
-                if stop(t) and t + 1 < block.num_steps:
+                if stop(t) and t + 1 < count:
                     stepper.stop(t + 1)
-                    stepper.confirm(t + 1)
-                    actor.check()
-                    return t + 1
+                    count = t + 1
+                    break
         elif act is None:
             stepper.run(block)
         else:
             if not actor.overwrites:
                 stepper.defer(actor.seen)
-            for t in range(block.num_steps):
+            for t in range(count):
                 act(t)
                 step(t)
-        stepper.confirm(block.num_steps)
-        block.num_whole = block.num_steps
-        actor.check()
-        return block.num_steps
+        stepper.confirm(count)
+        block.num_whole = count
     except StepFault as fault:
         # The step before a failed reset is whole.
         block.num_whole = max(t, fault.t) + (fault.during == "reset")
@@ -60,9 +58,13 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         except PolicyError as cause:  # what the environment stumbled over may be what became of an action
             raise fault.because(cause) from cause
         raise
-    except BaseException:
+    except BaseException as error:
         # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.
         block.num_whole = max(t, block.num_whole)
+        if isinstance(error, Exception):  # the policy may have failed for what became of an earlier action
+            actor.check()
         raise
     finally:
         stepper.settle()
+    actor.check()
+    return count

@@ -21,6 +21,7 @@ import torch
 
 from gleanrl.data.specs import TensorSpec
 from gleanrl.errors import EnvironmentContractError, PolicyError
+from gleanrl.rollouts.fitting import advice
 from gleanrl.schema import numpy_dtype
 from gleanrl.tree import Path, as_key
 
@@ -88,7 +89,7 @@ class Codec(ABC):
             raise PolicyError(
                 f"action {as_key(self.key)!r}: expected shape {self.shape} {self.spec.dtype}, "
                 f"got {tuple(shape)} {dtype}; nothing is cast or broadcast: "
-                "make the policy's output match the action spec"
+                f"{advice(shape, dtype, self.shape, self.spec.dtype)}"
             )
 
     def batched_spec(self, num_envs: int) -> TensorSpec:
