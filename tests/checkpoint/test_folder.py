@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -252,6 +255,91 @@ def test_leftovers_are_collected_and_strangers_stay(tmp_path: Path) -> None:
         "tmp-mine",
     ]
     assert folder.load().state["number"] == 0
+
+
+def special(path: Path, kind: str) -> None:
+    """Make what is no plain file."""
+    if kind == "directory":
+        path.mkdir()
+        (path / "file").touch()
+    elif kind == "link":
+        path.symlink_to(path.parent / "nothing")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        with socket.socket(socket.AF_UNIX) as bound, bound_in(path.parent):
+            bound.bind(path.name)
+
+
+@contextmanager
+def bound_in(path: Path) -> Iterator[None]:
+    """Names of sockets are short: bind them in their folder."""
+    here = Path.cwd()
+    os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+
+
+KINDS = ("directory", "link", "pipe", "socket")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lock_that_is_no_plain_file_is_named(tmp_path: Path, kind: str) -> None:
+    special(tmp_path / "LOCK", kind)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/LOCK: expected the plain file.*remove it"):
+        Folder(tmp_path).commit("thing", state(0))
+    assert os.listdir(tmp_path) == ["LOCK"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_others_that_are_called_like_ours_neither_stop_a_dump_nor_a_load(tmp_path: Path, kind: str) -> None:
+    names = [f"records.h5.tmp-{'0' * 32}", f"tmp-{'0' * 32}", f"ckpt-00000007-{'0' * 32}", "manifest.json"]
+    for name in names:
+        special(tmp_path / name, kind)
+    folder = Folder(tmp_path)
+    for number in range(2):
+        place = folder.commit("thing", state(number))
+        found = folder.load()
+        assert found.path == place and found.state["number"] == number
+    assert checkpoints(tmp_path) == sorted([place.name, names[0], names[3]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["manifest.json", "000000.bin"])
+def test_a_part_of_a_checkpoint_that_is_no_plain_file_is_damage(tmp_path: Path, kind: str, name: str) -> None:
+    folder = Folder(tmp_path)
+    place = folder.commit("thing", {"large": LARGE})
+    (place / name).unlink()
+    special(place / name, kind)
+    with pytest.raises(CorruptCheckpointError, match=name):
+        folder.load()
+    folder.commit("thing", {"large": LARGE})
+    assert torch.equal(folder.load().state["large"], LARGE)
+
+
+def test_a_file_where_a_folder_is_expected_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "file", tmp_path / "pipe", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match=f"{path}: expected a folder of checkpoints, got a file"):
+            Folder(path).load()
+        with pytest.raises(CheckpointError, match=f"{path}: expected a folder of checkpoints, got a file"):
+            Folder(path).commit("thing", state(0))
+
+
+def test_a_folder_of_another_library_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IncompleteCheckpointError, match="no complete checkpoint$"):
+        Folder(tmp_path).load()
+    for name in ("LOCK", "storage_metadata.json", "observation.memmap"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        IncompleteCheckpointError, match="'observation.memmap', 'storage_metadata.json', which no dump"
+    ):
+        Folder(tmp_path).load()
+    with pytest.raises(IncompleteCheckpointError, match="it is one itself: give the folder above it"):
+        Folder(Folder(tmp_path).commit("thing", state(0))).load()
 
 
 def test_links_are_no_checkpoints_and_go_when_it_is_their_turn(tmp_path: Path) -> None:

@@ -36,3 +36,13 @@ def test_a_table_adds_up():
     total, *parts = [line for line in times.table().splitlines() if not line.startswith("    ")]
     seconds = [float(re.search(r" ([0-9.]+) s", line)[1]) for line in (total, *parts)]
     assert abs(sum(seconds[1:]) - seconds[0]) < 0.1 and parts
+
+
+def test_a_main_thread_without_a_frame_is_the_programs_own_time():
+    times = Times()
+    times._main = -1  # of a thread that has ended
+    times.start()
+    while not times._spent:
+        pass
+    times.stop()
+    assert list(times._spent) == [("the program's own code",) * 2]

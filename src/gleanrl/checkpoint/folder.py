@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -38,7 +39,9 @@ from gleanrl.system.proc import identity
 _CHECKPOINT = re.compile(r"ckpt-([0-9]{8,})-[0-9a-f]{32}")  # 8 digits are written, more after a larger number
 _LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
 _LOCK, _MANIFEST = "LOCK", "manifest.json"
+_NOT_PLAIN = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _LIBRARIES = ("torch", "tensordict", "numpy")
+_SHOWN = 4  # names in a message
 _REMEMBERED = 8  # folders of which this process knows what it wrote last
 # Any thread writes it, without a lock. It's believed of that path only, while the manifest has that hash.
 _written: dict[Path, tuple[bytes, Earlier]] = {}
@@ -103,7 +106,7 @@ class Folder:
 
     def _commit(self, kind: str, state: Any, keep: int, aside: Event | None) -> Path:
         with self._locked():
-            names = fs.names(self.path)
+            names = self._names()
             self._collect(names)
             older = self._checkpoints(names)
             newest = self._newest(older)
@@ -157,17 +160,40 @@ class Folder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self._checkpoints(fs.names(self.path)):
+        if not self._checkpoints(self._names()):
             fs.make_lasting_dir(self.path)
-        owner = identity()
+        owner, lock = identity(), self.path / _LOCK
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(fs.locked(lock, owner.encode()))
+            except BlockingIOError as cause:
+                who = f"another process is writing a checkpoint here: {cause}"
+                if str(cause) == owner:
+                    who = "this process is writing a checkpoint here already: wait for it, or give each its own folder"
+                raise CheckpointError(f"{self.path}: {who}") from cause
+            except OSError as cause:
+                if cause.errno not in _NOT_PLAIN:
+                    raise
+                raise CheckpointError(
+                    f"{lock}: expected the plain file that a dump makes, got a directory, a link, a pipe or a socket: "
+                    "remove it, or dump into another folder"
+                ) from cause
+            yield
+
+    def _names(self) -> list[str]:
+        """Return what is in the folder; nothing if it isn't there.
+
+        Raises:
+            CheckpointError: a file is there, or above it.
+            OSError: the operating system refuses.
+        """
         try:
-            with fs.locked(self.path / _LOCK, owner.encode()):
-                yield
-        except BlockingIOError as cause:
-            who = f"another process is writing a checkpoint here: {cause}"
-            if str(cause) == owner:
-                who = "this process is writing a checkpoint here already: wait for it, or give each its own folder"
-            raise CheckpointError(f"{self.path}: {who}") from cause
+            return fs.names(self.path)
+        except NotADirectoryError as cause:
+            raise CheckpointError(
+                f"{self.path}: expected a folder of checkpoints, got a file (or a path below one): give the folder "
+                "that a dump makes, or has made; H5StorageCheckpointer().loads(storage, path) reads a file of its dumps"
+            ) from cause
 
     def _collect(self, names: list[str]) -> None:
         """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more."""
@@ -219,13 +245,13 @@ class Folder:
         flag("verify", verify)
         skipped: dict[str, str] = {}
         before = None
-        while (listed := self._checkpoints(fs.names(self.path))) != before:
+        while (listed := self._checkpoints(self._names())) != before:
             before, skipped = listed, {}
             for _, path in listed:
                 try:
                     kind, state = read(path, verify, take)
                 except CorruptCheckpointError as damage:
-                    if path.name not in fs.names(self.path):
+                    if path.name not in self._names():
                         break  # a writer has removed it since it was listed, after a newer one was complete
                     skipped[path.name] = str(damage)
                     continue
@@ -235,7 +261,7 @@ class Folder:
                 return Found(path, kind, state, skipped)
         if skipped:
             raise CorruptCheckpointError("; ".join(skipped.values()))
-        raise IncompleteCheckpointError(f"{self.path}: there is no complete checkpoint")
+        raise IncompleteCheckpointError(f"{self.path}: there is no complete checkpoint{_hint(self._names())}")
 
 
 def expecting(
@@ -270,6 +296,19 @@ def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None
     state = Decoder(reader.fetch, reader.rows).value(manifest.state)
     reader.finish(rows=take is None)
     return manifest.kind, state if take is None else take(manifest.kind, state)
+
+
+def _hint(names: Sequence[str]) -> str:
+    """Return what to say of a folder that holds no checkpoint, but something else."""
+    if _MANIFEST in names:
+        return ", it is one itself: give the folder above it"
+    others = sorted(name for name in names if name != _LOCK and not _LEFTOVER.fullmatch(name))
+    if not others:
+        return ""
+    return (
+        f"; it holds {', '.join(map(repr, others[:_SHOWN]))}{', …' if others[_SHOWN:] else ''}, which no dump of this "
+        "library wrote: data of another library are loaded there, and extended into a buffer here"
+    )
 
 
 @cache

@@ -29,6 +29,7 @@ FORMAT = 2
 """The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
 _HEAD_BYTES = 512
 _MAGIC = b"gleanrl h5 sha256 "
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # HDF5's; in files of this library it follows the head
 _CHUNK_BYTES = 1 << 20
 _FILTERS = frozenset((1, 2, 3, 32000))  # deflate, shuffle, fletcher32, lzf: none of them is a plugin
 _MOST_RATIO = 1100  # deflate makes at most 1032 bytes of one
@@ -119,6 +120,13 @@ def _rows(column: torch.Tensor | Pieces, start: int, stop: int, dtype: np.dtype[
     if isinstance(column, Pieces):
         return column.make(start, stop).view(dtype).reshape(stop - start, *column.shape[1:])
     return numpy_view(column[start:stop].detach().cpu().contiguous())
+
+
+def is_foreign(data: Array) -> bool:
+    """Return whether bytes are a whole file of another program, rather than a damaged one of this library."""
+    head = data[: len(_MAGIC)].tobytes()
+    behind = data[_HEAD_BYTES : _HEAD_BYTES + len(_SIGNATURE)].tobytes()
+    return not _MAGIC.startswith(head) and behind != _SIGNATURE and bool(data.any())
 
 
 def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:

@@ -29,6 +29,7 @@ from gleanrl.errors import (
     NonFiniteError,
     PolicyError,
     UnsupportedError,
+    WorkerError,
 )
 from gleanrl.kept_block import KeptBlock, can_keep
 from gleanrl.pool import BufferPool
@@ -236,7 +237,9 @@ class Collection(Source, Stateful[CollectionState]):
 
         Columns are checked once a batch, so that a NaN of an earlier row may be the cause of `error`.
         """
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(
+            error, WorkerError
+        ):  # rows that no worker has written
             return None
         acted = stepped = block.num_whole
         if isinstance(error, StepFault):

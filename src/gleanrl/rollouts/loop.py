@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gleanrl.block import Block
-from gleanrl.errors import PolicyError
+from gleanrl.errors import PolicyError, WorkerError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.rollouts.protocol import Actor, Stepper
 
@@ -61,8 +61,8 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
     except BaseException as error:
         # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.
         block.num_whole = max(t, block.num_whole)
-        if isinstance(error, Exception):  # the policy may have failed for what became of an earlier action
-            actor.check()
+        if isinstance(error, Exception) and not isinstance(error, WorkerError):
+            actor.check()  # the policy may have failed for what became of an earlier action
         raise
     finally:
         stepper.settle()

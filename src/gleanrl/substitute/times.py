@@ -79,7 +79,7 @@ class Times:
         last = clock.monotonic()
         while self._goes_on:
             clock.sleep(_EVERY_S)
-            frame = sys._current_frames()[self._main]
+            frame = sys._current_frames().get(self._main)  # none between calls of Python code
             now = clock.monotonic()
             self._spent[_place(frame)] += now - last
             last = now

@@ -105,7 +105,7 @@ def map_file(path: Path, *, writable: bool = True) -> mmap.mmap:
         OSError: There is no such file, or the operating system refuses.
     """
     faults.point("fs.map")
-    with opened(path, os.O_RDWR if writable else os.O_RDONLY) as file:
+    with opened(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK) as file:  # a pipe would wait
         return mmap.mmap(file, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
 
 
@@ -251,6 +251,14 @@ def is_dir(path: Path) -> bool:
     return stat.S_ISDIR(os.lstat(path).st_mode)
 
 
+def is_plain(path: Path) -> bool:
+    """Return whether a plain file is there, and no link to one."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def size_of(file: int) -> int:
     """Return how many bytes an open file has."""
     return os.fstat(file).st_size
@@ -282,10 +290,12 @@ def locked(path: Path, owner: bytes) -> Iterator[None]:
 
     Raises:
         BlockingIOError: Somebody else holds it; its message is what that one wrote.
-        OSError: Any other failure of the operating system.
+        OSError: Any other failure of the operating system; or it isn't a plain file.
     """
     faults.point("fs.lock")
-    with opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as file:
+    with opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe, for example, which has no position
+            raise OSError(errno.EINVAL, "not a plain file", str(path))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -258,6 +258,8 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def remove_abandoned(folder: Path, names: Iterable[str], kind: str) -> None:
     """Remove what processes that were killed in `replace_file` left in a folder; what is being written stays.
 
+    What has such a name and isn't a plain file (a directory, a link, a pipe) was made by another program, and stays.
+
     Args:
         folder: Where.
         names: What is in it.
@@ -268,7 +270,7 @@ def remove_abandoned(folder: Path, names: Iterable[str], kind: str) -> None:
     """
     left = re.compile(rf".*{re.escape(kind)}\.tmp-[0-9a-f]{{32}}")
     for name in names:
-        if left.fullmatch(name):
+        if left.fullmatch(name) and fs.is_plain(folder / name):
             with (
                 suppress(BlockingIOError, FileNotFoundError, PermissionError),
                 fs.opened(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file,

@@ -89,7 +89,7 @@ class Codec(ABC):
             raise PolicyError(
                 f"action {as_key(self.key)!r}: expected shape {self.shape} {self.spec.dtype}, "
                 f"got {tuple(shape)} {dtype}; nothing is cast or broadcast: "
-                f"{advice(shape, dtype, self.shape, self.spec.dtype)}"
+                f"{advice(shape, dtype, self.shape, self.spec.dtype or dtype)}"
             )
 
     def batched_spec(self, num_envs: int) -> TensorSpec:

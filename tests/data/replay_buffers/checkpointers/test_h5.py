@@ -22,6 +22,7 @@ from gleanrl.data import (
 from gleanrl.errors import (
     CheckpointError,
     CorruptCheckpointError,
+    IncompatibleCheckpointError,
     IncompleteCheckpointError,
     InvalidArgumentError,
     MissingLibraryError,
@@ -169,3 +170,22 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next_one(tmp_path: Path) 
             assert left.exists()
         act()
         assert not left.exists() and not list(tmp_path.glob("*.tmp-*"))
+
+
+@pytest.mark.parametrize("userblock", [0, 1024])
+def test_a_file_of_another_program_is_foreign_and_not_damaged(tmp_path: Path, userblock: int) -> None:
+    path, made = tmp_path / "x.h5", filled()
+    with h5py.File(path, "w", userblock_size=userblock) as file:
+        file["observation"] = torch.arange(9.0)
+    with pytest.raises(
+        IncompatibleCheckpointError, match=r"x\.h5: another program wrote it; expected a file that H5"
+    ):
+        made.storage.checkpointer.loads(made.storage, path)
+    path.write_text("step,reward\n1,2\n")
+    with pytest.raises(IncompatibleCheckpointError, match="another program wrote it"):
+        made.storage.checkpointer.loads(made.storage, path)
+    for damaged in (b"", bytes(2_000)):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptCheckpointError, match="hash"):
+            made.storage.checkpointer.loads(made.storage, path)
+    assert len(made) == 6

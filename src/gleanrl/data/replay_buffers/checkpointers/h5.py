@@ -19,7 +19,12 @@ from gleanrl.checkpoint.values import ATTACHED, Attachment, Pieces, sources_in
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.trajectories import paths_of
-from gleanrl.errors import CorruptCheckpointError, IncompleteCheckpointError, InvalidArgumentError
+from gleanrl.errors import (
+    CorruptCheckpointError,
+    IncompatibleCheckpointError,
+    IncompleteCheckpointError,
+    InvalidArgumentError,
+)
 from gleanrl.system import fs, new_files
 
 _OPTIONS = ("chunks", "compression", "compression_opts", "fletcher32", "shuffle")
@@ -137,6 +142,10 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
             storage: the storage.
             path: a folder, or a file if it ends in ``.h5``.
             verify: whether checksums of a folder's files are compared; those of HDF5 files always are.
+
+        Raises:
+            IncompatibleCheckpointError: another program wrote the file.
+            CheckpointError: see `ReplayBuffer.loads`.
         """
         place = Path(os.fspath(path))
         if place.suffix != ".h5" or place.is_dir():
@@ -151,6 +160,11 @@ def _read(place: Path) -> dict[str, Any]:
         with fs.reading(place) as file:
             data = np.empty(fs.size_of(file), np.uint8)
             fs.read_into(file, data, 0)
+        if hdf5.is_foreign(data):
+            raise IncompatibleCheckpointError(
+                f"{place}: another program wrote it; expected a file that H5StorageCheckpointer().dumps(storage, path) "
+                "of this library wrote: read it with that program (or with h5py), and extend a buffer by its records"
+            )
         packed = {"file": Attachment(place.name, data)}
         return H5StorageCheckpointer.unpacked({"form": H5StorageCheckpointer.form, "packed": packed})
     except FileNotFoundError as cause:
