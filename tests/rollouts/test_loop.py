@@ -44,6 +44,9 @@ class Recorder:
     def stop(self, num_steps: int) -> None:
         self.note("stop", num_steps)
 
+    def confirm(self, num_steps: int) -> None:
+        assert num_steps == self.calls[-1][-1] + (self.calls[-1][0] == "step")
+
     def defer(self, seen: Any) -> None:
         self.deferred.append(seen)
 
