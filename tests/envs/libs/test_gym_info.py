@@ -188,3 +188,52 @@ class TestMistakes:
         assert list(default_info_dict_reader([("b", "c")], spec).info_spec.keys(True, True)) == [("b", "c")]
         parallel = default_info_dict_reader(["x", "y"], [Unbounded(()), Unbounded((2,))])
         assert parallel.info_spec["y"].shape == (2,)
+
+
+class GroupAtEnd(OracleEnv):
+    """Puts a group into the info of the last step, as gymnasium's RecordEpisodeStatistics does."""
+
+    def _info(self) -> dict[str, Any]:
+        if any(self.script.flags(self.stream, self.episode, self.step_index)):
+            return {"episode": {"r": 2.5, "l": self.step_index, "deep": {"x": 1.5}}}
+        return {"always": {"r": 0.5, "l": self.step_index, "deep": {"x": 0.25}}}
+
+
+GROUP = {"r": Unbounded(()), "l": Unbounded((), dtype=torch.int64), "deep": Composite(x=Unbounded(()))}
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        lambda: default_info_dict_reader(["episode"], spec={"episode": Composite(GROUP)}),
+        lambda: default_info_dict_reader(["episode"], spec={"episode": GROUP}),
+        lambda: default_info_dict_reader(["episode"], spec=[Composite(GROUP)]),
+        lambda: default_info_dict_reader(
+            ["episode"], spec=Composite(episode=Composite(GROUP), other=Unbounded(()))
+        ),
+        lambda: default_info_dict_reader(spec={"episode": Composite(GROUP)}),
+    ],
+)
+def test_group_of_info_is_read_by_the_spec_of_the_group(reader: Any) -> None:
+    env = GymWrapper(GroupAtEnd(script=Script(lengths=(3,))))
+    env.set_info_dict_reader(reader())
+    batch = env.rollout(4, break_when_any_done=False)
+    assert batch["next", "episode", "r"].tolist() == [0.0, 0.0, 2.5, 0.0]
+    assert batch["next", "episode", "l"].tolist() == [0, 0, 3, 0]
+    assert batch["next", "episode", "deep", "x"].tolist() == [0.0, 0.0, 1.5, 0.0]
+    check_env_specs(env)
+
+
+def test_group_of_info_is_found_by_its_name() -> None:
+    env = GymWrapper(GroupAtEnd(script=Script(lengths=(3,))))
+    env.set_info_dict_reader(default_info_dict_reader(["always"]))
+    batch = env.rollout(2)
+    assert batch["next", "always", "l"].tolist() == [1, 2]
+    assert batch["next", "always", "deep", "x"].tolist() == [0.25, 0.25]
+
+
+def test_keys_without_a_spec_are_named_with_the_specs_that_came() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"no spec for the keys \['other'\]; got .*'episode', 'r'"):
+        default_info_dict_reader(["episode", "other"], spec={"episode": GROUP})
+    with pytest.raises(InvalidTypeError, match="expected a spec for 'r', got float"):
+        default_info_dict_reader(spec={"episode": {"r": 1.0}})

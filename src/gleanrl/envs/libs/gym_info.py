@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,10 @@ class default_info_dict_reader(BaseInfoDictReader):
     shapes and dtypes (Python integers give int64, Python floats torch's default dtype).
 
     Args:
-        keys: the entries to read, nested ones as tuples; None for those of `spec`, or, without one, for
-            everything that is a number or an array of numbers.
-        spec: the entries' specs: a mapping or a Composite, or a sequence parallel to `keys`.
+        keys: the entries to read, nested ones as tuples, groups with all their entries; None for those of `spec`, or,
+            without one, for everything that is a number or an array of numbers.
+        spec: the entries' specs: a mapping or a Composite, or a sequence parallel to `keys`. That of a group is a
+            mapping or a Composite.
         ignore_private: whether names that start with an underscore are left out.
 
     Raises:
@@ -111,7 +112,7 @@ class default_info_dict_reader(BaseInfoDictReader):
             if left:
                 warnings.warn(f"info entries that aren't numbers are left out: {left}", stacklevel=3)
         else:
-            wanted = self.keys
+            wanted = [path for key in self.keys for path in self._public(_within(key, found)) or [key]]
         unknown = [as_key(path) for path in wanted if path not in found]
         if unknown:
             raise EnvironmentContractError(
@@ -178,20 +179,26 @@ def _specs_by_path(
 ) -> dict[Path, TensorSpec] | None:
     if spec is None:
         return None
-    if isinstance(spec, Composite):
-        specs = {as_path(key): spec[key] for key in spec.keys(True, True)}
-    elif isinstance(spec, Mapping):
-        specs = {as_path(key): value for key, value in spec.items()}
+    if isinstance(spec, (Composite, Mapping)):
+        specs = dict(spec_entries(spec))
     elif keys is not None and len(keys) == len(spec):
-        specs = dict(zip(keys, spec, strict=True))
+        specs = dict(spec_entries(dict(zip(keys, spec, strict=True))))
     else:
         raise InvalidArgumentError(
             f"spec: a sequence needs as many keys, got {len(spec)} specs and keys {keys}"
         )
-    missing = [as_key(path) for path in keys or () if path not in specs]
+    if keys is None:
+        return specs
+    wanted = {path: _within(path, specs) for path in keys}
+    missing = [as_key(path) for path, found in wanted.items() if not found]
     if missing:
-        raise InvalidArgumentError(f"spec: no spec for the keys {missing}")
-    return specs if keys is None else {path: specs[path] for path in keys}
+        raise InvalidArgumentError(f"spec: no spec for the keys {missing}; got {list(map(as_key, specs))}")
+    return {path: specs[path] for found in wanted.values() for path in found}
+
+
+def _within(group: Path, paths: Iterable[Path]) -> list[Path]:
+    """Return the paths that are `group`, or below it."""
+    return [path for path in paths if path[: len(group)] == group]
 
 
 def _entries(info: Mapping[str, Any], prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -257,8 +264,11 @@ def with_entries_of(reader: Any, spec: Composite, reserved: Collection[str]) -> 
 
 
 def spec_entries(spec: Any) -> Iterator[tuple[Path, TensorSpec]]:
-    """Yield the leaves of a Composite or a mapping, by path."""
-    if isinstance(spec, Composite):
-        yield from ((as_path(key), spec[key]) for key in spec.keys(True, True))
-    else:
-        yield from ((as_path(key), leaf) for key, leaf in spec.items())
+    """Yield the leaves of a Composite or a mapping, those of its groups included, by path."""
+    for key, entry in spec.items():
+        if isinstance(entry, (Composite, Mapping)):
+            yield from (((*as_path(key), *path), leaf) for path, leaf in spec_entries(entry))
+        elif isinstance(entry, TensorSpec):
+            yield as_path(key), entry
+        else:
+            raise InvalidTypeError(f"spec: expected a spec for {key!r}, got {type(entry).__name__}")
