@@ -14,7 +14,7 @@ from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.contained import Contained
 from gleanrl.envs.transforms.keys import KeyList, Keys, missing_key, paired
 from gleanrl.envs.transforms.rows import Record
-from gleanrl.envs.transforms.spec_tools import map_leaves
+from gleanrl.envs.transforms.spec_tools import map_leaves, rename_leaves
 from gleanrl.errors import UnsupportedError
 from gleanrl.overrides import is_ours, overridden
 from gleanrl.seeding import OwnedTorchGenerator
@@ -284,7 +284,7 @@ class Transform(Contained):
         return self._spec("done", done_spec)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
-        """Return the full action spec on the user's side."""
+        """Return the full action spec on the user's side; by default keys of `out_keys_inv` replace `in_keys_inv`."""
         return self._spec("action", action_spec)
 
     def transform_state_spec(self, state_spec: Any) -> Any:
@@ -295,6 +295,9 @@ class Transform(Contained):
         """Return what becomes of the spec of a role that has no method of its own; a leaf stays."""
         if not isinstance(spec, SpecMapping):
             return spec
+        if role in ("action", "state"):
+            renamed = [(i, o) for i, o in self.pairs_inv() if i != o]
+            return rename_leaves(spec, renamed, lambda leaf: leaf.clone()) if renamed else spec
         fresh = (
             [(i, o) for i, o in self.pairs() if o not in spec.keys(True, True)]
             if role == "observation"

@@ -146,7 +146,7 @@ class TransformedEnv(EnvBase):
         """Batch dimensions on the user's side."""
         return self.transform.transform_env_batch_size(torch.Size(self.base_env.batch_size))
 
-    @property
+    @property  # type: ignore[misc]
     def device(self) -> torch.device | None:
         """Device of the user's TensorDicts."""
         return self.transform.transform_env_device(self.base_env.device)

@@ -11,7 +11,7 @@ from gleanrl.data.specs import TensorSpec
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.operations import Operation
-from gleanrl.envs.transforms.spec_tools import map_leaves, mapped
+from gleanrl.envs.transforms.spec_tools import map_leaves, mapped, rename_leaves
 
 
 def beside(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor | None:
@@ -53,7 +53,9 @@ class EntryTransform(Transform):
     def _spec(self, role: str, spec: Any) -> Any:
         outputs, inputs = role in ("observation", "reward"), role in ("action", "state") and self.maps_inputs
         if not (outputs or inputs):
-            return spec
+            return super()._spec(role, spec) if role in ("action", "state") else spec
         if not isinstance(spec, SpecMapping):  # a leaf is taken for that of one of the keys
             return self._leaf(spec)
-        return map_leaves(spec, self.pairs() if outputs else self.pairs_inv(), self._leaf)
+        if outputs:
+            return map_leaves(spec, self.pairs(), self._leaf)
+        return rename_leaves(spec, self.pairs_inv(), self._leaf)

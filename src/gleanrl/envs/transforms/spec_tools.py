@@ -59,26 +59,48 @@ def map_leaves(
     return out
 
 
+def rename_leaves(
+    spec: Any, pairs: Iterable[tuple[NestedKey, NestedKey]], function: Callable[[TensorSpec], TensorSpec]
+) -> Any:
+    """Return a composite with ``function(leaf)`` under the second key of each pair, and without the first keys.
+
+    So inputs are declared: the user writes the second key, and the transform makes the first one of it. Pairs whose
+    first key `spec` doesn't have are left out.
+    """
+    found = [(in_key, out_key) for in_key, out_key in pairs if in_key in spec.keys(True, True)]
+    out = spec.clone()
+    for in_key, _ in found:
+        del out[in_key]
+    for in_key, out_key in found:
+        out[out_key] = function(spec[in_key])
+    return out
+
+
 def apply_to_composite(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
     """Let a spec method of a transform that is written for one leaf take composites.
 
     It is called for each of the transform's `in_keys` that the composite has, and the result is written under the
     matching one of `out_keys`.
     """
-    return _of_composites(method, "in_keys", "out_keys")
+    return _of_composites(method, "in_keys", "out_keys", map_leaves)
 
 
 def apply_to_composite_inv(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
     """Let an input spec method of a transform that is written for one leaf take composites.
 
-    It is called for each of the transform's `in_keys_inv` that the action or state spec has, and the result is
-    written under the matching one of `out_keys_inv`.
+    It is called for each of the transform's `in_keys_inv` that the action or state spec has, and the result takes its
+    place under the matching one of `out_keys_inv`.
     """
-    return _of_composites(method, "in_keys_inv", "out_keys_inv", ("full_action_spec", "full_state_spec"))
+    parts = ("full_action_spec", "full_state_spec")
+    return _of_composites(method, "in_keys_inv", "out_keys_inv", rename_leaves, parts)
 
 
 def _of_composites(
-    method: Callable[[Any, TensorSpec], TensorSpec], ins: str, outs: str, parts: tuple[str, ...] = ()
+    method: Callable[[Any, TensorSpec], TensorSpec],
+    ins: str,
+    outs: str,
+    combine: Callable[..., Any],
+    parts: tuple[str, ...] = (),
 ) -> Callable[[Any, Any], Any]:
     @functools.wraps(method)
     def wrapper(self: Any, spec: Any) -> Any:
@@ -87,10 +109,10 @@ def _of_composites(
         pairs = list(zip(getattr(self, ins), getattr(self, outs), strict=True))
         there = [name for name in parts if name in spec.keys()]
         if not there:
-            return map_leaves(spec, pairs, lambda leaf: method(self, leaf))
+            return combine(spec, pairs, lambda leaf: method(self, leaf))
         out = spec.clone()
         for name in there:
-            out[name] = map_leaves(spec[name], pairs, lambda leaf: method(self, leaf))
+            out[name] = combine(spec[name], pairs, lambda leaf: method(self, leaf))
         return out
 
     return wrapper
