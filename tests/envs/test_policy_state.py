@@ -129,3 +129,31 @@ def test_a_state_that_cannot_be_learned_says_why() -> None:
     needs = TensorDictSequential(Needing(), policy()[1])
     with pytest.raises(PolicyError, match=r"\('next', 'h'\).*is_init.*InitTracker.*TensorDictPrimer"):
         SyncDataCollector(CountingEnv(SCRIPT), needs, frames_per_batch=4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: CountingEnv(SCRIPT),
+        lambda: CountingEnv(SCRIPT, (3,)),
+        lambda: SerialEnv(3, lambda: CountingEnv(SCRIPT)),
+        lambda: TransformedEnv(SerialEnv(2, lambda: CountingEnv(SCRIPT)), StepCounter(4)),
+    ],
+    ids=["one", "batch", "serial", "transformed"],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_rollout_keeps_the_state_as_collectors_do(make: Any, grad: bool) -> None:
+    env, seen = make(), []
+    with torch.set_grad_enabled(grad):
+        batch = env.rollout(9, policy(), break_when_any_done=False, callback=lambda e, _: seen.append(e))
+    check(batch)
+    assert all(e is env for e in seen) and "h" not in env.reset().keys()
+
+
+def test_rollout_from_a_given_root_starts_at_zero_or_at_the_state_there() -> None:
+    env = CountingEnv(SCRIPT)
+    batch = env.rollout(2, policy(), auto_reset=False, tensordict=env.reset())
+    check(batch)
+    root = env.reset().set("h", torch.full((1,), 5.0))
+    batch = env.rollout(2, policy(), auto_reset=False, tensordict=root)
+    assert batch["h"].flatten().tolist() == [5.0, 6.0]

@@ -1,6 +1,7 @@
 """Environments: the base class, gymnasium's environments, and helpers."""
 
 from gleanrl.compat import bind
+from gleanrl.envs import policy_state as _policy_state  # noqa: F401 - `rollout` finds it in KEEPING_STATE
 from gleanrl.envs import transforms as _transforms
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.custom import PendulumEnv, TicTacToeEnv

@@ -12,6 +12,8 @@ from typing import Any
 RESETTING_ITSELF: list[Callable[[Any, bool], Any]] = []
 # How an environment that takes any batch size gets one, for the same reason.
 OF_ANY_SIZE: list[Callable[[Any, Sequence[int]], Any]] = []
+# How an environment gets entries for the state of a recurrent policy, for the same reason.
+KEEPING_STATE: list[Callable[[Any, Any, Any], Any]] = []
 
 
 class EnvType(ABCMeta):

@@ -8,6 +8,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 
 from gleanrl.data.specs import Composite, Unbounded
+from gleanrl.envs.construction import KEEPING_STATE
 from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.primer import TensorDictPrimer
 from gleanrl.errors import PolicyError
@@ -59,3 +60,6 @@ def _state_of(policy: TensorDictModuleBase, env: Env) -> list[Path]:
     known = {as_path(key) for spec in specs for key in spec.keys(True, True)}
     state = [path[1:] for path in promised_by(policy) if path[0] == "next"]
     return [] if known & set(state) else state
+
+
+KEEPING_STATE.append(with_policy_state)

@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from gleanrl.arguments import positive
 from gleanrl.block import Block
-from gleanrl.envs.construction import OF_ANY_SIZE
+from gleanrl.envs.construction import KEEPING_STATE, OF_ANY_SIZE
 from gleanrl.envs.unstacked import lazy_steps
 from gleanrl.errors import MissingArgumentError, UnsupportedError
 from gleanrl.objects import cat_leaves
@@ -62,18 +62,23 @@ def run_rollout(
     if not options.auto_reset and root is None:
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
     policy_device = place_of_policy(policy) if options.auto_cast_to_device else None
+    asked = env
+    if EnvTraits.of(env).stackable:
+        env = KEEPING_STATE[0](env, policy, policy_device)
     start = root
     if root is not None:
         start = env.reset(root) if options.auto_reset else _undone(env, root)
+        if env is not asked:
+            start = _with_state(env, start)
     if not EnvTraits.of(env).stackable:
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
     handling = Handling(trusted=options.trust_policy)
     rules = EpisodeRules(reset_when_done=not options.break_when_any_done)
     plan = plan_rollout(env, policy, policy_device, start, act_now=True, rules=rules, handling=handling)
     try:
-        blocks = with_gradients(plan.gradients, _run, env, plan, max_steps, options)
+        blocks = with_gradients(plan.gradients, _run, asked, plan, max_steps, options)
     except StepFault as fault:
-        raise explain(fault, env) from fault.cause
+        raise explain(fault, asked) from fault.cause
     batch = _joined(plan, blocks, env.device)
     if options.set_truncated:
         mark_truncated(batch, env.done_keys)
@@ -85,6 +90,13 @@ def run_rollout(
         batch = LazyStackedTensorDict.lazy_stack(list(batch.unbind(-1)), -1)
         batch.names = [*[None] * (batch.ndim - 1), "time"]
     return batch
+
+
+def _with_state(env: Env, root: TensorDictBase) -> TensorDictBase:
+    """Return a root with zeros for the policy's state where it has none."""
+    zeros = env.full_observation_spec.zero()
+    missing = [key for key in EnvTraits.of(env).primed_keys if root.get(key, None) is None]
+    return root.copy().update(zeros.select(*missing)) if missing else root
 
 
 def _undone(env: Env, root: TensorDictBase) -> TensorDictBase:
