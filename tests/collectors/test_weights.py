@@ -272,3 +272,29 @@ def test_names_that_say_nothing_or_too_much(given: Any, error: Any, message: str
         collector.update_policy_weights_(**given)
     assert collector.next()["action"].unique().tolist() == [0.5] and collector.policy_version == 0
     collector.shutdown()
+
+
+class PartlyOnMeta(nn.Module):
+    """Has a layer without values, and may use it."""
+
+    def __init__(self, uses: bool = False) -> None:
+        super().__init__()
+        self.used, self.unused, self.uses = nn.Linear(3, 2), nn.Linear(3, 2, device="meta"), uses
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.used(observation)
+        return out + self.unused(observation) if self.uses else out
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_unused_parameters_on_the_meta_device_do_not_matter(device: Any) -> None:
+    policy = PartlyOnMeta()
+    collector = make(CountingEnv(NEVER), policy, policy_device=device)
+    for _ in range(2):
+        batch = collector.next()
+        assert batch is not None
+        assert torch.allclose(batch["action"], policy(batch["observation"]), atol=1e-5)
+        collector.update_policy_weights_()
+    collector.shutdown()
+    with pytest.raises(RuntimeError, match="meta"):
+        make(CountingEnv(NEVER), PartlyOnMeta(uses=True), policy_device=device)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.collectors.weights import Pairs, copy_pairs, matched_weights
+from gleanrl.collectors.weights import Pairs, copy_pairs, matched_weights, on_meta
 from gleanrl.tree import flatten
 
 
@@ -34,12 +34,12 @@ class LinkedWeights:
 
     @property
     def lacking(self) -> bool:
-        """Whether some of the weights have no values: they are on the meta device."""
-        return any(tensor.is_meta for tensor in chain(self._module.parameters(), self._module.buffers()))
+        """Whether the weights have no values: all parameters are on the meta device."""
+        return on_meta(self._module)
 
     def write(self, record: TensorDictBase) -> None:
-        """Copy the module's weights into a record; see `copy_weights`."""
-        copy_pairs([(there, here) for here, there in self._pairs(record)])
+        """Copy the module's weights into a record, but for those without values; see `copy_weights`."""
+        copy_pairs([(there, here) for here, there in self._pairs(record) if not here.is_meta])
 
     def read(self, record: TensorDictBase) -> None:
         """Copy a record's into the module; see `copy_weights`."""

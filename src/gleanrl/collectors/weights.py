@@ -35,8 +35,8 @@ class PolicyWeights:
 
     A policy that is where it has to run is run itself: hooks, steps of exploration and updates of its weights show
     at once. One that has to move is copied; its current weights then go to the copy before every batch (`refresh`),
-    until the user pushes some (`push`), and from then on by pushing only. One whose weights are on the meta device has
-    none: a copy with memory of its own runs, once some were pushed.
+    until the user pushes some (`push`), and from then on by pushing only. One whose parameters are all on the meta
+    device has no weights: a copy with memory of its own runs, once some were pushed.
 
     Args:
         policy: what the user gave.
@@ -49,7 +49,7 @@ class PolicyWeights:
     def __init__(self, policy: Any, device: torch.device | None) -> None:
         self.policy = self._source = policy
         self._by_hand = self._lacking = False
-        if isinstance(policy, torch.nn.Module) and any(weight.is_meta for weight in policy.parameters()):
+        if isinstance(policy, torch.nn.Module) and on_meta(policy):
             self._by_hand = self._lacking = True
             self.policy = copy.deepcopy(policy).to_empty(device="cpu" if device is None else device)
             for tensor in chain(self.policy.parameters(), self.policy.buffers()):
@@ -58,7 +58,7 @@ class PolicyWeights:
         if device is None or not isinstance(policy, torch.nn.Module) or _is_on(policy, device):
             return
         try:
-            self.policy = copy.deepcopy(policy).to(device)
+            self.policy = _moved(copy.deepcopy(policy), device)
         except Exception as cause:
             raise PolicyError(
                 f"policy: {type(policy).__name__} can't be copied to {device}: {cause}; "
@@ -203,8 +203,22 @@ def matched_weights(weights: TensorDictBase, target: TensorDictBase) -> Pairs:
     return [(mine, given[path]) for path, mine in own.items()]
 
 
+def on_meta(module: torch.nn.Module) -> bool:
+    """Return whether no parameter has a value; a policy with values in some may not use the others."""
+    places = {weight.is_meta for weight in module.parameters()}
+    return places == {True}
+
+
+def _moved(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Return a module on a device; tensors without values, which it doesn't use, stay on the meta device."""
+    if any(tensor.is_meta for tensor in chain(module.parameters(), module.buffers())):
+        return module._apply(lambda leaf: leaf if leaf.is_meta else leaf.to(device))
+    return module.to(device)
+
+
 def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
-    return all(same_device(tensor.device, device) for tensor in chain(module.parameters(), module.buffers()))
+    with_values = (weight for weight in module.parameters() if not weight.is_meta)
+    return all(same_device(tensor.device, device) for tensor in chain(with_values, module.buffers()))
 
 
 def check_loads(
