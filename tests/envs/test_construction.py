@@ -89,3 +89,24 @@ class TestKind:
         assert type(env) is AutoResetEnv and env.transform.replace is False
         assert torch.equal(env.observation_spec.zero()["observation"], torch.zeros(4))
         env.close()
+
+
+class Assigning(EnvBase):
+    """Assigns what it knows, then calls the constructor with the rest."""
+
+    def __init__(self, assigned, **kwargs):
+        for name, value in assigned.items():
+            setattr(self, name, value)
+        super().__init__(**kwargs)
+
+
+def test_device_and_batch_size_may_be_assigned_before_the_constructor_runs():
+    env = Assigning({"device": torch.device("cpu")}, batch_size=[2])
+    assert env.device == torch.device("cpu") and env.batch_size == (2,)
+    assert env.full_done_spec.device == torch.device("cpu")
+    env = Assigning({"device": "cpu"})
+    assert env.device == torch.device("cpu")
+    env = Assigning({"batch_size": [2]}, device="cpu")
+    assert env.device == torch.device("cpu") and env.batch_size == (2,)
+    env = Assigning({"device": "meta", "batch_size": [3]}, device="cpu", batch_size=[2])
+    assert env.device == torch.device("cpu") and env.batch_size == (2,)

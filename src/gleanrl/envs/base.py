@@ -111,7 +111,9 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     ) -> None:
         super().__init__()
         if batch_size is not None or device is not None:
-            self._specs.settle(as_size(batch_size), as_device(device))
+            # The subclass may have assigned one of them before.
+            size = self._specs.batch_size if batch_size is None else as_size(batch_size)
+            self._specs.settle(size, self._specs.device if device is None else as_device(device))
         self.run_type_checks = run_type_checks
         self.allow_done_after_reset = allow_done_after_reset
         self.wants_lock, self.resets_itself = spec_locked, auto_reset

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gleanrl.data.specs import Composite, TensorSpec
+from gleanrl.devices import as_device
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.tree import NestedKey, as_key, as_path
 
@@ -90,6 +91,10 @@ class SpecProperties:
     def device(self) -> torch.device | None:
         """Device of the environment's TensorDicts; None if they have none."""
         return self._specs.device
+
+    @device.setter
+    def device(self, device: Any) -> None:
+        self._specs.settle(self._specs.batch_size, as_device(device))
 
     # ----------------------------------------------------------------- specs
     observation_spec = _spec(
