@@ -13,7 +13,7 @@ import gleanrl.collectors
 import gleanrl.data
 import gleanrl.envs
 from gleanrl.compat import members
-from gleanrl.compat.members import UNSERVED_MEMBERS, UnservedMembers, _Unserved, refuse_members
+from gleanrl.compat.members import UNSERVED_MEMBERS, TellingModule, UnservedMembers, _Unserved, refuse_members
 from gleanrl.data import (
     Composite,
     DensifyReward,
@@ -145,3 +145,30 @@ def test_classes_of_others_stay_as_they_are(monkeypatch):
     for cls in (theirs, ours, len):
         refuse_members(cls)
     assert "thing" not in vars(theirs) and "thing" in vars(ours)
+
+
+class Asking(TellingModule):
+    """Has properties that raise, and looks for others elsewhere."""
+
+    @property
+    def broken(self):
+        return self.nothing
+
+    @property
+    def outer(self):
+        return self._inner
+
+    @property
+    def _inner(self):
+        return [].missing
+
+    def _elsewhere(self, name):
+        return "elsewhere" if name in ("broken", "outer") else super()._elsewhere(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("broken", "'nothing'"), ("outer", "'missing'"), ("_inner", "'missing'")]
+)
+def test_attribute_error_inside_a_property_is_raised_as_it_came(name, cause):
+    with pytest.raises(AttributeError, match=cause):
+        getattr(Asking(), name)

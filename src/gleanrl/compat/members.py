@@ -5,7 +5,6 @@ A row is of a class and of those that derive from it. What a user's own class de
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -253,14 +252,17 @@ class TellingModule(nn.Module):
         for kind in ("_parameters", "_buffers", "_modules"):  # as the base class does, a call less
             if name in own.get(kind, ()):
                 return own[kind][name]
+        of_class: Any = next((vars(base)[name] for base in type(self).__mro__ if name in vars(base)), None)
+        if hasattr(of_class, "__get__") and not isinstance(of_class, _Unserved):
+            # A property of the class raised an AttributeError, which Python drops: asked again, it says why.
+            return of_class.__get__(self, type(self))
         if name.startswith("_"):
             return super().__getattr__(name)  # which raises
         try:
             return self._elsewhere(name)
         except AttributeError:
-            unserved = inspect.getattr_static(type(self), name, None)
-            if isinstance(unserved, _Unserved):
-                raise unserved.error(type(self)) from None
+            if isinstance(of_class, _Unserved):
+                raise of_class.error(type(self)) from None
             raise
 
     def _elsewhere(self, name: str) -> Any:

@@ -356,3 +356,30 @@ def test_second_transformed_environment_around_one_that_was_closed_says_so():
         second.rollout(2)
     with pytest.raises(ClosedError, match=r"^TransformedEnv was closed"):
         first.rollout(2)
+
+
+class Faulty(Transform):
+    """A user's transform whose spec method has a typing error."""
+
+    def _call(self, tensordict):
+        return tensordict
+
+    def transform_observation_spec(self, observation_spec):
+        return observation_spec.spelled_wrongly
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda env: env.observation_spec,
+        lambda env: env.rollout(2),
+        lambda env: env.reset(),
+        lambda env: SerialEnv(2, lambda: env).rollout(2),
+        lambda env: SyncDataCollector(env, None, frames_per_batch=2, total_frames=2),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_attribute_error_in_a_spec_method_is_not_hidden(use, nested):
+    env = TransformedEnv(single(), Compose(Faulty()) if nested else Faulty())
+    with pytest.raises(AttributeError, match="spelled_wrongly"):
+        use(env)

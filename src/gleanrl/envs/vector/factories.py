@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,7 +127,12 @@ def know_truncated(env: Any) -> None:
 def is_environment(candidate: Any) -> bool:
     """Return whether `candidate` keeps EnvBase's public protocol."""
     names = ("step", "reset", "batch_size", "full_action_spec")
-    return not isinstance(candidate, type) and all(hasattr(candidate, name) for name in names)
+    return not isinstance(candidate, type) and all(_has(candidate, name) for name in names)
+
+
+def _has(candidate: Any, name: str) -> bool:
+    """Return whether an object has an attribute, also if its class has a property that would raise."""
+    return inspect.getattr_static(candidate, name, None) is not None or hasattr(candidate, name)
 
 
 def require_environment(candidate: Any) -> None:
