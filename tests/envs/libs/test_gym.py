@@ -13,7 +13,7 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.data.specs import Categorical, OneHot
 from gleanrl.envs import StepCounter, TransformedEnv, check_env_specs
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend
-from gleanrl.errors import ClosedError, InvalidTypeError
+from gleanrl.errors import ClosedError, InvalidTypeError, UnsupportedError
 from tests.fakes import ORACLE_ID, OracleEnv, Script
 
 LONG = Script(lengths=(50,))
@@ -127,3 +127,8 @@ class TestAfterClose:
         env.close()
         assert env.reset()["pixels"].shape == env.observation_spec["pixels"].shape
         env.close()
+
+
+def test_policy_is_refused_with_what_to_do_instead():
+    with pytest.raises(UnsupportedError, match="policy: GymEnv takes no policy; give it to the collector"):
+        GymEnv("CartPole-v1", policy=lambda tensordict: tensordict)

@@ -155,7 +155,8 @@ class GymEnv(GymWrapper):
 
     Raises:
         InvalidArgumentError: if `num_envs` isn't an integer from 0.
-        UnsupportedError: for `from_pixels` or `frame_skip` with ``vectorization_mode="vector_entry_point"``.
+        UnsupportedError: for `from_pixels` or `frame_skip` with ``vectorization_mode="vector_entry_point"``; for
+            `policy`.
 
     Examples:
         >>> env = GymEnv("Pendulum-v1")
@@ -181,6 +182,11 @@ class GymEnv(GymWrapper):
         **gym_kwargs: Any,
     ) -> None:
         num_envs = non_negative("num_envs", num_envs)
+        if "policy" in gym_kwargs:
+            raise UnsupportedError(
+                "policy: GymEnv takes no policy; give it to the collector or to rollout, which keep the state of a "
+                "recurrent one. For an argument of the environment write GymWrapper(gymnasium.make(name, policy=...))"
+            )
         if from_pixels:
             gym_kwargs = rendering(gym_kwargs)
         gym_kwargs = {**gym_kwargs, "disable_env_checker": disable_env_checker}
