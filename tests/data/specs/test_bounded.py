@@ -212,3 +212,19 @@ def test_new_ends_are_obeyed():
     assert given.space.common == (0, 1)
     given.space.low[0] = -5
     assert given.space.common is None and given.is_in(torch.tensor([-3.0, 0.0]))
+
+
+def test_a_large_spec_with_one_bound_for_all_elements_keeps_it_once() -> None:
+    frame = Bounded(0, 255, (40, 60, 3), dtype=torch.uint8)
+    for spec in (frame, frame.clone(), frame.clone().clone().expand(2, 40, 60, 3)):
+        assert [end.untyped_storage().nbytes() for end in spec.space] == [1, 1]
+        assert spec.space.common == (0, 255)
+        value = spec.rand()
+        assert spec.is_in(value) and spec == spec.clone()
+    other = frame.clone()
+    other.space.low = 7
+    assert frame.space.common == (0, 255) and other.space.common == (7, 255)
+    with pytest.raises(InvalidArgumentError, match=r"got low 3.0 and high 2.0 at index \(0, 0, 0\)"):
+        Bounded(3.0, 2.0, (40, 60, 3))
+    with pytest.raises(InvalidArgumentError, match="finite number between"):
+        Bounded(float("inf"), float("inf"), (40, 60, 3))

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from gleanrl.data.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.envs.libs.gym_codecs import Codec
-from gleanrl.envs.libs.gym_spaces import register_gym_spec_conversion
+from gleanrl.envs.libs.gym_spaces import box_spec, register_gym_spec_conversion
 from gleanrl.envs.libs.gym_trees import assemble, encode, leaves, make_tree
 from gleanrl.errors import SpaceError
 
@@ -169,3 +169,13 @@ def test_conversions_that_users_register() -> None:
         assert isinstance(tree, Codec) and tree.spec.space.high == high
         assert encode(tree, np.float32([0.5]))[0].tolist() == [0.5]
         assert tree.decode(np.float32([0.5])).tolist() == [0.5]
+
+
+def test_a_box_of_frames_has_two_numbers_as_bounds_and_others_have_arrays() -> None:
+    low, high = np.zeros((40, 60, 3), np.uint8), np.full((40, 60, 3), 255, np.uint8)
+    spec = box_spec(low, high, torch.uint8)
+    assert spec.space.low.untyped_storage().nbytes() == 1 and spec.space.common == (0, 255)
+    high[-1, -1, -1] = 7
+    spec = box_spec(low, high, torch.uint8)
+    assert spec.space.common is None and spec.space.high[-1, -1, -1] == 7
+    assert not spec.is_in(torch.full((40, 60, 3), 8, dtype=torch.uint8))

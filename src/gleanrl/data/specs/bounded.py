@@ -14,6 +14,7 @@ from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import fresh_tensor
 from gleanrl.data.specs.rounding import nearest_integer, ordered, require_real
+from gleanrl.data.specs.spaces import is_one_number
 from gleanrl.devices import as_device
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
@@ -130,9 +131,9 @@ def _bound(name: str, value: Any, dtype: torch.dtype, device: torch.device | Non
         ) from error
     except InvalidTypeError as error:
         raise InvalidTypeError(f"{name}: expected a number or a tensor, got {value!r}") from error
-    if bool(bound.isnan().any()):
-        raise InvalidArgumentError(f"{name}: a bound can't be NaN, got {value!r}")
     if dtype.is_floating_point:
+        if bool(bound.isnan().any()):
+            raise InvalidArgumentError(f"{name}: a bound can't be NaN, got {value!r}")
         wide = fresh_tensor(value, torch.float64, bound.device)
         if bool((bound.isinf() & wide.isfinite()).any()):
             raise InvalidArgumentError(f"{name}: {value!r} is too large for {dtype}")
@@ -140,15 +141,25 @@ def _bound(name: str, value: Any, dtype: torch.dtype, device: torch.device | Non
 
 
 def _require_room(low: Tensor, high: Tensor) -> None:
-    bad = low > high
-    if low.dtype.is_floating_point:
-        bad = bad | low.isposinf() | high.isneginf()
+    if (
+        is_one_number(low)
+        and is_one_number(high)
+        and not bool(_without_room(low.flatten()[:1], high.flatten()[:1]))
+    ):
+        return
+    bad = _without_room(low, high)
     if bool(bad.any()):
         where = tuple(bad.nonzero()[0].tolist())
         raise InvalidArgumentError(
             f"Bounded: expected low <= high and a finite number between them, "
             f"got low {low[where].item()} and high {high[where].item()} at index {where}"
         )
+
+
+def _without_room(low: Tensor, high: Tensor) -> Tensor:
+    """Return where no finite number is between two bounds."""
+    bad = low > high
+    return bad | low.isposinf() | high.isneginf() if low.dtype.is_floating_point else bad
 
 
 def _range(bound: Tensor) -> str:

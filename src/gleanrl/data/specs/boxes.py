@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.spaces import Box
+from gleanrl.data.specs.spaces import Box, is_one_number
 from gleanrl.errors import InvalidArgumentError
 
 _INT64_MIN = torch.iinfo(torch.int64).min
@@ -60,11 +60,12 @@ class ContinuousBox(Box):
     def _search_common(self) -> tuple[Any, Any] | None:
         if self.low.numel() == 0:
             return None
-        low, high = self.low.flatten()[0], self.high.flatten()[0]
-        same = torch.equal(self.low, low.expand_as(self.low)) and torch.equal(
-            self.high, high.expand_as(self.high)
+        first = [end.flatten()[0] for end in self]
+        same = all(
+            is_one_number(end) or torch.equal(end, one.expand_as(end))
+            for end, one in zip(self, first, strict=True)
         )
-        return (low.item(), high.item()) if same else None
+        return (first[0].item(), first[1].item()) if same else None
 
     def draw(
         self,

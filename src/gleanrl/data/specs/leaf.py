@@ -199,7 +199,7 @@ class LeafSpec(Unbindable, TensorSpec):
 
     def clone(self) -> Self:
         """Return an equal spec that shares nothing with this one."""
-        return self._replaced(space=self.space.map(torch.clone))
+        return self._replaced(space=self.space.clone())
 
     def __eq__(self, other: object) -> bool:
         """Compare by content."""

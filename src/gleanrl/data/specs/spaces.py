@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+_LARGE = 1 << 12  # elements
+
 
 class Box:
     """The numbers of a domain, a dataclass. Its tensors start with the batch dimensions of the spec they belong to."""
@@ -24,7 +26,7 @@ class Box:
 
     def clone(self) -> Self:
         """Return an equal space that shares nothing with this one."""
-        return self.map(torch.clone)
+        return self.map(_copied)
 
     def to(self, device: torch.device | str | int) -> Self:
         """Return the space on another device."""
@@ -37,6 +39,16 @@ class Box:
         return all(_same(getattr(self, name), getattr(other, name)) for name in _names(self))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def is_one_number(tensor: Tensor) -> bool:
+    """Return whether a large tensor is one number, expanded: a bound of all elements of a frame, for example."""
+    return tensor.numel() > _LARGE and not any(tensor.stride())
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    # A copy of an expanded tensor has memory for each element. Specs of frames are copied many times.
+    return tensor.flatten()[0].clone().expand(tensor.shape) if is_one_number(tensor) else tensor.clone()
 
 
 def _names(space: Any) -> list[str]:

@@ -47,6 +47,7 @@ from gleanrl.envs.libs.gym_lists import TupleCodec
 from gleanrl.errors import InvalidArgumentError, SpaceError
 from gleanrl.tree import Path, as_key
 
+_LARGE = 1 << 12  # elements of a box whose bounds are worth a look for one number
 _CONVERSIONS: dict[type[Any], Callable[..., TensorSpec]] = {}
 
 
@@ -121,6 +122,10 @@ def box_spec(low: Array, high: Array, dtype: torch.dtype) -> TensorSpec:
         limits = torch.finfo(dtype)
         if (low <= limits.min).all() and (high >= limits.max).all():
             return Unbounded(shape=low.shape, dtype=dtype)
+    if (
+        low.size > _LARGE and (low == low.flat[0]).all() and (high == high.flat[0]).all()
+    ):  # frames: two numbers
+        return Bounded(low.flat[0], high.flat[0], shape=low.shape, dtype=dtype)
     return Bounded(low, high, shape=low.shape, dtype=dtype)
 
 
