@@ -14,4 +14,4 @@ def __getattr__(name: str) -> Any:
     """Return `gleanrl.checkpointing.Checkpoint` under its short name: it needs all the rest, which need not be here."""
     if name == "Checkpoint":
         return importlib.import_module("gleanrl.checkpointing").Checkpoint
-    raise AttributeError(f"module 'gleanrl' has no attribute {name!r}")
+    raise compat.absent(__name__, name)

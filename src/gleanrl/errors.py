@@ -34,7 +34,19 @@ class UnsupportedError(GleanError, NotImplementedError):
 
 
 class UnservedMemberError(UnsupportedError, AttributeError):
-    """A method or an attribute that another release has and this one doesn't; the message says what to use."""
+    """An attribute that a class or a module has in another release, not here; the message says what to use."""
+
+
+class UnservedKeywordError(UnsupportedError, TypeError):
+    """A keyword of a constructor that another release has and this one doesn't; the message says what to use."""
+
+
+class UnservedNameError(UnsupportedError, ImportError):
+    """A name was imported that another release has and this one doesn't; the message says what to use."""
+
+
+class UnservedModuleError(UnservedNameError, ModuleNotFoundError):
+    """A module was imported that another release has and this one doesn't; the message says what to use."""
 
 
 class EndlessError(UnsupportedError, TypeError):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
 import pytest
 
 import gleanrl.data
+import gleanrl.data.replay_buffers.utils
 import gleanrl.envs
-from gleanrl.compat import binding
-from gleanrl.compat.names import Unserved
-from gleanrl.errors import UnsupportedError
+import gleanrl.envs.utils
+from gleanrl.errors import UnservedMemberError
 
 
 def test_unknown_names_are_attribute_errors():
@@ -20,17 +21,33 @@ def test_unknown_names_are_attribute_errors():
         exec("from gleanrl.envs import NoSuchThing")
 
 
-def test_a_stand_in_can_neither_be_made_nor_derived_from(monkeypatch):
-    row = Unserved("elsewhere", "BreadEnv", "bakes; since 9.1: use an oven")
-    monkeypatch.setattr(binding, "UNSERVED", (row,))
-    namespace = {"__all__": []}
-    binding.bind("elsewhere", namespace)
-    stand_in = namespace["__getattr__"]("BreadEnv")
-    assert namespace["__all__"] == []
-    with pytest.raises(UnsupportedError, match=r"elsewhere\.BreadEnv: bakes; since 9\.1: use an oven"):
-        stand_in()
-    with pytest.raises(UnsupportedError, match="use an oven"):
-        type("Mine", (stand_in,), {})
+def test_a_name_that_is_not_served_is_absent_and_says_what_to_use():
+    assert not hasattr(gleanrl.envs, "PettingZooEnv") and "PettingZooEnv" not in dir(gleanrl.envs)
+    assert getattr(gleanrl.envs, "PettingZooEnv", None) is None
+    with pytest.raises(
+        UnservedMemberError, match=r"^gleanrl\.envs\.PettingZooEnv isn't served: .*make TorchRL's own"
+    ):
+        gleanrl.envs.PettingZooEnv  # noqa: B018
+    with pytest.raises(UnservedMemberError, match="gleanrl.services isn't served"):
+        gleanrl.services  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "module", [gleanrl, gleanrl.data, gleanrl.envs, gleanrl.envs.utils, gleanrl.data.replay_buffers.utils]
+)
+def test_modules_can_be_inspected(module):
+    members = dict(inspect.getmembers(module))
+    assert set(getattr(module, "__all__", ())) <= members.keys()
+    assert inspect.getsourcefile(module) == module.__file__
+
+
+@pytest.mark.slow
+def test_a_module_that_is_reloaded_keeps_its_names():
+    script = (
+        "import importlib, gleanrl.envs.utils as utils; before = dir(utils); importlib.reload(utils); "
+        "assert dir(utils) == before and not hasattr(utils, 'clear_mpi_env_vars')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.slow

@@ -5,14 +5,23 @@ from __future__ import annotations
 import inspect
 import pickle
 import traceback
+from functools import partial
 
 import pytest
 
 from gleanrl.compat import keywords
 from gleanrl.compat.names import UnservedKeyword
-from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+from gleanrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    RandomSampler,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictRoundRobinWriter,
+)
 from gleanrl.envs import GymEnv
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, UnservedKeywordError
 
 
 class Oven:
@@ -53,7 +62,7 @@ def test_both_spellings_at_once_raise(checked):
 def test_keywords_that_arent_served_say_what_to_use(checked):
     oven = checked(Oven)
     assert oven(3, fan=None, grill=False).setting == (3, 1)
-    with pytest.raises(UnsupportedError, match="Oven: grill: use the pan"):
+    with pytest.raises(UnservedKeywordError, match="Oven: grill isn't served: use the pan"):
         oven(grill=True)
 
 
@@ -94,13 +103,30 @@ def test_tracebacks_say_what_the_frame_is(checked):
 
 def test_files_of_storages_are_removed_and_shared_in_one_way():
     LazyMemmapStorage(3, auto_cleanup=None, shared_init=False)
-    with pytest.raises(UnsupportedError, match="auto_cleanup: files without a scratch_dir"):
+    with pytest.raises(UnservedKeywordError, match="auto_cleanup isn't served: files without a scratch_dir"):
         LazyMemmapStorage(3, auto_cleanup=True)
-    with pytest.raises(UnsupportedError, match="shared_init: make the buffer with shared=True"):
+    with pytest.raises(
+        UnservedKeywordError, match="shared_init isn't served: make the buffer with shared=True"
+    ):
         LazyTensorStorage(3, shared_init=True)
 
 
 def test_gymnasium_environments_get_arrays():
     GymEnv("CartPole-v1", convert_actions_to_numpy=True).close()
-    with pytest.raises(UnsupportedError, match="convert_actions_to_numpy"):
+    with pytest.raises(UnservedKeywordError, match="convert_actions_to_numpy"):
         GymEnv("CartPole-v1", convert_actions_to_numpy=False)
+
+
+@pytest.mark.parametrize("make", [RandomSampler, partial(SliceSampler, num_slices=2)])
+def test_samplers_that_draw_with_replacement_say_which_do_not(make):
+    make(replacement=True)
+    with pytest.raises(TypeError, match="replacement isn't served: SamplerWithoutReplacement"):
+        make(replacement=False)
+
+
+def test_a_class_has_the_rows_of_its_bases():
+    assert TensorDictRoundRobinWriter(track_generations=True)
+    with pytest.raises(UnservedKeywordError, match="track_generations isn't served"):
+        TensorDictRoundRobinWriter(track_generations=False)
+    with pytest.raises(UnservedKeywordError, match="PrioritizedReplayBuffer: use_ray_service isn't served"):
+        PrioritizedReplayBuffer(alpha=0.7, beta=0.5, use_ray_service=True)

@@ -6,8 +6,7 @@ import importlib
 
 import pytest
 
-from gleanrl.compat.names import ALIASES, KEYWORDS, MODULES, UNSERVED
-from gleanrl.errors import UnsupportedError
+from gleanrl.compat.names import ALIASES, KEYWORDS, MODULES
 
 
 @pytest.mark.parametrize("row", ALIASES, ids=lambda row: f"{row.module}.{row.name}")
@@ -30,16 +29,8 @@ def test_other_paths_give_the_same_objects(path):
             assert getattr(module, given) is getattr(origin, given)
 
 
-@pytest.mark.parametrize("row", UNSERVED, ids=lambda row: f"{row.module}.{row.name}")
-def test_an_unserved_name_can_be_imported_and_says_why_when_it_is_used(row):
-    stand_in = getattr(importlib.import_module(row.module), row.name)
-    with pytest.raises(UnsupportedError) as raised:
-        stand_in("an argument", keyword=1)
-    assert row.name in str(raised.value) and row.why in str(raised.value)
-
-
 def test_no_name_has_two_rows():
-    names = [(row.module, row.name) for row in (*ALIASES, *UNSERVED)]
+    names = [(row.module, row.name) for row in ALIASES]
     assert len(names) == len(set(names))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import pkgutil
 import sys
 
 import pytest
 
+import gleanrl
 from gleanrl import compat
 
 
@@ -25,3 +27,13 @@ def test_a_package_of_the_table_holds_its_modules():
     module = importlib.import_module("gleanrl.envs.transforms.transforms")
     assert module is sys.modules["gleanrl.envs"].transforms.transforms
     assert module._apply_to_composite.__module__ == "gleanrl.envs.transforms.spec_tools"
+
+
+def test_asking_for_a_module_that_is_not_served_finds_none():
+    for path in ("gleanrl.services", "gleanrl.envs.libs.vmas", "gleanrl.envs.PettingZooEnv"):
+        assert importlib.util.find_spec(path) is None
+
+
+def test_packages_can_be_walked():
+    names = [module.name for module in pkgutil.walk_packages(gleanrl.__path__, "gleanrl.")]
+    assert "gleanrl.envs.utils" in names and len(names) == len(set(names))

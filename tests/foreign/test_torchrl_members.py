@@ -24,7 +24,6 @@ import gleanrl.collectors
 import gleanrl.data
 import gleanrl.envs
 from gleanrl.compat.members import UNSERVED_MEMBERS, unserved_members
-from gleanrl.compat.names import KEYWORDS, UNSERVED_KEYWORDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -134,19 +133,6 @@ def names_of(cls: type) -> tuple[str, ...]:
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls.__name__)
 def test_members_are_served_or_the_table_says_why_not(theirs, ours):
     assert missing(theirs, ours) <= {name for name, _ in unserved_members(names_of(ours))}
-
-
-@pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls.__name__)
-def test_keywords_of_constructors_are_served_or_the_table_says_why_not(theirs, ours):
-    if "__init__" not in {name for base in ours.__mro__[:-1] for name in vars(base)}:
-        return
-    told = {
-        name
-        for table in (KEYWORDS, UNSERVED_KEYWORDS)
-        for owner in names_of(ours)
-        for name in table.get(owner, ())
-    }
-    assert {*absent(theirs.__init__, inspect.unwrap(ours.__init__))} <= told
 
 
 @pytest.mark.parametrize("row", UNSERVED_MEMBERS, ids=lambda row: f"{row.owner}-{row.names.split()[0]}")

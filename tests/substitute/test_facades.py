@@ -27,6 +27,23 @@ assert torchrl.envs.EnvBase.__module__.startswith("gleanrl.")
 # what is assigned by torchrl later is seen
 real.later = 3
 assert torchrl.envs.later == 3
+
+# what isn't served stays torchrl's; what the installed release hasn't either says what to use
+from torchrl.envs import PettingZooEnv
+assert PettingZooEnv is real.PettingZooEnv
+for holder in (real, sys.modules["torchrl.envs.libs"], sys.modules["torchrl.envs.libs.pettingzoo"]):
+    holder.__dict__.pop("PettingZooEnv")
+assert not hasattr(torchrl.envs, "PettingZooEnv")
+try:
+    from torchrl.envs import PettingZooEnv
+except ImportError as error:
+    assert "torchrl.envs.PettingZooEnv isn't in the installed torchrl, nor served: it needs" in str(error)
+else:
+    raise AssertionError("PettingZooEnv was imported")
+try:
+    from torchrl.envs import NoSuchEnv
+except ImportError as error:
+    assert "cannot import name 'NoSuchEnv'" in str(error)
 print("so it is")
 """
 

@@ -1,24 +1,22 @@
-"""Second names, stand-ins and keywords in a public module."""
+"""Second names, keywords and errors for names that aren't served, in a public module."""
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from gleanrl.compat.keywords import check_keywords
 from gleanrl.compat.members import refuse_members
-from gleanrl.compat.names import ALIASES, UNSERVED, Unserved
-from gleanrl.errors import UnsupportedError
+from gleanrl.compat.names import ALIASES
+from gleanrl.compat.unserved import unserved_name
+from gleanrl.errors import UnservedMemberError
 
 
 def bind(module: str, namespace: dict[str, Any]) -> None:
     """Complete a public module by what the table says of it; the last line of its file.
 
-    Second names are bound and added to ``__all__``. Names that aren't served can be imported and raise when they are
-    used; `dir` and ``import *`` leave them out. Constructors of the module's classes know keywords of
-    other releases, and the classes the members that they haven't.
+    Second names are bound and added to ``__all__``. The error for a name that isn't served says what to use instead.
+    Constructors of the module's classes know keywords of other releases, and the classes the members that they haven't.
 
     Args:
         module: its ``__name__``.
@@ -34,7 +32,19 @@ def bind(module: str, namespace: dict[str, Any]) -> None:
             if not row.name.startswith("_"):
                 names.append(row.name)
     names[:] = sorted(set(names))
-    namespace["__getattr__"] = _unserved_names(module)
+    bind_unserved(module, namespace)
+
+
+def bind_unserved(module: str, namespace: dict[str, Any]) -> None:
+    """Let a module say of names of other releases what to use instead; the arguments are those of `bind`."""
+
+    def look_up(name: str) -> Any:
+        raise absent(module, name)
+
+    namespace["__getattr__"] = look_up
+    # Python asks the finders for a name that ``from module import name`` doesn't find in a package only, and only
+    # a finder can raise an ImportError that says what to use (see `paths`).
+    namespace.setdefault("__path__", [])
 
 
 def resolve(target: str, namespace: dict[str, Any]) -> Any:
@@ -43,25 +53,9 @@ def resolve(target: str, namespace: dict[str, Any]) -> Any:
     return getattr(importlib.import_module(module), name) if module else namespace[name]
 
 
-def _unserved_names(module: str) -> Callable[[str], Any]:
-    rows = {row.name: row for row in UNSERVED if row.module == module}
-
-    def look_up(name: str) -> Any:
-        if name in rows:
-            return _stand_in(rows[name])
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-
-    return look_up
-
-
-@functools.cache
-def _stand_in(row: Unserved) -> type[Any]:
-    """Return a class that can't be made, nor derived from: programs import many names and use a few."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise UnsupportedError(f"{row.module}.{row.name}: {row.why}")
-
-    body = {"__doc__": row.why, "__module__": row.module, "__new__": refuse}
-    cls = type(row.name, (), body)
-    cls.__init_subclass__ = refuse  # type: ignore[method-assign]
-    return cls
+def absent(module: str, name: str) -> AttributeError:
+    """Return the error of a module that hasn't an attribute; for a name of another release, it says what to use."""
+    why = unserved_name(module, name)
+    if why is not None:
+        return UnservedMemberError(f"{module}.{name} isn't served: {why}")
+    return AttributeError(f"module {module!r} has no attribute {name!r}", name=name)

@@ -9,18 +9,20 @@ import difflib
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gleanrl.compat.names import KEYWORDS, UNSERVED_KEYWORDS, UnservedKeyword
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnservedKeywordError
 from gleanrl.overrides import is_ours
+
+_Row = TypeVar("_Row", str, UnservedKeyword)
 
 
 def check_keywords(subject: Any) -> None:
     """Let a class of ours look at the keywords that it is made with; anything else stays as it is.
 
-    Costs about a microsecond a construction, and a frame in its tracebacks, which says what it is. A class without a
-    constructor of its own has that of its base, and what the table says of that.
+    Costs about a microsecond a construction, and a frame in its tracebacks, which says what it is. A class without its
+    own constructor has that of its base. Rows of the tables are of a class and of those that derive from it.
     """
     if not isinstance(subject, type):
         return
@@ -32,7 +34,6 @@ def check_keywords(subject: Any) -> None:
     kinds = inspect.signature(init).parameters.values()
     known = frozenset(kind.name for kind in kinds if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL))
     takes_any = any(kind.kind == kind.VAR_KEYWORD for kind in kinds)
-    older, unserved = KEYWORDS.get(subject.__name__, {}), UNSERVED_KEYWORDS.get(subject.__name__, {})
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
@@ -41,15 +42,18 @@ def check_keywords(subject: Any) -> None:
         )
         if not keywords.keys() <= known:
             name = type(self).__name__
-            if older:
-                keywords = _translated(name, keywords, older)
-            if unserved:
-                keywords = _served(name, keywords, unserved)
+            keywords = _translated(name, keywords, _rows(KEYWORDS, type(self)))
+            unserved = _rows(UNSERVED_KEYWORDS, type(self))
+            keywords = _served(name, keywords, {key: unserved[key] for key in unserved.keys() - known})
             if not takes_any:
                 _refuse_unknown(name, keywords, known)
         init(self, *args, **keywords)  # the constructor itself, whose keywords this frame has looked at
 
     subject.__init__ = checked
+
+
+def _rows(table: Mapping[str, Mapping[str, _Row]], cls: type[Any]) -> dict[str, _Row]:
+    return {key: row for base in reversed(cls.__mro__) for key, row in table.get(base.__name__, {}).items()}
 
 
 def _translated(name: str, keywords: dict[str, Any], older: Mapping[str, str]) -> dict[str, Any]:
@@ -62,8 +66,9 @@ def _translated(name: str, keywords: dict[str, Any], older: Mapping[str, str]) -
 def _served(name: str, keywords: dict[str, Any], unserved: Mapping[str, UnservedKeyword]) -> dict[str, Any]:
     """Return the keywords without those that aren't served, and that say so of nothing."""
     for key in unserved.keys() & keywords.keys():
-        if keywords[key] is not unserved[key].off:
-            raise UnsupportedError(f"{name}: {key}: {unserved[key].why}")
+        given, off = keywords[key], unserved[key].off
+        if type(given) is not type(off) or given != off:
+            raise UnservedKeywordError(f"{name}: {key} isn't served: {unserved[key].why}")
     return {key: value for key, value in keywords.items() if key not in unserved}
 
 

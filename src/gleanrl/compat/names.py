@@ -1,6 +1,7 @@
-"""What other releases of this API call things: the one table of second names, other paths and names not served.
+"""Second names, other paths and keywords of other releases of this API: the one table of them.
 
-Nothing else in the library defines a second name. `docs/names.md` is made from this table.
+Nothing else in the library defines a second name. Names that aren't served are in `unserved`. `docs/names.md` is made
+from these tables.
 """
 
 from __future__ import annotations
@@ -19,15 +20,6 @@ class Alias(NamedTuple):
     """A name in the same module, or ``"module:name"`` elsewhere."""
     releases: str
     """The releases that have the name, both ends included."""
-
-
-class Unserved(NamedTuple):
-    """A name that programs import and that isn't served: it can be imported, and using it raises `why`."""
-
-    module: str
-    name: str
-    why: str
-    """What the name is, since or until which release, and what to use instead."""
 
 
 class UnservedKeyword(NamedTuple):
@@ -61,6 +53,7 @@ ALIASES = (
     Alias("gleanrl.data.specs", "OneHotDiscreteTensorSpec", "OneHot", "0.1 to 0.7"),
     Alias("gleanrl.data.specs", "UnboundedContinuousTensorSpec", "UnboundedContinuous", "0.1 to 0.7"),
     Alias("gleanrl.data.specs", "UnboundedDiscreteTensorSpec", "UnboundedDiscrete", "0.1 to 0.7"),
+    Alias("gleanrl.data", "DEVICE_TYPING", "gleanrl.data.specs.base:DeviceLike", "0.1 to 0.14"),
     Alias(
         "gleanrl.data.utils", "CloudpickleWrapper", "gymnasium.vector.utils:CloudpickleWrapper", "0.1 to 0.14"
     ),
@@ -86,158 +79,22 @@ ALIASES = (
 )
 
 
-def _out_of_scope(names: str, why: str, *modules: str) -> tuple[Unserved, ...]:
-    return tuple(Unserved(module, name, why) for module in modules for name in names.split())
-
-
-# Environments of other libraries, which TorchRL wraps and this one doesn't, by the path below gleanrl.envs.libs: names,
-# the package that they need, releases.
-_WRAPPERS = {
-    "brax": ("BraxEnv BraxWrapper", "brax", "0.1 to 0.14"),
-    "craftground": ("CraftGroundEnv CraftGroundWrapper", "craftground", "since 0.13"),
-    "dm_control": ("DMControlEnv DMControlWrapper", "dm_control", "0.1 to 0.14"),
-    "envpool": ("MultiThreadedEnv MultiThreadedEnvWrapper", "envpool", "0.1 to 0.14"),
-    "genesis": ("GenesisEnv GenesisWrapper", "genesis-world", "since 0.13"),
-    "gym": ("MOGymEnv MOGymWrapper", "mo-gymnasium", "0.2 to 0.14"),
-    "habitat": ("HabitatEnv", "habitat-lab", "0.1 to 0.14"),
-    "isaac_lab": ("IsaacLabWrapper", "isaaclab", "since 0.9"),
-    "isaacgym": ("IsaacGymEnv IsaacGymWrapper", "isaacgym", "0.1 to 0.14"),
-    "jumanji": ("JumanjiEnv JumanjiWrapper", "jumanji", "0.1 to 0.14"),
-    "lbforaging": ("LBForagingEnv LBForagingWrapper", "lbforaging", "since 0.13"),
-    "libero": ("LiberoEnv LiberoWrapper", "libero", "since 0.13"),
-    "meltingpot": ("MeltingpotEnv MeltingpotWrapper", "dm-meltingpot", "0.5 to 0.14"),
-    "mjlab": ("MJLabEnv MJLabWrapper", "mjlab", "since 0.13"),
-    "mujoco_playground": (
-        "MujocoPlaygroundAgentMapping MujocoPlaygroundAgentSpec MujocoPlaygroundEnv MujocoPlaygroundWrapper",
-        "playground",
-        "since 0.13",
-    ),
-    "openml": ("OpenMLEnv", "scikit-learn", "0.2 to 0.14"),
-    "openspiel": ("OpenSpielEnv OpenSpielWrapper", "open_spiel", "0.6 to 0.14"),
-    "pettingzoo": ("PettingZooEnv PettingZooWrapper", "pettingzoo", "0.2 to 0.14"),
-    "procgen": ("ProcgenEnv ProcgenWrapper", "procgen", "since 0.11"),
-    "robohive": ("RoboHiveEnv", "robohive", "0.2 to 0.14"),
-    "safety_gymnasium": ("SafetyGymnasiumEnv SafetyGymnasiumWrapper", "safety-gymnasium", "since 0.13"),
-    "smacv2": ("SMACv2Env SMACv2Wrapper", "smacv2", "0.3 to 0.14"),
-    "unity_mlagents": ("UnityMLAgentsEnv UnityMLAgentsWrapper", "mlagents_envs", "0.6 to 0.14"),
-    "vmas": ("VmasEnv VmasWrapper", "vmas", "0.1 to 0.14"),
-}
-
-# Of replay buffers: names, and why.
-_OF_BUFFERS = (
-    (
-        "PromptGroupSampler StreamingSliceSampler",
-        "of 0.14; not served: SamplerWithoutReplacement serves each record once an epoch, and a class with a sample() "
-        "of its own draws by whatever it likes",
-    ),
-)
-
-UNSERVED: tuple[Unserved, ...] = (
-    *(
-        row
-        for names, why in _OF_BUFFERS
-        for row in _out_of_scope(names, why, "gleanrl.data", "gleanrl.data.replay_buffers")
-    ),
-    *_out_of_scope(
-        "RayWeightUpdater RemoteModuleWeightUpdater",
-        "sends weights to Ray actors, of 0.7 to 0.14; not served: RayCollector sends them itself; for a "
-        "way of your own derive from WeightUpdaterBase",
-        "gleanrl.collectors",
-    ),
-    *_out_of_scope(
-        "DistributedWeightUpdater RPCWeightUpdater RayEvalWorker",
-        "of 0.7 to 0.14; not served: collectors send weights themselves; evaluate with env.rollout",
-        "gleanrl.collectors.distributed",
-    ),
-    *_out_of_scope(
-        "DEFAULT_SLURM_CONF submitit_delayed_launcher",
-        "starts jobs through submitit, of 0.1 to 0.14; not served: start a Ray cluster on the machines that Slurm gave "
-        "(`ray start`), and pass ray_init_config={'address': 'auto'}",
-        "gleanrl.collectors.distributed",
-    ),
-    *_out_of_scope(
-        "AsyncBatchedCollector Evaluator ProfileConfig",
-        "since 0.11; not served: SyncDataCollector over a ParallelEnv asks the policy once for a batch of environments",
-        "gleanrl.collectors",
-    ),
-    *(
-        row
-        for path, (names, package, releases) in _WRAPPERS.items()
-        for row in _out_of_scope(
-            names,
-            f"of {releases}, with the package {package}; not served: make TorchRL's own, which collectors, SerialEnv, "
-            "ParallelEnv and TransformedEnv take as it is",
-            *(["gleanrl.envs", "gleanrl.envs.libs.gym"] if path == "gym" else ["gleanrl.envs"]),
-        )
-    ),
-    *_out_of_scope(
-        "AntEnv ChessEnv CubeBowlEnv FinancialRegimeEnv HopperEnv HumanoidEnv LLMHashingEnv MicroDuckEnv MujocoEnv "
-        "SatelliteEnv ToyVLAEnv Walker2dEnv",
-        "a simulator of TorchRL's own, of 0.7 to 0.14; not served: make TorchRL's, which collectors, SerialEnv, "
-        "ParallelEnv and TransformedEnv take as it is",
-        "gleanrl.envs",
-    ),
-    *_out_of_scope(
-        "DreamerDecoder DreamerEnv ImaginedEnv WorldModelEnv MeanActionSelector",
-        "for Dreamer and the like, of 0.1 to 0.14; not served: derive from ModelBasedEnvBase, or make TorchRL's",
-        "gleanrl.envs",
-    ),
-    *_out_of_scope(
-        "AdaptiveKLController ConstantKLController ContentBase History PairwiseDataset PromptData "
-        "PromptTensorDictTokenizer RewardData RolloutFromModel TensorDictTokenizer TokenizedDatasetLoader "
-        "TopKRewardSelector create_infinite_iterator get_dataloader",
-        "data of language models, of 0.2 to 0.14; out of scope: TorchRL's own works with our batches",
-        "gleanrl.data",
-    ),
-    *_out_of_scope(
-        "BinaryToDecimal HashToInt MCTSForest QueryModule RandomProjectionHash SipHash TensorDictMap TensorMap Tree",
-        "maps and search trees, of 0.5 to 0.14; out of scope: TorchRL's own works with our batches",
-        "gleanrl.data",
-    ),
-    *_out_of_scope(
-        "ActionTokenizerBase RobotDatasetMetadata UniformActionTokenizer VideoClipRef VocabTailActionTokenizer "
-        "clear_video_decoder_cache set_video_decoder_cache_size validate_vla_tensordict",
-        "data of robots' vision and language models, since 0.13; out of scope: TorchRL's own works with our batches",
-        "gleanrl.data",
-    ),
-    *_out_of_scope(
-        "R3MTransform VC1Transform VIPTransform VIPRewardTransform",
-        "a pretrained image network, of 0.1 to 0.14; out of scope: put TorchRL's own into a TransformedEnv",
-        "gleanrl.envs",
-        "gleanrl.envs.transforms",
-    ),
-    *_out_of_scope(
-        "ActionChunkTransform ActionScaling ExpandAs FlattenAction FlattenTensorDict "
-        "MicroDuckTaskSampler ModuleTransform NextObservationDelta NextStateReconstructor "
-        "ObservationTransform PolicyAgeFilter RandomTruncationTransform RayTransform TerminateTransform gSDENoise",
-        "a transform of 0.9 to 0.14 that isn't served: put TorchRL's own into a TransformedEnv",
-        "gleanrl.envs",
-        "gleanrl.envs.transforms",
-    ),
-    *_out_of_scope(
-        "KLRewardTransform Tokenizer",
-        "of language models, of 0.3 to 0.14; out of scope: put TorchRL's own into a TransformedEnv",
-        "gleanrl.envs",
-        "gleanrl.envs.transforms",
-    ),
-    *_out_of_scope(
-        "ActionTokenizerTransform CartesianSolver DecodeVideoTransform HumanoidMacroAction MacroAction MacroPrimitive "
-        "MacroPrimitiveTransform RobotMacroAction RobotMacroActionMode SatelliteAttitudeTransform SatelliteMacroAction "
-        "SuccessReward TargetMacroAction URScriptPrimitive URScriptPrimitiveTransform",
-        "for robots, since 0.13; out of scope: put TorchRL's own into a TransformedEnv",
-        "gleanrl.envs",
-        "gleanrl.envs.transforms",
-    ),
-)
-
-# Module paths that hold nothing of their own: what each gives again, as "module" (all of its public names, those of
-# the rows above included) or "module:name".
+# Module paths that hold nothing of their own: what each gives again, as "module" (all of its public names) or
+# "module:name".
 MODULES: dict[str, tuple[str, ...]] = {
     "gleanrl.collectors.collectors": ("gleanrl.collectors",),
     "gleanrl.collectors.weight_update": (
         "gleanrl.collectors:MultiProcessedWeightUpdater",
         "gleanrl.collectors:VanillaWeightUpdater",
         "gleanrl.collectors:WeightUpdaterBase",
+    ),
+    "gleanrl.collectors.distributed.generic": ("gleanrl.collectors.distributed:DistributedCollector",),
+    "gleanrl.collectors.distributed.ray": ("gleanrl.collectors.distributed:RayCollector",),
+    "gleanrl.collectors.distributed.rpc": ("gleanrl.collectors.distributed:RPCCollector",),
+    "gleanrl.collectors.distributed.sync": ("gleanrl.collectors.distributed:DistributedSyncCollector",),
+    "gleanrl.data.replay_buffers.her": (
+        "gleanrl.data.replay_buffers:HERReplayBuffer",
+        "gleanrl.data.replay_buffers:HindsightStrategy",
     ),
     "gleanrl.data.replay_buffers.ray_buffer": ("gleanrl.data.replay_buffers:RayReplayBuffer",),
     "gleanrl.data.replay_buffers.replay_buffers": (
@@ -283,15 +140,11 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gleanrl.envs:GymLikeEnv",
         "gleanrl.envs:default_info_dict_reader",
     ),
-    **{
-        f"gleanrl.envs.libs.{path}": tuple(f"gleanrl.envs:{name}" for name in names.split())
-        for path, (names, _, _) in _WRAPPERS.items()
-        if path != "gym"  # a module of ours
-    },
     "gleanrl.envs.custom.tictactoeenv": ("gleanrl.envs:TicTacToeEnv",),
     "gleanrl.envs.transforms.gym_transforms": ("gleanrl.envs.transforms:EndOfLifeTransform",),
     "gleanrl.envs.transforms.rb_transforms": ("gleanrl.envs.transforms:MultiStepTransform",),
     "gleanrl.envs.transforms.transforms": ("gleanrl.envs.transforms",),
+    "gleanrl.envs.transforms.vecnorm": ("gleanrl.envs.transforms:VecNormV2",),
     "gleanrl.envs.transforms.utils": ("gleanrl.envs.transforms.checks:check_finite",),
 }
 
@@ -299,6 +152,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 _OF_SLICES = {"pad_output": "pad", "trajectory_key": "traj_key"}
 KEYWORDS: dict[str, dict[str, str]] = {
     "Bounded": {"minimum": "low", "maximum": "high"},
+    "BoxList": {"boxes": "n"},
     "Composite": {"batch_size": "shape"},
     "PrioritizedSliceSampler": _OF_SLICES,
     "SliceSampler": _OF_SLICES,
@@ -324,11 +178,9 @@ _OF_COLLECTORS = {
     ),
     "worker_idx": UnservedKeyword("the numbers of workers are given by their places in create_env_fn"),
 }
-_OF_GYM = {
-    "convert_actions_to_numpy": UnservedKeyword(
-        "gymnasium environments get NumPy arrays; one that needs tensors makes them in a gymnasium.ActionWrapper",
-        off=True,
-    )
+_OF_AUTORESET = {
+    "missing_obs_value": UnservedKeyword("make the environment with AutoresetMode.DISABLED"),
+    "native_autoreset": UnservedKeyword("make the environment with AutoresetMode.DISABLED", off=False),
 }
 _OF_LAZY_STORAGES = {
     "shared_init": UnservedKeyword("make the buffer with shared=True before the processes start", off=False)
@@ -351,6 +203,13 @@ _OF_BATCHES = {
     ),
     "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)"),
 }
+_ON_THE_CPU = UnservedKeyword("priorities live on the CPU", off="cpu")
+_OF_PRIORITIES = {
+    "sampler_device": UnservedKeyword("priorities live on the CPU"),
+    "sync": UnservedKeyword("a write and its priorities are always one step", off=True),
+}
+_WITHOUT_REPLACEMENT = "SamplerWithoutReplacement and SliceSamplerWithoutReplacement draw without replacement"
+_IN_THE_BUFFERS = "give it to the buffers of the ensemble"
 _USE_A_BUFFER = UnservedKeyword("write to the buffers themselves: ensemble[number] is one")
 _USE_WORKERS = UnservedKeyword(
     "use MultiSyncDataCollector or MultiaSyncDataCollector with [create_env_fn] * num_workers"
@@ -378,23 +237,73 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         ("batch_locked", "device_map", "env_str", "supports_set_state", "tensordict"),
         UnservedKeyword("get_env_metadata(env) makes one"),
     ),
-    "GymLikeEnv": {"spec_locked": UnservedKeyword("env.set_spec_lock_(False) unlocks the specs", off=True)},
-    "PrioritizedSampler": {"device": UnservedKeyword("priorities live on the CPU", off="cpu")},
+    "CatFrames": {
+        "future": UnservedKeyword("draw slices, which hold the frames that follow", off=False),
+        "mask_key": UnservedKeyword("StepCounter() says how many frames an episode has before a step"),
+    },
+    "Compose": {"transforms": UnservedKeyword("give them one by one: Compose(*transforms)")},
+    "ContinuousBox": {"device": UnservedKeyword("give low and high on that device")},
+    "EnvBase": {
+        "policy": UnservedKeyword(
+            "append the primer of its module: TransformedEnv(env, module.make_tensordict_primer())"
+        ),
+    },
+    "GymLikeEnv": {
+        "convert_actions_to_numpy": UnservedKeyword(
+            "gymnasium environments get NumPy arrays; one that needs tensors makes them in a "
+            "gymnasium.ActionWrapper",
+            off=True,
+        )
+    },
+    "PrioritizedReplayBuffer": _OF_PRIORITIES,
+    "PrioritizedSampler": {"device": _ON_THE_CPU},
     "PrioritizedSliceSampler": _OF_SLICE_SAMPLERS,
     "ReplayBufferEnsemble": {
         "routing_dim": _USE_A_BUFFER,
         "routing_key": _USE_A_BUFFER,
-        "shared": UnservedKeyword("share the buffers themselves", off=False),
+        **dict.fromkeys(
+            (
+                "checkpointer",
+                "consume_after_n_samples",
+                "dim_extend",
+                "prefetch",
+                "sample_unit",
+                "service_backend_options",
+                "transform_factory",
+                "transport_options",
+            ),
+            UnservedKeyword(_IN_THE_BUFFERS),
+        ),
+        **dict.fromkeys(
+            ("compilable", "delayed_init", "pin_memory", "shared", "use_ray_service"),
+            UnservedKeyword(_IN_THE_BUFFERS, off=False),
+        ),
+        "service_backend": UnservedKeyword(_IN_THE_BUFFERS, off="direct"),
+        "transport": UnservedKeyword(_IN_THE_BUFFERS, off="auto"),
     },
+    "Sampler": {"replacement": UnservedKeyword(_WITHOUT_REPLACEMENT, off=True)},
+    "SamplerEnsemble": {
+        "replacement": UnservedKeyword("give samplers that draw without replacement", off=True)
+    },
+    "SamplerWithoutReplacement": {
+        "replacement": UnservedKeyword("RandomSampler draws with replacement", off=False)
+    },
+    "TensorDictPrimer": dict.fromkeys(
+        ("batch_size", "device", "shape"),
+        UnservedKeyword(
+            "give a composite that has it: TensorDictPrimer(Composite(..., shape=..., device=...))"
+        ),
+    ),
+    "TensorDictPrioritizedReplayBuffer": _OF_PRIORITIES,
     "RoundRobinWriter": _OF_RING_WRITERS,
     "SerialEnv": _OF_BATCHES,
     "SliceSampler": _OF_SLICE_SAMPLERS,
-    "SliceSamplerWithoutReplacement": _OF_SLICE_SAMPLERS,
-    "TensorDictRoundRobinWriter": _OF_RING_WRITERS,
-    "VecGymEnvTransform": {
-        "missing_obs_value": UnservedKeyword("make the environment with AutoresetMode.DISABLED"),
-        "native_autoreset": UnservedKeyword("make the environment with AutoresetMode.DISABLED", off=False),
+    "SliceSamplerWithoutReplacement": {
+        **_OF_SLICE_SAMPLERS,
+        "replacement": UnservedKeyword("SliceSampler draws with replacement", off=False),
     },
+    "TensorDictRoundRobinWriter": _OF_RING_WRITERS,
+    "VecGymEnvTransform": _OF_AUTORESET,
     "ReplayBuffer": {
         "consume_after_n_samples": UnservedKeyword("pass sampler=ConsumingSampler(max_sample_count=n)"),
         "sample_unit": UnservedKeyword(
@@ -404,9 +313,13 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         "service_backend_options": UnservedKeyword(_USE_RAY),
         "transport": UnservedKeyword(_USE_RAY, off="auto"),
         "transport_options": UnservedKeyword(_USE_RAY),
+        "use_ray_service": UnservedKeyword(_USE_RAY, off=False),
     },
-    "GymEnv": _OF_GYM,
-    "GymWrapper": _OF_GYM,
+    "GymEnv": {"backend": UnservedKeyword("environments are gymnasium's", off="gymnasium")},
+    "GymWrapper": {
+        **_OF_AUTORESET,
+        "num_workers": UnservedKeyword("use ParallelEnv(num_workers, lambda: GymEnv(...))", off=1),
+    },
     "LazyMemmapStorage": {
         "auto_cleanup": UnservedKeyword(
             "files without a scratch_dir go with the process, those in one stay until you remove them"
@@ -418,7 +331,10 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         **_OF_LAZY_STORAGES,
     },
     "ParallelEnv": _OF_BATCHES,
-    "DistributedDataCollector": _OF_DISTRIBUTED,
+    "DistributedDataCollector": {
+        **_OF_DISTRIBUTED,
+        "update_interval": UnservedKeyword("max_weight_update_interval is it"),
+    },
     "DistributedSyncDataCollector": _OF_DISTRIBUTED,
     "RPCDataCollector": {
         **_OF_DISTRIBUTED,
@@ -438,6 +354,10 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
             "batches hold ids, at no cost; leave them out with postproc=lambda batch: batch.exclude('collector')",
             off=True,
         ),
+        "traj_pool": UnservedKeyword("ids of trajectories are unique over all workers"),
     },
+    "MultiSyncDataCollector": {"sync": UnservedKeyword("use MultiaSyncDataCollector", off=True)},
+    "MultiaSyncDataCollector": {"sync": UnservedKeyword("use MultiSyncDataCollector", off=False)},
     "WorkersCollector": _OF_COLLECTORS,
+    "aSyncDataCollector": {"sync": UnservedKeyword("use MultiSyncDataCollector", off=False)},
 }

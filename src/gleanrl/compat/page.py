@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable
 
 from gleanrl.compat.members import UNSERVED_MEMBERS
-from gleanrl.compat.names import ALIASES, KEYWORDS, MODULES, UNSERVED, UNSERVED_KEYWORDS
+from gleanrl.compat.names import ALIASES, KEYWORDS, MODULES, UNSERVED_KEYWORDS
+from gleanrl.compat.unserved import UNSERVED, UNSERVED_MODULES
 
 _INTRODUCTION = """# Names in other releases
 
@@ -42,8 +43,11 @@ def page() -> str:
         "Methods, attributes and arguments of methods; asking for one raises an AttributeError that says this.\n",
         _table(("of", "members", "what to use"), UNSERVED_MEMBERS, plain_last=True),
         "## Names that aren't served\n",
-        "They can be imported, so that a program that names many and uses a few runs; using one raises.\n",
-        _table(("in", "name", "why"), UNSERVED, plain_last=True),
+        "`hasattr(module, name)` is False, and importing one raises an ImportError that says this. A program that\n"
+        "names one at its top and doesn't use it has to leave it out, or to import it from TorchRL.\n",
+        _table(("in", "names", "what to use"), UNSERVED, plain_last=True),
+        "## Modules that aren't served\n",
+        _table(("in", "modules", "what to use"), UNSERVED_MODULES, plain_last=True),
     ]
     return "\n".join(parts)
 

@@ -1,4 +1,7 @@
-"""Module paths of other releases: modules that hold nothing of their own, made when somebody imports them."""
+"""Module paths of other releases, and the errors of imports that aren't served.
+
+A module of another path holds nothing of its own and is made when it is imported.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from types import ModuleType
 
 from gleanrl.compat.binding import bind
 from gleanrl.compat.names import MODULES
+from gleanrl.compat.unserved import unserved_module, unserved_name
+from gleanrl.errors import UnservedModuleError, UnservedNameError
 
 
 def install() -> None:
@@ -23,10 +28,13 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in MODULES:
-            return None
-        is_package = any(other.startswith(f"{fullname}.") for other in MODULES)
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
+        if fullname in MODULES:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        if (
+            sys._getframe(2).f_code.co_name != "find_spec"
+        ):  # importlib.util.find_spec asks whether there is a module
+            _refuse_unserved(fullname)
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         names = module.__dict__
@@ -39,3 +47,18 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 names[name] = getattr(origin, name)
                 names["__all__"].append(name)
         bind(module.__name__, names)
+
+
+def _refuse_unserved(path: str) -> None:
+    """Raise for a module, or a name of a module, that isn't served.
+
+    ``from module import name`` asks for the module ``module.name`` where the module hasn't the name, and passes on
+    every error but that of a module of this very name.
+    """
+    why = unserved_module(path)
+    if why is not None:
+        raise UnservedModuleError(f"{path} isn't served: {why}")
+    module, _, name = path.rpartition(".")
+    why = unserved_name(module, name)
+    if why is not None:
+        raise UnservedNameError(f"{path} isn't served: {why}")

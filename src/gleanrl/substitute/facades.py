@@ -7,6 +7,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from gleanrl.errors import UnservedMemberError
 from gleanrl.substitute import environments
 from gleanrl.substitute.names import PACKAGES, ROOT, explanation, is_data_layer, same_as, served
 from gleanrl.substitute.notes import NOTES
@@ -40,7 +41,10 @@ class Facade(ModuleType):
         if name in ours:
             return NOTES.took(path, name, ours[name])
         if theirs is None or not hasattr(theirs, name):
-            return explanation(path, name)
+            why = explanation(path, name)
+            if why is None:
+                raise AttributeError(f"module {path!r} has no attribute {name!r}", name=name)
+            raise UnservedMemberError(f"{path}.{name} isn't in the installed torchrl, nor served: {why}")
         value = getattr(theirs, name)
         if isinstance(value, ModuleType):
             return as_seen(value.__name__)

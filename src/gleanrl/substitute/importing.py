@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from gleanrl.errors import TakeoverError
+from gleanrl.errors import TakeoverError, UnservedMemberError, UnservedNameError
 from gleanrl.substitute.facades import as_seen
 from gleanrl.substitute.names import ROOT
 from gleanrl.substitute.notes import NOTES
@@ -88,9 +88,25 @@ def _statement(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
             real(
                 name, globals, locals, fromlist, level
             )  # what is listed may be modules that nobody has imported
+        _check(seen, fromlist)
         return seen
 
     return import_
+
+
+def _check(seen: ModuleType, names: Sequence[str]) -> None:
+    """Raise for a name that a module hasn't and of which it's known what to use instead.
+
+    Python drops the text of an `AttributeError` at ``from module import name``.
+    """
+    for name in names:
+        if name != "*":
+            try:
+                getattr(seen, name)
+            except UnservedMemberError as error:
+                raise UnservedNameError(str(error)) from None
+            except AttributeError:
+                pass  # the statement raises an ImportError itself
 
 
 def _function(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from gleanrl.compat.names import ALIASES, UNSERVED
+from gleanrl.compat.names import ALIASES
+from gleanrl.compat.unserved import unserved_name
+from gleanrl.errors import UnservedModuleError
 
 ROOT = "torchrl"
 PACKAGES = tuple(f"{ROOT}.{part}" for part in ("collectors", "data", "envs"))
 """The packages that make up the data layer."""
-_STAND_INS = frozenset(row.name for row in UNSERVED)
 
 
 def is_data_layer(module: str) -> bool:
@@ -31,8 +32,6 @@ def counterpart(module: str) -> str:
 def served(module: str) -> Mapping[str, Any]:
     """Return what we serve by name in a module of theirs: public names, and second names of other releases.
 
-    Names that can be imported here only to say why they aren't served (`compat.names.UNSERVED`) don't count.
-
     Args:
         module: a path of theirs within the data layer.
     """
@@ -42,19 +41,12 @@ def served(module: str) -> Mapping[str, Any]:
     second = [row.name for row in ALIASES if row.module == ours.__name__]
     # Files that theirs has, too, but that aren't meant for users here, have no list of names.
     public = ours.__dict__.get("__all__", ())
-    return {name: getattr(ours, name) for name in (*public, *second) if name not in _STAND_INS}
+    return {name: getattr(ours, name) for name in (*public, *second)}
 
 
-def explanation(module: str, name: str) -> Any:
-    """Return the stand-in for a name of another release, which says why it isn't served when it is used.
-
-    Raises:
-        AttributeError: nothing is known of the name.
-    """
-    ours = counterpart(module)
-    if not any(row.module == ours and row.name == name for row in UNSERVED):
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(ours), name)
+def explanation(module: str, name: str) -> str | None:
+    """Return what to use instead of a name that neither the installed release nor this library has."""
+    return unserved_name(counterpart(module), name)
 
 
 def same_as(value: Any) -> Any:
@@ -79,6 +71,8 @@ def _replaced() -> Mapping[int, Any]:
 def _module(path: str) -> ModuleType | None:
     try:
         return importlib.import_module(path)
+    except UnservedModuleError:
+        return None
     except ModuleNotFoundError as error:
         if error.name is None or not path.startswith(error.name):
             raise

@@ -9,6 +9,7 @@ from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.arguments import non_negative, positive, positive_or_none
+from gleanrl.compat import bind_unserved
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
@@ -188,3 +189,6 @@ def _joined(offline: Any, online: Any) -> Any:
         return _pytree.tree_map(lambda *leaves: torch.cat(leaves), offline, online)
     except (ValueError, TypeError) as cause:
         raise SchemaError(f"sample: the records of the two buffers differ: {cause}") from cause
+
+
+bind_unserved(__name__, globals())

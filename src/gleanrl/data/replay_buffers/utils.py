@@ -10,6 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from torch.utils import _pytree
 
+from gleanrl.compat import bind_unserved
 from gleanrl.errors import InvalidArgumentError, SchemaError
 from gleanrl.objects import Leaf, Objects
 from gleanrl.state import Stateful
@@ -195,3 +196,6 @@ def loading_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> Callab
 def load_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> None:
     """Give each part its state; see `loading_all`."""
     loading_all(parts, states)()
+
+
+bind_unserved(__name__, globals())
