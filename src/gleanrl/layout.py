@@ -10,7 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+    is_tensorclass,
+)
 
 from gleanrl.errors import SchemaError
 from gleanrl.objects import Leaf, Objects
@@ -314,6 +320,24 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
             group._tensordict[key[-1]] = value
         else:
             _add_entry(batch, as_path(key), value, batch.batch_size, batch.device)
+
+
+def mark_rows(records: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
+    """Put tensors ``(num_rows, ...)`` into fetched records, as far as these have keys.
+
+    TensorDicts and dictionaries take all of them, tensorclasses those that they have fields for.
+    """
+    if is_tensorclass(records):
+        records = records._tensordict
+        entries = {key: value for key, value in entries.items() if as_path(key) in records.keys(True)}
+    if isinstance(records, TensorDictBase):
+        add_entries(records, entries, num_rows)
+    elif isinstance(records, dict):
+        for key, value in entries.items():
+            path, group = as_path(key), records
+            for part in path[:-1]:
+                group = group.setdefault(part, {})
+            group[path[-1]] = value
 
 
 def _plain_group(batch: Any, parts: Iterable[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ TRAJ_IDS: Path = ("collector", "traj_ids")
 MASK: Path = ("collector", "mask")
 _STEPS: Path = ("steps_to_next_obs",)
 _CUT = ("done", "truncated")
+_SLICE_ENDS = "_gleanrl_slice_ends"
 
 
 def trajectory_ends(
@@ -31,7 +32,8 @@ def trajectory_ends(
 
     Time is the last batch dimension. A step is the last one of its fragment if any of these holds: a flag is
     set; the trajectory id of the following step is another one; it is the last step in time of its row; it is
-    masked out or the following step is (so every masked step stands alone). In n-step data
+    masked out or the following step is (so every masked step stands alone); it is the last one of its slice, in a
+    batch of slices. In n-step data
     (``"steps_to_next_obs"`` is there) flags count only in rows where it is 1, because the flags of the other
     rows belong to a later step. ``("collector", "traj_ids")`` and ``("collector", "mask")`` always take part
     when they are there.
@@ -65,6 +67,7 @@ def trajectory_ends(
     _require_time(batch)
     ids = [ids for path in _paths(id_keys, TRAJ_IDS) if (ids := _per_step(batch, path)) is not None]
     ends = _flag_ends(batch, done_key)
+    slices = vars(batch).get(_SLICE_ENDS)
     if ends is None:
         if not ids:
             raise MissingKeyError(
@@ -76,12 +79,38 @@ def trajectory_ends(
     ends[..., -1:] = True
     for values in ids:
         ends[..., :-1] |= (values[..., 1:] != values[..., :-1]).to(ends.device)
+    if slices is not None and slices.shape == ends.shape:
+        ends |= slices.to(ends.device)
     mask = step_mask(batch, mask_keys)
     if mask is not None:
         missing = ~mask.to(ends.device)
         ends |= missing
         ends[..., :-1] |= missing[..., 1:]
     return ends
+
+
+def hold_slice_ends(batch: Any, last: Tensor, mask: Tensor | None) -> None:
+    """Let `trajectory_ends` of this very batch know where its slices end; no entry changes.
+
+    For batches that carry no flags of slices: those of plain buffers hold the stored records and nothing else. Copies
+    and parts of the batch don't know.
+
+    Args:
+        batch: slice after slice, ``[n]``; other things than TensorDicts are left as they are.
+        last: the last step of each slice, ``(n,)`` bool.
+        mask: which rows are steps, ``(n,)`` bool, where copies fill slices up; None for all.
+    """
+    if isinstance(batch, TensorDictBase):
+        batch.__dict__[_SLICE_ENDS] = last if mask is None else last | ~mask
+
+
+def marks_among(entries: Mapping[Any, Any]) -> dict[NestedKey, Any]:
+    """Return those of a sampler's entries by which transforms tell neighbouring rows apart: end flags and the mask."""
+    return {
+        key: value
+        for key, value in entries.items()
+        if type(key) is tuple and (key == MASK or (key[0] == "next" and key[-1] in _CUT))
+    }
 
 
 def cut_trajectories(batch: TensorDictBase, ids: Collection[int]) -> set[int]:

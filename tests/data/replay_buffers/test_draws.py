@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
-from gleanrl.data import SamplesPerInsert
-from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-from gleanrl.errors import EmptyBufferError
+from gleanrl.data import HERReplayBuffer, SamplesPerInsert
+from gleanrl.data.replay_buffers import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedSliceSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from gleanrl.errors import EmptyBufferError, SchemaError
 from tests.data.replay_buffers.overtaken import Overtaken
 from tests.interrupts import interruptions
 
@@ -141,3 +152,171 @@ def test_a_batch_that_is_fetched_again_takes_the_memory_of_the_first_one() -> No
     assert (buffer.sample() == 2).all()
     first, again = places
     assert first == again
+
+
+# Ends that are written through live views
+
+
+def one_trajectory(count: int = 40) -> TensorDict:
+    """Steps of one trajectory that isn't over, with their number as achieved goal."""
+    t, flag = torch.arange(count), torch.zeros(count, 1, dtype=torch.bool)
+    after = {
+        "done": flag,
+        "terminated": flag.clone(),
+        "truncated": flag.clone(),
+        "reward": torch.ones(count, 1),
+    }
+    goals = {"achieved_goal": t.float()[:, None], "desired_goal": torch.full((count, 1), -1.0)}
+    ids = {"collector": {"traj_ids": torch.zeros(count, dtype=torch.int64)}}
+    return TensorDict({"t": t, **goals, **ids, "next": after}, [count])
+
+
+SLICERS: dict[str, Callable[[], Any]] = {
+    "slices": lambda: SliceSampler(slice_len=4, seed=0),
+    "padded": lambda: SliceSampler(slice_len=4, seed=0, span=True, pad=True),
+    "epochs": lambda: SliceSamplerWithoutReplacement(slice_len=4, seed=0),
+    "priorities": lambda: PrioritizedSliceSampler(40, 0.7, 0.5, slice_len=4, seed=0),
+}
+STORAGES: dict[str, Callable[[], Any]] = {
+    "lazy": lambda: LazyTensorStorage(40),
+    "files": lambda: LazyMemmapStorage(40),
+    "given": lambda: TensorStorage(one_trajectory()),
+}
+
+
+def sliced(kind: str, storage: str = "lazy", make: Any = ReplayBuffer, **options: Any) -> Any:
+    buffer = make(storage=STORAGES[storage](), sampler=SLICERS[kind](), batch_size=8, **options)
+    if storage != "given":
+        buffer.extend(one_trajectory())
+    return buffer
+
+
+def end_by_flag(buffer: Any) -> None:
+    buffer[:]["next", "done"][9] = True
+
+
+def end_by_id(buffer: Any) -> None:
+    buffer["collector", "traj_ids"][10:] += 1
+
+
+def crossings(buffer: Any, batches: int = 40) -> int:
+    """Count the slices that go on from step 9 to step 10, without an end between."""
+    found = 0
+    for _ in range(batches):
+        batch, info = buffer.sample(return_info=True)
+        last = info["next", "truncated"].flatten()
+        found += int(((batch["t"][:-1] == 9) & (batch["t"][1:] == 10) & ~last[:-1]).sum())
+    return found
+
+
+@pytest.mark.parametrize("write", [end_by_flag, end_by_id])
+@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("kind", ["slices", "epochs", "priorities"])
+def test_slices_end_where_a_live_view_was_told_so_after_a_sample(kind, storage, depth, write):
+    buffer = sliced(kind, storage, prefetch=depth)
+    for _ in range(3):
+        buffer.sample()
+    write(buffer)
+    assert crossings(buffer) == 0
+
+
+@pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
+def test_padded_slices_that_overhang_end_where_a_live_view_was_told_so(make):
+    buffer = sliced("padded", make=make)
+    buffer.sample()
+    end_by_flag(buffer)
+    for _ in range(40):
+        batch, info = buffer.sample(return_info=True)
+        t = batch["t"].view(-1, 4)
+        assert not bool(((t <= 9).any(1) & (t > 9).any(1)).any())
+
+
+def test_slices_that_other_processes_share_end_where_a_live_view_was_told_so():
+    buffer = sliced("slices", shared=True)
+    buffer.sample()
+    end_by_flag(buffer)
+    assert crossings(buffer) == 0
+
+
+def test_slices_of_streams_end_where_a_live_view_was_told_so():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2), sampler=SLICERS["slices"](), batch_size=8)
+    buffer.extend(one_trajectory().reshape(2, 20))
+    buffer.sample()
+    buffer[:]["next", "done"][0, 9] = True
+    assert crossings(buffer) == 0
+
+
+def test_a_sampler_called_without_a_buffer_ends_slices_where_a_live_view_was_told_so():
+    storage, sampler = STORAGES["lazy"](), SLICERS["slices"]()
+    storage.set(range(40), one_trajectory())
+    sampler.sample(storage, 8)
+    storage.get(slice(None))["next", "done"][9] = True
+    for _ in range(40):
+        index = sampler.sample(storage, 8)[0].view(-1, 4)
+        assert not bool(((index[:, :-1] == 9) & (index[:, 1:] == 10)).any())
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+def test_an_epoch_serves_each_trajectory_once_though_a_live_view_ends_some_within(depth):
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(40), sampler=SLICERS["epochs"](), batch_size=8, prefetch=depth
+    )
+    data = one_trajectory()
+    data["next", "done"][7::8] = True  # five trajectories of eight steps
+    buffer.extend(data)
+    seen = list[int]()
+    for batch in buffer:
+        seen += (batch["t"].view(-1, 4)[:, 0] // 8).tolist()
+        buffer[:]["next", "done"][3::8] = True  # ten of four, in the middle of the epoch
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert sorted(t for batch in buffer for t in batch["t"].tolist()) == [*range(40)]
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_goals_in_hindsight_stay_within_ends_that_a_live_view_was_told_of(strategy, depth):
+    buffer = HERReplayBuffer(
+        lambda rows: rows["desired_goal"],
+        her_ratio=1.0,
+        strategy=strategy,
+        storage=LazyTensorStorage(40),
+        batch_size=8,
+        prefetch=depth,
+        seed=0,
+    )
+    buffer.extend(one_trajectory())
+    buffer.sample()
+    buffer.storage.get(slice(None))["next", "done"][9] = True
+    for _ in range(40):
+        batch = buffer.sample()
+        assert torch.equal(batch["t"] <= 9, batch["desired_goal"][:, 0] <= 9)
+
+
+class Flipping(SliceSampler):
+    """Writes an end into the first slice of each draw."""
+
+    view: Any = None
+
+    def is_whole(self, storage, draw):
+        self.view[draw.slots[0]] = True
+        return super().is_whole(storage, draw)
+
+
+def test_slices_into_which_ends_are_written_at_each_draw_raise_after_three():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(40), sampler=Flipping(slice_len=4, seed=0), batch_size=8)
+    buffer.extend(one_trajectory())
+    buffer.sampler.view = buffer[:]["next", "done"]
+    with pytest.raises(SchemaError, match="3 draws in a row"):
+        buffer.sample()
+    assert buffer.stats().batches_sampled == 0
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize("kind", SLICERS)
+def test_views_that_nothing_is_written_through_leave_the_sequence_of_draws(kind, depth):
+    left, right = sliced(kind, prefetch=depth), sliced(kind, prefetch=depth)
+    for step in range(12):
+        if step % 4 == 1:
+            assert len(right[:]) == 40
+        assert torch.equal(left.sample()["t"], right.sample()["t"])

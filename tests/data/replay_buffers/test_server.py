@@ -10,6 +10,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from gleanrl.collectors.utils import split_trajectories
+from gleanrl.data.postprocs import MultiStep
 from gleanrl.data.replay_buffers import (
     LazyTensorStorage,
     ListStorage,
@@ -23,6 +25,7 @@ from gleanrl.data.replay_buffers import (
     SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
+from gleanrl.envs.transforms import CatFrames
 from gleanrl.errors import EmptyBufferError, MissingKeyError, SchemaError, UnsupportedError
 from tests.data.replay_buffers.oracle import fill
 from tests.data.replay_buffers.overtaken import Overtaken
@@ -408,3 +411,97 @@ class Shift:
 
     def inv(self, data):
         return data + 1
+
+
+def rollout(episodes: int, length: int, ids: bool) -> TensorDict:
+    """Whole episodes; an observation is 100 times the episode's number, plus the step's."""
+    t = torch.arange(episodes * length)
+    observation = (t // length * 100 + t % length).float()[:, None]
+    done = (t % length == length - 1)[:, None]
+    following = {"x": observation + 1, "done": done, "truncated": done, "terminated": ~done & False}
+    data = TensorDict({"x": observation, "next": {**following, "reward": torch.ones(len(t), 1)}}, [len(t)])
+    if ids:
+        data["collector", "traj_ids"] = t // length
+    return data
+
+
+SLICED = {
+    "slices": lambda: SliceSampler(slice_len=4, seed=0),
+    "no cut flag": lambda: SliceSampler(slice_len=4, seed=0, truncated_key=None),
+    "padded": lambda: SliceSampler(slice_len=4, seed=0, pad=True, span=True),
+    "epochs": lambda: SliceSamplerWithoutReplacement(slice_len=4, seed=0),
+    "priorities": lambda: PrioritizedSliceSampler(200, 0.7, 0.5, slice_len=4, seed=0),
+}
+
+
+def sliced(make: Any, sampler: str, ids: bool, transform: Any = None) -> Any:
+    storage = LazyTensorStorage(200)
+    buffer = make(storage=storage, sampler=SLICED[sampler](), batch_size=32, transform=transform)
+    buffer.extend(rollout(10, 10, ids))
+    return buffer
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("sampler", SLICED)
+@pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
+def test_frame_stacks_of_slices_stay_within_their_slice(make, sampler, ids):
+    stack = CatFrames(N=3, dim=-1, in_keys=["x"], out_keys=["stack"])
+    buffer = sliced(make, sampler, ids, stack)
+    for _ in range(10):
+        stacks = buffer.sample()["stack"]
+        steps = stacks.diff(dim=1)
+        assert bool(((steps == 0) | (steps == 1)).all()), stacks
+
+
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("sampler", SLICED)
+@pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
+def test_n_step_rows_and_pieces_of_slices_stay_within_their_slice(make, sampler, ids):
+    buffer = sliced(make, sampler, ids)
+    for _ in range(10):
+        batch = buffer.sample()
+        steps = MultiStep(0.9, 3)(batch)
+        assert bool((steps["next", "x"] - steps["x"] <= 3).all() and (steps["next", "x"] > steps["x"]).all())
+        pieces = split_trajectories(batch)
+        assert pieces.shape[1] <= 4
+        mask = pieces["mask"] if "mask" in pieces.keys() else pieces["collector", "mask"]
+        inner = mask[:, 1:] & mask[:, :-1]
+        assert bool((pieces["x"].diff(dim=1)[inner] == 1).all())
+
+
+def test_a_users_transform_of_a_plain_buffer_sees_where_slices_end():
+    seen = []
+    buffer = sliced(ReplayBuffer, "slices", False, lambda batch: seen.append(batch.clone()) or batch)
+    buffer.sample()
+    last = torch.arange(32) % 4 == 3
+    assert bool(seen[0]["next", "truncated"][last].all() and seen[0]["next", "done"][last].all())
+    assert not seen[0]["next", "terminated"].any()
+
+
+def test_a_transform_of_records_in_dictionaries_sees_where_slices_end():
+    done = torch.zeros(20, 1, dtype=torch.bool)
+    seen = []
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(20),
+        sampler=SliceSampler(slice_len=4, seed=0),
+        batch_size=8,
+        transform=lambda batch: seen.append(batch) or batch,
+    )
+    buffer.extend({"x": torch.arange(20), "next": {"done": done}})
+    buffer.sample()
+    assert seen[0]["next"]["truncated"].flatten().tolist() == [False, False, False, True] * 2
+
+
+def test_transforms_of_an_ensemble_see_where_the_slices_of_plain_members_end():
+    stack = CatFrames(N=3, dim=-1, in_keys=["x"], out_keys=["stack"])
+    members = [sliced(ReplayBuffer, sampler, False) for sampler in ("slices", "priorities")]
+    ensemble = ReplayBufferEnsemble(*members, batch_size=64, transform=stack)
+    for _ in range(10):
+        steps = ensemble.sample()["stack"].diff(dim=-1)
+        assert bool(((steps == 0) | (steps == 1)).all())
+
+
+def test_a_batch_of_a_plain_buffer_without_transforms_holds_the_stored_records():
+    buffer = sliced(ReplayBuffer, "slices", False)
+    batch, info = buffer.sample(return_info=True)
+    assert bool((batch == buffer[info["index"].tolist()]).all())

@@ -10,7 +10,7 @@ import torch
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts, PartsState
 from gleanrl.data.replay_buffers.prefetch import Prefetcher
-from gleanrl.data.replay_buffers.samplers.base import SamplerState
+from gleanrl.data.replay_buffers.samplers.base import SamplerState, all_rows
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead
 from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, TicketState
 from gleanrl.data.replay_buffers.versions import touched
@@ -18,7 +18,7 @@ from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.records import BufferStats, Draw, RateCounts, new_tuple
 from gleanrl.state import Stateful, StateReader, plain
 from gleanrl.system.interrupts import to_the_end
-from gleanrl.tree import NestedKey
+from gleanrl.tree import NestedKey, Path
 
 Keys = tuple[NestedKey, ...]
 
@@ -92,22 +92,15 @@ class Draws(Stateful[DrawsState]):
                 self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
         try:
             fetched = ticket.fetch(paths, flags)
-            if ticket.storage.version != ticket.version:
+            exposed = self._parts.cuts and ticket.storage.exposed
+            if exposed or ticket.storage.version != ticket.version:
                 self._gate.asked = True
                 with self._gate.lock:
                     self._gate.asked = False
-                    if ticket.is_gone:
-                        ticket = self._replace(size, ticket.drawn, stamped)
-                    else:
-                        stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
-                        if not stale.any():
-                            return ticket, fetched
-                        before, ticket = ticket, self._redraw(ticket, stale, stamped)
-                        renewed = ticket.renewed(before, stale)
-                        if renewed is not None:
-                            return ticket, ticket.fetch_again(renewed, fetched, paths, flags)
+                    held = [fetched]
                     del fetched  # memory for the new one
-                    return ticket, ticket.fetch(paths, flags)
+                    repaired = self._repaired(size, ticket, held, stamped, paths, flags)
+                    return self._mended(repaired, stamped, paths, flags) if exposed else repaired
         except BaseException:
             self.not_served(ticket)
             raise
@@ -130,7 +123,8 @@ class Draws(Stateful[DrawsState]):
         try:
             fetched = coming.result()
             storage, drawn = ticket.storage, ticket.drawn
-            if storage.version == ticket.version and not sampler.takes_priorities:
+            exposed = self._parts.cuts and storage.exposed
+            if storage.version == ticket.version and not sampler.takes_priorities and not exposed:
                 return ticket, fetched
             self._gate.asked = True
             with self._gate.lock:
@@ -141,14 +135,12 @@ class Draws(Stateful[DrawsState]):
                     storage.generation(drawn.slots), stamps(drawn)
                 ):
                     sampler.on_serve(storage, drawn)
-                    return ticket, fetched
+                    return self._mended((ticket, fetched), True, ahead=True) if exposed else (ticket, fetched)
                 else:
-                    everything = torch.ones(drawn.slots.shape, dtype=torch.bool, device="cpu")
-                    ran_out = ticket.ran_out
-                    ticket = self._redraw(ticket, everything, True)._replace(ran_out=ran_out)
-                    sampler.ran_out = ran_out  # later batches may be on their way
+                    ticket = self._redraw(ticket, all_rows(drawn), True, ahead=True)
                 del coming, fetched  # memory for the new one, if the thread has let go of it, too
-                return ticket, ticket.fetch()
+                batch = ticket, ticket.fetch()
+                return self._mended(batch, True, ahead=True) if exposed else batch
         except BaseException:
             self.not_served(ticket)
             raise
@@ -290,12 +282,70 @@ class Draws(Stateful[DrawsState]):
                     sampler.adopt(place)
                 raise
 
-    def _redraw(self, ticket: Ticket, stale: torch.Tensor, stamped: bool) -> Ticket:
-        """Draw the stale rows again; the lock keeps writers away until they are fetched."""
+    def _repaired(
+        self,
+        size: int,
+        ticket: Ticket,
+        held: list[Fetched],
+        stamped: bool,
+        paths: tuple[Path, ...] | None,
+        flags: tuple[Path, ...] | None,
+    ) -> tuple[Ticket, Fetched]:
+        """Draw and fetch again those rows of a batch that were overwritten since its draw.
+
+        Its records are the only ones in `held`, and may be let go of.
+        """
+        fetched = held.pop()
+        if ticket.storage.version == ticket.version:
+            return ticket, fetched
+        if ticket.is_gone:
+            ticket = self._replace(size, ticket.drawn, stamped)
+        else:
+            stale = touched(ticket.drawn.slots, ticket.storage.changed_since(ticket.version))
+            if not stale.any():
+                return ticket, fetched
+            before, ticket = ticket, self._redraw(ticket, stale, stamped)
+            renewed = ticket.renewed(before, stale)
+            if renewed is not None:
+                return ticket, ticket.fetch_again(renewed, fetched, paths, flags)
+        del fetched  # memory for the new one
+        return ticket, ticket.fetch(paths, flags)
+
+    def _mended(
+        self,
+        batch: tuple[Ticket, Fetched],
+        stamped: bool,
+        paths: tuple[Path, ...] | None = None,
+        flags: tuple[Path, ...] | None = None,
+        ahead: bool = False,
+    ) -> tuple[Ticket, Fetched]:
+        """Draw and fetch a batch again that ends were written into through live views (see `Sampler.mended`)."""
+        ticket, fetched = batch
+
+        def redraw(draw: Draw) -> Draw:
+            nonlocal ticket, fetched
+            ticket = self._redraw(ticket, all_rows(draw), stamped, ahead)
+            fetched = ticket.fetch(paths, flags)
+            return ticket.drawn
+
+        self._parts.sampler.mended(ticket.storage, ticket.drawn, redraw)
+        return ticket, fetched
+
+    def _redraw(self, ticket: Ticket, stale: torch.Tensor, stamped: bool, ahead: bool = False) -> Ticket:
+        """Draw the stale rows again; the lock keeps writers away until they are fetched.
+
+        Args:
+            ticket: the batch.
+            stale: which rows, ``(n,)`` bool.
+            stamped: whether generations are wanted.
+            ahead: whether the batch had been drawn ahead: later ones may be on their way.
+        """
         storage, sampler = ticket.storage, self._parts.sampler
         self._rows_redrawn += int(stale.sum())
         drawn = sampler.redraw(storage, ticket.drawn, stale, stamped)
         sampler.on_serve(storage, drawn)
+        if ahead:
+            sampler.ran_out = ticket.ran_out
         return ticket._replace(drawn=drawn, ran_out=sampler.ran_out, epoch=sampler.epoch)
 
     def _replace(self, size: int, drawn: Draw, stamped: bool) -> Ticket:

@@ -16,6 +16,7 @@ from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeT
 from gleanrl.data.replay_buffers.samplers.hindsight import (
     CHOSEN,
     GOAL,
+    STEPS,
     HindsightRule,
     HindsightStrategy,
     with_hindsight,
@@ -138,6 +139,7 @@ class _Relabel:
         chosen: Any = batch.pop(CHOSEN, None)
         if chosen is None:
             return batch
+        batch.pop(STEPS, None)
         goals, rows = batch.pop(GOAL), torch.nonzero(chosen).squeeze(-1)
         if not len(rows):
             return batch

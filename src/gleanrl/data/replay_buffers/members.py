@@ -7,6 +7,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
+from gleanrl.data.boundaries import marks_among
 from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.draws import Keys, Place
 from gleanrl.data.replay_buffers.gate import Gate
@@ -17,6 +18,7 @@ from gleanrl.data.replay_buffers.server import Served, Server
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.utils import stack_samples
 from gleanrl.errors import InvalidArgumentError
+from gleanrl.layout import mark_rows
 
 
 class EnsembleServer(Server):
@@ -69,6 +71,8 @@ class EnsembleServer(Server):
         with all_or_none(places, go_back):
             for number in numbers:
                 parts.append(self._members[number].server.as_user(each, keys, True))
+                if self._transforms.reads:  # they have to know where slices end, whatever the member's class
+                    mark_rows(parts[-1].batch, marks_among(parts[-1].info), each)
             info = join_infos(chosen, [part.info for part in parts])
             index = info.get("index") if keys is None else None
             batch = self.finish([part.batch for part in parts], numbers, index)

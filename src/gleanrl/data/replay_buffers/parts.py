@@ -98,6 +98,8 @@ class Parts(Stateful[PartsState]):
         """Whether the sampler has to be told of writes."""
         self.weighs = True
         """Whether weights may come with rows."""
+        self.cuts = True
+        """Whether draws depend on where trajectories end."""
         self._owner: weakref.ref[Any] | None = None
         for name in _KINDS:
             self._check(name, getattr(self, name), shared=name == "storage")
@@ -170,7 +172,8 @@ class Parts(Stateful[PartsState]):
         self._settle_time()
         self.writer.register_storage(self.storage)
         self.sampler.use_storage(self.storage)
-        self.follows, self.weighs = self.sampler.follows, self.sampler.weighs
+        sampler = self.sampler
+        self.follows, self.weighs, self.cuts = sampler.follows, sampler.weighs, sampler.cuts
 
     def exchange(
         self, name: str, part: Any, gate: Gate, collate_fn: Callable[[Any], Any] | None = None

@@ -15,6 +15,7 @@ from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.arguments import integer, key_list, positive_or_none
+from gleanrl.data.boundaries import MASK, hold_slice_ends
 from gleanrl.data.replay_buffers.draws import Draws, Keys
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.parts import Parts
@@ -26,7 +27,7 @@ from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_positi
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.devices import pinned
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.layout import add_entries
+from gleanrl.layout import add_entries, mark_rows
 from gleanrl.records import Draw, new_tuple
 from gleanrl.tree import NestedKey
 
@@ -165,6 +166,7 @@ class BufferServer(Server):
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
         """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""
         draws, parts, annotated = self.draws, self._parts, wants_info or self._carries
+        transforms = parts.transforms
         if (
             draws.prefetcher is not None
             and keys is None
@@ -173,21 +175,25 @@ class BufferServer(Server):
         ):
             ticket, (records, flags) = draws.ahead(draws.prefetcher, size)
         else:
-            ticket, (records, flags) = draws.now(
-                size, keys, annotated, wants_info or (annotated and parts.weighs)
-            )
+            stamped = wants_info or (annotated and parts.weighs)
+            ticket, (records, flags) = draws.now(size, keys, annotated or bool(transforms.reads), stamped)
         try:
             drawn, info = ticket.drawn, None
-            extras = parts.sampler.annotate(drawn, records if flags is None else flags) if annotated else {}
+            seen = records if flags is None else flags
+            extras = parts.sampler.annotate(drawn, seen) if annotated else {}
+            if transforms.reads and not self._carries:  # they have to know where slices end
+                mark_rows(records, parts.sampler.marks(drawn, seen), drawn.slots.shape[0])
             own, storage = parts.collate_fn, ticket.storage
             collate = storage.collate if own is None else storage.collated_by(own)
             batch = records if collate is None else _collated(collate, records)
             if self._carries:
                 self._carry(batch, drawn, extras)
+            if drawn.last is not None and (not self._carries or extras is drawn.extras):
+                hold_slice_ends(batch, drawn.last, drawn.extras.get(MASK))
             if wants_info:
                 index = coordinates(drawn.slots, ticket.storage)
                 info = {"index": index, "generation": drawn.generation, **extras}
-            if parts.transforms.reads or self._pin_memory:
+            if transforms.reads or self._pin_memory:
                 batch = self._delivered(batch)
         except BaseException:
             draws.not_served(ticket)

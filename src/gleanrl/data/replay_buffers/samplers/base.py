@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
+from gleanrl.data.boundaries import marks_among
 from gleanrl.data.replay_buffers.ownership import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import slots_of_update
@@ -25,6 +26,8 @@ from gleanrl.records import Draw, new_tuple
 from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource, Words
 from gleanrl.state import Stateful, StateReader
 from gleanrl.tree import NestedKey, Path
+
+_MOST_REDRAWS = 2  # of slices that an end was written into
 
 
 class SamplerState(NamedTuple):
@@ -64,6 +67,8 @@ class Sampler(Part, Stateful[Any]):
     """Whether `prioritize` does something; it checks its slots then."""
     uses_up: ClassVar[bool] = False
     """Whether what was drawn isn't drawn again, in the same epoch at least."""
+    cuts = False
+    """Whether draws depend on where trajectories end, so that `is_whole` says something."""
     draws_ahead = True
     """Whether draws may be taken back (see `place`), so that batches can be drawn ahead."""
     reduction = "max"
@@ -156,6 +161,8 @@ class Sampler(Part, Stateful[Any]):
             raise _nothing_stored()
         self.use_storage(storage)
         drawn = self._draw(storage, batch_size)
+        if self.cuts and storage.exposed:
+            drawn = self.mended(storage, drawn, lambda draw: self._redraw(storage, draw, all_rows(draw)))
         if drawn.generation is None:
             drawn = _stamped(drawn, storage)
         self._last = drawn
@@ -192,6 +199,32 @@ class Sampler(Part, Stateful[Any]):
             return self.draw(storage, draw.slots.shape[0] if draw.asked is None else draw.asked, generations)
         drawn = self._redraw(storage, draw, stale)
         return _stamped(drawn, storage) if generations and drawn.generation is None else drawn
+
+    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+        """Return whether no trajectory ends inside of what was drawn, as ends and ids are stored now.
+
+        They may be others than at the draw, or than the sampler knew: live views write without a change of the version.
+        Where one does, the sampler looks at the whole storage at its next draw. Asked where `cuts` is True.
+        """
+        return True
+
+    def mended(self, storage: Storage, draw: Draw, redraw: Callable[[Draw], Draw]) -> Draw:
+        """Return a draw of which `is_whole` is True: the given one, or another that `redraw` makes of it.
+
+        Raises:
+            SchemaError: two more draws weren't whole, either.
+        """
+        for _ in range(_MOST_REDRAWS):
+            if self.is_whole(storage, draw):
+                return draw
+            draw = redraw(draw)
+        if self.is_whole(storage, draw):
+            return draw
+        raise SchemaError(
+            f"sample: expected slices without the end of a trajectory inside, but {_MOST_REDRAWS + 1} draws in a "
+            "row had one: end flags or ids are being written through live views meanwhile; write them by "
+            "buffer[index] = ..., or between two calls of sample()"
+        )
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
         """Return slots and what else comes with each; the storage isn't empty."""
@@ -233,8 +266,15 @@ class Sampler(Part, Stateful[Any]):
         """Return what else is delivered with each row; `records` are the rows as they were fetched."""
         return draw.extras
 
+    def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return those entries by which transforms tell neighbouring rows apart: transforms of every buffer see them.
+
+        Of a user's sampler these are the flags below ``"next"`` and the mask that it returns.
+        """
+        return marks_among(draw.extras)
+
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return the columns that `annotate` looks at."""
+        """Return the columns that `annotate` and `marks` look at."""
         return ()
 
     # Priorities
@@ -367,6 +407,11 @@ class Sampler(Part, Stateful[Any]):
         self.epoch = value.epoch
         if self.ran_out != value.ran_out:
             self.ran_out = value.ran_out
+
+
+def all_rows(draw: Draw) -> torch.Tensor:
+    """Return a mark for each row of a draw, ``(n,)`` bool, all set."""
+    return torch.ones(draw.slots.shape, dtype=torch.bool, device="cpu")
 
 
 def _nothing_stored() -> EmptyBufferError:

@@ -83,6 +83,28 @@ class EpisodeTable(Follower[Storage]):
         assert self._native is not None
         return self._native
 
+    def holds(self, storage: Storage, slots: torch.Tensor, inner: torch.Tensor) -> bool:
+        """Return whether no trajectory ends at rows inside of slices, as ends and ids are stored now.
+
+        They differ from those that the table knows after a write through a live view, of which no version tells. The
+        table then looks at the whole storage the next time.
+
+        Args:
+            storage: what the rows are of.
+            slots: slice after slice, ``(n,)`` int64.
+            inner: which rows aren't the last step of their slice, ``(n,)`` bool.
+        """
+        self.sync(storage)
+        assert self._reader is not None
+        inside = inner.numpy()
+        ends, ids = self._reader.read(slots.numpy())
+        whole = ends is None or not (ends & inside).any()
+        for values in ids:
+            whole = whole and not ((values[1:] != values[:-1]) & inside[:-1]).any()
+        if not whole:
+            self.unfollow()
+        return whole
+
     @property
     def _static(self) -> bool:
         return self._ends is not None or self._trajectories is not None
@@ -189,6 +211,32 @@ def later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Te
     return place * streams + slots % streams
 
 
+class Rows(NamedTuple):
+    """The rows of slices, one slice after the other."""
+
+    slots: torch.Tensor
+    """``(n,)`` int64."""
+    last: torch.Tensor
+    """Which is the last step of its slice, ``(n,)`` bool; copies that fill slices up aren't."""
+
+
+def expanded(table: Episodes, first: torch.Tensor, lengths: torch.Tensor, stride: int = 0) -> Rows:
+    """Return the rows of slices.
+
+    Args:
+        table: the trajectories; slices needn't lie within one.
+        first: first slots, ``(n,)`` int64.
+        lengths: steps, ``(n,)`` int64.
+        stride: rows of each slice, filled up with copies of its last step; 0 for its steps only.
+    """
+    count = first.shape[0]
+    rows = count * stride or int(lengths.sum())
+    slots = torch.empty(rows, dtype=torch.int64, device="cpu")
+    last = torch.empty(rows, dtype=torch.bool, device="cpu")
+    table.expand(first.data_ptr(), lengths.data_ptr(), count, slots.data_ptr(), stride, last.data_ptr())
+    return Rows(slots, last)
+
+
 def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Return first slot and length of the trajectories of `shortest` steps and more, ``(n,)`` int64 each."""
     count = table.num_runs(shortest)
@@ -221,8 +269,12 @@ class _Reader:
         self._ids = [(path, _flat(storage, path, "bool" if path == MASK else "whole number")) for path in ids]
         self._steps = None if steps is None else _flat(storage, steps, "integer")
 
-    def read(self, rows: slice) -> tuple[_Array | None, list[_Array]]:
-        """Return ends ``(n,)`` bool or None, and the id columns, ``(n,)`` int64 each; contiguous."""
+    def read(self, rows: slice | _Array) -> tuple[_Array | None, list[_Array]]:
+        """Return ends ``(n,)`` bool or None, and the id columns, ``(n,)`` int64 each; contiguous.
+
+        Args:
+            rows: a range of slots, or slots ``(n,)`` int64.
+        """
         ends: _Array | None = None
         for column in self._flags:
             flag = _host(column, rows)
@@ -288,14 +340,15 @@ def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> 
         numbers = numbers and not column.dtype.is_floating_point
     if (column.dtype == torch.bool if kind == "bool" else numbers) and (wide or column.shape[1] == 1):
         column = column.view(-1) if column.shape[1] == 1 else column
-        return numpy_view(column) if column.is_cpu else column
+        # Tensors that a user gave may move: their arrays are made at each use.
+        return numpy_view(column) if column.is_cpu and not storage.borrowed else column
     raise SchemaError(
         f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} for each row, got "
         f"{tuple(column.shape[1:])} {column.dtype}"
     )
 
 
-def _host(column: _Column, rows: slice) -> _Array:
+def _host(column: _Column, rows: slice | _Array) -> _Array:
     return column[rows] if isinstance(column, np.ndarray) else numpy_view(column[rows].cpu())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gleanrl.data.replay_buffers.samplers.base import Sampler
-from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, later, locate
+from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, expanded, later, locate
 from gleanrl.data.replay_buffers.samplers.masked import redrawn_masked
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
 from gleanrl.data.replay_buffers.samplers.units import Unit, UnitSampler
@@ -21,8 +21,9 @@ from gleanrl.records import Draw
 from gleanrl.seeding import RandomSource
 from gleanrl.tree import NestedKey, Path, as_key
 
-GOAL, CHOSEN = "_goal", "_relabelled"
-"""Where a batch has the goal of each row, and which rows get it, ``(n,)`` bool."""
+GOAL, CHOSEN, STEPS = "_goal", "_relabelled", "_goal_steps"
+"""Where a batch has the goal of each row, which rows get it, ``(n,)`` bool, and how many steps of the trajectory later
+(earlier, below 0) it was achieved, ``(n,)`` int64."""
 
 
 class HindsightStrategy(str, Enum):
@@ -116,9 +117,24 @@ class Hindsight(Unit):
         """Return the rows of an epoch's items, and goals beside them."""
         return self._with_goals(storage, self.unit.serve(storage, items, batch_size, length, random), random)
 
+    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+        """Return whether units are whole, and no trajectory ends between a row and the one that its goal is of."""
+        steps = draw.extras.get(STEPS)
+        if steps is not None and bool(steps.any()):
+            table = self.table.of(storage)
+            first, lengths = later(table, draw.slots, steps.clamp(max=0)), steps.abs() + 1
+            path = expanded(table, first, lengths)
+            if not self.table.holds(storage, path.slots, ~path.last):
+                return False
+        return self.unit.is_whole(storage, draw)
+
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
         """Return what else is delivered with each row."""
         return self.unit.annotate(draw, records)
+
+    def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return what the unit says."""
+        return self.unit.marks(draw, records)
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
         """Return what the unit says."""
@@ -133,29 +149,37 @@ class Hindsight(Unit):
         chosen = random.permutation(slots.shape[0])[: round(rule.ratio * slots.shape[0])]
         mark = torch.zeros(slots.shape, dtype=torch.bool, device="cpu")
         mark[chosen] = True
-        sources = slots.clone()
-        sources[chosen] = self._sources(storage, slots[chosen], random)
-        goals = {GOAL: _column(storage, rule.achieved)[sources], CHOSEN: mark}
+        sources, steps = slots.clone(), torch.zeros_like(slots)
+        sources[chosen], steps[chosen] = self._sources(storage, slots[chosen], random)
+        goals = {GOAL: _column(storage, rule.achieved)[sources], CHOSEN: mark, STEPS: steps}
         return draw._replace(extras={**draw.extras, **goals})
 
-    def _sources(self, storage: Storage, slots: torch.Tensor, random: RandomSource) -> torch.Tensor:
-        """Return the slots whose goals some slots get, ``(n,)`` int64 each."""
+    def _sources(
+        self, storage: Storage, slots: torch.Tensor, random: RandomSource
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slots whose goals some slots get, and how many steps of the trajectory lie between.
+
+        ``(n,)`` int64 each; no step lies between rows of any trajectories.
+        """
         strategy, count = self.rule.strategy, slots.shape[0]
         if strategy is HindsightStrategy.RANDOM:
             size = len(storage)
-            return redrawn_masked(storage, random.integers(size, count), lambda n: random.integers(size, n))
+            drawn = redrawn_masked(storage, random.integers(size, count), lambda n: random.integers(size, n))
+            return drawn, torch.zeros_like(drawn)
         table = self.table.of(storage)
         before, after = locate(table, slots)  # `after` counts the slot itself
         if strategy is HindsightStrategy.FINAL:
-            return later(table, slots, after - 1)
+            return later(table, slots, after - 1), after - 1
         if strategy is HindsightStrategy.FUTURE:
             before = torch.zeros_like(before)
         choices = before + after
-        steps = (random.uniforms(count) * choices).long().minimum(choices - 1)
-        sources = later(table, slots, steps - before)
+        steps = (random.uniforms(count) * choices).long().minimum(choices - 1) - before
+        sources = later(table, slots, steps)
         # A row that is no step has no goal either: the transition keeps what itself achieved.
         masked = storage.masked(sources)
-        return sources if masked is None else torch.where(masked, slots, sources)
+        if masked is None:
+            return sources, steps
+        return torch.where(masked, slots, sources), torch.where(masked, 0, steps)
 
 
 def _column(storage: Storage, path: Path) -> torch.Tensor:

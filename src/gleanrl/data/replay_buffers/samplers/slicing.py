@@ -10,7 +10,7 @@ import torch
 
 from gleanrl.arguments import positive_or_none
 from gleanrl.data.boundaries import MASK
-from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, later, locate, runs_of
+from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, expanded, later, locate, runs_of
 from gleanrl.data.replay_buffers.samplers.first_steps import FirstSteps
 from gleanrl.data.replay_buffers.samplers.masked import MOST_TRIES, check_any_step
 from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
@@ -206,31 +206,59 @@ class Slices(Unit):
         first = later(table, items, offset - before)
         return cut(table, self.rule, length, first, lengths.clamp(max=length))._replace(asked=batch_size)
 
-    def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return the flags of a batch, with the last step of each slice truncated, and so done; or the first marked.
+    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+        """Return whether no trajectory ends before the last step of a slice, as ends and ids are stored now."""
+        if draw.last is None:
+            return True
+        inner = ~draw.last
+        if MASK in draw.extras:  # the rest are copies of last steps
+            inner &= draw.extras[MASK]
+        if self.table.holds(storage, draw.slots, inner):
+            return True
+        self._drawn = None
+        if self._starts is not None:
+            self._starts.unfollow()
+        return False
 
-        ``terminated`` stays as it is stored (False where it isn't).
+    def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return the marks of a batch (see `marks`), and ``terminated`` as it is stored (False where it isn't)."""
+        path = self.rule.truncated
+        if path is None and self.rule.init is None:
+            return draw.extras
+        extras = {**draw.extras, **self.marks(draw, records)}
+        if path is not None and draw.last is not None:
+            terminated_path = (*path[:-1], "terminated")
+            terminated = _flag(records, terminated_path)
+            extras[terminated_path] = torch.zeros_like(extras[path]) if terminated is None else terminated
+        return extras
+
+    def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return the flags by which others tell slices apart: the last step of each truncated, and so done.
+
+        With them the mark of the first steps, and the mask of copies that fill slices up, as far as the rule asks.
         """
-        path, last, extras = self.rule.truncated, draw.last, draw.extras
-        if last is not None and self.rule.init is not None:
-            extras = {**extras, as_key(self.rule.init): _beginnings(last, extras, records, self.rule.init)}
-        if path is None or last is None:
-            return extras
-        done_path, terminated_path = (*path[:-1], "done"), (*path[:-1], "terminated")
-        truncated, done, terminated = (_flag(records, p) for p in (path, done_path, terminated_path))
+        path, last = self.rule.truncated, draw.last
+        if last is None:
+            return {}
+        marks: dict[NestedKey, torch.Tensor] = {}
+        if MASK in draw.extras:
+            marks[MASK] = draw.extras[MASK]
+        if self.rule.init is not None:
+            marks[as_key(self.rule.init)] = _beginnings(last, draw.extras, records, self.rule.init)
+        if path is None:
+            return marks
+        done_path = (*path[:-1], "done")
+        truncated, done = _flag(records, path), _flag(records, done_path)
         if truncated is not None:
             cut_off = truncated | _spread(last, truncated)
         else:
-            like = terminated if done is None else done
+            like = _flag(records, (*path[:-1], "terminated")) if done is None else done
             cut_off = (
                 last[:, None].clone() if like is None else _spread(last, like).expand(like.shape).clone()
             )
-        return {
-            **extras,
-            path: cut_off,
-            done_path: cut_off if done is None else done | _spread(last, done),
-            terminated_path: torch.zeros_like(cut_off) if terminated is None else terminated,
-        }
+        marks[path] = cut_off
+        marks[done_path] = cut_off if done is None else done | _spread(last, done)
+        return marks
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
         """Return the stored flags."""
@@ -312,17 +340,7 @@ def no_slices(length: int) -> EmptyBufferError:
 def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, lengths: torch.Tensor) -> Draw:
     """Return the rows of slices, given their first slots and lengths, ``(n,)`` int64 each."""
     count = first.shape[0]
-    rows = count * length if rule.pad else int(lengths.sum())
-    slots = torch.empty(rows, dtype=torch.int64, device="cpu")
-    last = torch.empty(rows, dtype=torch.bool, device="cpu")
-    table.expand(
-        first.data_ptr(),
-        lengths.data_ptr(),
-        count,
-        slots.data_ptr(),
-        length if rule.pad else 0,
-        last.data_ptr(),
-    )
+    slots, last = expanded(table, first, lengths, length if rule.pad else 0)
     extras: dict[NestedKey, torch.Tensor] = {}
     if rule.pad:
         extras[MASK] = (torch.arange(length, device="cpu") < lengths[:, None]).view(-1)
@@ -330,6 +348,8 @@ def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, leng
 
 
 def _flag(records: Any, path: Path) -> torch.Tensor | None:
+    while isinstance(records, dict) and path:
+        records, path = records.get(path[0]), path[1:]
     flag = leaf_at(records, path)
     return flag if flag is not None and flag.dtype == torch.bool else None
 

@@ -28,6 +28,9 @@ class Unit(ABC):
     serves_more = False
     """Whether `serve` adds something to the rows of single slots, so that each draw of an epoch has to pass it."""
 
+    cuts = True
+    """Whether units depend on where trajectories end (see `Sampler.cuts`)."""
+
     follows = True
     """Whether anything is derived from what is stored, so that `follow` does something."""
 
@@ -86,12 +89,20 @@ class Unit(ABC):
     ) -> Draw:
         """Return the rows of living items of an epoch."""
 
+    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+        """Return whether no trajectory ends inside of the units of a draw (see `Sampler.is_whole`)."""
+        return True
+
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
         """Return what else is delivered with each row (see `Sampler.annotate`)."""
         return draw.extras
 
+    def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return the entries by which transforms tell units apart (see `Sampler.marks`)."""
+        return {}
+
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return the columns that `annotate` looks at."""
+        """Return the columns that `annotate` and `marks` look at."""
         return ()
 
     @abstractmethod
@@ -103,7 +114,7 @@ class Transitions(Unit):
     """Single rows. One that was overwritten during an epoch is served with what it holds, if that is a step."""
 
     by_generation = False
-    follows = False
+    cuts = follows = False
 
     def follow(self, storage: Storage) -> None:
         """Nothing is derived from what is stored."""
@@ -192,6 +203,15 @@ class UnitSampler(Sampler):
             overridden(self, "sample", "draw", "_draw", "annotate", of=UnitSampler)
         )
 
+    @property
+    def cuts(self) -> bool:  # type: ignore[override]
+        """Whether the units depend on where trajectories end."""
+        return self.unit.cuts
+
+    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+        """Return whether no trajectory ends inside of the units of a draw."""
+        return self.unit.is_whole(storage, draw)
+
     def follow(self, storage: Storage) -> None:
         """Keep what is known of the units up to date."""
         self.unit.follow(storage)
@@ -200,8 +220,12 @@ class UnitSampler(Sampler):
         """Return what else is delivered with each row."""
         return draw.extras if draw.last is None else self.unit.annotate(draw, records)
 
+    def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+        """Return the entries by which transforms tell units apart."""
+        return self.unit.marks(draw, records)
+
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return the columns that `annotate` looks at."""
+        """Return the columns that `annotate` and `marks` look at."""
         return self.unit.annotated_paths(storage)
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:

@@ -248,6 +248,11 @@ class Storage(Direct, Stateful[StorageState]):
     # Reading
 
     @property
+    def exposed(self) -> bool:
+        """Whether records may change without a change of the version: through live views, files, or another process."""
+        return False
+
+    @property
     def has_mask(self) -> bool:
         """Whether there may be rows that are no steps."""
         return False

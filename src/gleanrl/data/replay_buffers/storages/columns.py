@@ -25,11 +25,12 @@ class Lent:
 
     Attributes:
         count: how often some were given.
+        always: whether others hold the memory in any case.
     """
 
     def __init__(self, always: bool = False) -> None:
         self.count = 0
-        self._always = always
+        self.always = always
         self._views: list[weakref.ref[Any]] = []
         self._most = 64
 
@@ -44,7 +45,7 @@ class Lent:
     @property
     def alive(self) -> bool:
         """Whether somebody may be holding one."""
-        return self._always or any(view() is not None for view in self._views)
+        return self.always or any(view() is not None for view in self._views)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle none: they are views of other memory."""

@@ -57,6 +57,8 @@ class SharedTensorStorage(LazyTensorStorage):
         self._table, self.generations = None, Generations()
         self.num_steps = self._end = self._rows_written = 0
 
+    exposed = True  # to the live views of other processes
+
     # Under the lock
 
     def pull(self) -> None:

@@ -62,6 +62,8 @@ class Table:
         self.is_plain = self.stored.is_plain and not self.lists
         """Whether columns are all there is, one for each leaf in the records' order: mostly, and ways past `Table`
         save a call."""
+        self.shared = allocate.shared
+        """Whether the columns are mapped files."""
         if allocate.shared:
             renew_in_child(self)
         self._undo = weakref.finalize(self, allocate.discard)
@@ -85,7 +87,7 @@ class Table:
         lists = [new_column((rows,), schema[path]) for path in new if path in schema.lists]
         both = [*self.columns.columns, *columns, *self.lists.values(), *lists]
         exclusive = self._allocate.exclusive and allocate.exclusive
-        given = GivenColumns(both, exclusive, self._allocate.shared or allocate.shared)
+        given = GivenColumns(both, exclusive, self.shared or allocate.shared)
         table = Table(form, rows, given, self.device)
         table.mask = self.mask
         table.columns.lent = self.columns.lent  # views of these show in the new table, too
@@ -95,7 +97,7 @@ class Table:
         """Return the columns of another table that shares the memory of the first rows of this one."""
         lists = [objects[:count] for objects in self.lists.values()]
         columns = [*self.columns.views(torch.Size([count])), *lists]
-        return GivenColumns(columns, self._allocate.exclusive, self._allocate.shared)
+        return GivenColumns(columns, self._allocate.exclusive, self.shared)
 
     def settle(self, rows: Sequence[Leaf]) -> None:
         """Be used with these rows, which stand in it already, in the place of another table."""

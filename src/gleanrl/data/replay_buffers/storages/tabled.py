@@ -61,6 +61,17 @@ class TabledStorage(Storage):
         return self._table is not None
 
     @property
+    def exposed(self) -> bool:
+        """Whether live views were given, or the memory is that of a user, of files, or of other processes."""
+        table = self._table
+        return table is not None and (table.shared or self.borrowed or table.columns.lent.count > 0)
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether others may hold tensors of the columns' memory, and move it."""
+        return table_of(self).columns.lent.always
+
+    @property
     def format(self) -> RecordFormat:
         """The frozen structure of the records (`EmptyBufferError` before the first write)."""
         return table_of(self).form
