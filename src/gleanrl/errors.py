@@ -29,6 +29,10 @@ class InvalidTypeError(GleanError, TypeError):
     """An argument has a type that the call can't accept."""
 
 
+class ReservedNameError(InvalidArgumentError, AttributeError):
+    """A name for an entry is that of an attribute, which the entry would hide; the message gives the name."""
+
+
 class UnsupportedError(GleanError, NotImplementedError):
     """A combination of valid options that can't work together; the message says which and what to do."""
 

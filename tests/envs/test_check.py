@@ -55,3 +55,18 @@ def test_seeded_and_torchs_random_state_is_left_alone() -> None:
     after = torch.rand(1)
     torch.manual_seed(3)
     assert torch.equal(after, torch.rand(1)) and env.seeds == [11]
+
+
+class DoubleEnv(CountingEnv):
+    """Declares float32 observations and returns float64."""
+
+    def _package(self, flags: dict[str, torch.Tensor]) -> Any:
+        out = super()._package(flags)
+        return out.set("observation", out["observation"].double())
+
+
+def test_observations_of_another_dtype_than_the_declared_one_are_named() -> None:
+    with pytest.raises(SpecError, match=r"observation.*float32.*float64"):
+        check_env_specs(DoubleEnv(LONG))
+    with pytest.warns(UserWarning, match="is cast"):
+        check_env_specs(DoubleEnv(LONG), check_dtype=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from gleanrl.data import NonTensor
 from gleanrl.envs import GymEnv, make_tensordict
@@ -49,3 +49,51 @@ def test_last_dimensions_of_any_size() -> None:
     data = TensorDict({"x": torch.zeros(2, 3), "y": torch.tensor(1)}, [])
     found = make_composite_from_td(data, dynamic_shape=True)
     assert found["x"].shape == (2, -1) and found["y"].shape == (-1,)
+
+
+@tensorclass
+class Point:
+    """A tensorclass with text."""
+
+    at: torch.Tensor
+    name: str = "p"
+
+
+LEAVES = {
+    "text": lambda: TensorDict({"x": NonTensorData("a")}, []),
+    "texts": lambda: TensorDict({"x": NonTensorStack("a", "b")}, [2]),
+    "objects": lambda: TensorDict({"x": NonTensorData({"k": [1]})}, []),
+    "bool": lambda: TensorDict({"x": torch.zeros(2, 3, dtype=torch.bool)}, [2]),
+    "uint8": lambda: TensorDict({"x": torch.zeros(2, 3, dtype=torch.uint8)}, [2]),
+    "half": lambda: TensorDict({"x": torch.zeros(2, 3, dtype=torch.float16)}, [2]),
+    "tensorclass": lambda: TensorDict({"x": Point(torch.zeros(2, 3), batch_size=[2])}, [2]),
+    "tensorclass at the root": lambda: Point(torch.zeros(2, 3), batch_size=[2]),
+    "group": lambda: TensorDict({"g": TensorDict({"x": torch.zeros(2, 4, 3)}, [2, 4])}, [2]),
+    "empty group": lambda: TensorDict({"g": {}, "x": torch.zeros(2)}, [2]),
+    "lazy stack": lambda: lazy_stack(
+        [TensorDict({"x": torch.zeros(3), "g": {"y": torch.ones(1)}}) for _ in range(2)]
+    ),
+}
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_data_are_in_their_own_spec_and_drawn_values_look_like_them(leaf: str) -> None:
+    data = LEAVES[leaf]()
+    spec = make_composite_from_td(data, unsqueeze_null_shapes=False)
+    assert spec.is_in(data)
+    for made in (spec.rand(), spec.zero()):
+        assert spec.is_in(made) and make_composite_from_td(made, unsqueeze_null_shapes=False) == spec
+        assert type(made) is type(data) or leaf == "lazy stack"
+
+
+def test_text_keeps_its_example_and_tensorclasses_their_class() -> None:
+    spec = make_composite_from_td(
+        TensorDict({"t": NonTensorData("a"), "p": Point(torch.zeros(3), batch_size=[])}, [])
+    )
+    assert spec["t"].example_data == "a" and spec.rand()["t"] == "a"
+    assert spec["p"].data_cls is Point and spec.rand()["p"].name == "p"
+
+
+def test_tensors_of_unlike_sizes_have_dimensions_of_any_size() -> None:
+    data = lazy_stack([TensorDict({"x": torch.zeros(size)}) for size in (2, 3)])
+    assert make_composite_from_td(data)["x"].shape == (2, -1)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
-from gleanrl.data import Bounded, Composite, OneHot, Unbounded
+from gleanrl.data import Bounded, Composite, NonTensor, OneHot, Unbounded
 from gleanrl.envs import EnvBase, GymEnv, SerialEnv, StepCounter, TransformedEnv, check_env_specs
 from gleanrl.envs import rollout as module
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, SpecError, UnsupportedError
@@ -142,6 +142,22 @@ class TestAutoSpecs:
         assert (env.action_keys, env.observation_keys, env.reward_keys) == (["move"], ["place"], ["reward"])
         assert env.state_keys == ["task"] and env.done_keys == ["done", "terminated"]
         assert env.rollout(3).shape == (3,)
+
+    def test_text_is_declared(self) -> None:
+        class Told(Bare):
+            """Returns text beside its place."""
+
+            def _reset(self, tensordict=None, **kwargs):
+                return super()._reset(tensordict, **kwargs).set("note", NonTensorData("first"))
+
+            def _step(self, tensordict):
+                return super()._step(tensordict).set("note", NonTensorData("next"))
+
+        env = Told().auto_specs_(
+            lambda td: td.set("move", torch.ones(2)), action_key="move", observation_key=["place", "note"]
+        )
+        assert isinstance(env.observation_spec["note"], NonTensor)
+        assert env.rollout(2)["next", "note"] == ["next", "next"]
 
     def test_keys_that_nobody_named(self) -> None:
         with pytest.raises(MissingKeyError, match=r"a step returned .*'place'.*; named are .*'observation'"):

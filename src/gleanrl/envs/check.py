@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.data.boundaries import MASK
-from gleanrl.data.specs.encodings import ChoiceSpec
+from gleanrl.data.specs import is_masked, without_masks
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
 from gleanrl.objects import Leaf, Objects, values_of
 from gleanrl.randomness import torch_kept
-from gleanrl.rollouts.steppers import UndeclaredKeyWarning
+from gleanrl.rollouts.steppers import CastWarning, UndeclaredKeyWarning
 from gleanrl.rollouts.traits import Env
 from gleanrl.tree import Path, as_key, as_path, flatten
 
@@ -33,7 +33,8 @@ def check_env_specs(
     Args:
         env: the environment; it is reset.
         return_contiguous: as in `rollout`.
-        check_dtype: whether dtypes are compared.
+        check_dtype: whether dtypes are compared. Rewards of another dtype pass: each step casts them to the declared
+            one.
         seed: seeds the environment and, for the check alone, torch.
         tensordict: what the first reset is given, or, of environments without fixed batch size, what says it.
         break_when_any_done: as in `rollout`.
@@ -44,6 +45,8 @@ def check_env_specs(
     """
     with torch_kept(), warnings.catch_warnings():
         warnings.simplefilter("error", UndeclaredKeyWarning)
+        if check_dtype:
+            warnings.simplefilter("error", CastWarning)
         if seed is not None:
             torch.manual_seed(seed)
             env.set_seed(seed)
@@ -54,7 +57,7 @@ def check_env_specs(
                 tensordict=tensordict,
                 break_when_any_done=break_when_any_done,
             )
-        except (EnvironmentContractError, UndeclaredKeyWarning) as cause:
+        except (EnvironmentContractError, UndeclaredKeyWarning, CastWarning) as cause:
             raise SpecError(f"check_env_specs: {cause}") from cause
     if not return_contiguous:
         real = real.contiguous()
@@ -99,9 +102,8 @@ def _check_domains(env: Env, came: dict[Path, Leaf], given: torch.Size) -> None:
     dims = len(given) + len(env.batch_size)
     for full, declared in _declared(env):
         spec = declared.expand(*given, *declared.shape) if given else declared
-        if isinstance(spec, ChoiceSpec) and spec.mask is not None:  # the last row's: each row had its own
-            spec = spec.clone()
-            spec.update_mask(None)
+        if is_masked(spec):  # the last row's masks: each row had its own
+            spec = without_masks(spec)
         for step in came[full].unbind(dims):
             try:
                 for value, part in values_of(step, spec):

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_tensorclass
 
 from gleanrl.data.specs import Composite, NonTensor, TensorSpec, Unbounded
 from gleanrl.errors import MissingKeyError
-from gleanrl.objects import Objects
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, iter_leaves
+from gleanrl.objects import Leaf, Objects
+from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, empty_groups, flatten, iter_leaves
 
 
 def make_composite_from_td(
@@ -19,7 +19,9 @@ def make_composite_from_td(
 ) -> Composite:
     """Return a spec with an Unbounded leaf for every tensor of `data`, of its shape, dtype and device.
 
-    What isn't a tensor is declared as NonTensor.
+    Values that aren't tensors are declared as `NonTensor` with the first one as example, tensorclasses as composites of
+    their class, and tensors whose sizes differ within a lazy stack with dimensions of any size. Nested TensorDicts keep
+    their batch size.
 
     Args:
         data: the TensorDict; its batch size becomes the spec's shape.
@@ -33,15 +35,34 @@ def make_composite_from_td(
         >>> spec["x"].shape, spec["y"].shape
         (torch.Size([3]), torch.Size([1]))
     """
-    leaves: dict[Any, TensorSpec] = {}
-    for path, leaf in iter_leaves(data):
-        if isinstance(leaf, Objects):
-            leaves[as_key(path)] = NonTensor(leaf.shape)
+    kind = type(data) if is_tensorclass(data) else None
+    leaves = iter_leaves(data)
+    entries: dict[str, TensorSpec] = {}
+    for (name, *below), leaf in leaves:
+        if name in entries:
             continue
-        shape = (1,) if unsqueeze_null_shapes and not leaf.shape else tuple(leaf.shape)
-        shape = (*shape[:-1], -1) if dynamic_shape else shape
-        leaves[as_key(path)] = Unbounded(shape, device=leaf.device, dtype=leaf.dtype)
-    return Composite(leaves, shape=data.batch_size)
+        if below:
+            group = data.get(name)
+            entries[name] = make_composite_from_td(group, unsqueeze_null_shapes, dynamic_shape=dynamic_shape)
+        else:
+            entries[name] = _leaf_spec(leaf, unsqueeze_null_shapes, dynamic_shape)
+    for path in empty_groups(data):
+        if len(path) == 1:
+            entries[path[0]] = Composite(shape=data.get(path[0]).batch_size)
+    return Composite(entries, shape=data.batch_size, data_cls=kind)
+
+
+def _leaf_spec(leaf: Leaf, unsqueeze_null_shapes: bool, dynamic_shape: bool) -> TensorSpec:
+    """Return the spec of one leaf; see `make_composite_from_td`."""
+    if isinstance(leaf, Objects):
+        blank = leaf.blank
+        if blank is not None:  # tensors of unlike shapes: any size fits
+            return Unbounded((*leaf.shape, *[-1] * blank.ndim), device=blank.device, dtype=blank.dtype)
+        values = leaf.array.reshape(-1)
+        return NonTensor(leaf.shape, example_data=values[0] if len(values) else None, batched=bool(leaf.ndim))
+    shape = (1,) if unsqueeze_null_shapes and not leaf.shape else tuple(leaf.shape)
+    shape = (*shape[:-1], -1) if dynamic_shape else shape
+    return Unbounded(shape, device=leaf.device, dtype=leaf.dtype)
 
 
 def make_tensordict(env: Any, policy: Any = None) -> TensorDictBase:
@@ -59,10 +80,10 @@ def learn_specs(
     env: Any, policy: Any, root: TensorDictBase, keys: Mapping[str, NestedKey | list[NestedKey] | None]
 ) -> dict[str, Composite]:
     """Return the specs that a step of `policy` from `root` shows, by role; see `EnvBase.auto_specs_`."""
-    given = [as_path(key) for key in root.keys(True, True) if as_path(key)[0] != "next"]
+    given = [path for path in flatten(root) if path[0] != "next"]
     stepped = env.step(policy(root))
     after = stepped.get("next")
-    outcome = {as_path(key) for key in after.keys(True, True)}
+    outcome = set(flatten(after))
     named = {role: _paths(key) for role, key in keys.items() if key is not None}
     named.setdefault("done", [path for path in sorted(outcome) if path[-1] in FLAGS])
     expected = {path for role, paths in named.items() if role != "action" for path in paths}

@@ -79,7 +79,7 @@ class EnvSpecs:
 
     def without_batch(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of one of the batch's values."""
-        one: TensorSpec = spec[(0,) * len(self.batch_size)]
+        one: TensorSpec = spec[(0,) * len(self.batch_size)] if self.batch_size else spec
         return one
 
     def set_groups(self, specs: Composite) -> None:
@@ -92,6 +92,8 @@ class EnvSpecs:
         """Return the composite for a spec of `role`."""
         if not isinstance(spec, TensorSpec):
             raise InvalidTypeError(f"{role}_spec: expected a spec, got {type(spec).__name__}")
+        if spec.is_part:
+            spec = spec.clone()
         leaves: dict[NestedKey, TensorSpec | None] = {role: spec}
         if isinstance(spec, SpecMapping):
             leaves = {key: spec[key] for key in spec.keys(True, True)}

@@ -66,6 +66,10 @@ def _steps_on_host(env: Env) -> bool:
     return owner is not None and is_native(env, "make_stepper", of=owner)
 
 
+class CastWarning(UserWarning):
+    """An environment returns an entry in another dtype than it declares."""
+
+
 class UndeclaredKeyWarning(UserWarning):
     """An environment returned a key that no spec of it declares."""
 
@@ -224,6 +228,7 @@ class TensorDictStepper(Stepper):
             warnings.warn(
                 f"{_name(self.env)}: key {as_key(path)!r} is declared as {declared.dtype} but comes as "
                 f"{came.dtype}; it is cast to the declared dtype",
+                CastWarning,
                 stacklevel=2,
             )
             self._accepted[path] = came.dtype

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tensordict import NonTensorData
+from tensordict import NonTensorData, NonTensorStack
 
 from gleanrl.data.specs import Bounded, Categorical, Choice, Composite, Unbounded
 from gleanrl.data.specs.alternatives import Constant
@@ -97,3 +97,20 @@ def test_constants():
     one = Constant((), example_data="a")
     assert one == Constant((), example_data="a") != Constant((), example_data="b") and one.cardinality() == 1
     assert repr(one) == "Constant('a', shape=())"
+
+
+def test_choices_of_stacks_of_text():
+    spec = Choice([NonTensorStack("a", "b"), NonTensorStack("c", "d")])
+    assert spec.shape == (2,) and spec.cardinality() == 2
+    assert {tuple(spec.rand().tolist()) for _ in range(50)} == {("a", "b"), ("c", "d")}
+    assert spec.is_in(NonTensorStack("c", "d")) and not spec.is_in(NonTensorStack("a", "d"))
+    two = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("a", "b"))
+    assert spec.is_in(two) and not spec.is_in(
+        NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("a", "c"))
+    )
+    assert spec.zero((3,)).tolist() == [["a", "b"]] * 3
+    assert spec.expand(3, 2).rand().tolist() in ([["a", "b"]] * 3, [["c", "d"]] * 3)
+    assert spec[1].rand().data in ("b", "d") and spec.to_numpy(NonTensorStack("a", "b")) == ["a", "b"]
+    assert spec.encode(["c", "d"]).tolist() == ["c", "d"] and spec == spec.clone()
+    with pytest.raises(InvalidArgumentError):
+        Choice([NonTensorStack("a", "b"), NonTensorStack("c", "d", "e")])

@@ -6,9 +6,18 @@ import pytest
 import torch
 
 from gleanrl.data import tensor_specs
-from gleanrl.data.specs import Categorical, Composite, OneHot, TensorSpec, Unbounded
+from gleanrl.data.specs import (
+    Binary,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 from gleanrl.data.specs.base import as_lead, combinations, stack
-from gleanrl.errors import InvalidTypeError
+from gleanrl.errors import InvalidTypeError, UnsupportedError
 from tests.data.specs.cases import COMPOSITES, LEAVES
 
 
@@ -96,3 +105,27 @@ def test_combinations():
     assert combinations([]) == []
     first, second = combinations([torch.tensor([5, 6]), torch.tensor([[1], [2]])])
     assert first.tolist() == [5, 5, 6, 6] and second.tolist() == [[1], [2], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        (Composite({f"a{i}": Categorical(24) for i in range(5)}), 24**5),
+        (Composite({f"a{i}": {"b": OneHot(100)} for i in range(4)}), 100**4),
+        (MultiCategorical([24] * 5), 24**5),
+        (MultiOneHot([24] * 5), 24**5),
+        (Binary(24), 2**24),
+        (Binary(24, (3, 24)), 2**24),
+        (OneHot(100_000), 100_000),
+        (torch.stack([Categorical(1000), Categorical(1500)]), 1_500_000),
+    ],
+)
+def test_enumerating_too_many_values_is_refused_with_the_count(spec, count):
+    with pytest.raises(UnsupportedError, match=f"{count:,}"):
+        spec.enumerate()
+
+
+def test_many_values_are_enumerated_below_the_limit():
+    assert len(MultiCategorical([10] * 6).enumerate()) == 10**6
+    masked = MultiCategorical([1000, 1000, 1000], mask=(torch.arange(3000) % 1000) < 50)
+    assert len(masked.enumerate(use_mask=True)) == 50**3

@@ -57,7 +57,7 @@ def test_the_domain():
     [
         (lambda: Binary(), InvalidArgumentError, "got neither"),
         (lambda: Binary(3, (4,)), InvalidArgumentError, "ends with 3"),
-        (lambda: Binary(0), InvalidArgumentError, "at least 1"),
+        (lambda: Binary(-1), InvalidArgumentError, "at least 0"),
         (lambda: Binary("a"), InvalidTypeError, "expected an integer"),
         (lambda: Binary(2, dtype=torch.complex64), InvalidArgumentError, "complex64"),
     ],
@@ -65,3 +65,9 @@ def test_the_domain():
 def test_bad_arguments(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_no_elements_have_one_value():
+    spec = Binary(0)
+    assert spec.shape == (0,) and spec.cardinality() == 1 and spec.enumerate().shape == (1, 0)
+    assert spec.is_in(spec.rand()) and spec.rand((3,)).shape == (3, 0)

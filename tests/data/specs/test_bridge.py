@@ -66,7 +66,10 @@ LEAVES = [
         made("MultiOneHot", shape=torch.Size([5]), dtype=torch.bool, nvec=[2, 3], mask=None),
         specs.MultiOneHot([2, 3], device="cpu"),
     ),
-    (made("NonTensor", shape=torch.Size([2]), example_data="a"), specs.NonTensor((2,), "cpu", "a")),
+    (
+        made("NonTensor", shape=torch.Size([2]), example_data="a"),
+        specs.NonTensor((2,), "cpu", example_data="a"),
+    ),
     (
         made("OneHot", shape=torch.Size([3]), dtype=torch.int64, n=3, mask=MASK),
         specs.OneHot(3, device="cpu", dtype=torch.int64, mask=MASK),

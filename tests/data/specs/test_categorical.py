@@ -178,8 +178,8 @@ def test_conversions_check_unless_told_not_to():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Categorical(0), InvalidArgumentError, "n: expected at least 1, got 0"),
-        (lambda: OneHot(-1), InvalidArgumentError, "n: expected at least 1"),
+        (lambda: Categorical(-2), InvalidArgumentError, "n: expected at least 0, got -2"),
+        (lambda: OneHot(-1), InvalidArgumentError, "n: expected at least 0"),
         (lambda: Categorical(2.0), InvalidTypeError, "n: expected an integer"),
         (lambda: OneHot(True), InvalidTypeError, "n: expected an integer"),
         (lambda: Categorical(3, dtype=torch.bool), InvalidArgumentError, "3 choices don't fit in torch.bool"),
@@ -227,8 +227,8 @@ def test_a_number_of_choices_that_is_not_fixed():
     assert spec.n == spec.cardinality() == 5 and spec.space.n == -1
     assert uniform(frequencies(spec.rand((5000,)), 5)) and spec.enumerate().tolist() == [0, 1, 2, 3, 4]
     assert spec.to_one_hot(torch.tensor(1)).tolist() == [False, True, False, False, False]
-    with pytest.raises(InvalidArgumentError, match="at least 1"):
-        spec.set_provisional_n(0)
+    with pytest.raises(InvalidArgumentError, match="at least 0"):
+        spec.set_provisional_n(-1)
 
 
 def test_all_choices():
@@ -267,3 +267,14 @@ def test_choices_as_real_numbers():
 def test_kinds_of_encodings():
     assert isinstance(MultiCategorical([2, 3]), Categorical) and isinstance(MultiOneHot([2, 3]), OneHot)
     assert not isinstance(OneHot(2), Categorical)
+
+
+@pytest.mark.parametrize("kind", [Categorical, OneHot])
+def test_no_choices_are_an_empty_domain(kind):
+    spec = kind(0)
+    assert spec.cardinality() == 0 and len(spec.enumerate()) == 0 and not spec.is_in(spec.zero())
+    assert spec == spec.clone() and spec.rand((0,)).shape == (0, *spec.shape)
+    with pytest.raises(UnsupportedError, match="at least one choice"):
+        spec.rand()
+    with pytest.raises(SpecError, match="nothing is near"):
+        spec.project(spec.zero())

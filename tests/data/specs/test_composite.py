@@ -326,3 +326,7 @@ def test_the_number_of_choices_of_an_action():
 
 def test_the_shape_goes_by_two_names():
     assert Composite(a=Unbounded((2, 3)), batch_size=(2,)) == Composite(a=Unbounded((2, 3)), shape=(2,))
+
+
+def test_composites_that_are_leaves_of_a_step_differ_from_others():
+    assert Composite(step_mdp_static=True) != Composite()

@@ -18,7 +18,7 @@ from gleanrl.data.specs import (
     Unbounded,
 )
 from gleanrl.data.specs.geometry import as_size, blank, concrete, fits, outcome, repeated
-from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError
+from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from tests.data.specs.cases import COMPOSITES, LEAVES, bools
 
 
@@ -261,3 +261,65 @@ def test_sizes():
     assert (
         fits((4, 2, 5), (2, -1)) and not fits((5,), (2, -1)) and not fits((3, 5), (2, -1)) and fits((3,), ())
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "change"),
+    [
+        (lambda: Bounded(0, 1, (3,)), lambda s: setattr(s.space, "low", -1)),
+        (lambda: Bounded(torch.zeros(3), torch.ones(3)), lambda s: setattr(s.space, "high", 3)),
+        (lambda: Categorical(3, (3,)), lambda s: s.update_mask(torch.tensor([True, False, False]))),
+        (lambda: OneHot(3, (3, 3)), lambda s: s.update_mask(None)),
+        (lambda: MultiCategorical([3, 2], (3, 2)), lambda s: s.update_mask(torch.tensor([1, 0, 0, 1, 1]))),
+        (lambda: Categorical(-1, (3,)), lambda s: s.set_provisional_n(4)),
+        (lambda: Composite(k=Unbounded((3,)), shape=(3,)), lambda s: s.set("x", Unbounded())),
+        (lambda: Composite(k=Unbounded((3,)), shape=(3,)), lambda s: s.__delitem__("k")),
+        (
+            lambda: Composite(k={"x": Bounded(0, 1, (3,))}, shape=(3,)),
+            lambda s: setattr(s["k", "x"].space, "low", 9),
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "part", [lambda s: s[0], lambda s: s[:2][0], lambda s: s.unbind(0)[1], lambda s: s[[1, 2]][0]]
+)
+def test_part_of_a_spec_refuses_changes_and_its_clone_takes_them(spec, change, part):
+    whole = spec()
+    before = whole.clone()
+    with pytest.raises(UnsupportedError, match=r"clone\(\)"):
+        change(part(whole))
+    assert whole == before
+    change(part(whole).clone())
+    assert whole == before
+
+
+def test_part_that_is_put_into_a_composite_can_be_changed_there():
+    whole = Bounded(0, 1, (3, 2))
+    holder = Composite(k=whole[0])
+    holder["k"].space.low -= 1
+    assert holder["k"].low.tolist() == [-1, -1] and not bool(whole.low.any())
+
+
+def test_bounds_of_a_new_spec_can_be_changed_in_place():
+    spec = Bounded(0, 1, (3,))
+    spec.space.low += 1
+    assert spec.low.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "index", [slice(2, 0, -1), slice(None, None, -1), slice(None, None, -2), (Ellipsis, slice(3, None, -1))]
+)
+def test_slices_that_go_backwards_select_what_numpy_does(index):
+    values = torch.arange(20.0).reshape(5, 4)
+    spec = Bounded(values, values + 1)
+    assert spec[index].low.tolist() == values.numpy()[index].tolist()
+    assert Unbounded((5, 4))[index].shape == values.numpy()[index].shape
+
+
+def test_slices_that_go_backwards_turn_composites_and_stacks_around():
+    composite = Composite(k=Bounded(torch.arange(3.0), torch.arange(3.0) + 1), shape=(3,))
+    assert composite[::-1]["k"].low.tolist() == [2, 1, 0]
+    stacked = torch.stack([Categorical(3), Categorical(4)])
+    assert [spec.n for spec in stacked[::-1].specs] == [4, 3]
+    with pytest.raises(InvalidArgumentError, match="part of one value"):
+        OneHot(3)[::-1]

@@ -6,7 +6,7 @@ import pytest
 
 from gleanrl.data.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 from gleanrl.data.specs.mapping import as_path, is_key
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, ReservedNameError
 from tests.data.specs.cases import plain, stacked
 
 
@@ -162,3 +162,28 @@ def test_composites_as_leaves():
         "c",
         "d",
     }
+
+
+@pytest.mark.parametrize("kind", [plain, stacked])
+def test_keys_are_found_in_any_spelling(kind):
+    spec = kind()
+    for key in spec.keys(True):
+        path = as_path(key)
+        assert path in spec.keys(True) and (path[0], (*path[1:],)) in spec.keys(True) or len(path) == 1
+        assert (path in spec.keys()) == (len(path) == 1)
+    assert ["a"] not in spec.keys() and 3 not in spec.keys() and () not in spec.keys()
+    assert spec.keys() == set(spec) and list(spec.keys()) == list(spec)
+
+
+@pytest.mark.parametrize("name", ["device", "shape", "dtype", "space"])
+def test_names_of_attributes_are_refused_as_keys(name):
+    spec = Composite(a=Unbounded((3,)))
+    for change in (
+        lambda: spec.set(name, Unbounded()),
+        lambda: spec.set(("a2", name), Unbounded()),
+        lambda: spec.update({name: Unbounded()}),
+        lambda: Composite({name: Unbounded()}),
+    ):
+        with pytest.raises(ReservedNameError, match=name):
+            change()
+    assert issubclass(ReservedNameError, AttributeError) and list(spec.keys()) == ["a"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.specs import Categorical, MultiCategorical, MultiOneHot
+from gleanrl.data.specs import Categorical, Composite, MultiCategorical, MultiOneHot
 from gleanrl.data.specs.choices import BoxList
 from gleanrl.data.specs.multi_categorical import checked_counts
 from gleanrl.errors import (
@@ -135,7 +135,7 @@ def test_the_two_encodings_correspond():
     ("make", "error", "message"),
     [
         (lambda: MultiCategorical([]), InvalidArgumentError, "sequence of counts"),
-        (lambda: MultiCategorical([2, 0]), InvalidArgumentError, "at least 1"),
+        (lambda: MultiCategorical([2, -1]), InvalidArgumentError, "at least 0"),
         (lambda: MultiCategorical([1.5]), InvalidTypeError, "expected integers"),
         (lambda: MultiCategorical([[1, 2], [3]]), InvalidTypeError, "expected integers"),
         (lambda: MultiCategorical("ab"), InvalidTypeError, "expected integers"),
@@ -234,3 +234,28 @@ def test_one_choice_is_categorical():
             spec[index]
     with pytest.raises(InvalidArgumentError, match="nvec"):
         spec[:0]
+
+
+def test_values_of_one_number_lack_the_dimension_of_size_one():
+    spec = MultiCategorical(5)
+    assert spec.rand((3,)).shape == (3,) and spec.rand().shape == () and spec.is_in(spec.rand((3,)))
+    assert spec.is_in(torch.tensor([3])) and spec.is_in(torch.tensor([[1], [4]]))
+    assert not spec.is_in(torch.tensor(5)) and not spec.is_in(torch.tensor([5]))
+    assert MultiCategorical(5, remove_singleton=False).rand((3,)).shape == (3, 1)
+    assert MultiCategorical([5]).rand((3,)).shape == (3, 1)
+    assert spec.expand(2, 1).rand((3,)).shape == (3, 2, 1) and torch.stack([spec, spec]).rand().shape == (
+        2,
+        1,
+    )
+    assert Composite(action=spec).rand((3,))["action"].shape == (3, 1)
+
+
+@pytest.mark.parametrize("kind", [MultiCategorical, MultiOneHot])
+def test_choice_among_nothing_is_an_empty_domain(kind):
+    spec = kind([0, 3])
+    assert spec.cardinality() == 0 and len(spec.enumerate()) == 0 and not spec.is_in(spec.zero())
+    assert spec == spec.clone() and spec.rand((0,)).shape == (0, *spec.shape)
+    with pytest.raises(UnsupportedError, match="at least one choice"):
+        spec.rand()
+    with pytest.raises(SpecError, match="nothing is near"):
+        spec.project(spec.zero())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
@@ -60,8 +61,12 @@ def test_geometry():
 
 def test_copies_devices_and_types():
     spec = NonTensor((2,), example_data="x")
-    assert spec == spec.clone() == copy.deepcopy(spec) == NonTensor((2,), example_data="y") != NonTensor((3,))
-    assert spec != Unbounded((2,)) and NonTensor(2) == spec and spec.dtype is spec.space is None
+    assert spec == spec.clone() == copy.deepcopy(spec) != NonTensor((3,), example_data="x")
+    assert (
+        spec != Unbounded((2,))
+        and NonTensor(2, example_data="x") == spec
+        and spec.dtype is spec.space is None
+    )
     moved = spec.to("cpu")
     assert (
         moved != spec
@@ -81,3 +86,23 @@ def test_inside_a_composite():
     assert spec.is_in(value) and value["text"] == "x"
     assert not spec.is_in(TensorDict({"text": torch.zeros(2), "obs": torch.zeros(2, 3)}, [2]))
     assert spec.to_numpy(spec.rand())["text"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ({"example_data": "a"}, {"example_data": "b"}),
+        ({"example_data": "a"}, {}),
+        ({"example_data": np.zeros(2)}, {"example_data": np.ones(2)}),
+        ({"example_data": 1}, {"example_data": True}),
+        ({"batched": True}, {"batched": False}),
+        ({"feature_dims": 1}, {}),
+        ({"dtype": torch.float32}, {}),
+    ],
+)
+def test_specs_whose_drawn_values_differ_are_unequal(left, right):
+    for one in (left, right):
+        assert NonTensor((2, 3), **one) == NonTensor((2, 3), **one)
+    assert NonTensor((2, 3), **left) != NonTensor((2, 3), **right)
+    with pytest.raises(TypeError):
+        hash(NonTensor(**left))

@@ -6,8 +6,17 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
 
-from gleanrl.data.specs import Bounded, Categorical, Composite, OneHot, Stacked, StackedComposite, Unbounded
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError
+from gleanrl.data.specs import (
+    Bounded,
+    Categorical,
+    Composite,
+    NonTensor,
+    OneHot,
+    Stacked,
+    StackedComposite,
+    Unbounded,
+)
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError, UnsupportedError
 
 
 @pytest.fixture
@@ -109,3 +118,81 @@ def test_exclusive_entries_as_text():
     spec = torch.stack([Composite(a=Unbounded(3)), Composite(a=Unbounded(3), b=Unbounded(4))])
     assert spec.repr_exclusive_keys() == f"1: b: {Unbounded(4)!r}"
     assert torch.stack([Composite(a=Unbounded(3)), Composite(a=Unbounded(4))]).repr_exclusive_keys() == ""
+
+
+def unlike():
+    """A stack of two composites, one of which has a key more, and its members."""
+    first = Composite(
+        k=Bounded(0, 1, (3,)), c=Categorical(3), lidar=Unbounded((2,)), s={"x": Unbounded((2,))}
+    )
+    second = Composite(k=Bounded(0, 1, (3,)), c=Categorical(3), s={"x": Unbounded((2,))})
+    return torch.stack([first, second]), first, second
+
+
+@pytest.mark.parametrize(
+    "member",
+    [lambda s: s[0], lambda s: s[-2], lambda s: s.unbind(0)[0], lambda s: s[(0,)], lambda s: s.specs[0]],
+)
+def test_changes_of_a_member_of_a_stack_change_the_stack(member):
+    stacked, first, _ = unlike()
+    assert member(stacked) is first
+    del member(stacked)["lidar"]
+    assert stacked.repr_exclusive_keys() == ""
+    member(stacked)["k"].space.low += 1
+    assert stacked["k"].specs[0].low.tolist() == [1, 1, 1] and stacked["k"].specs[1].low.tolist() == [0, 0, 0]
+    member(stacked)["c"].update_mask(torch.tensor([True, False, False]))
+    assert not bool(stacked.rand((50,))["c"][:, 0].any())
+    member(stacked)["s", "y"] = Unbounded((1,))
+    assert "1: s" not in stacked.repr_exclusive_keys() and ("s", "y") in first
+    member(stacked).update({"new": Unbounded((1,))})
+    assert "new" in stacked[0] and "new" not in stacked.keys()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["s"].set("y", Unbounded((2, 1))),
+        lambda s: s["s"].__delitem__("x"),
+        lambda s: s["s"].update({"y": Unbounded((2, 1))}),
+        lambda s: setattr(s["s"], "shape", (2, 2)),
+        lambda s: s["s"].lock_(),
+        lambda s: s["s"].clear_device_(),
+        lambda s: setattr(s["k"].space, "low", 5),
+        lambda s: s["k"].space.__setattr__("high", 5),
+        lambda s: s["c"].update_mask(torch.tensor([True, False, False])),
+        lambda s: s[:1].set("y", Unbounded((1, 1))),
+        lambda s: s[:1]["k"].space.__setattr__("low", -1),
+    ],
+)
+def test_changes_that_would_not_reach_the_members_are_refused(change):
+    stacked, *_ = unlike()
+    before = stacked.clone()
+    with pytest.raises(UnsupportedError, match="clone"):
+        change(stacked)
+    assert stacked == before
+
+
+def test_nested_keys_of_a_stack_are_set_and_removed_in_the_members():
+    stacked, first, second = unlike()
+    stacked["s", "y"] = Unbounded((2, 1))
+    assert ("s", "y") in first and ("s", "y") in second
+    del stacked["s", "y"]
+    assert ("s", "y") not in first and ("s", "y") not in second
+    stacked.update({"s": {"z": Unbounded((2, 1))}})
+    assert ("s", "z") in first and ("s", "z") in second
+    assert stacked["s"].clone().set("w", Unbounded((2, 1))).shape == (2,)
+
+
+def test_a_locked_member_keeps_its_entries_when_the_stack_is_changed():
+    stacked, first, second = unlike()
+    stacked[0].lock_()
+    with pytest.raises(UnsupportedError):
+        stacked["new"] = Unbounded((2, 1))
+    with pytest.raises(UnsupportedError):
+        del stacked["c"]
+    assert "new" not in second and "c" in second
+
+
+def test_stack_of_composites_that_differ_in_examples_of_text_is_one_composite():
+    specs = [Composite(t=NonTensor((), example_data=text)) for text in "ab"]
+    assert type(torch.stack(specs)) is Composite and torch.stack(specs)["t"].example_data == "a"

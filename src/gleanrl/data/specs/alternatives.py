@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tensordict import NonTensorData
+from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec
 from gleanrl.data.specs.geometry import Transform, Unbindable
-from gleanrl.data.specs.non_tensor import NonTensor
+from gleanrl.data.specs.non_tensor import NonTensor, same_object
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -28,19 +28,60 @@ class Constant(NonTensor):
 
     def _fault(self, value: Any) -> str | None:
         fault = super()._fault(value)
-        if fault is None and (held := self.to_numpy(value, safe=False)) != self.example_data:
+        if fault is None and not same_object(held := self.to_numpy(value, safe=False), self.example_data):
             fault = f"expected {self.example_data!r}, got {held!r}"
         return fault
-
-    def __eq__(self, other: object) -> bool:
-        """Compare by content."""
-        return super().__eq__(other) is True and self.example_data == other.example_data  # type: ignore[attr-defined]
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         """Return the value and the shape."""
         return f"Constant({self.example_data!r}, shape={tuple(self.shape)})"
+
+
+class ConstantStack(Constant):
+    """A stack of values that aren't tensors: the only one of its domain.
+
+    Args:
+        shape: of the stack.
+        device: of the wrapper; None: none.
+        example_data: the values, a nested list of that shape.
+    """
+
+    def _wrapped(self, data: Any, lead: torch.Size) -> Any:
+        stacked = _stacked(data, len(self.shape), self.device)
+        for size in reversed(lead):
+            stacked = NonTensorStack(*[stacked] * size)
+        return stacked
+
+    def _fault(self, value: Any) -> str | None:
+        fault = NonTensor._fault(self, value)
+        if fault is not None or not is_non_tensor(value):
+            held: Any = value
+        else:
+            held = value.tolist()
+            for _ in range(value.ndim - self.ndim):  # each of the leading ones
+                held = held[0] if all(same_object(each, held[0]) for each in held[1:]) else held
+        if fault is None and not same_object(held, self.example_data):
+            fault = f"expected {self.example_data!r}, got {held!r}"
+        return fault
+
+    def _reshaped(self, transform: Transform) -> Any:
+        flat: list[Any] = self.example_data
+        for _ in self.shape[1:]:
+            flat = [value for part in flat for value in part]
+        numbers = transform(torch.arange(len(flat)).reshape(self.shape))
+        if numbers.ndim == 0:
+            return Constant((), self.device, example_data=flat[int(numbers)])
+        return ConstantStack(numbers.shape, self.device, example_data=_picked(flat, numbers.tolist()))
+
+
+def _picked(flat: list[Any], numbers: Any) -> Any:
+    return [_picked(flat, part) for part in numbers] if isinstance(numbers, list) else flat[numbers]
+
+
+def _stacked(data: Any, ndim: int, device: torch.device | None) -> Any:
+    if ndim == 0:
+        return NonTensorData(data, device=device)
+    return NonTensorStack(*[_stacked(each, ndim - 1, device) for each in data])
 
 
 class Choice(Unbindable, TensorSpec):
@@ -57,14 +98,14 @@ class Choice(Unbindable, TensorSpec):
         2
 
     Args:
-        choices: at least one, specs or `NonTensorData`.
+        choices: at least one, specs, `NonTensorData` or `NonTensorStack`.
 
     Attributes:
         choices: the specs; that of a value has this value only.
 
     Raises:
         InvalidArgumentError: if there is none, or they differ in kind, shape, dtype or device.
-        InvalidTypeError: if something is neither a spec nor `NonTensorData`.
+        InvalidTypeError: if something is none of these.
     """
 
     domain = None
@@ -88,6 +129,12 @@ class Choice(Unbindable, TensorSpec):
     def batch_ndim(self) -> int:
         """The number of leading dimensions that shape operations may touch."""
         return self.choices[0].batch_ndim
+
+    def as_part(self) -> Self:
+        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        for choice in self.choices:
+            choice.as_part()
+        return super().as_part()
 
     def _mapped(self, function: Callable[[TensorSpec], TensorSpec]) -> Self:
         return type(self)([function(spec) for spec in self.choices])
@@ -113,6 +160,8 @@ class Choice(Unbindable, TensorSpec):
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
         """Return what an environment gave as a value of this spec; whether it is in the domain isn't checked."""
         first = self.choices[0]
+        if isinstance(first, ConstantStack):
+            return val if is_non_tensor(val) else first._wrapped(val, torch.Size())
         kind = NonTensor(self.shape, self.device) if isinstance(first, Constant) else first
         return kind.encode(val, ignore_device=ignore_device)
 
@@ -159,6 +208,8 @@ class Choice(Unbindable, TensorSpec):
 def _as_spec(choice: Any) -> TensorSpec:
     if isinstance(choice, NonTensorData):
         return Constant(choice.batch_size, choice.device, example_data=choice.data)
+    if isinstance(choice, NonTensorStack):
+        return ConstantStack(choice.batch_size, choice.device, example_data=choice.tolist())
     if not isinstance(choice, TensorSpec):
-        raise InvalidTypeError(f"Choice: expected specs or NonTensorData, got {choice!r}")
+        raise InvalidTypeError(f"Choice: expected specs, NonTensorData or NonTensorStack, got {choice!r}")
     return choice

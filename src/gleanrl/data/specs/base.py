@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from torch.overrides import resolve_name
 from typing_extensions import Self
 
 from gleanrl.data.specs.geometry import Geometry
+from gleanrl.data.specs.spaces import lost_change
 from gleanrl.errors import InvalidTypeError, SpecError, UnsupportedError
 
 DeviceLike = torch.device | str | int
@@ -46,10 +48,29 @@ def as_lead(shape: Iterable[int] | None) -> torch.Size:
         raise InvalidTypeError(f"shape: expected a sequence of integers, got {shape!r}") from error
 
 
+MOST_ROWS = 2**20
+"""The most values that `enumerate` gives."""
+_MOST_ELEMENTS = 2**28
+
+
+def require_listable(count: int, width: int = 1) -> None:
+    """Check that so many values of so many elements each can be listed.
+
+    Raises:
+        UnsupportedError: if that would take too much memory; the message gives the count.
+    """
+    if count > MOST_ROWS or count * width > _MOST_ELEMENTS:
+        raise UnsupportedError(
+            f"enumerate: expected at most {MOST_ROWS:,} values with {_MOST_ELEMENTS:,} elements together, got "
+            f"{count:,} values of {width:,} elements; enumerate parts of the spec, or draw values with rand()"
+        )
+
+
 def combinations(values: Sequence[Any]) -> list[Any]:
     """Return several stacks of values so that their rows are all combinations; the last one changes fastest."""
     if not values:
         return []
+    require_listable(math.prod(map(len, values)), len(values))
     picks = torch.cartesian_prod(*(torch.arange(len(each)) for each in values)).reshape(-1, len(values))
     return [each[pick] for each, pick in zip(values, picks.unbind(-1), strict=True)]
 
@@ -83,6 +104,26 @@ class TensorSpec(Geometry):
     device: torch.device | None
     domain: str | None
     __hash__ = None  # type: ignore[assignment]
+    # Whether this is a part of another spec, in a copy: a change would not reach that one, hence raises
+    is_part = False
+
+    def as_part(self) -> Self:
+        """Return this spec, which was made for that, as a part of another one that refuses changes."""
+        self.is_part = True
+        return self
+
+    def as_entry(self) -> Self:
+        """Return this spec as an entry of a composite: one that can be changed, with values of its shape."""
+        return self.clone() if self.is_part else self
+
+    def require_own(self, change: str) -> None:
+        """Check that a change of this spec wouldn't be lost.
+
+        Raises:
+            UnsupportedError: if it is a copy of a part of another spec.
+        """
+        if self.is_part:
+            raise lost_change(change)
 
     @abstractmethod
     def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
@@ -151,7 +192,7 @@ class TensorSpec(Geometry):
             use_mask: leave out what a mask forbids.
 
         Raises:
-            UnsupportedError: if the domain isn't finite.
+            UnsupportedError: if the domain isn't finite, or has more than `MOST_ROWS` values.
         """
         raise UnsupportedError(f"enumerate: {self!r} has infinitely many values")
 

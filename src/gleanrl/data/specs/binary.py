@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gleanrl.data.specs.base import DeviceLike
+from gleanrl.data.specs.base import DeviceLike, require_listable
 from gleanrl.data.specs.categorical import Categorical, checked_count
 from gleanrl.data.specs.encodings import ending_with
 from gleanrl.data.specs.geometry import as_size
@@ -52,6 +52,9 @@ class Binary(Categorical):
         each = self.space.all(use_mask, self.device)
         if not self.shape:
             return each.to(self.dtype)
+        if not self.shape[-1]:  # one value, without elements
+            return torch.zeros((1, *self.shape), dtype=self.dtype, device=self.device)
+        require_listable(len(each) ** self.shape[-1], self.numel())
         rows = torch.cartesian_prod(*[each] * self.shape[-1]).reshape(-1, self.shape[-1]).to(self.dtype)
         lead = self.shape[:-1]
         return rows.reshape(-1, *(1 for _ in lead), self.shape[-1]).expand(-1, *lead, -1).clone()

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.spaces import Box, is_one_number
+from gleanrl.data.specs.spaces import Box, is_one_number, lost_change
 from gleanrl.errors import InvalidArgumentError
 
 _INT64_MIN = torch.iinfo(torch.int64).min
@@ -29,6 +30,7 @@ class ContinuousBox(Box):
 
     low: Tensor
     high: Tensor
+    is_part = False
     # What `common` found, and for which versions of the ends
     _found = None
 
@@ -36,14 +38,23 @@ class ContinuousBox(Box):
         """Set an end; a new one takes dtype, device and shape of the old one.
 
         Raises:
+            UnsupportedError: if the spec is a copy of a part of another one.
             InvalidArgumentError: if it doesn't expand to that shape.
         """
         if name in ("low", "high"):
+            if self.is_part:
+                raise lost_change(f"space.{name}")
             object.__setattr__(self, "_found", None)
             old = self.__dict__.get(name)
             if old is not None:
                 value = _in_place_of(old, name, value)
         object.__setattr__(self, name, value)
+
+    def as_part(self) -> Self:
+        """Return a copy whose ends can't be assigned."""
+        new = super().as_part()
+        new.is_part = True
+        return new
 
     def __iter__(self) -> Iterator[Tensor]:
         """Give `low`, then `high`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from tensordict import NonTensorData
 
-from gleanrl.data.specs.alternatives import Constant
+from gleanrl.data.specs.alternatives import Constant, ConstantStack
 from gleanrl.data.specs.base import TensorSpec, stack
 from gleanrl.data.specs.binary import Binary
 from gleanrl.data.specs.bounded import Bounded
@@ -138,6 +138,8 @@ _WRITERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _to_choice(spec: Any) -> Any:
+    if isinstance(spec, ConstantStack):
+        return spec.rand()
     if isinstance(spec, Constant):
         return NonTensorData(spec.example_data, batch_size=spec.shape, device=spec.device)
     return to_torchrl(spec)

@@ -20,12 +20,12 @@ def checked_count(name: str, n: Any) -> int:
 
     Raises:
         InvalidTypeError: if it isn't an integer.
-        InvalidArgumentError: if it isn't positive.
+        InvalidArgumentError: if it is negative.
     """
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
         raise InvalidTypeError(f"{name}: expected an integer, got {n!r}")
-    if n < 1:
-        raise InvalidArgumentError(f"{name}: expected at least 1, got {n}")
+    if n < 0:
+        raise InvalidArgumentError(f"{name}: expected at least 0, got {n}")
     return int(n)
 
 
@@ -51,14 +51,14 @@ class Categorical(_OneChoice, IntegerSpec):
         tensor([1, 1, 1, 1])
 
     Args:
-        n: the number of choices, at least 1; or -1.
+        n: the number of choices; -1 for any, 0 for a domain without values, from which nothing can be drawn.
         shape: of one value; each element is a choice of its own. None: `()`.
         device: where values are drawn; None: torch's default device.
         dtype: any real dtype that holds `n - 1`.
         mask: bool, expands to `(*shape, n)`: which choices are allowed; None: all.
 
     Raises:
-        InvalidArgumentError: if `n` isn't positive or doesn't fit the dtype, or the mask doesn't fit.
+        InvalidArgumentError: if `n` is negative or doesn't fit the dtype, or the mask doesn't fit.
     """
 
     _provisional: CategoricalBox | None = None
@@ -79,8 +79,9 @@ class Categorical(_OneChoice, IntegerSpec):
         """Set how many choices `rand`, `enumerate` and `to_one_hot` have; for specs made with -1.
 
         Raises:
-            InvalidArgumentError: if `n` isn't positive.
+            InvalidArgumentError: if `n` is negative.
         """
+        self.require_own("set_provisional_n")
         self._provisional = CategoricalBox(checked_count("n", n))
 
     @property
@@ -112,7 +113,7 @@ class OneHot(_OneChoice, OneHotSpec):
         tensor([False,  True, False])
 
     Args:
-        n: the number of choices, at least 1.
+        n: the number of choices; 0 for a domain without values, from which nothing can be drawn.
         shape: of one value, ending with `n`; None: `(n,)`.
         device: where values are drawn; None: torch's default device.
         dtype: any real dtype.
@@ -120,7 +121,7 @@ class OneHot(_OneChoice, OneHotSpec):
         mask: bool, expands to `shape`: which choices are allowed; None: all.
 
     Raises:
-        InvalidArgumentError: if `n` isn't positive, or the shape or the mask doesn't fit.
+        InvalidArgumentError: if `n` is negative, or the shape or the mask doesn't fit.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gleanrl.data.specs.base import require_listable
 from gleanrl.data.specs.geometry import Transform
 from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
@@ -74,6 +75,11 @@ class ChoiceSpace(Box):
     def index_dims(self) -> tuple[int, ...]:
         """The dimensions behind the batch that an index has: none, or k."""
         return () if isinstance(self.n, int) else (self.n.shape[-1],)
+
+    @cached_property
+    def is_void(self) -> bool:
+        """Whether there is a choice among nothing."""
+        return self.n == 0 if isinstance(self.n, int) else bool((self.n == 0).any())
 
     @cached_property
     def common(self) -> tuple[int, ...] | None:
@@ -163,7 +169,17 @@ class ChoiceSpace(Box):
     def draw(
         self, shape: Sequence[int], generator: torch.Generator | None, dtype: torch.dtype, device: Device
     ) -> Tensor:
-        """Draw indices of shape `shape`, which ends with those of one value."""
+        """Draw indices of shape `shape`, which ends with those of one value.
+
+        Raises:
+            UnsupportedError: if there is no choice to draw.
+        """
+        if self.is_void:
+            if torch.Size(shape).numel():
+                raise UnsupportedError(
+                    "rand: expected at least one choice, got none: n is 0, nothing can be drawn"
+                )
+            return torch.empty(shape, dtype=dtype, device=device)
         if self.joint is not None:
             return self._indices_of(self.allowed.draw(shape[:-1], generator)).to(dtype)
         if self.by_index is not None:
@@ -238,6 +254,7 @@ class ChoiceSpace(Box):
                 return self._indices_of(rows[0].nonzero().squeeze(-1)).to(device)
             allowed = rows[0]
         indices = [part.nonzero().squeeze(-1) for part in allowed.split(self.parts)]
+        require_listable(math.prod(map(len, indices)), len(indices))
         return torch.cartesian_prod(*indices).reshape(-1, *self.index_dims).to(device)
 
     def one_hot(self, index: Tensor, dtype: torch.dtype) -> Tensor:

@@ -131,6 +131,13 @@ class Composite(Named):
             new._specs[name] = None if spec is None else function(spec)
         return new
 
+    def as_part(self) -> Self:
+        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        for spec in self._specs.values():
+            if spec is not None:
+                spec.as_part()
+        return super().as_part()
+
     def _reshaped(self, transform: Transform) -> Composite:
         for name, spec in self._specs.items():
             if spec is not None and spec.batch_ndim < self.batch_ndim:
@@ -153,6 +160,7 @@ class Composite(Named):
         Returns:
             the composite itself.
         """
+        self.require_own("clear_device_")
         self.device = None
         for spec in self._nested():
             spec.clear_device_()
@@ -300,11 +308,12 @@ class Composite(Named):
         return None
 
     def __eq__(self, other: object) -> bool:
-        """Compare by content, whatever the order of the keys."""
+        """Compare by content, whatever the order of the keys and the names of dimensions."""
         if not isinstance(other, Composite):
             return NotImplemented
-        own = (self._shape, self.device, self.data_cls)
-        return own == (other._shape, other.device, other.data_cls) and self._specs == other._specs
+        own = (self._shape, self.device, self.data_cls, self.step_mdp_static)
+        theirs = (other._shape, other.device, other.data_cls, other.step_mdp_static)
+        return own == theirs and self._specs == other._specs
 
     def __repr__(self) -> str:
         """Return the entries, one in a line."""

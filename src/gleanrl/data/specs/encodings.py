@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gleanrl.data.specs.base import require_listable
 from gleanrl.data.specs.choices import ChoiceSpace, checked_mask, require_choice
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import LeafSpec, check_readable
 from gleanrl.data.specs.rounding import in_dtype, integer_limits, nearest_integer, ordered
-from gleanrl.errors import InvalidArgumentError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, SpecError, UnsupportedError
 
 
 class ChoiceSpec(LeafSpec):
@@ -50,6 +51,7 @@ class ChoiceSpec(LeafSpec):
                 other than 0 and 1.
             UnsupportedError: if the numbers of choices differ within the batch.
         """
+        self.require_own("update_mask")
         if mask is not None:
             mask = self.expanded_mask(mask).to(self.device).clone()
         space = replace(self.space, mask=mask)
@@ -139,6 +141,13 @@ class ChoiceSpec(LeafSpec):
             return tensor_to_index.gather(-1, chosen.expand(*lead, 1)).squeeze(-1)
         return tensor_to_index.gather(-1, chosen.expand(*lead, chosen.shape[-1]))
 
+    def _projected(self, value: Tensor) -> Tensor:
+        if self.space.is_void and value.shape[: value.ndim - self.event_ndim].numel():
+            raise SpecError(
+                f"project: nothing is near to {value.tolist()}: {self!r} has a choice among nothing"
+            )
+        return super()._projected(value)
+
     def cardinality(self) -> int:
         """Return the number of choices of one element, or of several side by side, whatever a mask forbids.
 
@@ -149,6 +158,7 @@ class ChoiceSpec(LeafSpec):
     def enumerate(self, use_mask: bool = False) -> Tensor:
         """Return the choices, `(count, *shape)`; see `TensorSpec.enumerate`."""
         index = self._known.all(use_mask, self.device)
+        require_listable(len(index), self.numel())
         batch, dims = concrete(self.batch_shape), self.space.index_dims
         index = index.reshape(-1, *(1 for _ in batch), *dims).expand(-1, *batch, *dims)
         return self._of_index(index)

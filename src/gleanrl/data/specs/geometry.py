@@ -164,6 +164,12 @@ def indexing(items: tuple[Any, ...], shape: Sequence[int]) -> Transform:
     return lambda t: t[items]
 
 
+def goes_back(index: Any) -> bool:
+    """Return whether an index holds a slice with a negative step."""
+    items = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(item, slice) and item.step is not None and item.step < 0 for item in items)
+
+
 class Geometry(ABC):
     """Something with a shape whose leading `batch_ndim` dimensions can be rearranged."""
 
@@ -265,17 +271,24 @@ class Geometry(ABC):
         return self._checked("index_select", lambda t: t.index_select(axis, index.to(t.device)))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """Return the specs along dimension `dim`, one for each position."""
+        """Return the specs along dimension `dim`, one for each position; as an index gives them."""
         axis = self._dim("unbind", dim)
         if self.shape[axis] == -1:
             raise InvalidArgumentError(f"unbind: dimension {axis} of {self!r} has no fixed size")
         return tuple(self._select(axis, i) for i in range(self.shape[axis]))
 
     def _select(self, axis: int, position: int) -> Self:
-        return self._reshaped(lambda t: t[(slice(None),) * axis + (position,)])
+        return self._reshaped(lambda t: t[(slice(None),) * axis + (position,)]).as_part()
+
+    @abstractmethod
+    def as_part(self) -> Self:
+        """Return this spec, which was made for that, as a part of another one that refuses changes."""
 
     def __getitem__(self, index: Any) -> Any:
         """Return the spec of the values that `value[index]` would give.
+
+        It is a copy, which refuses changes, as they wouldn't reach this spec: its `clone()` can be changed. An integer
+        index along the dimension of a stack of unlike specs gives the member itself.
 
         Where what follows an Ellipsis would reach into the encoding of one value, the Ellipsis stands for batch
         dimensions only: `[..., 0]` indexes the last of them, `[..., None]` adds one behind them.
@@ -284,12 +297,31 @@ class Geometry(ABC):
             IndexRangeError: if the index is out of range.
             InvalidArgumentError: if it reaches into the encoding of one value.
         """
+        if goes_back(index):
+            turned, index = self._turned(index)
+            return turned[index]
         items = as_items(index, self.shape)
         for ndim in (self.ndim, self.batch_ndim):
             kept = within(spread(items, ndim), self.batch_ndim)
             if kept is not None:
-                return self._reshaped(indexing(kept, self.batch_shape))
+                return self._reshaped(indexing(kept, self.batch_shape)).as_part()
         raise self._inside_value("index", self.batch_ndim)
+
+    def _turned(self, index: Any) -> tuple[Self, tuple[Any, ...]]:
+        """Return the spec with the slices of an index applied that go backwards, and the index with full ones instead.
+
+        Torch's tensors don't take them.
+        """
+        turned, axis, left = self, 0, []
+        for item in spread(as_items(index, self.shape), self.ndim):
+            if goes_back(item):
+                positions = range(*item.indices(blank(self.shape).shape[axis]))
+                if self.shape[axis] != -1:
+                    turned = turned.index_select(axis, torch.tensor(positions, dtype=torch.int64))
+                item = slice(None)
+            left.append(item)
+            axis += _consumed(item)
+        return turned, tuple(left)
 
     def _split(self, name: str, shape: torch.Size) -> torch.Size:
         """Return the batch part of a full new shape, after checking that the rest stays as it is."""

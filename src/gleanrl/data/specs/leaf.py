@@ -251,6 +251,7 @@ class LeafSpec(Unbindable, TensorSpec):
 
     def _replaced(self, **attributes: Any) -> Self:
         new = copy.copy(self)
+        new.is_part = False
         for name, attribute in attributes.items():
             setattr(new, name, attribute)
         return new
@@ -260,6 +261,11 @@ class LeafSpec(Unbindable, TensorSpec):
         sizes = list(self.shape)
         sizes[dim] = -1
         return self._replaced(shape=torch.Size(sizes), space=self.space.map(lambda t: t.narrow(dim, 0, 1)))
+
+    def as_part(self) -> Self:
+        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        self.space = self.space.as_part()
+        return super().as_part()
 
     def _reshaped(self, transform: Transform) -> Self:
         batch = outcome(transform(blank(self.batch_shape)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from typing_extensions import Self
@@ -22,6 +22,8 @@ class Lockable(ABC):
     all_locks = object()
     _locked = False
     _locked_from_above = False
+
+    require_own: Callable[[str], None]
 
     @abstractmethod
     def _nested(self) -> Iterable[Lockable]:
@@ -48,6 +50,7 @@ class Lockable(ABC):
         Returns:
             the composite itself.
         """
+        self.require_own("lock_")
         self._set_lock(True, False, recurse is not False)
         return self
 
@@ -78,7 +81,8 @@ def require_unlocked(composite: Lockable, key: Any) -> None:
     """Check that what stands under a key of a composite may change.
 
     Raises:
-        UnsupportedError: if the composite is locked.
+        UnsupportedError: if the composite is locked, or a part of another spec.
     """
+    composite.require_own(f"key {key!r}")
     if composite.is_locked:
         raise UnsupportedError(f"key {key!r}: can't change a locked composite; call unlock_() first")

@@ -12,11 +12,13 @@ from typing_extensions import Self
 
 from gleanrl.data.specs.base import TensorSpec
 from gleanrl.data.specs.locks import Lockable, require_unlocked
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, ReservedNameError
 
 Key = str | tuple[str, ...]
 Entry = TensorSpec | None
 LeafTest = Callable[[type], bool]
+RESERVED = ("shape", "device", "dtype", "space")
+"""Names that no entry can have: specs have attributes of these names."""
 _ABSENT: Any = object()
 _MISSING: Any = object()
 
@@ -41,6 +43,26 @@ def is_key(index: Any) -> bool:
 def projected(spec: TensorSpec, value: Any) -> Any:
     """Return what `spec.project` makes of a part of a value; the part itself stays as it is."""
     return spec.project(value.copy() if isinstance(spec, SpecMapping) else value)
+
+
+class SpecKeys(KeysView[Key]):
+    """The keys of a composite; a key is found in any of its spellings: ``("a",)`` is ``"a"``."""
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether there is such a key."""
+        if not is_key(key):
+            return False
+        path = as_path(key)
+        return super().__contains__(path[0] if len(path) == 1 else path)
+
+    def __repr__(self) -> str:
+        """Return the keys."""
+        return f"{type(self).__name__}({list(self)})"
+
+
+def _changeable(spec: Any) -> Any:
+    """Return a spec that is put back after a change: a copy of a part of another one can't be changed itself."""
+    return spec.clone() if spec.is_part else spec
 
 
 class SpecMapping(Lockable, TensorSpec):
@@ -122,9 +144,14 @@ class SpecMapping(Lockable, TensorSpec):
         Raises:
             InvalidArgumentError: if the spec's shape doesn't start with the composite's.
             InvalidTypeError: if it isn't a spec, a mapping or None, or a name on the way belongs to a leaf.
-            UnsupportedError: if the composite is locked.
+            ReservedNameError: if a name is that of an attribute of every spec (also an AttributeError).
+            UnsupportedError: if the composite is locked, or a copy of a part of another spec.
         """
         first, *rest = as_path(name)
+        if first in RESERVED:
+            raise ReservedNameError(
+                f"set: key {name!r}: {first!r} is an attribute of specs, not a name for an entry; choose another name"
+            )
         require_unlocked(self, name)
         if not rest:
             self._assign(first, self._admitted(first, spec))
@@ -132,7 +159,7 @@ class SpecMapping(Lockable, TensorSpec):
         child = self._entries().get(first)
         if child is not None and not isinstance(child, SpecMapping):
             raise InvalidTypeError(f"set: key {name!r}: {first!r} is a leaf, {child!r}")
-        branch = self.empty() if child is None else child
+        branch = self.empty() if child is None else _changeable(child)
         branch.set(tuple(rest), spec)
         self._assign(first, branch)
         return self
@@ -187,7 +214,7 @@ class SpecMapping(Lockable, TensorSpec):
             mine = self.get(key, None)
             if isinstance(mine, SpecMapping) and isinstance(spec, (Mapping, SpecMapping)):
                 require_unlocked(self, key)
-                self.set(key, mine.update(spec))
+                self.set(key, _changeable(mine).update(spec))
             else:
                 self.set(key, spec)
         return self
@@ -219,7 +246,7 @@ class SpecMapping(Lockable, TensorSpec):
             is_leaf: tells of a class of composites whether they count as leaves, too.
             step_mdp_static_only: take composites made with `step_mdp_static` as leaves, without what is in them.
         """
-        return dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)).keys()
+        return SpecKeys(dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)))
 
     def values(
         self,
@@ -286,6 +313,7 @@ class SpecMapping(Lockable, TensorSpec):
             raise InvalidArgumentError(
                 f"set: key {name!r}: expected a shape that starts with {tuple(self.shape)}, got {spec!r}"
             )
+        spec = spec.as_entry()
         return spec if self.device is None else spec.to(self.device)
 
     def __getitem__(self, index: Any) -> Any:
@@ -309,8 +337,7 @@ class SpecMapping(Lockable, TensorSpec):
         if not rest:
             self._remove(name)
             return
-        branch = self._entries()[name]
-        assert isinstance(branch, SpecMapping)
+        branch: Any = _changeable(self._entries()[name])
         del branch[tuple(rest)]
         self._assign(name, branch)
 

@@ -5,15 +5,31 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, combinations, stack
 from gleanrl.data.specs.geometry import Transform, repeated
-from gleanrl.data.specs.mapping import projected
-from gleanrl.errors import InvalidArgumentError, SchemaError
+from gleanrl.data.specs.mapping import SpecMapping, projected
+from gleanrl.data.specs.non_tensor import NonTensor
+from gleanrl.errors import IndexRangeError, InvalidArgumentError, SchemaError
+
+
+def without_examples(spec: Any) -> Any:
+    """Return a spec whose non-tensors have no examples, for comparisons; the spec itself if there are none."""
+    if type(spec) is NonTensor:
+        return spec.without_example()
+    if isinstance(spec, Stack):
+        members = [without_examples(member) for member in spec.specs]
+        return spec if all(map(is_, members, spec.specs)) else type(spec)(*members, dim=spec.stack_dim)
+    if isinstance(spec, SpecMapping):
+        bare = {name: without_examples(entry) for name, entry in spec.items()}
+        return spec if all(bare[name] is entry for name, entry in spec.items()) else spec.empty().update(bare)
+    return spec
 
 
 def restacked(stacked: Stack, transform: Transform) -> Any:
@@ -184,6 +200,27 @@ class Stack(TensorSpec):
 
     def _reshaped(self, transform: Transform) -> Any:
         return restacked(self, transform)
+
+    def as_part(self) -> Self:
+        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        for spec in self.specs:
+            spec.as_part()
+        return super().as_part()
+
+    def unbind(self, dim: int = 0) -> tuple[Any, ...]:
+        """Return the members, along the dimension of the stack; along any other one copies."""
+        return self.specs if dim in (self.stack_dim, self.stack_dim - self.ndim) else super().unbind(dim)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the member at an integer along the dimension of the stack; any other index makes a copy."""
+        items = index if isinstance(index, tuple) else (index,)
+        lead = [item for item in items[: self.stack_dim] if isinstance(item, slice) and item == slice(None)]
+        at = items[self.stack_dim] if len(lead) == self.stack_dim == len(items) - 1 else None
+        if isinstance(at, (int, np.integer)) and not isinstance(at, bool):
+            if not -len(self.specs) <= at < len(self.specs):
+                raise IndexRangeError(f"index: {index!r} is out of range for shape {tuple(self.shape)}")
+            return self.specs[at]
+        return super().__getitem__(index)
 
     def _misfit(self, value: Any) -> str | None:
         size = self._size(value)

@@ -17,6 +17,7 @@ from gleanrl.data.specs.geometry import (
     as_items,
     blank,
     concrete,
+    goes_back,
     indexing,
     on_parameters,
     outcome,
@@ -32,7 +33,7 @@ def checked_counts(nvec: Any) -> Tensor:
 
     Raises:
         InvalidTypeError: if it isn't made of integers.
-        InvalidArgumentError: if it is empty or has a count below 1.
+        InvalidArgumentError: if it is empty or has a negative count.
     """
     try:
         counts = torch.as_tensor(nvec)
@@ -42,14 +43,15 @@ def checked_counts(nvec: Any) -> Tensor:
         raise InvalidTypeError(f"nvec: expected integers, got {nvec!r}")
     if counts.ndim == 0:
         counts = counts.unsqueeze(0)
-    if counts.numel() == 0 or bool((counts < 1).any()):
-        raise InvalidArgumentError(f"nvec: expected a sequence of counts of at least 1, got {nvec!r}")
+    if counts.numel() == 0 or bool((counts < 0).any()):
+        raise InvalidArgumentError(f"nvec: expected a sequence of counts of at least 0, got {nvec!r}")
     return counts.to(torch.int64, copy=True)
 
 
 class _SeveralChoices(ChoiceSpec):
     space: BoxList
     event_ndim = 1
+    _single = False  # whether values may lack the last dimension, which has size one
 
     def _describe(self) -> str:
         counts = "varying" if self.space.common is None else list(self.space.common)
@@ -72,10 +74,11 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         dtype: any real dtype that holds the largest choice.
         mask: expands to `(*batch_shape, sum(nvec))`: which choices are allowed; or to `(*batch_shape, *nvec)`: which
             combinations are. None: all. See `update_mask`.
-        remove_singleton: without effect: values of a single choice have its dimension, as `shape` says.
+        remove_singleton: whether drawn values of a spec that was given one number, `MultiCategorical(5)`, lack the last
+            dimension; both forms are in its domain. An entry of a composite has it always, as `shape` says.
 
     Raises:
-        InvalidArgumentError: if a count isn't positive or doesn't fit the dtype, or the shape or mask
+        InvalidArgumentError: if a count is negative or doesn't fit the dtype, or the shape or mask
             doesn't fit.
     """
 
@@ -89,6 +92,7 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         remove_singleton: bool = True,
     ) -> None:
         counts = checked_counts(nvec).to(as_device(device))
+        self._single = bool(remove_singleton) and shape is None and isinstance(nvec, (int, np.integer))
         size = ending_with("MultiCategorical", counts.shape[-1], counts.shape if shape is None else shape)
         try:
             space = BoxList(counts.expand(concrete(size)))
@@ -99,6 +103,24 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         super().__init__(size, space, device, dtype)
         self.update_mask(mask)
 
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Tensor:
+        drawn = super()._rand(lead, generator)
+        return drawn.squeeze(-1) if self._single and self.ndim == 1 else drawn
+
+    def _fault(self, value: Any) -> str | None:
+        fault = super()._fault(value)
+        if fault is not None and self._single and self.ndim == 1 and isinstance(value, Tensor):
+            return fault if super()._fault(value.unsqueeze(-1)) is not None else None
+        return fault
+
+    def as_entry(self) -> MultiCategorical:
+        """Return the spec whose values have the shape that it says; see `TensorSpec.as_entry`."""
+        if not self._single:
+            return super().as_entry()
+        entry = self.clone()
+        entry._single = False
+        return entry
+
     def __getitem__(self, index: Any) -> Any:
         """Return the spec of the values that `value[index]` gives; that of a single choice is a `Categorical`.
 
@@ -106,15 +128,17 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
             IndexRangeError: if the index is out of range.
             UnsupportedError: if there is a mask, and the counts differ within the new batch.
         """
+        if goes_back(index):
+            return super().__getitem__(index)
         items = spread(as_items(index, self.shape), self.ndim)
         if within(items, self.batch_ndim) is not None:
             return super().__getitem__(index)
         operation = indexing(items, self.shape)
         space = self.space.picked(on_parameters(operation, self.shape))
         if isinstance(space, CategoricalBox):
-            return Categorical(space.n, (), self.device, self.dtype, space.mask)
+            return Categorical(space.n, (), self.device, self.dtype, space.mask).as_part()
         shape = outcome(operation(blank(self.shape)))
-        return MultiCategorical(space.n, shape, self.device, self.dtype, space.mask)
+        return MultiCategorical(space.n, shape, self.device, self.dtype, space.mask).as_part()
 
     @property
     def nvec(self) -> Tensor:
@@ -146,7 +170,7 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
             None: all. See `update_mask`.
 
     Raises:
-        InvalidArgumentError: if a count isn't positive, or the shape or the mask doesn't fit.
+        InvalidArgumentError: if a count is negative, or the shape or the mask doesn't fit.
     """
 
     def __init__(

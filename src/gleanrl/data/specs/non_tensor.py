@@ -111,11 +111,15 @@ class NonTensor(Unbindable, TensorSpec):
 
     def clone(self) -> Self:
         """Return an equal spec; the example is shared."""
-        return copy.copy(self)
+        return self._replaced()
+
+    def without_example(self) -> Self:
+        """Return the spec without an example; the spec itself if it has none."""
+        return self if self.example_data is None else self._replaced(example_data=None)
 
     def _replaced(self, **attributes: Any) -> Self:
         new = copy.copy(self)
-        vars(new).update(attributes)
+        vars(new).update(attributes, is_part=False)
         return new
 
     def _reshaped(self, transform: Transform) -> Self:
@@ -135,15 +139,36 @@ class NonTensor(Unbindable, TensorSpec):
         return None
 
     def __eq__(self, other: object) -> bool:
-        """Compare shape and device; the example isn't part of the domain."""
+        """Compare by content, the example and the layout of drawn values included."""
         if not isinstance(other, NonTensor):
             return NotImplemented
-        return (self.shape, self.device) == (other.shape, other.device)
+        own = (type(self), self.shape, self.device, self.dtype, self.feature_dims)
+        return own == (
+            type(other),
+            other.shape,
+            other.device,
+            other.dtype,
+            other.feature_dims,
+        ) and same_object(self.example_data, other.example_data)
 
     def __repr__(self) -> str:
-        """Return shape and device."""
+        """Return shape, device and example."""
         device = "" if self.device is None else f", device={str(self.device)!r}"
-        return f"NonTensor(shape={tuple(self.shape)}{device})"
+        example = "" if self.example_data is None else f", example_data={self.example_data!r}"
+        return f"NonTensor(shape={tuple(self.shape)}{device}{example})"
+
+
+def same_object(a: Any, b: Any) -> bool:
+    """Return whether two values that aren't tensors of a spec are equal; arrays are, if all elements are."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    try:
+        equal = a == b
+        return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+    except (TypeError, ValueError, RuntimeError):  # of unlike shapes, or not comparable
+        return False
 
 
 def _is_tensor_data(value: Any) -> bool:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from gleanrl.errors import UnsupportedError
+
 _LARGE = 1 << 12  # elements
 
 
@@ -27,6 +29,10 @@ class Box:
     def clone(self) -> Self:
         """Return an equal space that shares nothing with this one."""
         return self.map(_copied)
+
+    def as_part(self) -> Self:
+        """Return a copy for a spec that is a part of another one; a space that can change refuses it there."""
+        return self.clone()
 
     def to(self, device: torch.device | str | int) -> Self:
         """Return the space on another device."""
@@ -49,6 +55,14 @@ def is_one_number(tensor: Tensor) -> bool:
 def _copied(tensor: Tensor) -> Tensor:
     # A copy of an expanded tensor has memory for each element. Specs of frames are copied many times.
     return tensor.flatten()[0].clone().expand(tensor.shape) if is_one_number(tensor) else tensor.clone()
+
+
+def lost_change(change: str) -> UnsupportedError:
+    """Return the error for a change of a spec, or of its space, that is a copy of a part of another spec."""
+    return UnsupportedError(
+        f"{change}: this spec is a copy of a part of another one, which the change wouldn't reach; change that one, or "
+        "call clone() for a spec that can be changed"
+    )
 
 
 def _names(space: Any) -> list[str]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gleanrl.data.specs.base import TORCH_FUNCTIONS, TensorSpec, stack
 from gleanrl.data.specs.geometry import Unbindable, repeated
+from gleanrl.data.specs.locks import require_unlocked
 from gleanrl.data.specs.mapping import Entry, SpecMapping
-from gleanrl.data.specs.members import Stack, paired
+from gleanrl.data.specs.members import Stack, paired, without_examples
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 
 
@@ -125,17 +126,27 @@ class StackedComposite(Stack, SpecMapping):
 
     def _entry(self, name: str, each: Sequence[dict[str, Entry]]) -> Entry:
         members = [spec for entries in each if (spec := entries[name]) is not None]
-        return stack(members, self.stack_dim) if len(members) == len(each) else None
+        if len(members) < len(each):
+            return None
+        made: TensorSpec = stack(members, self.stack_dim)
+        # A stack of unlike ones holds the members themselves
+        return made if isinstance(made, Stack) else made.as_part()
 
     def _nested(self) -> Iterable[SpecMapping]:
         return self.specs
 
     def _assign(self, name: str, spec: Entry) -> None:
-        parts = [None] * len(self.specs) if spec is None else spec.unbind(self.stack_dim)
+        parts: Sequence[Any] = [None] * len(self.specs)
+        if spec is not None:
+            parts = [part.clone() if part.is_part else part for part in spec.unbind(self.stack_dim)]
+        for member in self.specs:
+            require_unlocked(member, name)
         for member, part in zip(self.specs, parts, strict=True):
             member._assign(name, part)
 
     def _remove(self, name: str) -> None:
+        for member in self.specs:
+            require_unlocked(member, name)
         for member in self.specs:
             member._remove(name)
 
@@ -193,7 +204,8 @@ def stack_specs(specs: Sequence[TensorSpec], dim: int = 0, *, out: None = None) 
     """Return the spec of stacked values; this is what `torch.stack` does for specs.
 
     Equal specs give one of their kind with a new dimension, others a `Stacked` or `StackedComposite`. The
-    members of a stack are the given objects.
+    members of a stack are the given objects. Specs that differ in nothing but the examples of non-tensors count as
+    equal; the result has the examples of the first one.
 
     Args:
         specs: at least one; all composites or none.
@@ -212,8 +224,12 @@ def stack_specs(specs: Sequence[TensorSpec], dim: int = 0, *, out: None = None) 
     for spec in specs:
         if not isinstance(spec, TensorSpec):
             raise InvalidTypeError(f"stack: expected specs, got {spec!r}")
-    first = specs[0]
-    if all(spec == first for spec in specs[1:]):
+    specs = [spec.clone() if spec.is_part else spec for spec in specs]
+    first, *others = specs
+    if all(spec == first for spec in others):
+        return repeated(first, dim, len(specs))
+    domain = without_examples(first)
+    if all(without_examples(spec) == domain for spec in others):
         return repeated(first, dim, len(specs))
     if all(isinstance(spec, SpecMapping) for spec in specs):
         return StackedComposite(*specs, dim=dim)  # type: ignore[arg-type]
