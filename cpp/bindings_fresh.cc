@@ -1,4 +1,5 @@
 // The Python face of fresh tensors: memory of ours, which another library makes tensors of.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -26,6 +27,22 @@ struct Free {
 };
 using Block = std::unique_ptr<dlpack::Managed, Free>;
 
+// How long elements are that lie back to back, strides of empty ones included. An expanded tensor may be larger than any
+// memory, and torch ends the process when it is given one whose bytes can't be counted.
+std::size_t bytes_of(const std::vector<std::int64_t>& shape, std::int64_t item_bytes) {
+  constexpr std::int64_t kMost = PTRDIFF_MAX / 2;
+  std::int64_t whole = std::max<std::int64_t>(item_bytes, 1);
+  bool is_empty = false;
+  for (const std::int64_t size : shape) {
+    is_empty |= size == 0;
+    if (size > 1 && whole > kMost / size) {
+      throw std::invalid_argument("like: expected tensors of at most 2**62 bytes, got a larger one");
+    }
+    whole *= std::max<std::int64_t>(size, 1);
+  }
+  return is_empty ? 0 : static_cast<std::size_t>(whole);
+}
+
 // A tensor's memory: what it is, shape and strides, and behind them its elements, in one block.
 Block new_block(const dlpack::Managed& like, const std::vector<std::int64_t>& shape, std::size_t bytes) {
   const std::size_t head = sizeof(dlpack::Managed) + 2 * shape.size() * sizeof(std::int64_t);
@@ -38,7 +55,7 @@ Block new_block(const dlpack::Managed& like, const std::vector<std::int64_t>& sh
   for (std::size_t dim = shape.size(); dim-- > 0;) {
     sizes[dim] = shape[dim];
     strides[dim] = stride;
-    stride *= shape[dim];
+    stride *= std::max<std::int64_t>(shape[dim], 1);
   }
   made->tensor.shape = sizes;
   made->tensor.strides = strides;
@@ -58,8 +75,8 @@ class FreshTensors {
     for (const nb::handle tensor : like) {
       const dlpack::Tensor view = exchange_.view_of(tensor);
       if (view.device.type != dlpack::kCpu) throw std::invalid_argument("like: expected tensors on the CPU");
-      Form form{{}, {view.shape, view.shape + view.ndim}, static_cast<std::size_t>(dlpack::item_bytes(view.dtype))};
-      for (const std::int64_t size : form.shape) form.bytes *= static_cast<std::size_t>(size);
+      Form form{{}, {view.shape, view.shape + view.ndim}, 0};
+      form.bytes = bytes_of(form.shape, dlpack::item_bytes(view.dtype));
       form.like.version = {dlpack::kMajor, 0};
       form.like.give_back = [](dlpack::Managed* block) { Free()(block); };
       form.like.tensor = {nullptr, view.device, view.ndim, view.dtype, nullptr, nullptr, 0};

@@ -14,6 +14,7 @@ import torch
 from gleanrl import fresh
 from gleanrl.exchange import EXCHANGE
 from gleanrl.fresh import maker
+from gleanrl.native import FreshTensors
 from gleanrl.pool import BufferPool
 from tests.ways import both_ways
 
@@ -123,3 +124,19 @@ def test_memory_goes_back_from_any_thread(by):
 def test_the_core_refuses_another_interface():
     with pytest.raises(ValueError, match="exchange: expected a capsule"):
         fresh.FreshTensors(object(), torch.Tensor, [])
+
+
+@pytest.mark.skipif(EXCHANGE is None, reason="torch shows no tensors to the core")
+@pytest.mark.parametrize(
+    "shape, dtype, error",
+    [
+        ((2**62,), torch.float64, ValueError),
+        ((2**31, 2**31), torch.float32, ValueError),
+        ((2**61,), torch.float32, ValueError),
+        ((2**58,), torch.uint8, MemoryError),
+    ],
+)
+def test_tensors_larger_than_any_memory_raise(shape, dtype, error):
+    like = torch.empty((1,) * len(shape), dtype=dtype).expand(shape)
+    with pytest.raises(error):
+        FreshTensors(EXCHANGE, torch.Tensor, [torch.zeros(3), like]).make()
