@@ -215,6 +215,12 @@ def values_of(leaf: Leaf, spec: Any) -> Iterator[tuple[Any, Any]]:
 def stack_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
     """Return leaves stacked along a new dimension: all tensors, or all objects."""
     if isinstance(leaves[0], Objects):
+        shapes = {tuple(leaf.shape) for leaf in leaves}
+        if len(shapes) > 1:
+            raise SchemaError(
+                f"lists of objects have unlike shapes {sorted(shapes)}, and columns hold one shape: pad them, or use "
+                "LazyStackStorage"
+            )
         return Objects(np.stack([leaf.array for leaf in leaves], dim), leaves[0].blank)
     return torch.stack(list(leaves), dim)
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gleanrl.errors import MissingKeyError
+
 _NOTHING: Mapping[Any, torch.Tensor] = MappingProxyType({})
 
 new_tuple = tuple.__new__
@@ -115,3 +117,25 @@ class BufferStats(NamedTuple):
     """Priority updates that came too late, for records that had been overwritten."""
     rate_limiter: RateCounts | None = None
     """What the rate limiter goes by, if there is one."""
+
+    @property
+    def size(self) -> int:
+        """`rows`, by the name of other releases."""
+        return self.rows
+
+    @property
+    def utilization(self) -> float:
+        """The part of the capacity that is stored, 0 to 1."""
+        return self.rows / self.capacity
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the names that counters can be read by, as in a dictionary."""
+        return (*self._fields, "size", "utilization")
+
+    def __getitem__(self, name: Any) -> Any:
+        """Return a counter by its name, or by its position."""
+        if not isinstance(name, str):
+            return tuple.__getitem__(self, name)
+        if name not in self.keys():
+            raise MissingKeyError(f"{name!r} is no counter of a buffer; there are {', '.join(self.keys())}")
+        return getattr(self, name)

@@ -268,11 +268,12 @@ class Schema:
             if leaf.shape != shape or leaf.dtype is not dtype:
                 unlike = isinstance(leaf, Objects) and leaf.blank is not None
                 came = Field.of(leaf, len(leaf.shape) if unlike else 0)
+                kind = "of objects" if isinstance(leaf, Objects) else leaf.dtype
                 raise SchemaError(
                     f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype or 'of objects'}, got "
-                    f"{f'tensors of unlike shapes {came}' if unlike else f'{tuple(leaf.shape)} {leaf.dtype}'}; the "
+                    f"{f'tensors of unlike shapes {came}' if unlike else f'{tuple(leaf.shape)} {kind}'}; the "
                     "first write fixed the schema and nothing is cast or broadcast: convert the data before it comes "
-                    "here" + (", or use LazyStackStorage" if unlike else "")
+                    "here" + (", or use LazyStackStorage" if isinstance(leaf, Objects) else "")
                 )
 
 

@@ -358,3 +358,35 @@ def test_a_single_position_may_be_a_number_of_any_library(position):
     wide = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2))
     wide.extend(rows.expand(2, 4))
     assert wide[:, position]["x"].tolist() == [2, 2] and int(wide[position - position, position]["x"]) == 2
+
+
+def test_stats_can_be_read_by_name_like_a_dictionary():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    rb.extend(ted(4))
+    rb.sample()
+    stats = rb.stats()
+    assert stats["size"] == stats["rows"] == stats.size == 4 and stats["capacity"] == 10
+    assert stats["utilization"] == 0.4 and stats["batches_sampled"] == 1 and stats[0] == 4
+    assert dict(stats) == {name: getattr(stats, name) for name in stats.keys()}
+    with pytest.raises(KeyError, match="'reward' is no counter of a buffer; there are rows"):
+        stats["reward"]
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_records_without_the_first_dimensions_of_an_index_are_repeated_over_them(storage):
+    rb = ReplayBuffer(storage=storage(100, ndim=2))
+    rb.extend(TensorDict({"a": torch.zeros(4, 25), "n": {"b": torch.zeros(4, 25, 2)}}, [4, 25]))
+    ten = torch.arange(10.0)
+    rb[:, 10:20] = TensorDict({"a": ten, "n": {"b": ten[:, None].expand(10, 2)}}, [10])
+    assert torch.equal(rb[:]["a"][:, 10:20], ten.expand(4, 10)) and rb[:]["a"].sum() == 4 * 45
+    assert torch.equal(rb[:]["n", "b"][:, 10:20, 1], ten.expand(4, 10))
+    rb[1:3] = TensorDict({"a": torch.ones(25), "n": {"b": torch.ones(25, 2)}}, [25])
+    assert rb[:]["a"][1:3].eq(1).all() and rb[:]["a"][[0, 3]].sum() == 2 * 45
+    for size in ([1, 10], [4, 1], [5], [4], []):
+        wrong = TensorDict({"a": torch.zeros(size), "n": {"b": torch.zeros(*size, 2)}}, size)
+        with pytest.raises(SchemaError):
+            rb[:, 10:20] = wrong
+    flat = ReplayBuffer(storage=storage(10))
+    flat.extend(TensorDict({"a": torch.zeros(10)}, [10]))
+    with pytest.raises(SchemaError):
+        flat[2:5] = TensorDict({"a": torch.tensor(1.0)}, [])

@@ -15,6 +15,7 @@ from gleanrl.data import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     RoundRobinWriter,
+    SamplerEnsemble,
     SamplerWithoutReplacement,
     SamplesPerInsert,
     StorageEnsemble,
@@ -168,3 +169,27 @@ def test_a_member_that_fails_at_its_second_part_goes_back_before_the_first() -> 
     assert found.rate_limiter is not None and found.rate_limiter.sampled == 0
     rows = torch.cat([member.sample() for _ in range(5)])
     assert rows.sort().values.tolist() == [*range(10)]
+
+
+def in_use(first: int, **options: Any) -> TensorDictReplayBuffer:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, **options)
+    buffer.extend(TensorDict({"x": torch.arange(first, first + 4)}, [4]))
+    return buffer
+
+
+def test_parts_of_buffers_in_use_stand_for_these_buffers():
+    one = in_use(0, sampler=SamplerWithoutReplacement(), seed=1)
+    other = in_use(10, transform=lambda batch: batch.set("x", batch["x"] + 100))
+    held = StorageEnsemble(one.storage, other.storage, transforms=[None, other.transforms.read])
+    samplers = SamplerEnsemble(one.sampler, other.sampler, sample_from_all=True)
+    ensemble = ReplayBufferEnsemble(storages=held, samplers=samplers, batch_size=4)
+    assert [*(ensemble[i] for i in range(2))] == [one, other]
+    assert (ensemble.sample()["x"][1] >= 110).all() and len(one.sample()) == 2
+    again = ReplayBufferEnsemble(storages=ensemble.storage, samplers=ensemble.sampler, batch_size=4)
+    assert again.sample()["x"].shape == (2, 2)
+    one.extend(TensorDict({"x": torch.arange(4)}, [4]))
+    assert len(ensemble) == 12
+    with pytest.raises(InvalidArgumentError, match="belongs to another"):  # read without its transform
+        ReplayBufferEnsemble(storages=[one.storage, other.storage], samplers=samplers, batch_size=4)
+    with pytest.raises(InvalidArgumentError, match="belongs to another"):
+        ReplayBufferEnsemble(storages=[LazyTensorStorage(3)], samplers=[one.sampler], batch_size=4)

@@ -244,7 +244,8 @@ class ReplayBuffer(Composed):
 
         Args:
             index: as in `__getitem__`, within the stored part. Of equal positions the last one wins.
-            value: records of the schema, of exactly the shape that the index selects.
+            value: records of the schema, of exactly the shape that the index selects. With ``ndim > 1`` a TensorDict
+                may lack the first dimensions of that shape: each of them gets the same records.
 
         Raises:
             IndexRangeError: outside the stored part.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -12,6 +13,7 @@ from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.draws import Keys, Place
 from gleanrl.data.replay_buffers.gate import Gate
 from gleanrl.data.replay_buffers.pipeline import Pipeline, none_returned
+from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.ensemble import all_or_none, join_infos
 from gleanrl.data.replay_buffers.samplers.mixture import Mixture
 from gleanrl.data.replay_buffers.server import Served, Server
@@ -103,8 +105,9 @@ class EnsembleServer(Server):
 def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tuple[ReplayBuffer, ...]:
     """Return buffers made of parts, which lie side by side in ensembles or sequences of equal length.
 
-    The writer of a buffer that is in use stays that buffer's, which goes on writing to the storage; the member, which
-    is read, gets one beside it.
+    The writer of a buffer that is in use stays that buffer's, which continues to write to the storage; the member,
+    which is read, gets another one. A sampler of a buffer that is in use stands for that buffer, if the storage is the
+    buffer's, too, and is read in the same way.
 
     Raises:
         InvalidArgumentError: no storages or samplers, or parts of another number.
@@ -125,15 +128,19 @@ def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tu
             raise InvalidArgumentError(
                 f"{name}: expected {len(held)}, one for each storage, got {len(column)}"
             )
-    return tuple(
-        ReplayBuffer(
-            storage=storage,
-            transform=transform,
-            sampler=sampler,
-            writer=None if writer is None or writer.owner is not None else writer,
-            collate_fn=collate,
-        )
-        for storage, transform, sampler, writer, collate in zip(
-            held, transforms, *columns.values(), strict=True
-        )
+    return tuple(starmap(_member, zip(held, transforms, *columns.values(), strict=True)))
+
+
+def _member(storage: Any, transform: Any, sampler: Any, writer: Any, collate: Any) -> ReplayBuffer:
+    """Return the buffer that has these parts already, or a new one of them."""
+    owner = sampler.owner if isinstance(sampler, Sampler) else None
+    if isinstance(owner, ReplayBuffer) and owner.storage is storage and collate is None:
+        if transform == (owner.transforms.read if len(owner.transforms) else None):
+            return owner
+    return ReplayBuffer(
+        storage=storage,
+        transform=transform,
+        sampler=sampler,
+        writer=None if writer is None or writer.owner is not None else writer,
+        collate_fn=collate,
     )

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, PrioritizedSampler, ReplayBuffer
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    ReplayBuffer,
+)
 from gleanrl.errors import EmptyBufferError, InvalidArgumentError, SchemaError
 from tests.data.replay_buffers.oracle import fill
 
@@ -205,3 +212,20 @@ def test_a_capacity_isnt_needed():
     buffer.set_storage(LazyTensorStorage(70))
     buffer.extend(torch.arange(70))
     assert sampler.max_size == 70
+
+
+@pytest.mark.parametrize(
+    "made", [PrioritizedSampler, partial(PrioritizedSliceSampler, slice_len=2, traj_key="episode")]
+)
+def test_a_sampler_without_max_capacity_takes_the_storage_of_its_buffer(made):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=made(alpha=0.7, beta=0.5), batch_size=4)
+    buffer.extend(TensorDict({"episode": torch.zeros(20, dtype=torch.int64)}, [20]))
+    buffer.update_priority(torch.arange(20), torch.rand(20))
+    assert len(buffer.sample()) == 4 and buffer.sampler.max_size == 20
+    for missing in ("alpha", "beta"):
+        given = {"alpha": 0.7, "beta": 0.5}
+        del given[missing]
+        with pytest.raises(InvalidArgumentError, match=f"{missing}: expected a .*number.*None"):
+            made(**given)
+    with pytest.raises(InvalidArgumentError, match="max_capacity=5 is less than the 20 rows"):
+        ReplayBuffer(storage=LazyTensorStorage(20), sampler=made(5, 0.7, 0.5))

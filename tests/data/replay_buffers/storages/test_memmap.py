@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyMemmapStorage, ReplayBuffer
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
@@ -97,3 +98,16 @@ def test_capacity_is_rounded_up_to_whole_time_steps(tmp_path):
     fill(storage, ted(4, streams=3).transpose(0, 1))
     assert (storage.max_size, storage.shape, len(storage)) == (102, (4, 3), 12)
     assert (tmp_path / "next" / "reward.memmap").stat().st_size == 102 * 4
+
+
+def test_live_columns_name_their_files(tmp_path):
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path))
+    buffer.extend(TensorDict({"a": torch.zeros(4), "next": {"b": torch.zeros(4)}}, [4]))
+    columns = buffer._storage._storage
+    assert columns["a"].filename == str(tmp_path / "a.memmap")
+    assert columns["next", "b"].filename == str(tmp_path / "next" / "b.memmap")
+    columns["a"][1] = 7.0
+    assert buffer[1]["a"] == 7 and torch.from_file(columns["a"].filename, size=10).tolist()[:2] == [0, 7]
+    nameless = LazyMemmapStorage(10)
+    nameless.set(range(2), torch.zeros(2))
+    assert nameless._storage.filename is None

@@ -6,13 +6,14 @@ import copy
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from gleanrl.data.replay_buffers import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ReplayBuffer,
     Storage,
+    TensorDictReplayBuffer,
     TensorStorage,
 )
 from gleanrl.errors import (
@@ -313,3 +314,60 @@ def test_rows_that_are_no_steps_are_never_drawn_however_they_came():
     loaded.load_state_dict(replaced.state_dict())
     for buffer in (adopted, replaced, loaded, copy.deepcopy(adopted)):
         assert buffer.sample()["x"].unique().tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_the_first_write_makes_the_columns_of_records_without_entries(device):
+    buffer = ReplayBuffer(storage=TensorStorage(TensorDict(batch_size=[100]), device=device), batch_size=3)
+    assert len(buffer) == buffer.storage.max_size == 100
+    with pytest.raises(InvalidTypeError):
+        buffer.extend(torch.arange(4))
+    buffer.extend(TensorDict({"x": torch.arange(1, 5), "n": {"y": torch.ones(4, 2)}}, [4]))
+    buffer.add(TensorDict({"x": torch.tensor(5), "n": {"y": torch.ones(2)}}, []))
+    assert buffer[:]["x"].tolist() == [1, 2, 3, 4, 5] + [0] * 95 and buffer[:]["n", "y"].sum() == 10
+    assert buffer.sample()["n", "y"].shape == (3, 2) and len(buffer) == 100
+    with pytest.raises(SchemaError, match="z"):
+        buffer.extend(TensorDict({"x": torch.arange(4), "z": torch.arange(4)}, [4]))
+    streams = ReplayBuffer(storage=TensorStorage(TensorDict(batch_size=[25, 4]), ndim=2))
+    with pytest.raises(SchemaError, match="batch dimensions"):
+        streams.extend(TensorDict({"x": torch.arange(6).view(2, 3)}, [2, 3]))
+    streams.extend(TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
+    assert torch.equal(streams[:]["x"][:, :3], torch.arange(12).view(4, 3))
+
+
+@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
+def test_the_error_about_a_short_last_batch_says_how_to_store_it(buffer):
+    def batch(steps):
+        return TensorDict({"x": torch.zeros(2, steps, 3)}, [2, steps])
+
+    whole = buffer(storage=LazyTensorStorage(20))
+    whole.extend(batch(10))
+    with pytest.raises(SchemaError, match=r"rows of \[5\].*total_frames.*ndim=2.*reshape"):
+        whole.extend(batch(5))
+    assert len(whole) == 2
+    single = buffer(storage=LazyTensorStorage(50, ndim=2))
+    for steps in (10, 10, 5):
+        single.extend(batch(steps))
+    assert len(single) == 50
+
+
+def test_growing_groups_of_text_are_refused_with_advice():
+    def chat(rows, turns):
+        text = NonTensorStack(*(NonTensorStack(*(f"{i}{k}" for k in range(turns))) for i in range(rows)))
+        return TensorDict({"x": torch.arange(rows), "g": TensorDict({"t": text}, [rows, turns])}, [rows])
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6))
+    buffer.extend(chat(2, 2))
+    with pytest.raises(SchemaError, match=r"got \(2, 3\) of objects.*LazyStackStorage"):
+        buffer.extend(chat(2, 3))
+    with pytest.raises(SchemaError, match=r"unlike shapes.*LazyStackStorage"):
+        buffer.extend(lazy_stack([chat(2, 2)[0], chat(2, 3)[0]]))
+    assert len(buffer) == 2
+
+
+def test_rows_that_a_new_mask_leaves_out_are_never_drawn():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    buffer.extend(TensorDict({"x": torch.arange(10)}, [10]))
+    mask = torch.ones(2, dtype=torch.bool)
+    buffer[3:5] = TensorDict({"x": torch.tensor([30, 40]), "collector": {"mask": mask}}, [2])
+    assert {x for _ in range(9) for x in buffer.sample()["x"].tolist()} == {30, 40}

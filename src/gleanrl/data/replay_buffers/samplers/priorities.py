@@ -72,8 +72,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     def __init__(
         self,
         max_capacity: int | None,
-        alpha: float,
-        beta: float,
+        alpha: float | None,
+        beta: float | None,
         eps: float,
         dtype: torch.dtype,
         within_buffer: bool,

@@ -184,8 +184,8 @@ class PrioritizedSampler(Prioritized):
     Args:
         max_capacity: the size of the storage; None for whatever size that has. A list storage without a size takes this
             one.
-        alpha: 0 draws uniformly, 1 in full proportion. May be set at any time.
-        beta: 0 makes all weights 1, 1 corrects the draw in full. May be set at any time.
+        alpha: 0 draws uniformly, 1 in full proportion; it has to be given. May be set at any time.
+        beta: has to be given; 0 makes all weights 1, 1 corrects the draw in full. May be set at any time.
         eps: what is added to every priority, so that none is 0.
         dtype: what priorities are kept in: float32 or float64.
         reduction: how several priorities of one record become one in `update_tensordict_priority`: ``"max"``,
@@ -214,9 +214,9 @@ class PrioritizedSampler(Prioritized):
 
     def __init__(
         self,
-        max_capacity: int | None,
-        alpha: float,
-        beta: float,
+        max_capacity: int | None = None,
+        alpha: float | None = None,
+        beta: float | None = None,
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",

@@ -201,9 +201,9 @@ class PrioritizedSliceSampler(Prioritized):
 
     def __init__(
         self,
-        max_capacity: int | None,
-        alpha: float,
-        beta: float,
+        max_capacity: int | None = None,
+        alpha: float | None = None,
+        beta: float | None = None,
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",

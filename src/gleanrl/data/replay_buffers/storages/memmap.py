@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.storages.memory import FileAllocator
+from gleanrl.data.replay_buffers.storages.memory import FileAllocator, file_of
 from gleanrl.data.replay_buffers.storages.tabled import TabledStorage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
@@ -29,6 +30,8 @@ class LazyMemmapStorage(TensorStorage):
         existsok: whether files that exist in `scratch_dir` are replaced at the first write. What they hold is
             lost; a storage that still has them mapped keeps its own.
         compilable: has no effect, see `ListStorage`.
+
+    The tensors of ``storage._storage`` have an attribute `filename`, which is None for nameless files.
 
     Raises:
         InvalidArgumentError: a device other than the CPU.
@@ -60,3 +63,15 @@ class LazyMemmapStorage(TensorStorage):
         self.scratch_dir = None if scratch_dir is None else Path(scratch_dir)
         allocator = FileAllocator(self.scratch_dir, existsok)
         TabledStorage.__init__(self, max_size, allocator, torch.device("cpu"), ndim)
+
+    @property
+    def _storage(self) -> Any:
+        """All slots as one live view, whose tensors say which file they are in; None before the first write."""
+        whole = super()._storage
+        if whole is not None:
+            form = self.format
+            for path, leaf in zip(form.schema.paths, form.read(whole, self.ndim, "storage")[1], strict=True):
+                if isinstance(leaf, torch.Tensor):
+                    named = None if self.scratch_dir is None else str(file_of(self.scratch_dir, path))
+                    leaf.filename = named  # type: ignore[attr-defined]
+        return whole

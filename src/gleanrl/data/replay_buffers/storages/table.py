@@ -90,6 +90,8 @@ class Table:
         given = GivenColumns(both, exclusive, self.shared or allocate.shared)
         table = Table(form, rows, given, self.device)
         table.mask = self.mask
+        if self.form.mask is None:
+            table.watch_mask()  # a new mask is False in every row that isn't written now
         table.columns.lent = self.columns.lent  # views of these show in the new table, too
         return table
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl.arguments import positive
@@ -46,7 +46,8 @@ class TensorStorage(TabledStorage):
 
     Args:
         storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on
-            `device` are used as they are, without a copy; others, and those that share memory, are copied.
+            `device` are used without a copy; others, and tensors that share memory, are copied. The first
+            write makes the columns of a TensorDict without entries: they are zero in its other records.
         max_size: their number, if you want it checked.
         device: where the records are kept and come back; ``"auto"`` for the device of the data.
         ndim: leading batch dimensions of the data that are slots; the first is time.
@@ -118,10 +119,18 @@ class TensorStorage(TabledStorage):
                 data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
             dims, table = self.ndim - single, self._table
             form = find_format(data, dims, where) if table is None else table.form
-            lead, leaves = form.read(data, dims, where)
-            is_ready = table is not None and table.is_plain and table.columns.fits(leaves, lead)
+            try:
+                lead, leaves = form.read(data, dims, where)
+            except SchemaError:
+                if form.schema.paths or not (wider := form.wider(data, dims, where)):
+                    raise
+                form, (lead, leaves) = wider, wider.read(data, dims, where)
+            widens = table is not None and form is not table.form
+            is_ready = (
+                table is not None and table.is_plain and not widens and table.columns.fits(leaves, lead)
+            )
             if not is_ready:
-                form.schema.check(leaves, lead, where)
+                self._check(form, data, leaves, lead, where)
             if dim_extend and not single:
                 is_ready = False  # not in one piece any more
                 leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
@@ -140,12 +149,28 @@ class TensorStorage(TabledStorage):
                     num_steps = leaves[0].shape[0]
             if table is None:
                 table, leaves = first_table(self, form, batch, leaves)
+            elif widens:
+                self._table = table = table.widened(form, self.allocator)
             return new_tuple(Prepared, (leaves if is_ready else table.ready(leaves), num_steps, kept))
         except GleanError:
             raise
         except Exception:
             check_all_storable(data, where)
             raise
+
+    def _check(self, form: RecordFormat, data: Any, leaves: list[Any], lead: torch.Size, where: str) -> None:
+        """Raise `SchemaError` unless leaves are of the schema; of rows that hold several steps the error tells more."""
+        try:
+            form.schema.check(leaves, lead, where)
+        except SchemaError as error:
+            items = data.batch_size[len(lead) :] if is_tensor_collection(data) else form.item_shape
+            if len(items) != len(form.item_shape) or items == form.item_shape:
+                raise
+            raise SchemaError(
+                f"{error}. Each row of this storage holds {list(form.item_shape)} steps, got rows of {list(items)}: "
+                "the last batch of a collector is shorter where total_frames is no multiple of frames_per_batch. "
+                f"Build the storage with ndim={self.ndim + len(items)}, or extend by data.reshape(-1)"
+            ) from error
 
     def _is_one(self, data: Any) -> bool:
         if self._table is not None:  # the schema says
@@ -184,9 +209,13 @@ class TensorStorage(TabledStorage):
         return table_of(self).pick(rows, positions)
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        """Check records ``[*shape]`` that are to go to a selection of slots of that shape."""
+        """Check records that are to go to a selection of slots ``[*shape]``.
+
+        They are ``[*shape]``, or have its last dimensions only: then each of the first ones gets the same.
+        """
         try:
             table = table_of(self)
+            data = _repeated(data, shape, table.form.item_shape)
             try:
                 lead, leaves = table.form.read(data, len(shape), where)
             except SchemaError:
@@ -198,7 +227,8 @@ class TensorStorage(TabledStorage):
                 self._table = table = table.widened(form, self.allocator)
             if lead != shape:
                 raise SchemaError(
-                    f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; nothing is broadcast"
+                    f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; give records of that "
+                    "shape, or of its last dimensions only, which are repeated over the others"
                 )
             table.form.schema.check(leaves, lead, where)
             rows = table.ready(leaves)
@@ -291,3 +321,14 @@ class TensorStorage(TabledStorage):
         """Show class, size and schema."""
         schema = "no schema yet" if self._table is None else repr(self._table.form.schema)
         return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
+
+
+def _repeated(data: Any, shape: torch.Size, item_shape: torch.Size) -> Any:
+    """Return a TensorDict ``[*shape[n:], *item_shape]`` as ``[*shape, *item_shape]``, anything else unchanged."""
+    if not isinstance(data, TensorDictBase):
+        return data
+    missing = len(shape) + len(item_shape) - data.ndim
+    whole = torch.Size((*shape, *item_shape))
+    if not 0 < missing < len(shape) or data.batch_size != whole[missing:]:
+        return data
+    return data.expand(whole)
