@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pickle
 import traceback
 from functools import partial
 
 import pytest
+import torch
 
 from gleanrl.compat import keywords
 from gleanrl.compat.names import UnservedKeyword
@@ -20,7 +22,7 @@ from gleanrl.data import (
     SliceSampler,
     TensorDictRoundRobinWriter,
 )
-from gleanrl.envs import GymEnv
+from gleanrl.envs import GymEnv, VecNorm
 from gleanrl.errors import InvalidArgumentError, UnservedKeywordError
 
 
@@ -126,7 +128,26 @@ def test_samplers_that_draw_with_replacement_say_which_do_not(make):
 
 def test_a_class_has_the_rows_of_its_bases():
     assert TensorDictRoundRobinWriter(track_generations=True)
-    with pytest.raises(UnservedKeywordError, match="track_generations isn't served"):
-        TensorDictRoundRobinWriter(track_generations=False)
+    with pytest.raises(
+        UnservedKeywordError, match="TensorDictRoundRobinWriter: track_generations isn't served"
+    ):
+        TensorDictRoundRobinWriter(track_generations="some")
     with pytest.raises(UnservedKeywordError, match="PrioritizedReplayBuffer: use_ray_service isn't served"):
         PrioritizedReplayBuffer(alpha=0.7, beta=0.5, use_ray_service=True)
+
+
+def test_values_that_ask_for_nothing_are_accepted(checked, monkeypatch):
+    unserved = {"fan": UnservedKeyword("no", off=(False, math.nan)), "steam": UnservedKeyword("no", off=0.5)}
+    monkeypatch.setattr(keywords, "UNSERVED_KEYWORDS", {"Oven": unserved})
+    oven = checked(Oven)
+    for value in (None, False, math.nan):
+        assert oven(3, fan=value, steam=0.5).setting == (3, 1)
+    for wrong in ({"fan": 0}, {"fan": torch.zeros(2)}, {"steam": torch.zeros(2)}, {"steam": 1}):
+        with pytest.raises(UnservedKeywordError, match="isn't served: no"):
+            oven(3, **wrong)
+
+
+def test_the_older_statistics_name_the_newer_ones():
+    VecNorm(["a"], stateful=True)
+    with pytest.raises(UnservedKeywordError, match="stateful isn't served: VecNormV2 takes it"):
+        VecNorm(["a"], new_api=True, stateful=False)

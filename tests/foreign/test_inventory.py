@@ -19,6 +19,7 @@ import pytest
 
 pytest.importorskip("torchrl", minversion="0.14")
 
+from gleanrl.compat.keywords import _rows, _served
 from gleanrl.compat.names import KEYWORDS, UNSERVED_KEYWORDS
 from gleanrl.compat.unserved import UNSERVED, UNSERVED_MODULES, unserved_module, unserved_name
 from gleanrl.errors import UnservedKeywordError, UnservedMemberError, UnservedModuleError, UnservedNameError
@@ -207,3 +208,14 @@ def test_each_keyword_of_a_constructor_is_served_or_listed(theirs, ours):
 @pytest.mark.parametrize(("theirs", "ours"), [*classes()], ids=lambda cls: cls.__name__)
 def test_no_keyword_that_is_served_is_listed(theirs, ours):
     assert UNSERVED_KEYWORDS.get(ours.__name__, {}).keys() & constructor_keywords(ours) == set()
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [*classes()], ids=lambda cls: cls.__name__)
+def test_the_defaults_of_keywords_that_are_not_served_are_accepted(theirs, ours):
+    rows = _rows(UNSERVED_KEYWORDS, ours)
+    for base in theirs.__mro__[:-1]:
+        init = inspect.unwrap(vars(base).get("__init__", lambda: None))
+        if isinstance(init, types.FunctionType):
+            for name, parameter in inspect.signature(init).parameters.items():
+                if name in rows and parameter.default is not parameter.empty:
+                    assert _served(ours.__name__, {name: parameter.default}, rows) == {}

@@ -64,12 +64,18 @@ def _translated(name: str, keywords: dict[str, Any], older: Mapping[str, str]) -
 
 
 def _served(name: str, keywords: dict[str, Any], unserved: Mapping[str, UnservedKeyword]) -> dict[str, Any]:
-    """Return the keywords without those that aren't served, and that say so of nothing."""
+    """Return the keywords without those that aren't served; their values have to ask for nothing."""
     for key in unserved.keys() & keywords.keys():
-        given, off = keywords[key], unserved[key].off
-        if type(given) is not type(off) or given != off:
+        if not _asks_for_nothing(keywords[key], unserved[key].off):
             raise UnservedKeywordError(f"{name}: {key} isn't served: {unserved[key].why}")
     return {key: value for key, value in keywords.items() if key not in unserved}
+
+
+def _asks_for_nothing(given: Any, off: Any) -> bool:
+    values = off if isinstance(off, tuple) else (off,)
+    return given is None or any(
+        given is each or (type(given) is type(each) and given == each) for each in values
+    )
 
 
 def _refuse_unknown(name: str, keywords: dict[str, Any], known: frozenset[str]) -> None:

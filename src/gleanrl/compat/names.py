@@ -6,7 +6,10 @@ from these tables.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Alias(NamedTuple):
@@ -28,7 +31,7 @@ class UnservedKeyword(NamedTuple):
     why: str
     """What to use instead."""
     off: Any = None
-    """The value that asks for nothing, with which it is accepted."""
+    """The value that asks for nothing, or a tuple of such values; it's accepted with them, and with None."""
 
 
 ALIASES = (
@@ -179,7 +182,9 @@ _OF_COLLECTORS = {
     "worker_idx": UnservedKeyword("the numbers of workers are given by their places in create_env_fn"),
 }
 _OF_AUTORESET = {
-    "missing_obs_value": UnservedKeyword("make the environment with AutoresetMode.DISABLED"),
+    "missing_obs_value": UnservedKeyword(
+        "make the environment with AutoresetMode.DISABLED", off=(math.nan, np.nan)
+    ),
     "native_autoreset": UnservedKeyword("make the environment with AutoresetMode.DISABLED", off=False),
 }
 _OF_LAZY_STORAGES = {
@@ -191,17 +196,17 @@ _OF_SLICE_SAMPLERS = {
         "with a storage of ndim=2",
         off=False,
     ),
-    "step_key": UnservedKeyword("it's for fragmented=True"),
+    "step_key": UnservedKeyword("it's for fragmented=True", off="step_count"),
 }
 _OF_RING_WRITERS = {
-    "track_generations": UnservedKeyword("they are always counted: rb.generation(index)", off=True)
+    "track_generations": UnservedKeyword("they are always counted: rb.generation(index)", off=(False, True))
 }
 _OF_BATCHES = {
     "metadata_from_workers": UnservedKeyword(
         "specs are read before there are workers; pass EnvCreator(make_env) to read them once for several batches",
         off=False,
     ),
-    "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)"),
+    "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)", off=10.0),
 }
 _ON_THE_CPU = UnservedKeyword("priorities live on the CPU", off="cpu")
 _OF_PRIORITIES = {
@@ -210,6 +215,7 @@ _OF_PRIORITIES = {
 }
 _WITHOUT_REPLACEMENT = "SamplerWithoutReplacement and SliceSamplerWithoutReplacement draw without replacement"
 _IN_THE_BUFFERS = "give it to the buffers of the ensemble"
+_IS_NEW = "VecNormV2 takes it"
 _USE_A_BUFFER = UnservedKeyword("write to the buffers themselves: ensemble[number] is one")
 _USE_WORKERS = UnservedKeyword(
     "use MultiSyncDataCollector or MultiaSyncDataCollector with [create_env_fn] * num_workers"
@@ -233,10 +239,13 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         "transport": UnservedKeyword(_THROUGH_RAY, off="auto"),
         "transport_options": UnservedKeyword(_THROUGH_RAY),
     },
-    "EnvMetaData": dict.fromkeys(
-        ("batch_locked", "device_map", "env_str", "supports_set_state", "tensordict"),
-        UnservedKeyword("get_env_metadata(env) makes one"),
-    ),
+    "EnvMetaData": {
+        **dict.fromkeys(
+            ("batch_locked", "device_map", "env_str", "tensordict"),
+            UnservedKeyword("get_env_metadata(env) makes one"),
+        ),
+        "supports_set_state": UnservedKeyword("get_env_metadata(env) makes one", off=False),
+    },
     "CatFrames": {
         "future": UnservedKeyword("draw slices, which hold the frames that follow", off=False),
         "mask_key": UnservedKeyword("StepCounter() says how many frames an episode has before a step"),
@@ -304,6 +313,11 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     },
     "TensorDictRoundRobinWriter": _OF_RING_WRITERS,
     "VecGymEnvTransform": _OF_AUTORESET,
+    "VecNorm": {
+        "reduce_batch_dims": UnservedKeyword(_IS_NEW, off=False),
+        "shared_data": UnservedKeyword(_IS_NEW),
+        "stateful": UnservedKeyword(_IS_NEW, off=True),
+    },
     "ReplayBuffer": {
         "consume_after_n_samples": UnservedKeyword("pass sampler=ConsumingSampler(max_sample_count=n)"),
         "sample_unit": UnservedKeyword(
@@ -327,7 +341,7 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         **_OF_LAZY_STORAGES,
     },
     "LazyTensorStorage": {
-        "cleanup_memmap": UnservedKeyword("its records are in memory; LazyMemmapStorage has files"),
+        "cleanup_memmap": UnservedKeyword("its records are in memory; LazyMemmapStorage has files", off=True),
         **_OF_LAZY_STORAGES,
     },
     "ParallelEnv": _OF_BATCHES,
