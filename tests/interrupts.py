@@ -3,6 +3,9 @@
     for subject, place in interruptions(make, call):
         ...  # `call(subject)` was interrupted at `place`: look at what it left
 
+    for subject, places in double_interruptions(make, call, most):
+        ...  # a second one came in the clean-up of the first
+
 The lines are counted by `sys.settrace` in the calling thread; other threads aren't touched. Cases that run the same
 code try different lines of it: each test draws its own.
 """
@@ -15,9 +18,11 @@ import os
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dis import opmap
 from functools import lru_cache
+from inspect import CO_GENERATOR
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -53,6 +58,7 @@ class _Lines:
     def __init__(self, stop: int | None, also: tuple[str, ...]) -> None:
         self.stop, self.sources = stop, (SOURCE, *also)
         self.places: list[Place] = []
+        self.raised = False
 
     def calls(self, frame: FrameType, event: str, argument: Any) -> Any:
         return (
@@ -68,6 +74,7 @@ class _Lines:
         place = Place(len(self.places), code.co_filename.removeprefix(SOURCE + "/"), frame.f_lineno)
         self.places.append(place)
         if place.count == self.stop:
+            self.raised = True
             raise Interrupt(str(place))
         return self.lines
 
@@ -75,7 +82,8 @@ class _Lines:
 def _finalizes(frame: FrameType | None) -> bool:
     """Whether a finalizer runs: what is raised there is told nobody."""
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        name = frame.f_code.co_name
+        if name == "__del__" or (name == "__call__" and frame.f_code.co_filename == weakref.__file__):
             return True
         frame = frame.f_back
     return False
@@ -244,3 +252,148 @@ def in_another_thread(call: Callable[[], Any], seconds: float = 20.0) -> Any:
     if error is not None:
         raise error
     return result
+
+
+# ------------------------------------------------------------------ two interrupts
+SECOND_SHARE = 1.0 if SHARE == 1 else 0.05
+"""How many of the second interrupts are tried: all in `make chaos`, a twentieth otherwise."""
+
+
+class Moment(NamedTuple):
+    """A point of a clean-up at which Python runs signal handlers."""
+
+    count: int
+    """How many of them came before it, since the first interrupt."""
+    event: str
+    """`call`: a function begins; `c_return`: a function of C has returned."""
+    stack: tuple[tuple[str, int], ...]
+    """Files and lines of the library, the innermost first."""
+
+    def __str__(self) -> str:
+        return f"moment {self.count} of the clean-up ({self.event}): {' < '.join(f'{f}:{n}' for f, n in self.stack)}"
+
+
+class _CleanUp:
+    """A profile function that lists the moments of a clean-up, and raises at the one numbered `stop`.
+
+    Python ends the trace function that raised the first interrupt, but not the profile function. Its events are the
+    moments at which the interpreter looks for signals: a function begins, or a function of C has returned.
+    """
+
+    def __init__(self, lines: _Lines, stop: int | None) -> None:
+        self._lines, self._stop = lines, stop
+        self.moments: list[Moment] = []
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if not self._lines.raised or event not in ("call", "c_return"):
+            return
+        asker = frame.f_back if event == "call" else frame
+        own = frame.f_code.co_filename.startswith(self._lines.sources)
+        if not own and (asker is None or not asker.f_code.co_filename.startswith(self._lines.sources)):
+            return
+        if _finalizes(frame) or (event == "call" and frame.f_code.co_flags & CO_GENERATOR):
+            return  # an interrupt of a generator that is closed reaches no caller either
+        moment = Moment(len(self.moments), event, _stack(frame, self._lines.sources))
+        self.moments.append(moment)
+        if moment.count == self._stop:
+            raise Interrupt(str(moment))
+
+
+def _stack(frame: FrameType | None, sources: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    found = []
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(sources):
+            found.append((name.removeprefix(SOURCE + "/"), frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def trace_twice(
+    call: Callable[[], Any], first: int, second: int | None = None, also: tuple[str, ...] = ()
+) -> tuple[list[Place], list[Moment], BaseException | None]:
+    """Make a call, interrupt it before its line number `first`, and its clean-up at its moment number `second`."""
+    tracer = _Lines(first, also)
+    clean_up = _CleanUp(tracer, second)
+    former, collects = sys.gettrace(), gc.isenabled()
+    gc.disable()
+    try:
+        sys.setprofile(clean_up)
+        sys.settrace(tracer.calls)
+        try:
+            call()
+        finally:
+            tracer.raised = False  # what follows is no clean-up of the library's
+            sys.settrace(former)
+            sys.setprofile(None)
+    except BaseException as error:
+        return tracer.places, clean_up.moments, error
+    finally:
+        if collects:
+            gc.enable()
+    return tracer.places, clean_up.moments, None
+
+
+def double_interruptions(
+    make: Callable[[], Subject],
+    call: Callable[[Subject], Any],
+    most: int,
+    close: Callable[[Subject], Any] | None = None,
+    also: tuple[str, ...] = (),
+) -> Iterator[tuple[Subject, str]]:
+    """Yield subjects whose call was interrupted twice, and where.
+
+    The first interrupt comes before a line that is drawn at random; the second one at each moment of the clean-up
+    that the first one starts. Moments with the same lines on the stack are one moment.
+
+    Args:
+        make: see `interruptions`.
+        call: see `interruptions`.
+        most: first interrupts to draw in `make chaos`, a twentieth otherwise, at least two.
+        close: see `interruptions`.
+        also: see `interruptions`.
+    """
+    whole = make()
+    places, error = trace(lambda: call(whole), None, also)
+    if close is not None:
+        close(whole)
+    if error is not None:
+        raise error
+    draws = random.Random(os.environ["PYTEST_CURRENT_TEST"])
+    distinct = [
+        *{(place.file, place.line): place.count for place in draws.sample(places, len(places))}.values()
+    ]
+    others = [place.count for place in places if place.count not in {*distinct}]
+    firsts = (draws.sample(distinct, len(distinct)) + draws.sample(others, len(others)))[
+        : max(2, round(SECOND_SHARE * most))
+    ]
+    known: set[Any] = set()
+    for first in firsts:
+        subject = make()
+        seen, moments, error = trace_twice(lambda subject=subject: call(subject), first, None, also)  # type: ignore[misc]
+        if error is None:  # it went another way: threads may be faster than before
+            if close is not None:
+                close(subject)
+            continue
+        assert _comes_from_interrupt(error), f"{seen[-1]}: came out as {error!r}"
+        error = None
+        yield subject, f"{seen[-1]}"
+        new = [moment for moment in moments if (moment.event, moment.stack) not in known]
+        known.update((moment.event, moment.stack) for moment in new)
+        if SECOND_SHARE < 1:
+            new = draws.sample(new, min(len(new), max(2, round(SECOND_SHARE * len(new)))))
+        for moment in new:
+            subject = make()
+            seen, found, error = trace_twice(
+                lambda subject=subject: call(subject),
+                first,
+                moment.count,
+                also,  # type: ignore[misc]
+            )
+            if error is None:
+                if close is not None:
+                    close(subject)
+                continue
+            assert _comes_from_interrupt(error), f"{seen[-1]}, {moment}: came out as {error!r}"
+            error = None
+            yield subject, f"{seen[-1]}, {found[-1] if found else 'no clean-up'}"

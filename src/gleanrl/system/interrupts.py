@@ -9,7 +9,8 @@ def to_the_end(change: Callable[[], None]) -> None:
     """Carry out a change that has to be whole; an interrupt that comes meanwhile is raised after it.
 
     Python runs signal handlers between any two instructions of the main thread, so that an exception of theirs can
-    leave a change half done.
+    leave a change half done. Impatient users press Ctrl-C again: up to three interrupts leave the change whole. No loop
+    and no recursion, since Python looks for signals at a jump and at the begin of a function, outside of their `try`.
 
     Args:
         change: what can't fail by itself (everything was checked before), and may be done twice with the result of
@@ -18,5 +19,11 @@ def to_the_end(change: Callable[[], None]) -> None:
     try:
         change()
     except BaseException:
-        change()
+        try:
+            change()
+        except BaseException:
+            try:
+                change()
+            except BaseException:
+                change()
         raise

@@ -201,6 +201,12 @@ class OwnerEnd:
         if self._outgoing[1]:
             self._push(deadline)
 
+    @property
+    def is_midway(self) -> bool:
+        """Whether a part of the last message is in the pipe, and not all of it."""
+        message, written = self._outgoing
+        return 0 < sum(written) < len(message)
+
     def _push(self, deadline: Deadline | None) -> None:
         message, written = self._outgoing
         while (done := sum(written)) < len(message):

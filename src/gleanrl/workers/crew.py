@@ -232,16 +232,12 @@ class Crew:
 
     def _finish(self, worker: Worker) -> None:
         """Send the rest of a message after an interrupt; a worker that doesn't take it is lost."""
-        whole = False
         try:
             worker.channel.finish(Deadline(_TERM_S))
-            whole = True
-        except ChannelClosed:
-            whole = True
-        except ChannelFull:
+        except (ChannelClosed, ChannelFull):
             pass
         finally:
-            if not whole:  # or a second interrupt came
+            if worker.channel.is_midway:  # also if a second interrupt came
                 self._lose(worker, WorkerError(f"a long message to worker {worker.index} was interrupted"))
 
     # -------------------------------------------------------------- waiting

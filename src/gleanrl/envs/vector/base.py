@@ -207,7 +207,7 @@ class BatchedEnv(EnvBase):
 
     @abstractmethod
     def _end(self) -> None:
-        """Close the members; they have been started."""
+        """Close the members, also those that a start left which was interrupted; there may be none."""
 
     @abstractmethod
     def _forget(self) -> None:
@@ -271,8 +271,7 @@ class BatchedEnv(EnvBase):
         self.is_closed = True
         self._cap.lift()
         try:
-            if self.is_started:
-                self._end()
+            self._end()
         except Exception:
             self._ended = True
             raise

@@ -123,6 +123,7 @@ class ParallelEnv(BatchedEnv):
 
     def _start(self, makers: Sequence[Factory]) -> None:
         width = self.numel() // self.num_workers
+        self._end()  # two interrupts of an earlier start may have left its workers
         crew = EnvCrew(makers, self.num_processes, self.timeouts, self._num_sub_threads, width)
         self._crew = crew
         weakref.finalize(self, crew.close)
@@ -132,7 +133,8 @@ class ParallelEnv(BatchedEnv):
             raise explain(fault, self) from fault.cause
 
     def _end(self) -> None:
-        self._running.close()
+        if self._crew is not None:
+            self._crew.close()
 
     def _forget(self) -> None:
         self._crew = None

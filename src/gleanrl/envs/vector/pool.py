@@ -349,8 +349,7 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
         return self._host.envs if self.is_started else ()
 
     def _make_host(self, makers: Sequence[Factory]) -> Host:
-        self._host = ThreadHost(makers, self.timeouts)
-        return self._host
+        return ThreadHost(makers, self.timeouts)
 
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):
@@ -364,7 +363,7 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
         self._affinity = None if affinity is None else affinity_masks(affinity, len(self._shares))
 
     def _make_host(self, makers: Sequence[Factory]) -> Host:
-        self._host = host = ProcessHost(makers, self._shares, self.timeouts, self._affinity)
+        host = ProcessHost(makers, self._shares, self.timeouts, self._affinity)
         weakref.finalize(self, host.close)
         return host
 

@@ -42,6 +42,7 @@ class PooledEnv(BatchedEnv):
             raise InvalidArgumentError(f"stack: expected one of {STACKS}, got {stack!r}")
         self.stack = stack
         self._requests: Requests | None = None
+        self._host: Any = None  # a Host, of the kind that the subclass makes
         super().__init__(len(makers), makers, create_env_kwargs, options)
         if stack == "dense" and not self.stackable:
             raise InvalidArgumentError(
@@ -62,22 +63,25 @@ class PooledEnv(BatchedEnv):
         return self._requests is not None
 
     def _start(self, makers: Sequence[Factory]) -> None:
-        host = self._make_host(makers)
+        self._end()  # two interrupts of an earlier start may have left its workers
+        host = self._host = self._make_host(makers)
         try:
             host.start()
             self._requests = Requests(host)
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
         except BaseException:
-            self._requests = None
-            host.close()
+            self._end()
             raise
 
     def _end(self) -> None:
-        self._running.close()
+        if self._requests is not None:
+            self._requests.close()
+        elif self._host is not None:
+            self._host.close()
 
     def _forget(self) -> None:
-        self._requests = None
+        self._requests = self._host = None
 
     @property
     def _running(self) -> Requests:

@@ -128,7 +128,8 @@ class SerialEnv(BatchedEnv):
         return () if self._live is None else self._live.envs
 
     def _end(self) -> None:
-        self._running.close()
+        if self._live is not None:
+            self._live.close()
 
     def _forget(self) -> None:
         self._live = None

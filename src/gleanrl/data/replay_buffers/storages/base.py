@@ -160,7 +160,10 @@ class Storage(Direct, Stateful[StorageState]):
         try:
             self._write(prepared.rows, placement, new_end, written, before)
         except BaseException:
-            self._write(prepared.rows, placement, new_end, written, before)
+            try:
+                self._write(prepared.rows, placement, new_end, written, before)
+            except BaseException:  # a second interrupt
+                to_the_end(lambda: self._write(prepared.rows, placement, new_end, written, before))
             raise
         if self.attached:
             announce(self, torch.arange(first, first + count, device="cpu") % self.max_size)

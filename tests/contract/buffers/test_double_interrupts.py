@@ -1,0 +1,87 @@
+"""Two interrupts: a second one in the clean-up of the first. All of a call or nothing of it, and no lock stays held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.contract.buffers.cases import EPOCHS
+from tests.contract.buffers.test_interrupts import (
+    BATCH,
+    TAPE,
+    buffer,
+    check_epoch,
+    check_goes_on,
+    difference,
+    life,
+    writes,
+)
+from tests.interrupts import double_interruptions, in_another_thread
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+MOST = 150
+
+
+def check_all_or_nothing(make: Callable[[], Any], call: Callable[[Any], Any], sampler: str) -> None:
+    before, after = life(make()), make()
+    call(after)
+    after = life(after)
+    for subject, place in double_interruptions(make, call, MOST):
+        try:
+            found = in_another_thread(lambda subject=subject: life(subject))
+            if found not in (before, after):
+                changes = difference(found, before), difference(found, after)
+                raise AssertionError(
+                    f"half a change: it differs from before in {changes[0]}, after in {changes[1]}"
+                )
+            check_goes_on(subject, TAPE, sampler)
+        except Exception as error:
+            raise AssertionError(f"interrupted at {place}: {error}") from error
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize("sampler", ["random", "once", "prioritized", "prioritized_slices"])
+@pytest.mark.parametrize("call", ["extend", "add", "set", "update_priority", "empty"])
+@pytest.mark.filterwarnings("ignore:update_priority")
+def test_a_write_with_two_interrupts_is_whole_or_not_there(
+    call: str, sampler: str, depth: int | None
+) -> None:
+    def make() -> Any:
+        made = buffer(sampler, prefetch=depth)
+        if depth:
+            made.sample()
+        return made
+
+    check_all_or_nothing(make, writes(TAPE)[call], sampler)
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize("sampler", ["random", "prioritized"])
+def test_a_load_with_two_interrupts_is_whole_or_not_there(sampler: str, depth: int | None) -> None:
+    other = buffer(sampler, 23, prefetch=depth)
+    other.sample()
+    saved = other.state_dict()
+    check_all_or_nothing(
+        lambda: buffer(sampler, prefetch=depth), lambda rb: rb.load_state_dict(saved), sampler
+    )
+
+
+@pytest.mark.parametrize("depth", [None, 1, 3])
+@pytest.mark.parametrize("sampler", ["random", "once", "prioritized", "slices"])
+def test_samples_after_two_interrupts_are_stored_rows(sampler: str, depth: int | None) -> None:
+    def make() -> Any:
+        made = buffer(sampler, 12, prefetch=depth)
+        made.sample()
+        return made
+
+    for subject, place in double_interruptions(make, lambda rb: rb.sample(), MOST):
+        try:
+            if sampler in EPOCHS:
+                check_epoch(subject, sampler)
+            check_goes_on(subject, TAPE, sampler)
+        except Exception as error:
+            raise AssertionError(f"interrupted at {place}: {error}") from error
+    assert len(subject.sample()) == BATCH
