@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -114,3 +116,26 @@ def test_in_a_file_only_the_last_state_is_written() -> None:
     assert drawn(console) == []
     progress.close()
     assert len(drawn(console)) == 1 and "10 frames" in drawn(console)[0]
+
+
+def test_nothing_is_drawn_after_the_last_state(fake_clock: clock.FakeClock) -> None:
+    console = terminal()
+    progress = CollectorProgress(30, console)
+    progress.update(10, stats())
+    progress.close()
+    before = drawn(console)
+    progress.update(30, stats())
+    progress.close()
+    assert drawn(console) == before
+
+
+def test_the_bar_of_a_collector_that_lives_at_exit_ends_without_an_error() -> None:
+    program = """
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymEnv
+collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=10, total_frames=-1, progress=True)
+collector.next(), collector.next()
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert found.returncode == 0 and not found.stderr
+    assert found.stdout.count("frames/s") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -37,11 +39,13 @@ class CollectorProgress:
         self._task = self._progress.add_task(
             "collect", total=total_frames, speed=0.0, episodes=0, mean_return=float("nan")
         )
-        self._started = False
+        self._end: weakref.finalize[..., CollectorProgress] | None = None  # made with the first drawing
         self._drawn = 0.0
 
     def update(self, frames: int, stats: CollectorStats) -> None:
-        """Show `frames` delivered frames and the counters."""
+        """Show `frames` delivered frames and the counters; nothing after `close`, or once the program ends."""
+        if self._end is not None and not self._end.alive:
+            return
         self._progress.update(
             self._task,
             completed=frames,
@@ -50,15 +54,15 @@ class CollectorProgress:
             mean_return=stats.mean_return,
         )
         now = clock.monotonic()
-        if not self._started:
+        if self._end is None:
             self._progress.start()  # this draws, too
-            self._started, self._drawn = True, now
+            # At exit, before Python takes the modules down that drawing needs.
+            self._end, self._drawn = weakref.finalize(self, self._progress.stop), now
         elif now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
             self._progress.refresh()
             self._drawn = now
 
     def close(self) -> None:
         """Draw the last state and give the terminal back; calling it again does nothing."""
-        if self._started:
-            self._progress.stop()
-            self._started = False
+        if self._end is not None:
+            self._end()
