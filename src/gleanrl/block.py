@@ -58,6 +58,7 @@ class Block:
         self.batch_size = torch.Size((*batch_size, num_steps))
         self.num_steps = num_steps
         self.num_whole = 0  # steps that a rollout has written, or had written when it failed
+        self.policy_failed = False  # whether the policy raised in the last rollout
         self.time_dim = len(batch_size)
         self.borrowed = borrowed
         if columns is None:

@@ -154,7 +154,7 @@ def test_nan_loses_the_whole_batch(at: int, batch_size: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("at", range(1, 2 * T + 1))
 def test_the_policy_raises(at: int) -> None:
-    check(CountingEnv(SCRIPT, (2,)), Calls(at, raising(ZeroDivisionError())), ZeroDivisionError, "error")
+    check(CountingEnv(SCRIPT, (2,)), Calls(at, raising(ZeroDivisionError())), ZeroDivisionError, "policy")
 
 
 @pytest.mark.parametrize("at", [1, 3, T, T + 2])

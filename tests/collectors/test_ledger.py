@@ -65,10 +65,12 @@ def test_counts_never_wrap() -> None:
 
 def test_what_users_see() -> None:
     ledger = Ledger().lasting(2.0).delivering(6, 1).discarding(3, "environment")
-    stats = ledger.stats(replace(Trajectories.begin(1), num_ended=2, recent_returns=(1.0, 2.0)))
+    stats = ledger.stats(
+        replace(Trajectories.begin(1), num_ended=2, recent_returns=(1.0, 2.0), recent_lengths=(3, 4))
+    )
     assert (stats.stepped, stats.delivered, stats.flagged, stats.discarded) == (9, 5, 1, 3)
     assert (stats.batches, stats.episodes, stats.mean_return, stats.frames_per_s) == (1, 2, 1.5, 4.5)
-    assert math.isnan(stats.mean_length)
+    assert stats.mean_length == 3.5 and math.isnan(ledger.stats().mean_length)
     with pytest.raises(TypeError):
         stats.reasons["environment"] = 0  # type: ignore[index]
 

@@ -246,3 +246,31 @@ def test_buffers_and_deep_copies(kind: str) -> None:
         policy.shift.fill_(0.25)
         settled(collector, kind)
         assert acted(collector.next()) == [0.25]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_version_is_the_lowest_where_workers_have_unlike_ones(kind: str) -> None:
+    def versions(batch: Any) -> dict[int, set[int]]:
+        workers = batch["observation"][..., 0].long().reshape(-1) // 100
+        found = batch["policy_version"].reshape(-1)
+        return {int(worker): {*found[workers == worker].tolist()} for worker in workers.unique()}
+
+    with collecting(kind, 2, Constant(0.5), track_policy_version=True) as collector:
+        for _ in range(2):
+            collector.update_policy_weights_(Constant(0.25))
+        for _ in range(4):
+            collector.update_policy_weights_(Constant(0.75), worker_ids=[0])
+        assert collector.policy_version == 2
+        settled(collector, kind)
+        found: dict[int, set[int]] = {}
+        for batch in take(collector, 4):
+            found.update(versions(batch))
+        assert found == {0: {6}, 1: {2}}
+        collector.update_policy_weights_(Constant(0.75), worker_ids=[1])
+        assert collector.policy_version == 6
+        collector.increment_version()
+        assert collector.policy_version == 8, (
+            "versions are numbers of updates: the seventh one was worker 1's"
+        )
+        collector.update_policy_weights_(Constant(0.75))
+        assert collector.policy_version == 9

@@ -20,7 +20,7 @@ from gleanrl.collectors.ledger import CollectorStats, Ledger
 from gleanrl.collectors.options import CollectionOptions, warn
 from gleanrl.collectors.place import Place
 from gleanrl.collectors.source import Collected, Loading, Source
-from gleanrl.collectors.tracking import Numbering, Trajectories
+from gleanrl.collectors.tracking import Episode, Numbering, Trajectories
 from gleanrl.collectors.weights import PolicyWeights
 from gleanrl.errors import (
     GleanError,
@@ -217,6 +217,8 @@ class Collection(Source, Stateful[CollectionState]):
                 self._now = self._now.opened(self.columns.frames(block, error.made(self.num_envs)))
             earlier = self._overlooked(block, error) if count is None else None
             reason = next(reason for kind, reason in _REASONS if isinstance(earlier or error, kind))
+            if reason == "error" and block.policy_failed:
+                reason = "policy"
             self.lose(reason, clock.monotonic() - begin)
             if earlier is not None:
                 raise earlier from explained or error
@@ -392,6 +394,10 @@ class Collection(Source, Stateful[CollectionState]):
     def stats(self) -> CollectorStats:
         """Return the counters at this moment."""
         return self._now.ledger.stats(self._now.trajectories)
+
+    def recent_episodes(self) -> list[Episode]:
+        """Return the last episodes that have ended."""
+        return self._now.trajectories.recent
 
     def snapshot(self) -> CollectionState:
         """Return what the collection lives by."""

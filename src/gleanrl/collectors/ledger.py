@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from gleanrl.collectors.tracking import Trajectories
+from gleanrl.collectors.tracking import NUM_RECENT, Episode, Trajectories
 from gleanrl.state import StateReader
 
 
@@ -20,8 +20,8 @@ class WorkerStats:
     Attributes:
         frames: frames that its environments were stepped for.
         episodes: episodes that ended.
-        mean_return: mean undiscounted return of the recent episodes; NaN before the first.
-        mean_length: mean length of the recent episodes in steps; NaN before the first.
+        mean_return: mean undiscounted return of its last 100 episodes; NaN before the first.
+        mean_length: their mean length in steps; NaN before the first.
         frames_per_s: frames per second of collection, waiting not included.
         idle_share: the part of its time that it waited for leave to go on, in ``[0, 1]``.
         versions_behind: how many versions of the policy's weights were published since those that it uses.
@@ -50,8 +50,9 @@ class CollectorStats:
         reasons: discarded frames by reason.
         batches: batches handed out.
         episodes: episodes that ended.
-        mean_return: mean undiscounted return of the recent episodes; NaN before the first.
-        mean_length: mean length of the recent episodes in steps; NaN before the first.
+        mean_return: mean undiscounted return of the last 100 episodes, those of all workers together by the time of
+            their ends; NaN before the first.
+        mean_length: their mean length in steps; NaN before the first.
         frames_per_s: frames per second of collection alone, the learner's time not included.
         workers: of each worker process; none without any.
         cut: trajectories that were under way in a state that was loaded, and couldn't go on.
@@ -135,8 +136,7 @@ class Ledger:
 
     def stats(self, trajectories: Trajectories | None = None) -> CollectorStats:
         """Return the counters that users see; without trajectories those of none, for who follows them elsewhere."""
-        returns = () if trajectories is None else trajectories.recent_returns
-        lengths = () if trajectories is None else trajectories.recent_lengths
+        mean_return, mean_length = means_of(() if trajectories is None else trajectories.recent)
         return CollectorStats(
             stepped=self.stepped,
             delivered=self.delivered,
@@ -145,8 +145,8 @@ class Ledger:
             reasons=MappingProxyType(dict(self.discards)),
             batches=self.batches,
             episodes=0 if trajectories is None else trajectories.num_ended,
-            mean_return=fmean(returns) if returns else math.nan,
-            mean_length=fmean(lengths) if lengths else math.nan,
+            mean_return=mean_return,
+            mean_length=mean_length,
             frames_per_s=self.stepped / self.seconds if self.seconds else 0.0,
             cut=self.cut,
         )
@@ -167,7 +167,13 @@ class Ledger:
         )
 
 
-def mean_of_known(values: Sequence[float]) -> float:
-    """Return the mean of those that aren't NaN; NaN if there are none."""
-    known = [value for value in values if not math.isnan(value)]
-    return fmean(known) if known else math.nan
+def means_of(episodes: Iterable[Episode]) -> tuple[float, float]:
+    """Return the mean return and the mean length of the last `NUM_RECENT`; NaN without any.
+
+    Args:
+        episodes: by the time of their ends.
+    """
+    recent = [*episodes][-NUM_RECENT:]
+    if not recent:
+        return math.nan, math.nan
+    return fmean([one.episode_return for one in recent]), fmean([one.length for one in recent])

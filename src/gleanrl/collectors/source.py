@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.ledger import CollectorStats
+from gleanrl.collectors.tracking import Episode
 from gleanrl.tree import Path
 
 
@@ -105,6 +106,15 @@ class Source(ABC):
     @abstractmethod
     def stats(self) -> CollectorStats:
         """Return the counters at this moment."""
+
+    @abstractmethod
+    def recent_episodes(self) -> Sequence[Episode]:
+        """Return the last `NUM_RECENT` episodes that have ended, by the time of their ends."""
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version of the policy that the next batches are collected with; workers may have unlike ones."""
+        return self.policy_version
 
     @abstractmethod
     def reset(self, index: Any = None, **kwargs: Any) -> None:

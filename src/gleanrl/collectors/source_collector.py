@@ -177,9 +177,9 @@ class SourceCollector(ConfiguredCollector):
             self.send_weights(weights, worker_ids)
             return
         with self.pause():
-            before = self.policy_version
+            before = self.source.policy_version
             self._weight_updater.push_weights(weights, worker_ids)
-            if self.policy_version == before:  # it didn't send them through the collector
+            if self.source.policy_version == before:  # it didn't send them through the collector
                 self.increment_version()
 
     def send_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
@@ -198,8 +198,12 @@ class SourceCollector(ConfiguredCollector):
 
     @property
     def policy_version(self) -> int:
-        """How often `update_policy_weights_` was called; see ``track_policy_version=``."""
-        return self.source.policy_version
+        """The version of the policy, which `update_policy_weights_` counts up; see ``track_policy_version=``.
+
+        The lowest one, where workers have unlike versions: after ``update_policy_weights_(worker_ids=[0])`` the others
+        keep theirs.
+        """
+        return self.source.oldest_version
 
     def get_policy_version(self) -> int:
         """Return `policy_version`."""
@@ -293,7 +297,8 @@ class SourceCollector(ConfiguredCollector):
         except WorkerTimeoutError:
             raise
         except BaseException:
-            self._close(close_env)
+            with suppress(Exception):  # the first error is the cause
+                self._close(close_env)
             raise
         self._close(close_env)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,8 +14,16 @@ from gleanrl.state import StateReader
 
 Array = np.ndarray[Any, Any]
 
-_RECENT = 100
-"""Ended trajectories whose returns and lengths are remembered."""
+NUM_RECENT = 100
+"""Ended trajectories whose returns and lengths are remembered, those of all workers together."""
+
+
+class Episode(NamedTuple):
+    """A trajectory that has ended."""
+
+    episode_return: float
+    """NaN where returns aren't followed."""
+    length: int
 
 
 class Numbering(NamedTuple):
@@ -44,6 +53,15 @@ class Trajectories:
     num_ended: int = 0
     recent_returns: tuple[float, ...] = ()
     recent_lengths: tuple[int, ...] = ()
+
+    @property
+    def recent(self) -> list[Episode]:
+        """The last ones that have ended, in order."""
+        lengths = self.recent_lengths
+        returns = (
+            self.recent_returns if len(self.recent_returns) == len(lengths) else [math.nan] * len(lengths)
+        )
+        return [Episode(*one) for one in zip(returns, lengths, strict=True)]
 
     @property
     def local_ids(self) -> list[int]:
@@ -106,8 +124,8 @@ class Trajectories:
             own_returns,
             self.next_id + count,
             self.num_ended + count,
-            (*self.recent_returns, *returns)[-_RECENT:] if count else self.recent_returns,
-            (*self.recent_lengths, *lengths)[-_RECENT:] if count else self.recent_lengths,
+            (*self.recent_returns, *returns)[-NUM_RECENT:] if count else self.recent_returns,
+            (*self.recent_lengths, *lengths)[-NUM_RECENT:] if count else self.recent_lengths,
         )
 
     def abandon(self, mask: Array | None = None) -> Trajectories:

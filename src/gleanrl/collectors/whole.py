@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_coll
 from gleanrl.collectors.budget import Grant, Grants
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.source import BudgetSpent, Collected, Loading, Source
+from gleanrl.collectors.tracking import Episode
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.errors import UnsupportedError
 from gleanrl.objects import as_entry, as_leaf
@@ -172,6 +173,10 @@ class WholeTrajectories(Source):
             },
         )
 
+    def recent_episodes(self) -> Sequence[Episode]:
+        """Return the last episodes that have ended."""
+        return self._source.recent_episodes()
+
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset; if all environments are, nothing from before is handed out any more."""
         self._source.reset(index, **kwargs)
@@ -195,6 +200,11 @@ class WholeTrajectories(Source):
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         self._source.policy_version = version
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version that workers have."""
+        return self._source.oldest_version
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Give the policy other weights."""

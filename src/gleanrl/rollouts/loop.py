@@ -23,8 +23,12 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         block: columns ``[*batch, T, *leaf]``, all of which are written.
         stop: called with `t` after every step; True ends the rollout after that step.
     """
-    block.num_whole = 0
-    act = actor.bind(block)
+    block.num_whole, block.policy_failed = 0, False
+    try:
+        act = actor.bind(block)
+    except Exception:
+        block.policy_failed = True
+        raise
     stepper.bind(block, act is None, actor.primed)
     step = stepper.step
     t = 0
@@ -33,7 +37,11 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         if stop is not None:
             for t in range(count):
                 if act is not None:
-                    act(t)
+                    try:
+                        act(t)
+                    except Exception:
+                        block.policy_failed = True
+                        raise
                 step(t)
                 block.num_whole = t + 1
                 if stop(t) and t + 1 < count:
@@ -46,7 +54,11 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
             if not actor.overwrites:
                 stepper.defer(actor.seen)
             for t in range(count):
-                act(t)
+                try:  # costs nothing unless it raises
+                    act(t)
+                except Exception:
+                    block.policy_failed = True
+                    raise
                 step(t)
         stepper.confirm(count)
         block.num_whole = count

@@ -32,7 +32,7 @@ made those before), how many requests were begun, and the most memory that the p
 what is long should be broken off, because the crew is being closed."""
 OWN = 8
 """The first of the words that owner and servant use as they like."""
-_WORDS = 64
+_WORDS = 384
 
 
 @dataclass(frozen=True)

@@ -83,3 +83,13 @@ def test_policies_that_only_the_nodes_have(ray_session):
     none.push(None, None, 0)
     with pytest.raises(PolicyError, match="isn't a module"):
         none.push(Says(), None, 0)
+
+
+def test_the_oldest_version_is_the_lowest_of_all_nodes(ray_session):
+    weights = broadcast(ray_session, Says())
+    weights.push(None, None, 0)
+    weights.push({"value": torch.full((2,), 2.0)}, [0], 0)
+    weights.push({"value": torch.full((2,), 3.0)}, [0, 2], 0)
+    assert weights.version == 3 and weights.oldest_version(3) == 1
+    weights.push({"value": torch.full((2,), 4.0)}, [1], 0)
+    assert weights.oldest_version(3) == 3

@@ -145,7 +145,8 @@ def test_a_node_with_workers_and_its_state():
         names = found["collector", "traj_ids"]
         assert [set((row // 3 % 2).tolist()) for row in names] == [{0}, {1}]
         state = node.ask("save").value
-        stats = node.ask("load", state, True).value
+        stats, episodes = node.ask("load", state, True).value
+        assert len(episodes) == stats.episodes
         assert stats.delivered == 20
         outcome, batch = node.collect(Order(1, (Grant(10),), NONE, lend=True))
         assert (outcome.frames, batch) == (20, None)

@@ -9,6 +9,7 @@ from typing import Any
 from gleanrl.collectors.distributed.node import Contents, Outcome
 from gleanrl.collectors.distributed.standing import Call, NodeState, Standing
 from gleanrl.collectors.ledger import Ledger
+from gleanrl.collectors.tracking import Episode
 from gleanrl.collectors.workers.restarts import Losses
 from gleanrl.collectors.workers.standing import Taken
 
@@ -69,3 +70,12 @@ def test_a_lost_node_keeps_what_has_arrived():
     after = state(now)
     assert now.ledger.discards == {"worker": 10} and after.down and len(after.ready) == 1
     assert (after.asked, after.owed, after.next_id, after.served, after.former) == (0, 0, 1, 1, (20, 0))
+
+
+def test_the_last_hundred_episodes_of_all_nodes_count_as_they_arrive():
+    now = standing(0, 1)
+    for number in range(2):
+        ended = tuple(Episode(float(number), 60 * number + place) for place in range(60))
+        arrived = outcome(number, 10, 10 * (number + 1))._replace(episodes=ended)
+        now = now.arriving(1, arrived, f"batch {number}")
+    assert [one.length for one in now.recent] == [*range(20, 120)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -83,3 +84,40 @@ def test_what_was_shut_down_is_gone_with_its_last_reference(kind: str) -> None:
         assert source() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_mean_return_is_that_of_the_last_hundred_episodes_of_all_workers(kind: str) -> None:
+    with collecting(kind, 4, frames=400) as collector:
+        ended: list[tuple[float, int]] = []
+        sums: dict[int, tuple[float, int]] = {}
+        window = []
+        for _ in range(12):
+            batch = collector.next()
+            rewards = batch["next", "reward"].reshape(-1).tolist()
+            ids = batch["collector", "traj_ids"].reshape(-1).tolist()
+            for reward, done, name in zip(
+                rewards, batch["next", "done"].reshape(-1).tolist(), ids, strict=True
+            ):
+                total, length = sums.pop(name, (0.0, 0))
+                if done:
+                    ended.append((total + reward, length + 1))
+                else:
+                    sums[name] = (total + reward, length + 1)
+            window.append(len(ended))
+            stats = collector.stats()
+            if kind == "sync":
+                assert stats.episodes == len(ended)
+                latest = collector._crew.recent_episodes()
+                assert len(latest) == min(len(ended), 100)
+                known = Counter((round(total, 3), length) for total, length in ended[-window[-1] :])
+                assert not Counter((round(one.episode_return, 3), one.length) for one in latest) - known
+                assert stats.mean_length == pytest.approx(sum(one.length for one in latest) / len(latest))
+                assert stats.mean_return == pytest.approx(
+                    sum(one.episode_return for one in latest) / len(latest)
+                )
+        assert len(ended) > 200
+        times = [[end for end, _ in words.recent_episodes()] for words in collector._crew.dispatcher.words]
+        merged = sorted(end for some in times for end in some)[-100:]
+        assert all(some == sorted(some) for some in times)
+        assert sum(some[-1] >= merged[0] for some in times) == 4, "all workers' latest episodes count"

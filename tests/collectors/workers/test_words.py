@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from gleanrl.collectors.budget import Grant
+from gleanrl.collectors.tracking import Episode
 from gleanrl.collectors.workers.words import CUT, GRANTED, NEXT_ID, REASONS, SERVED, Share, Words
 from gleanrl.workers.segment import STEP, WORK
 
 
 def made(num_slots: int = 2) -> Words:
-    return Words(memoryview(np.zeros(64, np.int64)), num_slots)
+    return Words(memoryview(np.zeros(384, np.int64)), num_slots)
 
 
 @pytest.mark.parametrize("num_slots", [1, 2])
@@ -102,3 +103,19 @@ def test_floats_are_the_same_words() -> None:
     words.floats[NEXT_ID] = 1.5
     assert words.floats[NEXT_ID] == 1.5 and words.words[NEXT_ID] == np.float64(1.5).view(np.int64)
     assert repr(words) == "Words(granted=0, begun=0, served=0)"
+
+
+def test_the_last_hundred_episodes_are_kept_with_the_times_of_their_ends() -> None:
+    words = made()
+    assert words.recent_episodes() == []
+    words.note_episodes(2, [Episode(1.0, 3), Episode(2.0, 4)], 10.0, 12.0)
+    assert words.recent_episodes() == [(11.0, Episode(1.0, 3)), (12.0, Episode(2.0, 4))]
+    words.note_episodes(250, [Episode(float(n), n) for n in range(150, 250)], 20.0, 120.0)
+    assert words.recent_episodes() == [(20.0 + n - 149, Episode(float(n), n)) for n in range(150, 250)]
+    words.note_episodes(253, [Episode(float(n), n) for n in range(250, 253)], 200.0, 203.0)
+    found = words.recent_episodes()
+    assert (
+        len(found) == 100
+        and found[0] == (24.0, Episode(153.0, 153))
+        and found[-1] == (203.0, Episode(252.0, 252))
+    )

@@ -57,8 +57,12 @@ class BroadcastWeights:
 
     @property
     def version(self) -> int:
-        """How often the policy got other weights by the user's hands."""
+        """How often the policy got other weights by the user's hands: the latest version that a node has."""
         return max(self._all.version, *(own.version for own in self._own.values()), 0)
+
+    def oldest_version(self, num_nodes: int) -> int:
+        """Return the lowest version that is meant for one of so many nodes."""
+        return min(self.latest(node).version for node in range(num_nodes))
 
     def latest(self, node: int) -> Published:
         """Return the weights that a node's next batch is collected with."""

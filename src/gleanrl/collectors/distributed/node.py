@@ -24,7 +24,7 @@ from gleanrl.collectors.distributed.lending import Lender, Name, Offer, Place
 from gleanrl.collectors.ledger import CollectorStats
 from gleanrl.collectors.source import Source
 from gleanrl.collectors.source_collector import SourceCollector
-from gleanrl.collectors.tracking import Numbering
+from gleanrl.collectors.tracking import Episode, Numbering
 from gleanrl.collectors.workers.crew_source import CrewSource
 from gleanrl.collectors.workers.servant import Given
 from gleanrl.collectors.workers.weights import fields_of
@@ -101,6 +101,8 @@ class Outcome(NamedTuple):
     """Of what collecting raised."""
     is_final: bool = False
     """Whether the node can't go on after that."""
+    episodes: tuple[Episode, ...] = ()
+    """Those that have ended since the order before, the last ones of them."""
 
 
 class Answer(NamedTuple):
@@ -164,6 +166,7 @@ class Node:
         self._lender: Lender | None = None
         self._lends = False
         self._sent = Published()
+        self._episodes = 0  # those that were told of
 
     def start(self, recipe: NodeRecipe, given: Given) -> Answer:
         """Make the collector; answer with its `NodeDescription`."""
@@ -242,6 +245,7 @@ class Node:
         self._busy_s += ended - begun
         stats = collector.stats()
         parcel, contents = packed or (None, Contents())
+        fresh, self._episodes = stats.episodes - self._episodes, stats.episodes
         outcome = Outcome(
             number=order.number,
             frames=handed_out(stats) - handed_out(before),
@@ -254,6 +258,7 @@ class Node:
             batch=contents,
             report=report,
             is_final=is_final,
+            episodes=tuple(collector.source.recent_episodes()[-fresh:]) if fresh else (),
         )
         return outcome, parcel
 
@@ -322,13 +327,15 @@ class Node:
         """Check a saved state."""
         self._collector.source.loading(_of_collector(state), strict)
 
-    def load(self, state: Mapping[str, Any], strict: bool) -> CollectorStats:
-        """Go on from a saved state; return the counters."""
+    def load(self, state: Mapping[str, Any], strict: bool) -> tuple[CollectorStats, tuple[Episode, ...]]:
+        """Go on from a saved state; return the counters, and the last episodes that have ended."""
         self._collector.load_state_dict(_of_collector(state), strict=strict)
         self._first_id = max(self._first_id, int(state.get("first_id", 0)))
         self._weights = Published()  # those of the state are others
         self._allowance.clear(self._collector.source.spent)
-        return self._collector.stats()
+        stats, recent = self._collector.stats(), self._collector.source.recent_episodes()
+        self._episodes = stats.episodes
+        return stats, tuple(recent)
 
     def close(self) -> None:
         """End the collector."""

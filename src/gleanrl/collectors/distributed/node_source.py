@@ -16,9 +16,9 @@ from gleanrl.collectors.distributed.broadcast import BroadcastWeights, LoadedPol
 from gleanrl.collectors.distributed.fleet import Fleet
 from gleanrl.collectors.distributed.making import NodeMaker
 from gleanrl.collectors.distributed.node import NodeRecipe
-from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats, mean_of_known
+from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats, means_of
 from gleanrl.collectors.source import Collected, Loading, Source
-from gleanrl.collectors.tracking import Numbering
+from gleanrl.collectors.tracking import NUM_RECENT, Episode, Numbering
 from gleanrl.collectors.workers.dispatcher import UNFINISHED
 from gleanrl.collectors.workers.restarts import Restarts
 from gleanrl.collectors.workers.standing import Taken
@@ -158,6 +158,11 @@ class NodeSource(Source):
     def policy_version(self, version: int) -> None:
         self.weights.mark(version)
 
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version that is meant for a node."""
+        return self.weights.oldest_version(self.num_nodes)
+
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Publish weights; nodes take them before their next batch.
 
@@ -244,16 +249,19 @@ class NodeSource(Source):
 
         def change() -> None:
             self.fleet.settle()
-            stats = self.fleet.ask("load", given)
+            loaded_nodes = self.fleet.ask("load", given)
             if loaded is not None:
                 self.weights.adopt(loaded)
             self.fleet.discard_all("state")
             now = self.fleet.now
-            for number, found in zip(parts, stats, strict=True):
+            for number, (found, _) in zip(parts, loaded_nodes, strict=True):
                 outcome = now.nodes[number].outcome._replace(stats=found, left=0, weights=0)
                 now = now.with_node(number, reset=False, outcome=outcome)
+            # When the episodes of a state ended isn't known: those of all nodes take turns.
+            ranked = [(-rank, one) for _, recent in loaded_nodes for rank, one in enumerate(reversed(recent))]
+            recent = tuple(one for _, one in sorted(ranked, key=lambda one: one[0])[-NUM_RECENT:])
             ledger = replace(counts or now.ledger, spent=counted.spent, batches=counted.batches)
-            self.fleet.now = now._replace(ledger=ledger.cutting(len(cut)), under_way={})
+            self.fleet.now = now._replace(ledger=ledger.cutting(len(cut)), under_way={}, recent=recent)
 
         return Loading(change, cut)
 
@@ -275,13 +283,18 @@ class NodeSource(Source):
     def stats(self) -> CollectorStats:
         """Return the counters, as far as batches have arrived."""
         workers = tuple(self._worker_stats(number) for number in range(self.num_nodes))
+        mean_return, mean_length = means_of(self.fleet.now.recent)
         return replace(
             self.fleet.now.ledger.stats(),
             episodes=sum(worker.episodes for worker in workers),
-            mean_return=mean_of_known([worker.mean_return for worker in workers]),
-            mean_length=mean_of_known([worker.mean_length for worker in workers]),
+            mean_return=mean_return,
+            mean_length=mean_length,
             workers=workers,
         )
+
+    def recent_episodes(self) -> Sequence[Episode]:
+        """Return the last episodes of all nodes that have ended, as their batches arrived."""
+        return self.fleet.now.recent
 
     def _worker_stats(self, number: int) -> WorkerStats:
         node = self.fleet.now.nodes[number]

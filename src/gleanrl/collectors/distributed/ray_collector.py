@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -219,7 +220,8 @@ class RayCollector(SourceCollector):
             super().__init__(settings, budget, handover, weight_updater, policy)
         except BaseException:
             if self._ready:
-                self._nodes.close()
+                with suppress(Exception):  # the first error is the cause
+                    self._nodes.close()
                 self._ready = False
             self._runtime.release()
             raise

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from gleanrl.collectors.distributed.node import Outcome, handed_out
 from gleanrl.collectors.ledger import Ledger
+from gleanrl.collectors.tracking import NUM_RECENT, Episode
 from gleanrl.collectors.workers.restarts import Losses
 from gleanrl.collectors.workers.standing import Taken
 
@@ -95,6 +96,8 @@ class Standing(NamedTuple):
     nodes: tuple[NodeState, ...]
     under_way: Mapping[tuple[int, int], tuple[int, ...]] = MappingProxyType({})
     """The trajectories that don't end in what was handed out last, by node and part of its batches."""
+    recent: tuple[Episode, ...] = ()
+    """The last episodes that have ended, of all nodes, in the order of their arrival."""
 
     def with_node(self, number: int, **changes: Any) -> Standing:
         """Return it with other values for one node."""
@@ -120,7 +123,8 @@ class Standing(NamedTuple):
         elif outcome.frames:
             ready = (*ready, Arrival(outcome, batch))
         others = bool(node.unwanted and calls and calls[0].number < node.unwanted.before)
-        after = self._replace(ledger=ledger).with_node(
+        recent = (*self.recent, *outcome.episodes)[-NUM_RECENT:]
+        after = self._replace(ledger=ledger, recent=recent).with_node(
             number,
             calls=calls,
             ready=ready,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,14 +13,15 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.collectors import saving
-from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats, mean_of_known
+from gleanrl.collectors.ledger import CollectorStats, Ledger, WorkerStats, means_of
 from gleanrl.collectors.source import Collected, Loading, Source
+from gleanrl.collectors.tracking import NUM_RECENT, Episode
 from gleanrl.collectors.workers.dispatcher import UNFINISHED, Dispatcher
 from gleanrl.collectors.workers.servant import Bound, CollectorMaker
 from gleanrl.collectors.workers.standing import Taken
 from gleanrl.collectors.workers.team import Team
 from gleanrl.collectors.workers.weights import SharedWeights
-from gleanrl.collectors.workers.words import BUSY, EPISODES, IDLE, MEAN_LENGTH, MEAN_RETURN
+from gleanrl.collectors.workers.words import BUSY, EPISODES, IDLE
 from gleanrl.errors import (
     ClosedError,
     IndexRangeError,
@@ -120,6 +120,11 @@ class CrewSource(Source):
     def policy_version(self, version: int) -> None:
         if self._weights is not None:
             self._weights.mark(version)
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version that was published for a worker."""
+        return 0 if self._weights is None else self._weights.oldest_version
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Publish weights; workers take them before their next share.
@@ -260,13 +265,19 @@ class CrewSource(Source):
         """Return the counters at this moment: those of workers as they stand in the shared memory."""
         found = self.dispatcher.now.ledger.stats()
         workers = tuple(self._worker_stats(worker) for worker in range(self.num_workers))
+        mean_return, mean_length = means_of(self.recent_episodes())
         return replace(
             found,
             episodes=sum(worker.episodes for worker in workers),
-            mean_return=mean_of_known([worker.mean_return for worker in workers]),
-            mean_length=mean_of_known([worker.mean_length for worker in workers]),
+            mean_return=mean_return,
+            mean_length=mean_length,
             workers=workers,
         )
+
+    def recent_episodes(self) -> list[Episode]:
+        """Return the last episodes of all workers that have ended, by the time of their ends."""
+        found = [one for view in self.dispatcher.words for one in view.recent_episodes()]
+        return [episode for _, episode in sorted(found, key=lambda one: one[0])[-NUM_RECENT:]]
 
     def _worker_stats(self, worker: int) -> WorkerStats:
         view = self.dispatcher.words[worker]
@@ -274,12 +285,12 @@ class CrewSource(Source):
         under_way = 0 if self.dispatcher.is_down(worker) else view.under_way * self.width
         seconds = words[BUSY] / 1e9
         spanned = words[BUSY] + words[IDLE]
-        has_ended = words[EPISODES] > 0
+        mean_return, mean_length = means_of([episode for _, episode in view.recent_episodes()])
         return WorkerStats(
             frames=view.frames + under_way + self.dispatcher.now.losses[worker].frames,
             episodes=words[EPISODES],
-            mean_return=view.floats[MEAN_RETURN] if has_ended else math.nan,
-            mean_length=view.floats[MEAN_LENGTH] if has_ended else math.nan,
+            mean_return=mean_return,
+            mean_length=mean_length,
             frames_per_s=view.frames / seconds if seconds else 0.0,
             idle_share=words[IDLE] / spanned if spanned else 0.0,
             versions_behind=0 if self._weights is None else self._weights.behind(worker),

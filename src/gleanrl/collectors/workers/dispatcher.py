@@ -64,7 +64,8 @@ class Dispatcher:
             require_alike(self.descriptions)
             self.description = self.descriptions[0]
         except BaseException:
-            self._crew.close(0.0)
+            with suppress(Exception):  # the first error is the cause
+                self._crew.close(0.0)
             raise
 
     @property

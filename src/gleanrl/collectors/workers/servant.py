@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,8 +22,6 @@ from gleanrl.collectors.workers.words import (
     CUT,
     EPISODES,
     IDLE,
-    MEAN_LENGTH,
-    MEAN_RETURN,
     NEXT_ID,
     PUBLISHED,
     SERVED,
@@ -161,7 +159,8 @@ class CollectorMaker:
             if self.bound is not None:
                 servant.bind(self.bound)
         except BaseException:
-            env.close()
+            with suppress(Exception):  # the first error is the cause
+                env.close()
             raise
         return servant
 
@@ -247,18 +246,23 @@ class CollectorServant:
         words[IDLE] += int((begun - self._ended) * 1e9)
         words[BUSY] += int((ended - begun) * 1e9)
         self._ended = ended
-        self._tell()
+        self._tell(begun)
         self._words.finish(number, share)
 
-    def _tell(self) -> None:
-        """Say where the trajectories stand."""
-        words, now = self._words.words, self._collection.trajectories
+    def _tell(self, begun: float | None = None, anew: bool = False) -> None:
+        """Say where the trajectories stand.
+
+        Args:
+            begun: when the latest share began; None for the last second.
+            anew: whether episodes that were told before don't count any more.
+        """
+        words, now, ended = self._words.words, self._collection.trajectories, clock.monotonic()
         words[NEXT_ID] = now.next_id
-        episodes = self._episodes_before + now.num_ended
-        if words[EPISODES] != episodes:
-            words[EPISODES] = episodes
-            self._words.floats[MEAN_RETURN] = _mean(now.recent_returns)
-            self._words.floats[MEAN_LENGTH] = _mean(now.recent_lengths)
+        count = self._episodes_before + now.num_ended
+        fresh = now.num_ended if anew else count - words[EPISODES]
+        if fresh or anew:
+            told = now.recent[-fresh:] if fresh else []
+            self._words.note_episodes(count, told, ended - 1.0 if begun is None else begun, ended)
 
     # --------------------------------------------------------------- requests
     def describe(self) -> Description:
@@ -323,12 +327,8 @@ class CollectorServant:
         """Go on from a saved state, which was checked."""
         saving.adopt(self._collection, saving.parse(self._collection, state, strict))
         self._episodes_before = 0
-        self._tell()
+        self._tell(anew=True)
 
     def close(self) -> None:
         """Close the environment."""
         self._collection.close()
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

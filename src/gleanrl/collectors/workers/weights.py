@@ -113,7 +113,19 @@ class SharedWeights:
         self._lock = threading.Lock()
         """Held by whoever writes, and whoever decides by `_follows` or `version`."""
         self.version = 0
-        """How often the policy got other weights by the user's hands."""
+        """How often the policy got other weights by the user's hands: the latest version that a worker has."""
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version that was published for a worker."""
+        with self._lock:
+            return min(self._version_of(worker) for worker in range(len(self._words)))
+
+    def _version_of(self, worker: int) -> int:
+        words = self._words[worker]
+        number, own = divmod(words[PUBLISHED], 2)
+        copies = self._copies(worker if own == _OWN else None)
+        return max(int(copies.version(number)[0]) if number else 0, words[MARKED])
 
     @property
     def region(self) -> Region:

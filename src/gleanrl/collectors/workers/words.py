@@ -9,9 +9,11 @@ between see to it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gleanrl.collectors.budget import Grant
+from gleanrl.collectors.tracking import NUM_RECENT, Episode
 from gleanrl.workers.segment import OWN, STEP, WORK
 
 GRANTED, SERVED, BEGUN, CUT = range(OWN, OWN + 4)
@@ -21,13 +23,14 @@ PUBLISHED, WRITING, WRITING_OWN, PULLED = range(OWN + 4, OWN + 8)
 worker uses."""
 MARKED = OWN + 15
 """The least version that frames are to say, whatever that of the weights is."""
-NEXT_ID, EPISODES, BUSY, IDLE, MEAN_RETURN, MEAN_LENGTH = range(OWN + 8, OWN + 14)
+NEXT_ID, EPISODES, BUSY, IDLE = range(OWN + 8, OWN + 12)
 """The first local id that no frame has; what the worker has done: ended trajectories, nanoseconds of collecting and
-waiting; and recent means, which are `floats`."""
+waiting."""
 _SLOTS = OWN + 16
 _NUM_STEPS, _RANDOM, _MOST, _RESET, _COUNT, _FRAMES, _FLAGGED, _EXCESS, _REASON = range(9)
 _SLOT_WORDS = 9
 _TOTALS = OWN + 50  # frames of all shares: of an even number of them in the first of two words
+_RECENT = OWN + 56  # three words for each of the last ended trajectories: time of the end, return, length
 _FAILED = -1
 
 REASONS = ("environment", "policy", "nonfinite", "error", "interrupted", "budget")
@@ -110,6 +113,15 @@ class Words:
         """Frames of all shares that were finished."""
         return self.words[_TOTALS + self.words[SERVED] % 2]
 
+    def recent_episodes(self) -> list[tuple[float, Episode]]:
+        """Return the last episodes that have ended, in order, each with the time of its end."""
+        count = self.words[EPISODES]
+        found = self.floats[
+            _RECENT : _RECENT + 3 * NUM_RECENT
+        ].tolist()  # at once: the worker may write meanwhile
+        places = [3 * (number % NUM_RECENT) for number in range(max(count - NUM_RECENT, 0), count)]
+        return [(found[at], Episode(found[at + 1], int(found[at + 2]))) for at in places]
+
     @property
     def is_at_work(self) -> bool:
         """Whether a share was begun and isn't finished."""
@@ -138,6 +150,21 @@ class Words:
         words[WORK] += 1  # step 7 of one share isn't step 7 of another one
         words[BEGUN] = number + 1
         return number, grant, bool(words[slot + _RESET])
+
+    def note_episodes(self, count: int, fresh: Sequence[Episode], begun: float, ended: float) -> None:
+        """Say which episodes have ended.
+
+        Args:
+            count: how many have ended since the worker's place was first taken, `fresh` included.
+            fresh: the last ones of these, which aren't known yet.
+            begun: when the first of them can have ended, by the clock that all processes of the machine share.
+            ended: when the last one had.
+        """
+        for place, episode in enumerate(fresh, 1):
+            at = _RECENT + 3 * ((count - len(fresh) + place - 1) % NUM_RECENT)
+            self.floats[at] = begun + (ended - begun) * place / len(fresh)
+            self.floats[at + 1], self.floats[at + 2] = episode
+        self.words[EPISODES] = count
 
     def finish(self, number: int, share: Share) -> None:
         """Say what came of a grant."""
