@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.environments import made_env, make_env
-from gleanrl.errors import InvalidTypeError, UnsupportedError
+from gleanrl.envs import ParallelEnv, SerialEnv
+from gleanrl.errors import EnvironmentFailure, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from tests.fakes_base import CountingEnv
 
 
@@ -49,3 +52,37 @@ def test_what_was_made_is_closed_if_the_block_raises(given: bool) -> None:
         assert found is env
         raise KeyError
     assert env.is_closed is not given
+
+
+def test_the_error_of_the_block_comes_out_although_closing_fails() -> None:
+    with pytest.raises(KeyError), made_env(Unclosable, None):
+        raise KeyError
+    with pytest.raises(InvalidArgumentError, match="frames_per_batch"):
+        SyncDataCollector(Unclosable, None, frames_per_batch=-1, total_frames=6)
+
+
+class Unclosable(CountingEnv):
+    """Can't be closed."""
+
+    def close(self, **kwargs: Any) -> None:
+        raise RuntimeError("the simulator can't be closed")
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, num_processes=1)])
+def test_the_error_of_a_maker_comes_out_although_closing_its_neighbour_fails(kind: Any) -> None:
+    calls = [0, 0]  # the first environments of both only tell their specs
+
+    def first() -> Any:
+        calls[0] += 1
+        return CountingEnv() if calls[0] == 1 else Unclosable()
+
+    def second() -> Any:
+        calls[1] += 1
+        if calls[1] > 1:
+            raise ZeroDivisionError
+        return CountingEnv()
+
+    batch = kind(2, [first, second])
+    with pytest.raises((ZeroDivisionError, EnvironmentFailure), match="ZeroDivisionError|^$"):
+        batch.start()
+    batch.close()

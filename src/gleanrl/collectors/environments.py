@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gleanrl.envs.transforms.env import TransformedEnv
@@ -49,7 +49,8 @@ def made_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Iterator[A
         yield env
     except BaseException:
         if env is not create_env_fn:
-            env.close()
+            with suppress(Exception):  # the first error is the cause
+                env.close()
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -219,7 +220,8 @@ class WorkersCollector(SourceCollector):
         except BaseException:
             self._cap.lift()
             if self._ready:
-                self._crew.close()
+                with suppress(Exception):  # the first error is the cause
+                    self._crew.close()
                 self._ready = False
             raise
 

@@ -70,7 +70,8 @@ class EnvCrew:
             self._gather()
             self.is_started = True
         except BaseException:
-            self.close(0.0)
+            with suppress(Exception):  # the first error is the cause
+                self.close(0.0)
             raise
 
     @property

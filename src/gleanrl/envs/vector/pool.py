@@ -346,7 +346,7 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
     @property
     def live_members(self) -> Sequence[Any]:
         """The environments, once the pool is started."""
-        return self._host.envs if self.is_started else ()
+        return self.host.envs if self.is_started else ()
 
     def _make_host(self, makers: Sequence[Factory]) -> Host:
         return ThreadHost(makers, self.timeouts)
@@ -370,7 +370,7 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
     @property
     def processes(self) -> list[int]:
         """The workers' process numbers; none before the start."""
-        return self._host.processes if self.is_started else []
+        return self.host.processes if self.is_started else []
 
 
 def _stepped(request: Request, outcome: TensorDictBase) -> TensorDictBase:

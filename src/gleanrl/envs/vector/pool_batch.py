@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDictBase
@@ -33,6 +34,7 @@ class PooledEnv(BatchedEnv):
 
     Attributes:
         stack: see above.
+        host: where the environments live, a `Host`; None before the start.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class PooledEnv(BatchedEnv):
             raise InvalidArgumentError(f"stack: expected one of {STACKS}, got {stack!r}")
         self.stack = stack
         self._requests: Requests | None = None
-        self._host: Any = None  # a Host, of the kind that the subclass makes
+        self.host: Any = None
         super().__init__(len(makers), makers, create_env_kwargs, options)
         if stack == "dense" and not self.stackable:
             raise InvalidArgumentError(
@@ -64,24 +66,25 @@ class PooledEnv(BatchedEnv):
 
     def _start(self, makers: Sequence[Factory]) -> None:
         self._end()  # two interrupts of an earlier start may have left its workers
-        host = self._host = self._make_host(makers)
+        host = self.host = self._make_host(makers)
         try:
             host.start()
             self._requests = Requests(host)
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
         except BaseException:
-            self._end()
+            with suppress(Exception):  # the first error is the cause
+                self._end()
             raise
 
     def _end(self) -> None:
         if self._requests is not None:
             self._requests.close()
-        elif self._host is not None:
-            self._host.close()
+        elif self.host is not None:
+            self.host.close()
 
     def _forget(self) -> None:
-        self._requests = self._host = None
+        self._requests = self.host = None
 
     @property
     def _running(self) -> Requests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,8 @@ class PoolShare:
                 member.construct()
             require_independent([member.env for member in members])
         except BaseException:
-            close_all([member.close for member in members])
+            with suppress(Exception):  # the first error is the cause
+                close_all([member.close for member in members])
             raise
         return PoolServant(members, station.progress)
 
@@ -151,7 +153,8 @@ class ProcessHost:
                 env = self._shares[failed.worker].start + self._crew.workers[failed.worker].place
                 raise StepFault(0, env, "construction", failed.error)
         except BaseException:
-            self.close(0.0)
+            with suppress(Exception):  # the first error is the cause
+                self.close(0.0)
             raise
 
     def post(self, env: int, number: int, name: str, arguments: tuple[Any, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -118,7 +119,8 @@ class SerialEnv(BatchedEnv):
                 made.append(factory())
             require_independent(made)
         except BaseException:
-            close_all([env.close for env in made])
+            with suppress(Exception):  # the first error is the cause
+                close_all([env.close for env in made])
             raise
         self._live = MemberGroup(made)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,8 @@ class Share:
                 made.append(factory())
             require_independent(made)
         except BaseException:
-            close_all([env.close for env in made])
+            with suppress(Exception):  # the first error is the cause
+                close_all([env.close for env in made])
             raise
         return EnvServant(MemberGroup(made, station.progress), station, self.first)
 
