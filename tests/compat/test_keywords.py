@@ -151,3 +151,10 @@ def test_the_older_statistics_name_the_newer_ones():
     VecNorm(["a"], stateful=True)
     with pytest.raises(UnservedKeywordError, match="stateful isn't served: VecNormV2 takes it"):
         VecNorm(["a"], new_api=True, stateful=False)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_the_device_where_priorities_are_kept_is_accepted(device):
+    storage = LazyTensorStorage(10)
+    buffer = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage, sampler_device=device)
+    assert buffer.stats().capacity == 10

@@ -9,7 +9,7 @@ import torch
 
 from gleanrl.data import Bounded, Composite, Unbounded
 from gleanrl.envs.utils import RandomPolicy
-from gleanrl.errors import MissingKeyError
+from gleanrl.errors import MissingKeyError, UnsupportedError
 from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv
 
 FLAGS = ["done", "terminated", "truncated"]
@@ -72,3 +72,10 @@ def test_add_truncated_keys() -> None:
     assert env.add_truncated_keys() is env
     assert env.full_done_spec["agents", "truncated"].shape == (2, 1)
     assert env.full_done_spec["truncated"].dtype == torch.bool
+
+
+def test_a_device_set_after_the_constructor_is_refused():
+    env = CountingEnv()
+    with pytest.raises(UnsupportedError, match=r"env\.to\(device\)"):
+        env.device = "meta"
+    assert env.device != torch.device("meta") and env.reset() is not None

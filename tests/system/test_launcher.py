@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -191,3 +192,10 @@ def test_a_launcher_has_the_current_directory_last_and_only_for_packages_from_th
     importlib.import_module("gleanrl_own")
     assert launcher._path(["json", "gleanrl_own.part:run"]) == ["/a", str(tmp_path)]
     del sys.modules["gleanrl_own"]
+
+
+def test_a_launcher_keeps_installed_packages_where_they_are_the_current_directory(monkeypatch):
+    installed = sysconfig.get_paths()["purelib"]
+    monkeypatch.chdir(installed)
+    monkeypatch.setattr(sys, "path", ["", "/a", installed])
+    assert launcher._path([]) == ["/a", installed]

@@ -10,6 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 
 class Alias(NamedTuple):
@@ -208,9 +209,9 @@ _OF_BATCHES = {
     ),
     "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)", off=10.0),
 }
-_ON_THE_CPU = UnservedKeyword("priorities live on the CPU", off="cpu")
+_ON_THE_CPU = UnservedKeyword("priorities live on the CPU", off=("cpu", torch.device("cpu")))
 _OF_PRIORITIES = {
-    "sampler_device": UnservedKeyword("priorities live on the CPU"),
+    "sampler_device": _ON_THE_CPU,
     "sync": UnservedKeyword("a write and its priorities are always one step", off=True),
 }
 _WITHOUT_REPLACEMENT = "SamplerWithoutReplacement and SliceSamplerWithoutReplacement draw without replacement"

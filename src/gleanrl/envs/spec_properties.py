@@ -11,6 +11,7 @@ import torch
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.devices import as_device
 from gleanrl.envs.env_specs import EnvSpecs
+from gleanrl.errors import UnsupportedError
 from gleanrl.tree import NestedKey, as_key, as_path
 
 _Env = TypeVar("_Env", bound="SpecProperties")
@@ -94,6 +95,12 @@ class SpecProperties:
 
     @device.setter
     def device(self, device: Any) -> None:
+        if "usage" in vars(
+            self
+        ):  # the constructor of EnvBase has run: its data are on the other device already
+            raise UnsupportedError(
+                f"device: got {device!r} after the constructor; call env.to(device) instead"
+            )
         self._specs.settle(self._specs.batch_size, as_device(device))
 
     # ----------------------------------------------------------------- specs

@@ -11,9 +11,11 @@ import itertools
 import json
 import os
 import select
+import site
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -219,7 +221,15 @@ def _path(modules: Iterable[str]) -> list[str]:
     get the program's whole path before they import anything of the program.
     """
     here = os.path.realpath(os.curdir)
-    path = [entry for entry in sys.path if isinstance(entry, str) and os.path.realpath(entry) != here]
+    # A program that runs in a directory of installed packages still needs these.
+    installed = {
+        os.path.realpath(entry) for entry in (*sysconfig.get_paths().values(), *site.getsitepackages())
+    }
+    path = [
+        entry
+        for entry in sys.path
+        if isinstance(entry, str) and (os.path.realpath(entry) != here or (entry and here in installed))
+    ]
     packages = (sys.modules.get(name.partition(":")[0].partition(".")[0]) for name in modules)
     files = (getattr(package, "__file__", None) for package in packages)
     if any(file and os.path.realpath(os.path.dirname(os.path.dirname(file))) == here for file in files):

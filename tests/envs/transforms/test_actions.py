@@ -14,6 +14,7 @@ from gleanrl.envs.transforms import (
     NoopResetEnv,
     RenameTransform,
     StepCounter,
+    Transform,
     TransformedEnv,
 )
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
@@ -316,3 +317,26 @@ def test_noops_after_an_action_mask_are_allowed_actions():
     for _ in range(20):
         env.reset()
     assert len(taken) == 40 and all(bool(mask[action]) for mask, action in taken)
+
+
+class Inverting(Transform):
+    """Has a method for actions, and leaves them unchanged; counts how often its spec is asked for."""
+
+    derived = 0
+
+    def _inv_call(self, tensordict):
+        return tensordict
+
+    def transform_observation_spec(self, observation_spec):
+        self.derived += 1
+        return observation_spec
+
+
+def test_mask_of_each_step_does_not_derive_the_specs_of_later_transforms_again():
+    later = Inverting()
+    env = TransformedEnv(ChoiceEnv(Script(lengths=(4, 7))), Compose(ActionMask(), later))
+    env.rollout(5, break_when_any_done=False)
+    before = later.derived
+    batch = env.rollout(40, break_when_any_done=False)
+    assert later.derived == before
+    assert not bool((batch["action"].bool() & ~batch["action_mask"]).any())

@@ -201,7 +201,7 @@ class TensorDictIntake(Intake):
             sampler, ndim = self._parts.sampler, self._parts.storage.ndim
             if not sampler.takes_priorities:
                 return
-            if isinstance(data, LazyStackedTensorDict) and not data.stack_dim:  # records may differ in length
+            if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size:  # records of unlike length
                 found = [self._priorities(record, ndim, sampler.reduction) for record in data.unbind(0)]
                 index, priority, generation = (
                     None if any(part is None for part in column) else torch.cat(column)

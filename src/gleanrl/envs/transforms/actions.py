@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from itertools import dropwhile, islice
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 from gleanrl.data.specs import Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, TensorSpec
 from gleanrl.data.specs.encodings import ChoiceSpec
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.compose import flattened
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import missing_key
 from gleanrl.envs.transforms.rows import Record, trailing
@@ -96,11 +94,15 @@ class ActionMask(Following):
             raise InvalidArgumentError(f"ActionMask: {self.mask_key!r}: {error}") from error
 
     def _show(self, mask: Tensor) -> None:
-        later = dropwhile(lambda transform: transform is not self, flattened(self.container.transform))
-        if any(transform.inverts() for transform in islice(later, 1, None)):
-            self.container.empty_cache()  # they may rename or replace the action: its spec is derived anew
+        ours, users = self._choices(), self.container.full_action_spec.get(self.action_key, None)
+        if (
+            type(users) is type(ours)
+            and users.shape == ours.shape
+            and users.space.common == ours.space.common
+        ):
+            users.update_mask(mask)
         else:
-            self.container.full_action_spec[self.action_key].update_mask(mask)
+            self.container.empty_cache()  # a later transform renames or replaces the action: derive its spec anew
 
     def transform_action_spec(self, action_spec: Any) -> Any:
         """Give the action the present mask, after checking that it can be masked."""
