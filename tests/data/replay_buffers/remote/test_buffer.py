@@ -28,6 +28,7 @@ from gleanrl.data.replay_buffers.remote.buffer import RemotePart
 from gleanrl.data.replay_buffers.scheduler import LinearScheduler
 from gleanrl.envs import GymEnv, RewardScaling
 from gleanrl.errors import (
+    CheckpointError,
     EmptyBufferError,
     IndexRangeError,
     InvalidArgumentError,
@@ -185,7 +186,7 @@ def test_checkpoints_in_the_background(remote, local, tmp_path):
     assert len(local) == 40 and len(remote) == 50
     (tmp_path / "file").touch()
     failing = remote.dumps(tmp_path / "file" / "b", wait=False)
-    with pytest.raises(OSError):
+    with pytest.raises(CheckpointError, match="expected a folder of checkpoints"):
         failing.wait()
     assert failing.done()
 
@@ -234,6 +235,21 @@ def test_what_is_overtaken_here_is_not_served(remote):
     remote.sample()
     remote.extend(rows(100, 164))
     assert min(remote.sample()["x"].tolist()) >= 100
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement, None])
+def test_samples_are_those_of_a_local_buffer_once_batches_ahead_are_overwritten(remote, local, sampler):
+    for buffer in (remote, local):
+        if sampler is not None:
+            buffer.set_sampler(sampler())
+            buffer.set_seed(5)
+        buffer.extend(rows(0, 64))
+    for turn in range(30):
+        same(remote.sample(), local.sample())
+        if turn % 2:
+            start = 100 * turn
+            for buffer in (remote, local):
+                buffer.extend(rows(start, start + 9))
 
 
 def test_late_priorities_are_dropped_and_counted(remote):

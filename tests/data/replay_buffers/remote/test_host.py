@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from gleanrl.data import (
     ConsumingSampler,
     LazyTensorStorage,
     PrioritizedSampler,
+    RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
@@ -40,6 +43,9 @@ class Client:
 
     def __init__(self, host: Host, name: bytes = b"a") -> None:
         self.host, self.name, self.era, self.taken = host, name, 0, 0
+        self.here: list[Any] = []
+        self.stale: set[int] = set()
+        self.depth: int | None = None
 
     @property
     def caller(self) -> Caller:
@@ -56,6 +62,31 @@ class Client:
             found and (found[0], found[1].batch["x"].tolist())
             for found in pickle.loads(pickle.dumps(parcel, 5)).open()
         ]
+
+    def again(self, number: int) -> list[int] | None:
+        reply = self.note(self.host.again(self.caller, number))
+        found = reply.value and pickle.loads(pickle.dumps(reply.value, 5)).open()
+        return found and found.batch["x"].tolist()
+
+    def note(self, reply: Reply) -> Reply:
+        """Do with a reply as a client does."""
+        self.stale |= {*reply.stale}
+        self.depth = reply.depth
+        return reply
+
+    def sample(self, depth: int) -> list[int]:
+        """The next batch, of so many that are ahead."""
+        if self.depth == 0:  # the sampler draws nothing ahead
+            parcel = self.note(self.host.serve(self.caller, None, None, True)).value
+            return pickle.loads(pickle.dumps(parcel, 5)).open().batch["x"].tolist()
+        while True:
+            self.here += self.message(*[self.taken] * (depth + 1 - len(self.here)))
+            found = self.here.pop(0)
+            if found is not None:
+                number, batch = found
+                batch = self.again(number) if number in self.stale else batch
+                self.taken = number
+                return batch
 
     def call(self, *path: str, args: tuple[Any, ...] = ()) -> Reply:
         return self.host.call(self.caller, path, sent((args, {})))
@@ -117,18 +148,42 @@ def test_an_epoch_ends_before_the_next_one_begins():
     assert min(client.ahead()[1]) >= 100
 
 
-def test_a_write_voids_what_it_overtakes_and_nothing_else():
+def test_a_write_names_the_batches_that_it_overtakes_and_nothing_else():
     client, _ = made(prefetch=1)
     number, batch = client.ahead()
     spared = next(slot for slot in range(12) if slot not in batch)
     overwrite = (slice(spared, spared + 1), rows(50, 51))
-    assert not client.call("__setitem__", args=overwrite).void
-    assert not client.call("mark_update", args=(0,)).void
-    assert client.call("extend", args=(rows(100, 112),)).void
-    client.era += 1
-    assert min(client.ahead()[1]) >= 100
-    client.taken = number + 1
-    assert not client.call("extend", args=(rows(12),)).void  # it was handed out
+    assert client.call("__setitem__", args=overwrite).stale == ()
+    assert client.call("mark_update", args=(0,)).stale == ()
+    assert client.call("extend", args=(rows(100, 112),)).stale == (number,)
+    assert min(client.again(number)) >= 100
+    client.taken = number
+    assert client.call("extend", args=(rows(12),)).stale == ()  # it was handed out
+    assert client.again(number) is None
+    number, _ = client.ahead()
+    reply = client.call("storage", "clear")
+    assert reply.void and reply.stale == ()
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement, partial(ConsumingSampler, 99)])
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_overwritten_batches_are_drawn_again_as_a_local_buffer_draws_them(sampler, prefetch):
+    for seed in range(8):
+        client, local = made(prefetch=prefetch, sampler=sampler(), seed=seed)
+        act = random.Random(seed)
+        client.note(client.call("mark_update", args=(0,)))  # tells whether batches are sent ahead
+        for turn in range(40):
+            if act.random() < 0.5:
+                start = 100 * turn
+                slot, count = act.randrange(12), act.randrange(1, 6)
+                if act.random() < 0.5:
+                    local[slot] = rows(start, start + 1)[0]
+                    client.note(client.call("__setitem__", args=(slot, rows(start, start + 1)[0])))
+                else:
+                    local.extend(rows(start, start + count))
+                    client.note(client.call("extend", args=(rows(start, start + count),)))
+            else:
+                assert client.sample(prefetch) == local.sample()["x"].tolist(), (seed, turn)
 
 
 def test_what_changes_the_draws_takes_back_what_is_under_way():

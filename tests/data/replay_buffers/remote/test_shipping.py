@@ -50,11 +50,20 @@ def test_only_what_is_under_way_to_nobody_else_can_be_taken_back(clients, taken,
 
 def test_writes_overtake():
     buffer, queue = sending("a", "b")
-    assert not queue.overtaken(b"a")
+    assert queue.overtaken(b"a") == ()
     slot = int(next(iter(queue)).drawn.slots[0])
     buffer[slot] = torch.tensor(50)
-    assert queue.overtaken(b"a") and not queue.overtaken(b"b")
+    assert queue.overtaken(b"a") == (1,) and queue.overtaken(b"b") == () and not queue.gone(b"a")
     buffer.storage.clear()
-    assert queue.overtaken(b"b")
+    assert queue.gone(b"b") and queue.overtaken(b"b") == ()
     queue.forget_gone()
     assert not len(queue)
+
+
+def test_a_batch_is_served_again_once():
+    buffer, queue = sending("a", "a")
+    with queue.again(1) as ticket:
+        assert ticket is not None and len(buffer.sample()) == 4
+    assert queue.number == 2 and len(queue) == 1
+    with queue.again(1) as ticket:
+        assert ticket is None

@@ -146,6 +146,7 @@ class Client:
         reply: Reply = self.result(getattr(self.actor, method).remote(self.caller(), *args))
         if reply.void:
             self.throw_away()
+        self._line.stale.update(reply.stale)
         self.opened = self.opened._replace(depth=reply.depth)
         for warning in reply.warnings:
             warnings.warn(warning, stacklevel=5)
@@ -173,9 +174,16 @@ class Client:
                         self.runtime.check()  # nothing would come any more
                         line.arrived(line.coming.popleft().result())
                     found = line.take()
-                    if found is not None:
-                        self._taken, served = found
-                        return served
+                    if found is None:
+                        continue
+                    number, served = found
+                    if number in line.stale:
+                        served = self._asked("again", number)
+                        if served is None:  # another client had it taken back
+                            self.throw_away()
+                            continue
+                    self._taken = number
+                    return served
                 except BaseException:
                     self.throw_away()  # those behind it failed alike, and may not any more
                     raise
@@ -226,6 +234,8 @@ class _Line:
         coming: messages on their way.
         to_send: requests; what the client had taken when each one was due.
         sending: held by whoever sends them.
+        stale: numbers of batches whose records were overwritten: each is drawn again once its turn comes, as in a local
+            buffer.
     """
 
     def __init__(self, era: int) -> None:
@@ -234,6 +244,7 @@ class _Line:
         self.coming: deque[Job[_Message]] = deque()
         self.to_send: list[int] = []
         self.sending = threading.Lock()
+        self.stale: set[int] = set()
         self._ahead = 0
         self._most = 1
 

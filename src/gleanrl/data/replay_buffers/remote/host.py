@@ -83,6 +83,19 @@ class Host:
         served = server.as_user(server.size_of(None), None, True)
         return shipping.number, served
 
+    def again(self, caller: Caller, number: int) -> Reply:
+        """Return the batch of that number, drawn again, to be handed out now; None if it was taken back."""
+        shipping, buffer, served = self._shipping, self._buffer, None
+        assert shipping is not None and isinstance(buffer, ReplayBuffer)
+        self._listen(caller)
+        shipping.handed_out(caller.client, caller.taken)
+        with warnings.catch_warnings(record=True) as said, shipping.again(number) as ticket:
+            if ticket is not None:
+                server = buffer.server
+                server.draws.not_served(ticket)  # it counted when it was sent
+                served = server.as_user(server.size_of(None), None, True)
+        return self._reply(caller, None if served is None else Parcel(served), said)
+
     def serve(self, caller: Caller, size: int | None, keys: Any, wants_info: bool) -> Reply:
         """Return a batch that is drawn now, `Served`."""
         self._listen(caller)
@@ -168,8 +181,9 @@ class Host:
         return Token.PART if isinstance(value, (Storage, Sampler, Writer)) else Parcel(value)
 
     def _reply(self, caller: Caller, value: Any, said: Any) -> Reply:
-        void = self._shipping is not None and self._shipping.overtaken(caller.client)
-        return Reply(value, self._ahead(), void, tuple(warning.message for warning in said))
+        shipping, client = self._shipping, caller.client
+        void, stale = (False, ()) if shipping is None else (shipping.gone(client), shipping.overtaken(client))
+        return Reply(value, self._ahead(), void, stale, tuple(warning.message for warning in said))
 
     # What is under way
 
@@ -184,6 +198,7 @@ class Host:
             self._eras[caller.client] = caller.era
             if self._shipping is not None and isinstance(self._buffer, ReplayBuffer):
                 self._shipping.keep_only(caller.client, caller.taken)
+                self._shipping.forget_gone()
                 self._buffer.server.draws.take_back()
 
 

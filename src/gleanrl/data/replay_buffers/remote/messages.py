@@ -56,7 +56,9 @@ class Reply(NamedTuple):
     depth: int
     """See `Opened`; exchanging the sampler may change it."""
     void: bool
-    """Whether what was sent to the caller ahead isn't to be handed out any more."""
+    """Whether what was sent to the caller ahead isn't to be handed out any more: the storage has another content."""
+    stale: tuple[int, ...]
+    """The numbers of batches sent to the caller ahead whose records were overwritten: they are drawn again."""
     warnings: tuple[Warning, ...]
     """What it warned of."""
 

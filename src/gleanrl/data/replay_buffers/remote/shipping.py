@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -37,10 +38,13 @@ class Shipping(Prefetcher):
         self.client = b""
         self.number = 0
         self._sent: list[_Sent] = []
+        self._again = False  # whether the next batch is handed out at once
 
     def take(self) -> tuple[Ticket, Coming]:
         """Return the oldest draw and its records, which are sent to the client."""
         ticket, coming = super().take()
+        if self._again:
+            return ticket, coming
         self.number += 1
         self._sent.append(_Sent(self.client, self.number, ticket))
         return ticket, coming
@@ -60,9 +64,32 @@ class Shipping(Prefetcher):
         own = [sent.ticket for sent in self._sent if sent.client == client]
         return bool(own) and own[-1].ran_out
 
-    def overtaken(self, client: bytes) -> bool:
-        """Return whether a batch under way to a client holds records that aren't stored any more."""
-        return any(_is_stale(sent.ticket) for sent in self._sent if sent.client == client)
+    def gone(self, client: bytes) -> bool:
+        """Return whether a batch under way to a client was drawn from a content that is gone."""
+        return any(sent.ticket.is_gone for sent in self._sent if sent.client == client)
+
+    def overtaken(self, client: bytes) -> tuple[int, ...]:
+        """Return the numbers of batches under way to a client whose records were overwritten."""
+        return tuple(sent.number for sent in self._sent if sent.client == client and _is_stale(sent.ticket))
+
+    @contextmanager
+    def again(self, number: int) -> Iterator[Ticket | None]:
+        """Have the buffer serve a batch that was sent before, as a local one does when its turn comes.
+
+        Yields its draw; None if it was taken back.
+        """
+        found = next((sent for sent in self._sent if sent.number == number), None)
+        if found is None:
+            yield None
+            return
+        self._sent.remove(found)
+        self.put(found.ticket)
+        self._again = True
+        try:
+            yield found.ticket
+        finally:
+            self._again = False
+            super().clear()
 
     # A queue, as the buffer sees it: what was sent stands before what wasn't.
 
@@ -99,9 +126,7 @@ class Shipping(Prefetcher):
 
 
 def _is_stale(ticket: Ticket) -> bool:
-    if ticket.is_gone:
-        return True
     storage, drawn = ticket.storage, ticket.drawn
-    return storage.version != ticket.version and not torch.equal(
-        storage.generation(drawn.slots), stamps(drawn)
-    )
+    if ticket.is_gone or storage.version == ticket.version:
+        return False
+    return not torch.equal(storage.generation(drawn.slots), stamps(drawn))
