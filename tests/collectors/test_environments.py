@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gleanrl.collectors import SyncDataCollector
+from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
 from gleanrl.collectors.environments import made_env, make_env
+from gleanrl.data import Composite
 from gleanrl.envs import ParallelEnv, SerialEnv
 from gleanrl.errors import EnvironmentFailure, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from tests.fakes_base import CountingEnv
@@ -86,3 +87,23 @@ def test_the_error_of_a_maker_comes_out_although_closing_its_neighbour_fails(kin
     with pytest.raises((ZeroDivisionError, EnvironmentFailure), match="ZeroDivisionError|^$"):
         batch.start()
     batch.close()
+
+
+class OthersBatch(Unclosable):
+    """Refuses the flag, as another library's batch of environments does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done_spec = Composite({name: self.full_done_spec[name] for name in ("done", "terminated")})
+
+    def add_truncated_keys(self) -> Any:
+        raise RuntimeError("not in a batch")
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_environment_that_cannot_add_the_flag_of_a_limit_says_why_and_what_to_do(workers: bool) -> None:
+    kind, make = (MultiSyncDataCollector, [OthersBatch]) if workers else (SyncDataCollector, OthersBatch)
+    with pytest.raises(
+        UnsupportedError, match=r"OthersBatch has no 'truncated' flag.*not in a batch.*make_env\(\)"
+    ):
+        kind(make, None, frames_per_batch=4, total_frames=4, max_frames_per_traj=2)

@@ -9,8 +9,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import Bounded, Composite, Unbounded
-from gleanrl.envs import EnvBase, GymWrapper, SerialEnv
+from gleanrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
 from gleanrl.errors import (
     ClosedError,
     EnvironmentContractError,
@@ -292,3 +293,52 @@ def test_a_missing_action_is_named(make, around):
         KeyError, match=r"step: the action \['action'\] is missing; got \['done', 'observation'"
     ):
         env.step(env.reset())
+
+
+class DeviceLess(CountingEnv):
+    """Is on the CPU, and returns TensorDicts without a device."""
+
+    def __init__(self) -> None:
+        super().__init__(Script(lengths=(2, 3)), device="cpu")
+        self.seen: set[Any] = set()
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        self.seen |= set() if tensordict is None else {tensordict.device}
+        return super()._reset(tensordict, **kwargs).clear_device_()
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.seen.add(tensordict.device)
+        return super()._step(tensordict).clear_device_()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda env: env.rollout(8, break_when_any_done=False),
+        lambda env: env.rollout(8, lambda td: env.rand_action(td), break_when_any_done=False),
+        lambda env: list(SyncDataCollector(env, None, frames_per_batch=8, total_frames=16)),
+        lambda env: SerialEnv(1, [env]).rollout(8, break_when_any_done=False),
+        lambda env: TransformedEnv(env, StepCounter()).rollout(8, break_when_any_done=False),
+        lambda env: env.rand_step(env.step_and_maybe_reset(env.rand_action(env.reset()))[1]),
+    ],
+)
+def test_roots_are_on_the_device_of_the_environment(use: Any) -> None:
+    env = DeviceLess()
+    use(env)
+    assert env.seen == {torch.device("cpu")}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: CountingEnv(),
+        lambda: GymEnv("CartPole-v1"),
+        lambda: SerialEnv(2, CountingEnv),
+        lambda: TransformedEnv(CountingEnv(), StepCounter()),
+    ],
+)
+def test_batch_locked_is_read_only(make: Any) -> None:
+    env = make()
+    with pytest.raises(RuntimeError, match="batch_locked is a read-only property, True for this"):
+        env.batch_locked = False
+    assert env.batch_locked

@@ -168,11 +168,12 @@ class TestUnlocked:
     """Environments without a fixed batch size step as many as they are given."""
 
     def make(self) -> Bare:
-        env = Bare().auto_specs_(
+        class Unlocked(Bare):
+            batch_locked = False
+
+        return Unlocked().auto_specs_(
             lambda td: td.set("move", torch.ones(2)), action_key="move", observation_key="place"
         )
-        env.batch_locked = False
-        return env
 
     @pytest.mark.parametrize("size", [(10,), (2, 3)])
     @pytest.mark.parametrize("policy", [None, lambda td: td.set("move", torch.ones(*td.batch_size, 2))])

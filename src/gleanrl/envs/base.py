@@ -81,8 +81,8 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             is made then.
     """
 
-    batch_locked = True
-    """Whether TensorDicts must have the environment's batch size; if not, theirs says how many it steps at once."""
+    any_size = False
+    """Whether TensorDicts of any batch size are taken, unless the class says by `batch_locked`."""
     _input_spec: Composite | None = None
     _output_spec: Composite | None = None
     primed_keys: Sequence[NestedKey] = ()
@@ -93,7 +93,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         self = super().__new__(cls)
         self._specs = EnvSpecs()
         if not _batch_locked:
-            self.batch_locked = False
+            self.any_size = True
         for groups in (cls._input_spec, cls._output_spec):
             if groups is not None:
                 self._specs.set_groups(groups)
@@ -119,6 +119,21 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         self.wants_lock, self.resets_itself = spec_locked, auto_reset
         self.is_closed = False
         self.usage = Usage()
+
+    @property
+    def batch_locked(self) -> bool:
+        """Whether TensorDicts must have the environment's batch size; if not, theirs says how many it steps at once.
+
+        Read-only: a class says so for its environments by ``batch_locked = False`` in its body.
+        """
+        return not self.any_size
+
+    @batch_locked.setter
+    def batch_locked(self, locked: bool) -> None:
+        raise UnsupportedError(
+            f"batch_locked is a read-only property, {self.batch_locked} for this {type(self).__name__}; a class whose "
+            "environments take any batch size declares batch_locked = False in its body"
+        )
 
     # -------------------------------------------------------- for subclasses
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
@@ -283,7 +298,12 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return put_root(tensordict, fresh, reset_keys)
 
     def completed_root(self, fresh: TensorDictBase) -> TensorDictBase:
-        """Add flags that a reset left out, in place; returns `fresh`. For wrappers that call ``_reset`` themselves."""
+        """Return `fresh` with the flags that a reset left out, on the environment's device.
+
+        For wrappers that call ``_reset`` themselves.
+        """
+        if fresh.device is None and self.device is not None:
+            fresh = fresh.to(self.device)
         return complete_root(fresh, self._specs)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:

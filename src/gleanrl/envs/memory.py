@@ -67,7 +67,7 @@ def remember(env: Any) -> dict[str, Any]:
         raise UnsupportedError(f"the environments of a {name} are in other processes")
     if not isinstance(env, EnvBase) and not has_hooks(env):
         raise UnsupportedError(f"{name}: it's another library's; define get_state() and set_state(state)")
-    if isinstance(env, EnvBase) and env.is_closed:
+    if isinstance(env, EnvBase) and env.was_closed:
         raise UnsupportedError(f"{name}: it was closed")
     state = saved(env, _FIXED)
     why = "" if has_hooks(env) else _checked.get(env)

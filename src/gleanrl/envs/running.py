@@ -21,14 +21,19 @@ from gleanrl.tree import NestedKey
 class Running(SpecProperties):
     """The methods of `EnvBase` that need nothing but its `step`, its `reset` and its specs."""
 
-    batch_locked: bool
+    batch_locked: Any
     is_closed: bool
     step: Any
     reset: Any
     _reset: Any
 
+    @property
+    def was_closed(self) -> bool:
+        """Whether the environment was closed; `is_closed` of a batch is also True before its members are made."""
+        return self.is_closed
+
     def _check_open(self) -> None:
-        if self.is_closed:
+        if self.was_closed:
             raise ClosedError(f"{type(self).__name__} was closed; make a new one")
 
     def _reopen(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_non_tensor
 
+from gleanrl.devices import on_cpu
 from gleanrl.errors import MissingKeyError, UnsupportedError
 from gleanrl.layout import dict_batch
 from gleanrl.rollouts.traits import Env
@@ -134,7 +135,7 @@ def step_on(
 
 
 def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[Path]) -> TensorDictBase:
-    """Return what `step_mdp` returns, where steps are many and plain.
+    """Return what `step_mdp` returns, where steps are many and plain, on the root's device if the outcome names none.
 
     Args:
         batch: the root of a step.
@@ -142,7 +143,8 @@ def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[P
         excluded: rewards, actions, ``"next"``, and what else isn't part of a root.
     """
     joined = _joined((batch, after), excluded)
-    return _advance(batch, after, excluded) if joined is None else joined
+    root = _advance(batch, after, excluded) if joined is None else joined
+    return root.to(batch.device) if root.device is None and batch.device is not None else root
 
 
 def _joined(levels: Sequence[Any], excluded: set[Path], prefix: Path = ()) -> TensorDict | None:
@@ -176,7 +178,10 @@ def _joined(levels: Sequence[Any], excluded: set[Path], prefix: Path = ()) -> Te
                 entries[key] = joined
             else:
                 del entries[key]
-    return dict_batch(entries, last.batch_size, last.device)
+    device = last.device
+    if device is None and not prefix and on_cpu(levels[0].device):
+        device = levels[0].device  # `following_root` would copy the whole root for that
+    return dict_batch(entries, last.batch_size, device)
 
 
 def _alike(one: Any, other: Any) -> bool:

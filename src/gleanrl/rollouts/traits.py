@@ -77,7 +77,7 @@ def is_closed(env: Any) -> bool:
 
     Those of other libraries may say so until they are first reset, and raise if they are closed then.
     """
-    return bool(extra(env, "is_closed", False))
+    return bool(extra(env, "was_closed", extra(env, "is_closed", False)))
 
 
 def seed_env(env: Env, seed: int, static_seed: bool) -> int:

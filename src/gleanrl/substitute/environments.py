@@ -97,7 +97,7 @@ def _housing() -> Any:
             self.ours.set_seed(seed)
 
         def close(self, **kwargs: Any) -> None:
-            if not self.ours.is_closed:
+            if not self.ours.was_closed:
                 self.ours.close()
             super().close(**kwargs)
 

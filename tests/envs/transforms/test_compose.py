@@ -206,3 +206,19 @@ def test_all_of_a_chain_write_out_what_they_recorded():
     env = TransformedEnv(CountingEnv(), Compose(StepCounter(), Compose(last)))
     env.transform.dump(suffix="best")
     assert last.dumped == ("best",)
+
+
+def test_transforms_of_a_clone_can_be_put_into_another_chain():
+    copy = Compose(StepCounter(), RewardSum()).clone()
+    chain = Compose(InitTracker(), *copy)
+    env = TransformedEnv(single(), chain)
+    assert {"is_init", "step_count", "episode_reward"} <= set(env.reset().keys())
+    with pytest.raises(ContainerError, match="StepCounter was put from this Compose into another one"):
+        TransformedEnv(single(), copy)
+
+
+def test_transforms_of_an_environment_cannot_be_put_into_another_chain():
+    env = TransformedEnv(single(), Compose(StepCounter(), RewardSum()))
+    with pytest.raises(ContainerError, match="part of another Compose or TransformedEnv"):
+        Compose(InitTracker(), *env.transform)
+    assert len(Compose(InitTracker(), *env.transform.clone())) == 3

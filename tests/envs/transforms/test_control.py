@@ -3,9 +3,12 @@ from __future__ import annotations
 import gymnasium
 import pytest
 import torch
+from tensordict import TensorDict
 
+from gleanrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
+    AutoResetTransform,
     CatFrames,
     Compose,
     ConditionalSkip,
@@ -15,7 +18,9 @@ from gleanrl.envs.transforms import (
     RewardSum,
     StepCounter,
     TimeMaxPool,
+    Timer,
     TransformedEnv,
+    VecGymEnvTransform,
 )
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, UnsupportedError
 from tests.envs.transforms.ways import batched, batches, collect_both_ways, joined, single
@@ -171,3 +176,19 @@ def test_batches_and_bad_numbers_are_refused():
     for make in (lambda: FrameSkipTransform(0), lambda: NoopResetEnv(-1), lambda: TimeMaxPool(["a"], T=0)):
         with pytest.raises(InvalidArgumentError, match="integer"):
             make()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *(lambda: FrameSkipTransform(2), EndOfLifeTransform, AutoResetTransform, VecGymEnvTransform, Timer),
+        lambda: Compose(FrameSkipTransform(2)),
+    ],
+)
+def test_transforms_of_environments_raise_in_a_buffer(transform):
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=transform(), batch_size=2)
+    rb.extend(TensorDict(a=torch.zeros(4), batch_size=[4]))
+    with pytest.raises(
+        UnsupportedError, match="follows an environment's episodes; it can't be used in a replay"
+    ):
+        rb.sample()

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from gleanrl.data import NonTensor
 from gleanrl.envs import check_env_specs
@@ -61,3 +61,19 @@ def test_hashes_with_a_seed_and_a_repertoire():
     assert not torch.equal(Hash.reproducible_hash(big), Hash.reproducible_hash(other))
     own = Hash(["a"], ["h"], hash_fn=lambda value, seed: torch.tensor([len(value) + seed]), seed=5)
     assert own(TensorDict({"a": "abc"}))["h"].tolist() == [8]
+
+
+def test_hash_of_a_batch_of_strings_has_one_row_for_each():
+    hashed = Hash(in_keys=["text"], out_keys=["hash"])
+    texts = NonTensorStack(*(NonTensorData(text) for text in ("a", "b", "a")))
+    out = hashed(TensorDict(text=texts, batch_size=[3]))["hash"]
+    assert out.shape == (3, 32) and torch.equal(out[0], out[2]) and not torch.equal(out[0], out[1])
+    assert torch.equal(out[1], Hash.reproducible_hash("b"))
+    same = hashed(TensorDict(text=NonTensorData("a", batch_size=[2, 2]), batch_size=[2, 2]))["hash"]
+    assert torch.equal(same, Hash.reproducible_hash("a").expand(2, 2, 32))
+
+
+def test_hash_with_inverse_keys_keeps_what_it_hashed():
+    hashed = Hash(["text"], ["hash"], ["text"], ["hash"])
+    made = hashed(TensorDict(text="some"))["hash"]
+    assert hashed.inv(TensorDict(hash=made))["text"] == "some"

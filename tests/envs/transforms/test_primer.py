@@ -268,8 +268,6 @@ def test_one_function_gives_all_entries(size, some_only):
     assert torch.equal(data["task"], data["next", "task"]) and (data["goal"] == 1).all()
     ends = data["next", "done"][..., :-1, 0]
     assert ends.any() and torch.equal(data["task"].diff(dim=-2)[..., 0] > 0, ends)
-    with pytest.raises(InvalidArgumentError, match="function"):
-        TensorDictPrimer(primers, single_default_value=True)
 
 
 def test_entries_may_be_there_before_the_environment_is_reset():
@@ -287,3 +285,30 @@ def test_entries_may_be_there_before_the_environment_is_reset():
         all(place.tolist() == [3.0, 3.0] for place in env.base_env.places) and len(env.base_env.places) == 3
     )
     assert (data["place"] == 3).all() and (data["next", "place"] == 3).all()
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("default", "expected"),
+    [
+        (None, 0.0),
+        (4.0, 4.0),
+        ({"h": 4.0}, 4.0),
+        (lambda: TensorDict(h=torch.full((3,), 4.0)), 4.0),
+        (lambda reset: TensorDict(h=torch.full((3,), 4.0)), 4.0),
+        (lambda: {"h": torch.full((3,), 4.0)}, 4.0),
+    ],
+)
+def test_single_default_value_of_any_kind(default, expected, many):
+    primer = TensorDictPrimer(h=Unbounded((3,)), default_value=default, single_default_value=True)
+    env = TransformedEnv(SerialEnv(2, single) if many else single(), primer)
+    found = env.rollout(2)["h"]
+    assert found.shape == (*env.batch_size, 2, 3) and found.unique().tolist() == [expected]
+
+
+def test_single_default_value_in_a_buffer():
+    primer = TensorDictPrimer(
+        h=Unbounded((3,)), default_value=lambda: TensorDict(h=torch.ones(3)), single_default_value=True
+    )
+    out = primer(TensorDict(a=torch.zeros(4), batch_size=[4]))
+    assert torch.equal(out["h"], torch.ones(4, 3))

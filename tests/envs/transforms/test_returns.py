@@ -55,3 +55,9 @@ def test_unknown_reset_keys_and_rewards_are_refused():
         env.reset()
     with pytest.raises(MissingKeyError, match="pay"):
         TransformedEnv(single(), RewardSum(in_keys=["pay"])).observation_spec  # noqa: B018
+
+
+@pytest.mark.parametrize(("in_keys", "out_keys"), [(["a", "b"], ["c"]), (["a"], ["c", "d"]), (["a"], [])])
+def test_unlike_numbers_of_keys_raise_at_construction(in_keys, out_keys):
+    with pytest.raises(InvalidArgumentError, match="RewardSum: expected as many out_keys as in_keys"):
+        RewardSum(in_keys=in_keys, out_keys=out_keys)

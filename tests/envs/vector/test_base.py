@@ -13,7 +13,7 @@ from tensordict.nn import TensorDictModule
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data.specs import Bounded, Unbounded, contains_lazy_spec
-from gleanrl.envs import ParallelEnv, SerialEnv, check_env_specs
+from gleanrl.envs import AsyncEnvPool, ParallelEnv, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import Compose, StepCounter, TensorDictPrimer, TransformedEnv
 from gleanrl.envs.vector.base import dispatched
 from gleanrl.errors import ClosedError, InvalidArgumentError, LengthError, MissingKeyError, UnsupportedError
@@ -352,3 +352,23 @@ def test_a_rollout_goes_on_from_a_root(make):
     root = env.reset()
     batch = env.rollout(3, auto_reset=False, tensordict=root, break_when_any_done=False)
     assert batch["observation"][:, 0].tolist() == root["observation"].tolist()
+
+
+@pytest.mark.parametrize("around", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())])
+@pytest.mark.parametrize(
+    "make", [lambda: SerialEnv(2, oracle), lambda: ParallelEnv(2, oracle), lambda: AsyncEnvPool([oracle] * 2)]
+)
+def test_batch_is_closed_before_its_members_are_made_and_after_they_were_closed(make, around):
+    env = around(make())
+    assert env.is_closed and not env.was_closed
+    env.reset()
+    assert not env.is_closed
+    env.close()
+    assert env.is_closed and env.was_closed
+
+
+def test_unstarted_batch_that_was_closed_stays_closed():
+    env = TransformedEnv(SerialEnv(2, oracle), StepCounter())
+    env.close()
+    with pytest.raises(ClosedError):
+        env.step(env.fake_tensordict())

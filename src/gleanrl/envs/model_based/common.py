@@ -69,7 +69,7 @@ class ModelBasedEnvBase(EnvBase):
             allow_done_after_reset=allow_done_after_reset,
         )
         if batch_size is None:
-            self.batch_locked = False
+            self.any_size = True
         self.world_model = world_model.to(self.device)
 
     def set_specs_from_env(self, env: Env) -> None:

@@ -15,7 +15,7 @@ from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.following import Following
 from gleanrl.envs.transforms.keys import missing_key
 from gleanrl.envs.transforms.rows import Record, trailing
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
 from gleanrl.schema import Field
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_key, as_path
@@ -192,6 +192,10 @@ class ActionDiscretizer(Transform):
         return self.num_intervals.expand(size)
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
+        if self.parent is None:
+            raise UnsupportedError(
+                "ActionDiscretizer: it needs an environment's action spec; it can't be used in a replay buffer"
+            )
         spec = self.parent.full_action_spec[self.in_keys_inv[0]]
         if self._box is None:
             self._box = self._bounds(spec)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gleanrl.envs.construction import RESETTING_ITSELF
 from gleanrl.envs.resets import any_of
-from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.env import TransformedEnv
+from gleanrl.envs.transforms.following import OfEnvironment
 from gleanrl.envs.transforms.keys import missing_key
 from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
@@ -27,7 +27,7 @@ _WAITING = "_waiting"
 """Where a keeper carries whose first observations it has."""
 
 
-class _Keeper(Transform):
+class _Keeper(OfEnvironment):
     """Keeps the first observations of episodes until they are asked for."""
 
     def carries(self) -> dict[NestedKey, Field]:

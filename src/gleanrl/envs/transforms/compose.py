@@ -35,6 +35,9 @@ class Compose(Transform):
     """
 
     on_rows = True
+    lends = (
+        False  # whether other chains may take its transforms, as long as it is in no container: a clone's may
+    )
 
     def __init__(self, *transforms: Any) -> None:
         super().__init__()
@@ -48,6 +51,25 @@ class Compose(Transform):
         new = cls()
         new.transforms = nn.ModuleList(transforms)
         return new
+
+    def clone(self) -> Any:
+        """Return an independent copy that is in no container, whose transforms may be put into another one."""
+        copy = super().clone()
+        copy.lends = True
+        return copy
+
+    def set_container(self, container: Any) -> None:
+        """Put the chain into `container`.
+
+        Raises:
+            ContainerError: if it, or one of its transforms, is in another one (also an AttributeError).
+        """
+        for transform in self.chain() if self.lends else ():
+            if transform.holder is not self:
+                raise ContainerError(
+                    f"{type(transform).__name__} was put from this Compose into another one; use transform.clone()"
+                )
+        super().set_container(container)
 
     def chain(self) -> list[Any]:
         """Return the transforms in order."""

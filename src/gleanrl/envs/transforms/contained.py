@@ -40,7 +40,8 @@ class Contained(StatefulModule):
         Raises:
             ContainerError: if it is in another one already (also an AttributeError).
         """
-        if self.holder not in (None, container):
+        holder = self.holder
+        if holder not in (None, container) and not (holder.container is None and holder.lends):
             raise ContainerError(
                 f"{type(self).__name__} is part of another Compose or TransformedEnv already; use transform.clone()"
             )

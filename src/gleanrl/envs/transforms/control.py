@@ -12,7 +12,7 @@ from torch import Tensor
 from gleanrl.arguments import non_negative, positive
 from gleanrl.data.specs import Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.following import Following
+from gleanrl.envs.transforms.following import Following, OfEnvironment
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
@@ -22,7 +22,7 @@ from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey
 
 
-class FrameSkipTransform(Transform):
+class FrameSkipTransform(OfEnvironment):
     """Repeats each action; rewards are added up, and the end of an episode ends the step.
 
     It steps the environment with the transforms before it. In a batch, members whose episode ends meanwhile are stepped
@@ -101,7 +101,7 @@ class NoopResetEnv(Transform):
         )
 
 
-class EndOfLifeTransform(Transform):
+class EndOfLifeTransform(OfEnvironment):
     """Tells the loss of a life, which isn't the end of the episode.
 
     Losses read `eol_key` as their done key. For environments that count lives (Atari's).

@@ -152,19 +152,24 @@ class TransformedEnv(EnvBase):
         return self.transform.transform_env_device(self.base_env.device)
 
     @property
-    def batch_locked(self) -> bool:  # type: ignore[override]
-        """Whether the batch size of inputs must be the environment's."""
-        return bool(getattr(self.base_env, "batch_locked", True))
+    def any_size(self) -> bool:  # type: ignore[override]
+        """Whether inputs may have any batch size: as the base environment's."""
+        return not getattr(self.base_env, "batch_locked", True)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the environment was closed."""
+        """Whether the environment was closed, or is around a batch that wasn't started."""
         # Those of other libraries may call themselves closed until they are first reset.
         return self._closed or (isinstance(self.base_env, EnvBase) and self.base_env.is_closed)
 
     @is_closed.setter
     def is_closed(self, closed: bool) -> None:
         self._closed = closed
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether the environment, or its base environment, was closed."""
+        return self._closed or (isinstance(self.base_env, EnvBase) and self.base_env.was_closed)
 
     @property
     def is_started(self) -> bool:
@@ -194,7 +199,7 @@ class TransformedEnv(EnvBase):
         self.transform.empty_cache()
 
     def _check_open(self) -> None:
-        if self.is_closed and not self._closed:
+        if self.was_closed and not self._closed:
             raise ClosedError(
                 f"the {type(self.base_env).__name__} in this {type(self).__name__} was closed, directly or by another "
                 "TransformedEnv around it; give each TransformedEnv its own environment"
@@ -389,9 +394,9 @@ class TransformedEnv(EnvBase):
         return seed_env(self.base_env, seed, static_seed)
 
     def _reopen(self) -> None:
-        if self.is_closed and isinstance(self.base_env, EnvBase):
+        if self.was_closed and isinstance(self.base_env, EnvBase):
             self.base_env._reopen()
-            self._closed = self._closed and self.base_env.is_closed
+            self._closed = self._closed and self.base_env.was_closed
 
     def close(self, **kwargs: Any) -> None:
         """Close the base environment; calling it again does nothing."""

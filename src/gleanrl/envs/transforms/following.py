@@ -18,7 +18,17 @@ from gleanrl.schema import Field
 from gleanrl.tree import NestedKey, as_key, as_path
 
 
-class Following(Transform):
+class OfEnvironment(Transform):
+    """Acts on the steps and resets of an environment; in a replay buffer it can't be used."""
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: it needs an environment."""
+        raise UnsupportedError(
+            f"{type(self).__name__} follows an environment's episodes; it can't be used in a replay buffer"
+        )
+
+
+class Following(OfEnvironment):
     """Follows the episodes of an environment; in a replay buffer it can't be used.
 
     What lives from step to step stands in `carried`, a tensor for all environments by key, and is never written in
@@ -121,12 +131,6 @@ class Following(Transform):
             fresh = torch.where(mask, fresh, before)
         self.carried[key] = fresh
         return fresh
-
-    def forward(self, tensordict: Any) -> Any:
-        """Raise: it needs an environment."""
-        raise UnsupportedError(
-            f"{type(self).__name__} follows an environment's episodes; it can't be used in a replay buffer"
-        )
 
 
 def reward_fields(follower: Following) -> dict[NestedKey, Field]:

@@ -68,7 +68,7 @@ class UnaryTransform(EntryTransform):
 
 
 class Hash(UnaryTransform):
-    """Adds a hash of each entry.
+    """Adds a hash of each entry; of non-tensor data with batch dimensions, one of each object, ``(*batch, …)``.
 
     Args:
         in_keys: what is hashed.
@@ -80,7 +80,7 @@ class Hash(UnaryTransform):
         seed: see `hash_fn`.
         use_raw_nontensor: see `UnaryTransform`.
         repertoire: is filled with what was hashed, by the hash as a tuple; it is used, not copied. None to keep
-            nothing.
+            nothing, or, with `in_keys_inv`, for a new one.
     """
 
     def __init__(
@@ -105,7 +105,13 @@ class Hash(UnaryTransform):
             use_raw_nontensor=use_raw_nontensor,
         )
         self.hash_fn = self.reproducible_hash if hash_fn is None else hash_fn
-        self.seed, self.repertoire = seed, repertoire
+        self.seed = seed
+        self.repertoire = {} if repertoire is None and self.in_keys_inv else repertoire
+
+    def _apply_transform(self, value: Any) -> Any:
+        if is_non_tensor(value) and value.batch_size and not self.use_raw_nontensor:
+            return torch.stack([self._apply_transform(one) for one in value.unbind(0)])
+        return super()._apply_transform(value)
 
     def _hashed(self, value: Any) -> Tensor:
         made = self.hash_fn(value) if self.seed is None else self.hash_fn(value, self.seed)

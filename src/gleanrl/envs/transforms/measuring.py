@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from gleanrl.data.specs import Composite, Unbounded
-from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.following import Following, require_free
+from gleanrl.envs.transforms.following import Following, OfEnvironment, require_free
 from gleanrl.envs.transforms.keys import Keys
 from gleanrl.envs.transforms.rows import Record, trailing
 from gleanrl.envs.transforms.spec_tools import count_spec
@@ -72,7 +69,7 @@ class TrajCounter(Following):
         return out
 
 
-class Timer(Transform):
+class Timer(OfEnvironment):
     """Measures, in seconds: how long a step took, how long the policy before it, and how long a reset.
 
     Below ``"next"`` stand the times of the step and of the policy, and zero for the reset; in the root after a reset
@@ -120,10 +117,6 @@ class Timer(Transform):
         for key, value in zip(self.out_keys, seconds, strict=True):
             record.set(key, torch.full(record.batch_size, value, device=record.device))
         return record
-
-    def forward(self, tensordict: Any) -> Any:
-        """Return a batch that is read as it is."""
-        return tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the times."""

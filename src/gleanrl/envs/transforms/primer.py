@@ -33,9 +33,10 @@ class TensorDictPrimer(Transform):
             called at each reset and returns a value for all environments. See also `single_default_value`.
         reset_key: the ``"_reset"`` mask that renews them; None for any of the environment's.
         expand_specs: whether specs of one environment get the environment's batch dimensions; None for yes.
-        single_default_value: whether `default_value` is a function that is called once a reset, as
+        single_default_value: whether `default_value`, if it is a function, is called once a reset, as
             ``default_value(reset=mask)`` with the environments that are reset, ``(*batch,)`` bool, or without
-            arguments, and returns a TensorDict of all entries, for all environments or for those that are reset.
+            arguments, and returns a TensorDict or a dictionary of all entries: for all environments, for those that
+            are reset, or, without batch dimensions, the same for each of them.
         call_before_env_reset: whether the entries are made before the environment is reset, which then finds them in
             its request.
         seed: of what is drawn; None for one drawn from torch's global generator at the first draw.
@@ -64,8 +65,6 @@ class TensorDictPrimer(Transform):
         spec = primers.clone() if isinstance(primers, Composite) else Composite(dict(primers or {}))
         for key, leaf in kwargs.items():
             spec[key] = leaf
-        if single_default_value and not callable(default_value):
-            raise InvalidArgumentError("single_default_value: expected default_value to be a function")
         super().__init__()
         self.single_default_value, self.call_before_env_reset = single_default_value, call_before_env_reset
         self.primers, self.random, self.reset_key = spec, bool(random), reset_key
@@ -163,16 +162,18 @@ class TensorDictPrimer(Transform):
             tensordict_reset.set(key, tensordict.get(key))
         return tensordict_reset
 
-    def _single(self, mask: Tensor | None) -> Any:
-        """Return the values of all entries that one call of `default_value` gives."""
-        if not self.single_default_value:
+    def _single(self, size: torch.Size, mask: Tensor | None = None) -> Any:
+        """Return the values of all entries, ``(*size,)``, that one call of `default_value` gives; None without it."""
+        if not (self.single_default_value and callable(self.default_value)):
             return None
-        size = torch.Size(self.parent.batch_size)
         rows = torch.ones(size, dtype=torch.bool) if mask is None else mask
         takes_mask = "reset" in inspect.signature(self.default_value).parameters
         made = self.default_value(reset=rows) if takes_mask else self.default_value()
+        made = made if isinstance(made, TensorDictBase) else TensorDict(dict(made), [])
         if torch.Size(made.batch_size) == size:
             return made
+        if not made.batch_size:
+            return made.expand(size).clone()
         whole = self._specs().zero()
         whole[rows] = made.select(*self.out_keys)
         return whole
@@ -182,7 +183,7 @@ class TensorDictPrimer(Transform):
         specs = self._specs()
         keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
         mask = reset_rows(tensordict, keys)
-        single = self._single(mask)
+        single = self._single(torch.Size(self.parent.batch_size), mask)
         for key in self.out_keys:
             fresh = self._fresh(key, specs[key]) if single is None else single.get(key)
             before = tensordict.get(key, None)
@@ -193,9 +194,15 @@ class TensorDictPrimer(Transform):
 
     def forward(self, tensordict: Any) -> Any:
         """Add the entries that a batch lacks, one for each record."""
-        for key in self.out_keys:
-            if tensordict.get(key, None) is None:
-                tensordict.set(key, self._fresh(key, self.primers[key], tensordict.batch_size))
+        missing = [key for key in self.out_keys if tensordict.get(key, None) is None]
+        single = self._single(tensordict.batch_size) if missing else None
+        for key in missing:
+            made = (
+                self._fresh(key, self.primers[key], tensordict.batch_size)
+                if single is None
+                else single.get(key)
+            )
+            tensordict.set(key, made)
         return tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

@@ -28,6 +28,9 @@ class RewardSum(Counting):
         reward_spec: whether the sums are declared as rewards rather than observations: then they stand below
             ``"next"`` only.
 
+    Raises:
+        InvalidArgumentError: if there are more keys of one kind than of the other.
+
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
         >>> env = TransformedEnv(GymEnv("CartPole-v1"), RewardSum())
@@ -48,6 +51,8 @@ class RewardSum(Counting):
         reward_spec: bool = False,
     ) -> None:
         super().__init__(in_keys, out_keys)
+        if in_keys is not None and out_keys is not None:
+            self.pairs()  # raises if they don't fit
         self._reset_keys = as_keys("reset_keys", reset_keys)
         self.reward_spec = reward_spec
 

@@ -246,6 +246,20 @@ class BatchedEnv(EnvBase):
         """Let every member go on from its value."""
 
     # ------------------------------------------------------------------- life
+    @property
+    def is_closed(self) -> bool:
+        """Whether there are no live members: the batch wasn't started yet, or was closed."""
+        return self._closed or not self.is_started
+
+    @is_closed.setter
+    def is_closed(self, closed: bool) -> None:
+        self._closed = closed
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether the batch was closed."""
+        return self._closed
+
     def start(self) -> None:
         """Make the members, if that hasn't happened yet; the first use does it by itself.
 
@@ -265,7 +279,7 @@ class BatchedEnv(EnvBase):
         """Close every member; again, it closes those that an interrupt of the first call left."""
         if self._ended:
             return
-        if self.is_started and not self.is_closed:
+        if self.is_started and not self._closed:
             with suppress(Exception):  # they are kept where they can be had
                 self._last_states = self._states_at_the_end() or self._last_states
         self.is_closed = True
@@ -447,9 +461,9 @@ class BatchedEnv(EnvBase):
 
         Of a closed batch it's what the members had at the end; empty if they weren't there any more.
         """
-        if not self.is_closed:
+        if not self._closed:
             self.start()
-        states = self._last_states if self.is_closed else self._member_states()
+        states = self._last_states if self._closed else self._member_states()
         return OrderedDict((f"worker{i}", state) for i, state in enumerate(states))
 
     def parse_state(self, state: Any, strict: bool = True) -> Any:

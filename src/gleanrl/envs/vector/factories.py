@@ -119,9 +119,17 @@ def know_truncated(env: Any) -> None:
     """Add a truncated flag to every group of flags of an environment that has none; of a batch, to the members'.
 
     Raises:
-        UnsupportedError: if the members of a batch exist already.
+        UnsupportedError: if the members of a batch exist already, or are another library's.
     """
-    (extra(env, "_know_truncated") or env.add_truncated_keys)()
+    try:
+        (extra(env, "_know_truncated") or env.add_truncated_keys)()
+    except UnsupportedError:
+        raise
+    except Exception as cause:
+        raise UnsupportedError(
+            f"the {type(env).__name__} has no 'truncated' flag to set at a limit of steps, and can't add one: {cause}; "
+            "let the callable of its members add it: lambda: make_env().add_truncated_keys()"
+        ) from cause
 
 
 def is_environment(candidate: Any) -> bool:
@@ -154,7 +162,7 @@ def require_unused(env: Any) -> None:
     usage = extra(env, "usage")
     if usage is None:  # a foreign environment: it doesn't say
         return
-    if env.is_closed:
+    if env.was_closed:
         raise ClosedError(
             f"create_env_fn: the {type(env).__name__} was closed; pass a callable that makes it"
         )

@@ -164,5 +164,5 @@ class PooledEnv(BatchedEnv):
 
     def adopt_state(self, value: Any) -> None:
         """Let every member go on from its value, which it keeps: from those that were parsed last."""
-        if not self.is_closed:
+        if not self.was_closed:
             self._ask_each("adopt_state", [()] * self.num_workers)
