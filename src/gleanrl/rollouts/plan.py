@@ -157,7 +157,7 @@ def plan_rollout(
     if traits.own_actions:
         random_actor = PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))
     else:
-        random_actor = RandomActor(drawing_policy(env), written, generator=generator)
+        random_actor = RandomActor(drawing_policy(env, traits), written, generator=generator)
     actor: Actor
     if only_draws(wrapped):
         actor = RandomActor(wrapped, written, traits.actions_vary, generator)

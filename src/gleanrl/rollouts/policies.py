@@ -152,19 +152,20 @@ class OwnActions:
 
 def random_policy(env: Env) -> RandomPolicy | OwnActions:
     """Return the policy that draws random actions for `env`, which was reset: its masks may show then only."""
-    return OwnActions(env) if EnvTraits.of(env).own_actions else drawing_policy(env)
+    traits = EnvTraits.of(env)
+    return OwnActions(env) if traits.own_actions else drawing_policy(env, traits)
 
 
-def drawing_policy(env: Env) -> RandomPolicy:
+def drawing_policy(env: Env, traits: EnvTraits) -> RandomPolicy:
     """Return the policy that draws from the action spec of `env`, with the masks of each moment if it has any."""
-    if EnvTraits.of(env).actions_vary or is_masked(from_torchrl(live_actions(env))):
+    if traits.actions_vary or is_masked(from_torchrl(live_actions(env))):
         return AllowedActions(env)
     return RandomPolicy(env.full_action_spec)
 
 
 def _obeying(policy: RandomPolicy, env: Env) -> RandomPolicy:
     """Return `policy`, or the policy that obeys the masks of `env` if `policy` draws from all actions of `env`."""
-    masked = drawing_policy(env) if only_draws(policy) else policy
+    masked = drawing_policy(env, EnvTraits.of(env)) if only_draws(policy) else policy
     if not isinstance(masked, AllowedActions):
         return policy
     spec = from_torchrl(policy.action_spec)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from gleanrl.data.specs import is_masked
+from gleanrl.data.specs import without_masks
 from gleanrl.devices import as_device, columns_device
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
@@ -139,11 +139,15 @@ class BatchedEnv(EnvBase):
             return None
         specs = self._live_specs(members)
         for member, spec in specs.items():
-            if not self.meta_data[member].traits.actions_vary and not is_masked(spec):
+            if spec is None and not self.meta_data[member].traits.actions_vary:
                 self._unmasked.add(member)
         if self._unmasked.issuperset(members):
             return None
-        return [specs.get(member, self.meta_data[member].specs["action"]) for member in members]
+        declared = [self.meta_data[member].specs["action"] for member in members]
+        return [
+            specs.get(member, spec) or without_masks(spec)
+            for member, spec in zip(members, declared, strict=True)
+        ]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Write random actions into `tensordict` (a new one if None) and return it: allowed ones, or the members' own.
@@ -173,7 +177,7 @@ class BatchedEnv(EnvBase):
     # ---------------------------------------------------- for the two subclasses
     @abstractmethod
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
-        """Return the action spec of each of `members` that can be asked, with its present masks."""
+        """Return the action spec of each of `members` that can be asked, with its present masks; None without masks."""
 
     @abstractmethod
     def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from gleanrl.data.specs import from_torchrl
+from gleanrl.data.specs import from_torchrl, is_masked
 from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
@@ -102,8 +102,9 @@ class MemberGroup:
 
     # -------------------------------------------------------- random actions
     def action_specs(self) -> list[Any]:
-        """Return a copy of the action spec of each environment, with the masks that hold at present."""
-        return [from_torchrl(live_actions(env)).clone() for env in self.each()]
+        """Return a copy of the action spec of each environment with its present masks; None where it has none."""
+        specs = [from_torchrl(live_actions(env)) for env in self.each()]
+        return [spec.clone() if is_masked(spec) else None for spec in specs]
 
     def rand_actions(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
         """Return random actions of the environments that `requests` names, by their number.

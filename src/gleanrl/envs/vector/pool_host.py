@@ -137,7 +137,7 @@ class PoolMember:
         return stepped.get("next"), after
 
     def action_spec(self) -> Any:
-        """Return the action spec with its present masks."""
+        """Return the action spec with its present masks; None if it has none."""
         return self._live.action_specs()[0]
 
     def rand_action(self, root: TensorDictBase, seed: int) -> TensorDictBase:

@@ -134,7 +134,7 @@ class EnvServant:
 
     # --------------------------------------------------------- random actions
     def action_specs(self) -> list[Any]:
-        """Return the action spec of every environment, with its present masks."""
+        """Return the action spec of every environment with its present masks; None where it has none."""
         return self._group.action_specs()
 
     def rand_actions(self, requests: Mapping[int, tuple[Any, int]]) -> dict[int, Any]:
