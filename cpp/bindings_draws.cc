@@ -9,6 +9,7 @@
 
 #include "addresses.h"
 #include "bindings.h"
+#include "boundaries.h"
 #include "episodes.h"
 #include "exchange.h"
 #include "priorities.h"
@@ -177,9 +178,58 @@ void expand_slices(const Episodes& self, std::uintptr_t first, std::uintptr_t le
               last == 0 ? nullptr : room_at<std::uint8_t>("expand", last, n));
 }
 
+// The columns that say where trajectories end. Their memory must stay where it is.
+class EndColumns {
+ public:
+  EndColumns(nb::handle flags, nb::handle widths, nb::handle ids, nb::handle sizes, std::uintptr_t ahead,
+             std::int64_t ahead_bytes)
+      : ahead_{reinterpret_cast<const std::byte*>(ahead), ahead_bytes} {
+    const auto flags_at = read_addresses<const std::uint8_t*>(flags);
+    const auto widths_of = read_list<std::int64_t>(widths, as_number);
+    const auto ids_at = read_addresses<const std::byte*>(ids);
+    const auto sizes_of = read_list<std::int64_t>(sizes, as_number);
+    if (flags_at.size() != widths_of.size() || ids_at.size() != sizes_of.size()) {
+      throw std::invalid_argument("EndColumns: expected a size for each column");
+    }
+    for (const std::int64_t size : sizes_of) check_size(size);
+    if (ahead != 0) check_size(ahead_bytes);
+    for (std::size_t i = 0; i < flags_at.size(); ++i) flags_.push_back({flags_at[i], widths_of[i]});
+    for (std::size_t i = 0; i < ids_at.size(); ++i) ids_.push_back({ids_at[i], sizes_of[i]});
+  }
+
+  bool inside(std::uintptr_t slot, std::int64_t n, std::uintptr_t inner) const {
+    const auto slots = array_at<std::int64_t>("inside", slot, n);
+    const auto marks = array_at<std::uint8_t>("inside", inner, n);
+    if (n > 0 && marks[static_cast<std::size_t>(n) - 1] != 0) {
+      throw std::invalid_argument("inside: expected the last row to be the last one of its slice");
+    }
+    bool found = false;
+    run(n >= kReleaseSearches,
+        [&] { found = ends_inside(slots, marks.data(), flags_, ids_, ahead_.first == nullptr ? nullptr : &ahead_); });
+    return found;
+  }
+
+ private:
+  static void check_size(std::int64_t size) {
+    if (size != 1 && size != 2 && size != 4 && size != 8) {
+      throw std::invalid_argument("EndColumns: expected whole numbers of 1, 2, 4 or 8 bytes");
+    }
+  }
+
+  std::vector<FlagColumn> flags_;
+  std::vector<IdColumn> ids_;
+  IdColumn ahead_;
+};
+
 }  // namespace
 
 void bind_draws(nb::module_& m) {
+  nb::class_<EndColumns>(m, "EndColumns", "The columns that say where trajectories end.")
+      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, std::uintptr_t, std::int64_t>(), "flags"_a,
+           "widths"_a, "ids"_a, "sizes"_a, "ahead"_a = 0, "ahead_bytes"_a = 0)
+      .def("inside", &EndColumns::inside, "slot"_a, "n"_a, "inner"_a,
+           "Whether a row slot[i] with inner[i] != 0 ends a trajectory.");
+
   nb::class_<SumTree>(m, "SumTree", "A sum tree of `capacity` priorities, all 0 at first.")
       .def(nb::init<std::int64_t>(), "capacity"_a)
       .def_prop_ro("capacity", &SumTree::capacity)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
+from gleanrl.data.boundaries import hold_slice_ends, trajectory_ends
 from gleanrl.parcels import Arrived, Parcel
 
 
@@ -44,6 +45,13 @@ def test_a_tensordict_arrives_as_it_was():
         assert list(found.keys(True)) == list(td.keys(True))
         assert found["x"].untyped_storage().nbytes() == 8000  # what is saved of it
         found["x"].zero_()  # the next one is a copy of its own
+
+
+def test_a_batch_of_slices_still_knows_where_they_end():
+    ends, done = torch.arange(6) % 3 == 2, torch.zeros(6, 1, dtype=torch.bool)
+    td = TensorDict({"next": {"done": done}}, [6])
+    hold_slice_ends(td, ends, None)
+    assert torch.equal(trajectory_ends(sent(td)[0].open()), ends)
 
 
 def test_nothing_is_kept_of_what_was_packed():

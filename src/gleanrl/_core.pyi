@@ -59,6 +59,45 @@ class TensorColumns:
         rows in one piece, or stands in a column itself.
         """
 
+    def watch(self, outcomes: list[int], roots: list[int], flags: list[int]) -> None:
+        """Have `seams` look at columns of outcomes, of the roots that are their twins, and of end flags."""
+
+    def seams(self, newest: int, steps: int, streams: int, leaves: list[Any]) -> bytes | None:
+        """Return in which streams leaves don't go on with the step that is stored from row `newest` on, 0 or 1 each.
+
+        They don't where an outcome there differs from the first root, bit for bit, and no flag is set there; but only
+        if the leaves chain: one step inside at least has no flag, and each such step leads to the one behind it.
+        Outcomes that are the same in all of these count only if all are. None where all go on, or a leaf isn't
+        ``[steps, streams, *leaf]`` in one piece on the CPU.
+        """
+
+class EndColumns:
+    """The columns that say where trajectories end; their memory must stay where it is.
+
+    Args:
+        flags: addresses of bool columns, several values to a row perhaps.
+        widths: their values to a row.
+        ids: addresses of columns of whole numbers.
+        sizes: their bytes to a row: 1, 2, 4 or 8.
+        ahead: the address of a column of whole numbers; flags count in rows where it is 1. 0 for none.
+        ahead_bytes: its bytes to a row.
+    """
+
+    def __init__(
+        self,
+        flags: Sequence[int],
+        widths: Sequence[int],
+        ids: Sequence[int],
+        sizes: Sequence[int],
+        ahead: int = 0,
+        ahead_bytes: int = 0,
+    ) -> None: ...
+    def inside(self, slot: int, n: int, inner: int) -> bool:
+        """Whether a row of slots slot[0:n] (int64) whose mark in inner[0:n] (bytes) is set ends its trajectory.
+
+        So it does with a flag set, or with another id than the next slot of the list.
+        """
+
 class TensorRows:
     """Rows of columns ``[*batch, T, *leaf]`` on the CPU, written from tensors as they are.
 

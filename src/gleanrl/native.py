@@ -5,6 +5,7 @@ from __future__ import annotations
 try:
     from gleanrl._core import (
         Columns,
+        EndColumns,
         Episodes,
         FreshTensors,
         Priorities,
@@ -41,6 +42,7 @@ except ImportError as cause:
 
 __all__ = [
     "Columns",
+    "EndColumns",
     "Episodes",
     "FreshTensors",
     "Priorities",

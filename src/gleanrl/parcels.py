@@ -20,7 +20,7 @@ from tensordict import MemoryMappedTensor, TensorDict
 
 from gleanrl.layout import dict_batch
 from gleanrl.pool import BufferPool
-from gleanrl.tree import level_of
+from gleanrl.tree import SLICE_ENDS, level_of
 
 _Buffer: TypeAlias = Any  # of the buffer protocol
 _SMALL = 1 << 14
@@ -114,6 +114,7 @@ class _Packer(cloudpickle.Pickler):
                 found.device,
                 named,
                 found.is_locked,
+                vars(found).get(SLICE_ENDS),
             )
         elif kind is _SharedBuffer:
             return _memory, (self._place,)
@@ -188,9 +189,11 @@ _KNOWN = {
 
 
 def _level(
-    entries: dict[str, Any], size: tuple[int, ...], device: Any, names: Any, locked: bool
+    entries: dict[str, Any], size: tuple[int, ...], device: Any, names: Any, locked: bool, ends: Any
 ) -> TensorDict:
     level = dict_batch(entries, torch.Size(size), device)
+    if ends is not None:
+        level.__dict__[SLICE_ENDS] = ends
     if names is not None:
         level.names = names
     return level.lock_() if locked else level

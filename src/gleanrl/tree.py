@@ -27,6 +27,8 @@ NestedKey: TypeAlias = str | tuple[str, ...]
 
 FLAGS = ("done", "terminated", "truncated")
 """The flags of a step; each group of them stands side by side."""
+SLICE_ENDS = "_gleanrl_slice_ends"
+"""The attribute by which a batch remembers where its slices end, ``(n,)`` bool; see `gleanrl.data.boundaries`."""
 
 
 def as_path(key: NestedKey) -> Path:

@@ -109,6 +109,12 @@ def test_strings_beside_the_flags_are_no_hindrance() -> None:
     assert trajectory_ends(batch).tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_the_numbers_0_and_1_are_flags(dtype: torch.dtype) -> None:
+    batch = TensorDict({"next": {"done": flags(0, 1, 0).to(dtype)}}, [3])
+    assert trajectory_ends(batch).tolist() == [False, True, True]
+
+
 def test_no_steps_no_ends() -> None:
     assert trajectory_ends(
         TensorDict({"next": {"done": torch.zeros(2, 0, 1, dtype=torch.bool)}}, [2, 0])
@@ -155,12 +161,12 @@ def bad_batches() -> dict[str, tuple[Any, dict[str, Any], type[GleanError], type
         ),
         "no next": (TensorDict({"obs": torch.zeros(3)}, [3]), {}, MissingKeyError, KeyError, "nothing tells"),
         "done_key absent": (TensorDict(done, [3]), {"done_key": "over"}, MissingKeyError, KeyError, "'over'"),
-        "float flag": (
-            TensorDict({"next": {"done": torch.zeros(3)}}, [3]),
+        "flag that is neither 0 nor 1": (
+            TensorDict({"next": {"done": torch.tensor([0.0, 0.5, 1.0])}}, [3]),
             {},
             SchemaError,
             RuntimeError,
-            "torch.float32",
+            "got 0.5 (torch.float32)",
         ),
         "float mask": (
             TensorDict({**done, "collector": {"mask": torch.ones(3)}}, [3]),

@@ -10,15 +10,15 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, leaf_at
+from gleanrl.tree import FLAGS, SLICE_ENDS, NestedKey, Path, as_key, as_path, flatten, leaf_at
 
 __all__ = ["step_mask", "trajectory_ends"]
 
 TRAJ_IDS: Path = ("collector", "traj_ids")
+EPISODE: Path = ("episode",)
 MASK: Path = ("collector", "mask")
-_STEPS: Path = ("steps_to_next_obs",)
+STEPS: Path = ("steps_to_next_obs",)
 _CUT = ("done", "truncated")
-_SLICE_ENDS = "_gleanrl_slice_ends"
 
 
 def trajectory_ends(
@@ -54,8 +54,8 @@ def trajectory_ends(
 
     Raises:
         MissingKeyError: if `done_key` is absent, or there is neither a flag nor an id to go by.
-        SchemaError: if the batch has no time dimension, a flag or a mask isn't bool, or a value can't be
-            mapped onto the batch.
+        SchemaError: if the batch has no time dimension, a flag holds anything but bools, 0 and 1, a mask isn't
+            bool, or a value can't be mapped onto the batch.
 
     Examples:
         >>> import torch
@@ -67,7 +67,7 @@ def trajectory_ends(
     _require_time(batch)
     ids = [ids for path in _paths(id_keys, TRAJ_IDS) if (ids := _per_step(batch, path)) is not None]
     ends = _flag_ends(batch, done_key)
-    slices = vars(batch).get(_SLICE_ENDS)
+    slices = vars(batch).get(SLICE_ENDS)
     if ends is None:
         if not ids:
             raise MissingKeyError(
@@ -89,6 +89,113 @@ def trajectory_ends(
     return ends
 
 
+def twins(fields: Mapping[Path, Any]) -> list[Path]:
+    """Return the entries below ``next`` that the root of the following step repeats: the root has their like.
+
+    Args:
+        fields: what each tensor looks like, its shape and dtype, by path; flags are left out.
+    """
+    return [
+        path
+        for path, field in fields.items()
+        if len(path) > 1 and path[0] == "next" and path[-1] not in FLAGS and fields.get(path[1:]) == field
+    ]
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+def same_bits(left: Tensor, right: Tensor, dims: int) -> Tensor:
+    """Return where two tensors ``[*lead, *field]`` of one dtype are equal bit for bit: -0.0 isn't 0.0, a NaN is itself.
+
+    Args:
+        left: one.
+        right: the other.
+        dims: the dimensions of ``lead``.
+
+    Returns:
+        ``[*lead]`` bool.
+    """
+    lead = left.shape[:dims]
+    if not left.numel():
+        return torch.ones(lead, dtype=torch.bool, device=left.device)
+    both = [
+        tensor.resolve_conj()
+        .resolve_neg()
+        .reshape(lead.numel(), -1)
+        .contiguous()
+        .view(_INTEGERS[tensor.itemsize])
+        for tensor in (left, right)
+    ]
+    return (both[0] == both[1]).all(1).view(lead)
+
+
+def telling(pairs: Sequence[tuple[Tensor, Tensor]], ends: Tensor) -> list[int]:
+    """Return which outcomes and roots tell whether other steps go on with these; none unless all of them chain.
+
+    They chain if each step that doesn't end a trajectory leads to the following one, bit for bit, and there is such a
+    step inside. Data that were normalised, augmented or put in another order don't. Of several pairs those tell that
+    change from step to step; a goal, for example, may have been given to all of these steps afterwards.
+
+    Args:
+        pairs: outcomes and roots (see `twins`), ``[T, *B, *field]`` each, time first.
+        ends: where a flag is set, ``[T, *B]`` bool.
+    """
+    inner = ~ends[:-1]
+    if not bool(inner.any()):
+        return []
+    start, count, changing = 0, 2, set[int]()
+    while start < len(inner):  # data that don't chain show that at once
+        stop = min(start + count, len(inner))
+        for number, (coming, root) in enumerate(pairs):
+            here, following = root[start:stop], root[start + 1 : stop + 1]
+            same = same_bits(coming[start:stop], following, ends.ndim)
+            if bool((inner[start:stop] & ~same).any()):
+                return []
+            if number not in changing and bool(
+                (inner[start:stop] & ~same_bits(here, following, ends.ndim)).any()
+            ):
+                changing.add(number)
+        start, count = stop, 4 * count
+    return sorted(changing) or [*range(len(pairs))]
+
+
+def seams(
+    before: TensorDictBase, batch: TensorDictBase, mask_keys: Iterable[NestedKey] = ()
+) -> Tensor | None:
+    """Return in which streams a batch doesn't go on with the steps before it, though neither ids nor flags tell.
+
+    That is so where the last outcome differs from the first root, in entries of the batch that are `telling`. Ids, a
+    mask, n-step data, and batches of a single step say nothing here.
+
+    Args:
+        before: ``[*B, T]``, of the same structure.
+        batch: ``[*B, T]``.
+        mask_keys: further masks.
+
+    Returns:
+        ``[*B]`` bool; None for none.
+    """
+    leaves = {path: leaf for path, leaf in flatten(batch).items() if isinstance(leaf, Tensor)}
+    told = {TRAJ_IDS, EPISODE, STEPS, MASK, *map(as_path, mask_keys)}
+    time = batch.ndim - 1
+    found = twins({path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items()})
+    ends = _flag_ends(batch, None)
+    if not found or ends is None or not told.isdisjoint(leaves) or batch.shape[time] < 2:
+        return None
+    differ = []
+    for path in found:
+        newest, first = leaf_at(before, path), leaves[path[1:]].select(time, 0)
+        if newest is None or newest.dtype != first.dtype:
+            return None
+        differ.append(~same_bits(newest.select(time, before.shape[time] - 1), first, time).to(ends.device))
+    if not any(bool(other.any()) for other in differ):
+        return None
+    pairs = [(leaves[path].movedim(time, 0), leaves[path[1:]].movedim(time, 0)) for path in found]
+    told_by = [differ[number] for number in telling(pairs, ends.movedim(time, 0))]
+    return torch.stack(told_by).any(0) if told_by else None
+
+
 def hold_slice_ends(batch: Any, last: Tensor, mask: Tensor | None) -> None:
     """Let `trajectory_ends` of this very batch know where its slices end; no entry changes.
 
@@ -101,7 +208,7 @@ def hold_slice_ends(batch: Any, last: Tensor, mask: Tensor | None) -> None:
         mask: which rows are steps, ``(n,)`` bool, where copies fill slices up; None for all.
     """
     if isinstance(batch, TensorDictBase):
-        batch.__dict__[_SLICE_ENDS] = last if mask is None else last | ~mask
+        batch.__dict__[SLICE_ENDS] = last if mask is None else last | ~mask
 
 
 def marks_among(entries: Mapping[Any, Any]) -> dict[NestedKey, Any]:
@@ -155,7 +262,6 @@ def cut_at(record: TensorDictBase, places: Sequence[int]) -> int:
         if path[0] == "next"
         and path[-1] in _CUT
         and isinstance(leaf, Tensor)
-        and leaf.dtype is torch.bool
         and leaf.shape[: len(lead)] == lead
     ]
     if not flags:
@@ -263,15 +369,15 @@ def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | No
     for path, value in flags:
         flag = _reduce_flag(path, value, batch.batch_size)
         ends = flag if ends is None else ends | flag.to(ends.device)
-    steps = _per_step(batch, _STEPS)
+    steps = _per_step(batch, STEPS)
     return ends if ends is None or steps is None else ends & (steps == 1).to(ends.device)
 
 
 def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
     """Return the flag at `path` as ``[*B, T]`` bool."""
-    if not isinstance(value, Tensor) or value.dtype != torch.bool:
-        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise SchemaError(f"flag {path!r} expected a bool tensor, got {found}")
+    if not isinstance(value, Tensor):
+        raise SchemaError(f"flag {path!r} expected a bool tensor, got {type(value).__name__}")
+    value = _as_flag(path, value)
     flat = value.reshape(*shape, value.shape[len(shape) :].numel())
     ends = flat.any(-1)
     # A flag of the whole environment is one value per step. Entries that disagree mean that `shape` isn't the
@@ -283,6 +389,25 @@ def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
             "flags of agents into a group of their own"
         )
     return ends
+
+
+def _as_flag(path: Path, value: Tensor) -> Tensor:
+    """Return a flag as bool."""
+    if value.dtype == torch.bool:
+        return value
+    flag = value == 1
+    other = ~flag & (value != 0)
+    if bool(other.any()):
+        raise not_a_flag(path, value[other][0].item(), value.dtype)
+    return flag
+
+
+def not_a_flag(path: Path, value: Any, dtype: Any) -> SchemaError:
+    """Return the error for an end flag that holds another number than 0 and 1."""
+    return SchemaError(
+        f"flag {as_key(path)!r} expected bools, or the numbers 0 and 1, got {value} ({dtype}); store "
+        "`value != 0`, or whatever says where trajectories end"
+    )
 
 
 def _paths_of_next(batch: TensorDictBase) -> list[Path]:

@@ -184,3 +184,59 @@ def test_trajectories_that_nobody_goes_on_with_end_in_what_is_held(streams):
 
     assert (written(end=[0, 1, 5]) == written(end=None)).all()
     assert not (written(end=[5]) == written(end=None)).all()
+
+
+def unfinished(start: float, count: int) -> TensorDict:
+    """Steps of a trajectory that isn't over, without ids; observations count up."""
+    x = (start + torch.arange(count))[:, None]
+    after = {"x": x + 1, "done": torch.zeros(count, 1, dtype=torch.bool), "reward": torch.ones(count, 1)}
+    return TensorDict({"x": x, "next": after}, [count])
+
+
+def looked_ahead(chunks: list[TensorDict], restored_after: int | None = None) -> dict[float, float]:
+    """Return the next observation of each step that n-step rows hold, by its observation."""
+    found: dict[float, float] = {}
+    transform = MultiStepTransform(3, 0.9)
+    for place, chunk in enumerate(chunks):
+        made = transform.inv(chunk)
+        if made is not None:
+            shown = zip(made["x"].flatten().tolist(), made["next", "x"].flatten().tolist(), strict=True)
+            found.update(shown)
+        if place == restored_after:
+            state, transform = transform.state_dict(), MultiStepTransform(3, 0.9)
+            transform.load_state_dict(state)
+    return found
+
+
+@pytest.mark.parametrize("restored_after", [None, 0, 1, 2])
+def test_sums_end_where_the_content_of_two_writes_doesnt_go_on(restored_after):
+    chunks = [unfinished(*chunk) for chunk in ((0, 5), (100, 2), (102, 2), (200, 2), (300, 6))]
+    found = looked_ahead(chunks, restored_after)
+    expected = {
+        x: min(x + 3, end) for begin, end in ((0, 5), (100, 104), (200, 202)) for x in range(begin, end)
+    }
+    assert found == expected | {300: 303, 301: 304, 302: 305}
+
+
+def test_sums_of_each_stream_end_where_its_content_doesnt_go_on():
+    transform = MultiStepTransform(2, 0.9)
+    transform.inv(torch.stack([unfinished(0, 3), unfinished(50, 3)]))
+    made = transform.inv(torch.stack([unfinished(3, 3), unfinished(80, 3)]))
+    assert made["next", "x"][..., 0].tolist() == [[3, 4, 5], [53, 53, 82]]
+
+
+@pytest.mark.parametrize("kind", ["one step", "other order", "ids", "mask"])
+def test_sums_go_on_where_the_content_says_nothing(kind):
+    chunks = [unfinished(0, 4), unfinished(100, 4)]
+    for chunk in chunks:
+        if kind == "ids":
+            chunk["collector", "traj_ids"] = torch.zeros(4, dtype=torch.int64)
+        if kind == "mask":
+            chunk["collector", "mask"] = torch.ones(4, dtype=torch.bool)
+    if kind == "other order":
+        chunks = [chunk[[2, 0, 3, 1]] for chunk in chunks]
+    if kind == "one step":
+        chunks = [step for chunk in chunks for step in chunk.split(1)]
+    found = looked_ahead(chunks)
+    last = 1 if kind == "other order" else 3
+    assert found[last] > 100

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from gleanrl.data.boundaries import TRAJ_IDS
+from gleanrl.data.boundaries import STEPS, TRAJ_IDS, same_bits, twins
 from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable, locate, runs_of
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
@@ -18,7 +18,6 @@ from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, Path, as_key
 
 _CHUNK = 1 << 16  # time steps looked at together
-_STEPS: Path = ("steps_to_next_obs",)
 
 
 class AuditProblem(NamedTuple):
@@ -58,8 +57,8 @@ def audit(storage: Storage) -> AuditReport:
     - schema: columns have the shapes and dtypes that the first write fixed.
     - generations: every stored row was written.
     - flags: ``done`` is ``terminated`` or ``truncated``, where all three are stored.
-    - next observation: inside a trajectory an entry below ``next`` is that of the following step's root (not
-      in rows of n-step data that look further ahead).
+    - next observation: inside a trajectory an entry below ``next`` is that of the following step's root, bit for bit
+      (not in rows of n-step data that look further ahead).
     - ids: no trajectory id goes on after an end, or stands in two streams. A truncation isn't an end where the
       following step goes on from its next observation (``set_truncated=True`` of a collector).
 
@@ -160,8 +159,8 @@ def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> l
     schema = storage.format.schema
     observed = _observed(schema)
     for slots, following in _pairs(storage, table) if observed else ():
-        if _STEPS in schema:
-            single = _wide(storage.column(_STEPS)[slots])[:, 0] == 1
+        if STEPS in schema:
+            single = _wide(storage.column(STEPS)[slots])[:, 0] == 1
             slots, following = slots[single.cpu()], following[single.cpu()]
         for path in observed:
             message = f"{as_key(path)!r} isn't {as_key(path[1:])!r} of the following step"
@@ -171,23 +170,15 @@ def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> l
 
 def _observed(schema: Schema) -> list[Path]:
     """Return the entries below ``next`` that stand in the following step's root, too."""
-    return [
-        path
-        for path in schema.paths
-        if path[0] == "next"
-        and path[1:] in schema
-        and path[-1] not in FLAGS
-        and schema[path] == schema[path[1:]]
-    ]
+    return twins(
+        {path: field for path, field in zip(schema.paths, schema.fields, strict=True) if not field.is_list}
+    )
 
 
 def _differ(storage: TensorStorage, path: Path, slots: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
     """Return where an entry below ``next`` isn't the root's of the slot that follows, ``(n,)`` bool."""
-    coming, root = _wide(storage.column(path)[slots]), _wide(storage.column(path[1:])[following])
-    differ = coming != root
-    if coming.dtype.is_floating_point or coming.dtype.is_complex:
-        differ &= ~(coming.isnan() & root.isnan())
-    return differ.any(1).cpu()
+    coming, root = storage.column(path)[slots], storage.column(path[1:])[following]
+    return ~same_bits(coming, root, 1).cpu()
 
 
 def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> list[str]:

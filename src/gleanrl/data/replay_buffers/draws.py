@@ -92,11 +92,14 @@ class Draws(Stateful[DrawsState]):
                 self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
         try:
             fetched = ticket.fetch(paths, flags)
-            exposed = self._parts.cuts and ticket.storage.exposed
-            if exposed or ticket.storage.version != ticket.version:
+            parts, storage = self._parts, ticket.storage
+            exposed = parts.cuts and storage.exposed
+            if exposed or storage.version != ticket.version:
                 self._gate.asked = True
                 with self._gate.lock:
                     self._gate.asked = False
+                    if storage.version == ticket.version and parts.sampler.is_whole(storage, ticket.drawn):
+                        return ticket, fetched
                     held = [fetched]
                     del fetched  # memory for the new one
                     repaired = self._repaired(size, ticket, held, stamped, paths, flags)

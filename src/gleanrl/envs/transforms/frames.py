@@ -126,7 +126,9 @@ class CatFrames(EntryTransform, Following):
         """Return a transform and a sampler for a buffer that keeps single frames and serves stacks.
 
         Each record of a batch is the last step of a slice of N steps, stacked with those before it: its root
-        observation and its next one. A record that has fewer than N - 1 before it in its trajectory isn't drawn.
+        observation and its next one. A record that has fewer than N - 1 before it in its trajectory is never drawn:
+        the first N - 1 steps of each episode are missing. Nor are the draws uniform: each trajectory of N steps and
+        more has the same probability, so that a record of a short one is drawn more often.
 
         Args:
             batch_size: records in a batch: that of the buffer.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.data.boundaries import cut_trajectories, trajectory_ends
+from gleanrl.data.boundaries import cut_trajectories, seams, trajectory_ends
 from gleanrl.data.postprocs import MultiStep
 from gleanrl.envs.transforms.buffers import BufferTransform
 from gleanrl.envs.transforms.keys import Keys, as_keys
@@ -27,7 +27,8 @@ class MultiStepTransform(BufferTransform):
     The last `n_steps` steps of each write are held back until the next one shows what follows them, so that the result
     doesn't depend on how the data is cut: of T steps in all, ``T - n_steps`` have been written. While there are no
     more than `n_steps`, nothing is written (`extend` returns no index). Rows of the batch are streams, time is the last
-    dimension: every write must have the same streams. In-between resets are noticed by trajectory ids or flags.
+    dimension: every write must have the same streams. Resets between two writes are noticed by trajectory ids or flags;
+    where there are no ids also by what is written, see `gleanrl.data.boundaries.seams`.
 
     Args:
         n_steps: how many steps to look ahead; it can be changed between writes.
@@ -62,6 +63,9 @@ class MultiStepTransform(BufferTransform):
         self.done_keys = [*(as_keys("done_key", single) or []), *(as_keys("done_keys", done_keys) or [])]
         self.mask_key = None if mask_key is None else as_key(as_path(mask_key))
         self._held: TensorDictBase | None = None
+        self._seams: torch.Tensor | None = (
+            None  # which of these steps are the last before a seam, [*B, T] bool
+        )
 
     @property
     def n_steps(self) -> int:
@@ -86,7 +90,7 @@ class MultiStepTransform(BufferTransform):
                     "extend"
                 )
             return None if made is None else made.squeeze(0)
-        total = tensordict
+        total, cut = tensordict, torch.zeros(tensordict.batch_size, dtype=torch.bool, device="cpu")
         if self._held is not None:
             if self._held.batch_size[:-1] != tensordict.batch_size[:-1]:
                 raise SchemaError(
@@ -97,21 +101,33 @@ class MultiStepTransform(BufferTransform):
             if place_of(self._held) != place:
                 self._held = self._held.to(place)
             total = torch.cat([self._held, tensordict], tensordict.ndim - 1)
+            cut = torch.cat([self._seams_of(self._held, tensordict), cut], -1)
         length = total.shape[-1]
-        self._held = total[..., max(length - self.n_steps, 0) :].clone()
+        kept = slice(max(length - self.n_steps, 0), length)
+        self._held, self._seams = total[..., kept].clone(), cut[..., kept].clone()
         if length <= self.n_steps:
             return None
-        return self._post_processed(total)[..., : length - self.n_steps].clone()
+        return self._post_processed(total, cut)[..., : length - self.n_steps].clone()
 
-    def _post_processed(self, total: TensorDictBase) -> TensorDictBase:
-        """Return the n-step data of all steps; the last ones look too little ahead."""
+    def _seams_of(self, held: TensorDictBase, batch: TensorDictBase) -> torch.Tensor:
+        """Return which steps that are held back are the last before a seam, ``[*B, T]`` bool."""
+        cut = torch.zeros(held.batch_size, dtype=torch.bool, device="cpu")
+        if self._seams is not None and self._seams.shape == held.batch_size:
+            cut |= self._seams
+        found = seams(held, batch, [] if self.mask_key is None else [self.mask_key])
+        if found is not None:
+            cut[..., -1] |= found.cpu()
+        return cut
+
+    def _post_processed(self, total: TensorDictBase, cut: torch.Tensor) -> TensorDictBase:
+        """Return the n-step data of all steps, cut behind some; the last ones look too little ahead."""
         process = MultiStep(self.gamma, self.n_steps, reward_keys=self.reward_keys)
         masks = [] if self.mask_key is None else [self.mask_key]
         keys: list[NestedKey | None] = [*self.done_keys] or [None]
         ends = trajectory_ends(total, done_key=keys[0], mask_keys=masks)
         for key in keys[1:]:
             ends = ends | trajectory_ends(total, done_key=key, mask_keys=masks)
-        return process.bounded(total, ends)
+        return process.bounded(total, ends | cut.to(ends.device))
 
     def end_held(self, ids: Collection[int]) -> set[int]:
         """Mark what is held back of trajectories that nobody goes on with; see `HoldsSteps`."""
@@ -135,6 +151,8 @@ class HeldSteps:
     leaves: Mapping[NestedKey, Leaf]
     batch_size: tuple[int, ...]
     names: tuple[str | None, ...]
+    seams: torch.Tensor | None = None
+    """Which of them are the last before a seam, ``[*B, T]`` bool; None for none."""
 
 
 class _Held(Stateful[HeldSteps]):
@@ -148,7 +166,9 @@ class _Held(Stateful[HeldSteps]):
         if held is None:
             return HeldSteps({}, (), ())
         leaves = {as_key(path): leaf.clone() for path, leaf in flatten(held).items()}
-        return HeldSteps(MappingProxyType(leaves), tuple(held.batch_size), tuple(held.names))
+        cut = self._transform._seams
+        kept = cut.clone() if cut is not None and bool(cut.any()) else None
+        return HeldSteps(MappingProxyType(leaves), tuple(held.batch_size), tuple(held.names), kept)
 
     def parse(self, state: Any) -> HeldSteps:
         reader = StateReader(state, "MultiStepTransform")
@@ -168,7 +188,10 @@ class _Held(Stateful[HeldSteps]):
             raise reader.wrong("leaves", "tensors and objects by key") from cause
         if bool(copies) != bool(shape) or any(c.shape[: len(shape)] != shape for c in copies.values()):
             raise reader.wrong("leaves", f"tensors by key, of batch size {tuple(shape)}")
-        return HeldSteps(MappingProxyType(copies), tuple(size), tuple(names))
+        cut = None
+        if "seams" in reader:  # not in the states of former releases
+            cut = reader.optional("seams", lambda name: reader.tensor(name, torch.bool, size))
+        return HeldSteps(MappingProxyType(copies), tuple(size), tuple(names), cut)
 
     def adopt(self, value: HeldSteps) -> None:
         held = None
@@ -178,6 +201,7 @@ class _Held(Stateful[HeldSteps]):
             for key, leaf in value.leaves.items():
                 held.set(key, as_entry(leaf.clone()))
         self._transform._held = held
+        self._transform._seams = None if value.seams is None else value.seams.clone()
 
 
 def _copied(leaf: Any) -> Leaf:

@@ -127,6 +127,12 @@ def test_where_trajectories_end(data, keys, lengths):
     assert [length for _, length in runs(table, storage)] == lengths
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
+def test_flags_may_be_the_numbers_0_and_1(dtype):
+    table, storage = table_of({("next", "done"): flags(2).to(dtype), ("next", "truncated"): flags(5)})
+    assert [length for _, length in runs(table, storage)] == [3, 3, 2]
+
+
 def test_the_cursor_of_a_full_ring_ends_a_trajectory():
     table, storage = table_of({"episode": torch.zeros(8, dtype=torch.int64)}, capacity=8)
     storage.end = 3
@@ -189,7 +195,8 @@ def test_what_cant_be_given(name, values):
         ({"episode": torch.full((8,), 0.5)}, {}, SchemaError, "expected whole numbers, got 0.5"),
         ({"episode": flags()[:, 0]}, {}, SchemaError, "expected one whole number for each row"),
         ({"episode": torch.zeros(8, 2, dtype=torch.int64)}, {}, SchemaError, "expected one whole number for each row"),
-        ({"stop": IDS}, {"ends": (("stop",),)}, SchemaError, "'stop' can't tell .* expected one bool"),
+        ({"stop": IDS}, {"ends": (("stop",),)}, SchemaError, "'stop' expected bools, or the numbers 0 and 1, got"),
+        ({("next", "done"): torch.full((8,), float("nan"))}, {}, SchemaError, "0 and 1, got nan .float32"),
     ],
 )  # fmt: skip
 def test_what_tells_no_ends(data, keys, error, match):

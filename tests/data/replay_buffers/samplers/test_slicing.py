@@ -10,7 +10,14 @@ import torch
 from hypothesis import given, settings
 from tensordict import TensorDict
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    PrioritizedSliceSampler,
+    ReplayBuffer,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
 from gleanrl.data.replay_buffers.samplers.slicing import SliceRule, slice_rule
 from gleanrl.errors import (
     BatchSizeError,
@@ -304,3 +311,48 @@ def test_a_draw_that_fails_uses_up_no_random_numbers():
         with pytest.raises(EmptyBufferError):  # the same draw as before, of other records
             buffer.sample()
         assert torch.equal(buffer.sampler.random.state_dict()["generator"], state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8])
+def test_flags_that_are_numbers_stay_numbers(dtype):
+    data = rows([5, 5])
+    for key in (DONE, TRUNCATED, ("next", "terminated")):
+        if key in data.keys(True):
+            data[key] = data[key].to(dtype)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(10), sampler=SliceSampler(slice_len=3, seed=0), batch_size=30
+    )
+    buffer.extend(data)
+    for _ in range(5):
+        batch, info = buffer.sample(return_info=True)
+        t = batch["t"].view(-1, 3)
+        assert bool((t // 5 == t[:, :1] // 5).all())
+        last = torch.arange(30) % 3 == 2
+        assert batch[DONE].dtype is info[DONE].dtype is dtype
+        assert torch.equal(batch[DONE].flatten() == 1, last | (batch["t"] % 5 == 4))
+
+
+def test_flags_at_the_root_have_plain_keys():
+    sampler = SliceSampler(slice_len=3, seed=0, truncated_key="truncated")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=6)
+    buffer.extend(rows([5, 5]))
+    _, info = buffer.sample(return_info=True)
+    last = torch.tensor([[False], [False], [True]] * 2)
+    assert torch.equal(info["truncated"], last) and torch.equal(info["done"], last)
+    assert not info["terminated"].any()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "epochs", "priorities"])
+def test_a_sampler_called_without_a_buffer_returns_the_flags(kind):
+    sampler = {
+        "uniform": lambda: SliceSampler(slice_len=3, seed=0),
+        "epochs": lambda: SliceSamplerWithoutReplacement(slice_len=3, seed=0),
+        "priorities": lambda: PrioritizedSliceSampler(10, 0.7, 0.5, slice_len=3, seed=0),
+    }[kind]()
+    storage = LazyTensorStorage(10)
+    storage.set(range(10), rows([5, 5]))
+    index, info = sampler.sample(storage, 6)
+    last = torch.tensor([[False], [False], [True]] * 2)
+    assert torch.equal(info[TRUNCATED], last)
+    assert torch.equal(info[DONE], last | storage.get(index)[DONE])
+    assert info["next", "terminated"].shape == (6, 1)

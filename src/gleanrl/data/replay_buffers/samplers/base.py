@@ -149,8 +149,8 @@ class Sampler(Part, Stateful[Any]):
             batch_size: transitions to draw, at least 1.
 
         Returns:
-            The index, ``(n,)`` int64, or a tuple of ``ndim`` such tensors; the extras, ``(n, ...)`` each, which
-            batches of TensorDict buffers and their info carry, and ``"generation"``.
+            The index, ``(n,)`` int64, or a tuple of ``ndim`` such tensors; what batches of TensorDict buffers and
+            their info carry, ``(n, ...)`` each: weights, or the end flags of slices; and ``"generation"``.
 
         Raises:
             EmptyBufferError: if nothing is stored.
@@ -167,7 +167,9 @@ class Sampler(Part, Stateful[Any]):
             drawn = _stamped(drawn, storage)
         self._last = drawn
         self.on_serve(storage, drawn)
-        return coordinates(drawn.slots, storage), {**drawn.extras, "generation": drawn.generation}
+        paths = self.annotated_paths(storage)
+        extras = self.annotate(drawn, storage.fetch(drawn.slots, paths) if paths else None)
+        return coordinates(drawn.slots, storage), {**extras, "generation": drawn.generation}
 
     def draw(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
         """Draw slots of the stored part of `storage`.

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from gleanrl.data.boundaries import MASK, TRAJ_IDS
+from gleanrl.data.boundaries import EPISODE, MASK, STEPS, TRAJ_IDS, not_a_flag
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.seams import flag_paths
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.versions import Change, Follower
 from gleanrl.errors import (
@@ -22,13 +23,11 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.native import Episodes
+from gleanrl.native import EndColumns, Episodes
 from gleanrl.schema import Schema, numpy_view
-from gleanrl.tree import FLAGS, Path, as_key
+from gleanrl.tree import Path, as_key
 
-_DEFAULT_ID: Path = ("episode",)
 _DONE: Path = ("next", "done")
-_STEPS: Path = ("steps_to_next_obs",)
 _Array: TypeAlias = np.ndarray[Any, Any]
 _Column: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
 
@@ -45,10 +44,11 @@ class BoundaryKeys(NamedTuple):
 class EpisodeTable(Follower[Storage]):
     """Keeps a native episode table in step with a storage.
 
-    A trajectory is a maximal run of adjacent time steps of one stream (batch entry) with one id and no end
-    inside; the write cursor ends it too. ``("collector", "traj_ids")`` and ``("next", "done")`` always bound
-    where they are stored. In n-step data (``"steps_to_next_obs"``) flags count only in rows where that is 1. Rows that
-    are no steps (``("collector", "mask")``) are apart from those that are.
+    A trajectory is a maximal run of adjacent time steps of one stream (batch entry) with one id and no end inside; the
+    write cursor ends it too. Where there are no ids, so does a seam between two writes at which the content doesn't go
+    on (see `Seams`). ``("collector", "traj_ids")`` and ``("next", "done")`` always bound where they are stored. In
+    n-step data (``"steps_to_next_obs"``) flags count only in rows where that is 1. Rows that are no steps
+    (``("collector", "mask")``) are apart from those that are.
 
     Ring writes cost what they wrote. The table looks at the whole storage when it meets one that is in use, and
     after records were replaced by index.
@@ -96,11 +96,7 @@ class EpisodeTable(Follower[Storage]):
         """
         self.sync(storage)
         assert self._reader is not None
-        inside = inner.numpy()
-        ends, ids = self._reader.read(slots.numpy())
-        whole = ends is None or not (ends & inside).any()
-        for values in ids:
-            whole = whole and not ((values[1:] != values[:-1]) & inside[:-1]).any()
+        whole = not self._reader.ends_inside(slots, inner)
         if not whole:
             self.unfollow()
         return whole
@@ -125,7 +121,9 @@ class EpisodeTable(Follower[Storage]):
                 "ends, trajectories: they describe what was stored when they were given, and the storage has "
                 "been written since; name keys instead"
             )
-        if storage.ordered and (written := _ring_write(changes, native, storage.end)):
+        if self._reader is None or storage.pieces is not self._reader.pieces:
+            self._look_at_all(storage)
+        elif storage.ordered and (written := _ring_write(changes, native, storage.end)):
             for start, stop in written:
                 self._tell(native, start, stop)
         else:
@@ -251,7 +249,7 @@ class _Reader:
 
     Args:
         storage: where they stand.
-        flags: bool columns.
+        flags: columns of bools, or of the numbers 0 and 1.
         ids: columns of whole numbers, one to a row; the mask among them, which is bool.
         steps: the column of `steps_to_next_obs`, if it is stored.
         groups: those of `flags` that may have several values to a row, one for each agent: any of them counts.
@@ -265,9 +263,14 @@ class _Reader:
         steps: Path | None,
         groups: Container[Path],
     ) -> None:
-        self._flags = [_flat(storage, path, "bool", wide=path in groups) for path in flags]
+        self._flags = [(path, _flat(storage, path, "flag", wide=path in groups)) for path in flags]
         self._ids = [(path, _flat(storage, path, "bool" if path == MASK else "whole number")) for path in ids]
+        self.pieces = storage.pieces
+        """Numbers that change at seams, ``(steps, streams)``; None for none."""
+        if self.pieces is not None and not ids:  # nothing else tells
+            self._ids.append((("pieces",), self.pieces.reshape(-1)))
         self._steps = None if steps is None else _flat(storage, steps, "integer")
+        self._core = self._by_core()
 
     def read(self, rows: slice | _Array) -> tuple[_Array | None, list[_Array]]:
         """Return ends ``(n,)`` bool or None, and the id columns, ``(n,)`` int64 each; contiguous.
@@ -276,14 +279,42 @@ class _Reader:
             rows: a range of slots, or slots ``(n,)`` int64.
         """
         ends: _Array | None = None
-        for column in self._flags:
-            flag = _host(column, rows)
+        for path, column in self._flags:
+            flag = _as_flag(path, _host(column, rows))
             flag = np.asarray(flag.any(1)) if flag.ndim > 1 else flag
             ends = flag if ends is None else ends | flag
         if self._steps is not None and ends is not None:
             ends = ends & (_host(self._steps, rows) == 1)
         ids = [_whole(path, _host(column, rows)) for path, column in self._ids]
         return (None if ends is None else np.ascontiguousarray(ends)), ids
+
+    def ends_inside(self, slots: torch.Tensor, inner: torch.Tensor) -> bool:
+        """Return whether a trajectory ends at a row of slices that isn't the last one (see `EpisodeTable.holds`)."""
+        if self._core is not None:
+            return self._core.inside(slots.data_ptr(), slots.shape[0], inner.data_ptr())
+        inside = inner.numpy()
+        ends, ids = self.read(slots.numpy())
+        differ = ((values[1:] != values[:-1]) & inside[:-1] for values in ids)
+        return (ends is not None and bool((ends & inside).any())) or any(map(np.any, differ))
+
+    def _by_core(self) -> EndColumns | None:
+        """Return what looks at the columns in the core; None where they aren't all there as it takes them."""
+        flags = [
+            column for _, column in self._flags if isinstance(column, np.ndarray) and column.dtype == np.bool_
+        ]
+        ids = [
+            column for _, column in self._ids if isinstance(column, np.ndarray) and column.dtype.kind in "biu"
+        ]
+        steps = self._steps if isinstance(self._steps, np.ndarray) else None
+        if len(flags) < len(self._flags) or len(ids) < len(self._ids) or steps is not self._steps:
+            return None
+        return EndColumns(
+            [flag.ctypes.data for flag in flags],
+            [flag.shape[1] if flag.ndim > 1 else 1 for flag in flags],
+            [column.ctypes.data for column in ids],
+            [column.itemsize for column in ids],
+            *(() if steps is None else (steps.ctypes.data, steps.itemsize)),
+        )
 
 
 def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
@@ -301,7 +332,7 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
         raise EmptyBufferError("can't sample: the storage is empty; extend it first")
     schema = storage.format.schema
     flags = _flag_paths(schema, keys.ends)
-    wanted = keys.trajectory or _DEFAULT_ID
+    wanted = keys.trajectory or EPISODE
     ids = [path for path in dict.fromkeys((wanted, TRAJ_IDS)) if path in schema]
     if keys.trajectory is not None and wanted not in schema and (flags or ids):
         warnings.warn(
@@ -317,12 +348,12 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
     if storage.format.mask is not None:
         ids.append(MASK)  # rows that are no steps may have the id of those beside them
     groups = () if keys.ends else flags
-    return _Reader(storage, flags, ids, _STEPS if _STEPS in schema else None, groups)
+    return _Reader(storage, flags, ids, STEPS if STEPS in schema else None, groups)
 
 
 def _flag_paths(schema: Schema, ends: tuple[Path, ...]) -> list[Path]:
     if not ends:
-        return [path for path in schema.paths if path[0] == "next" and path[-1] in FLAGS]
+        return flag_paths(schema)
     if not any(path in schema for path in ends):
         raise MissingKeyError(
             f"end_key: {[as_key(path) for path in ends]} isn't stored; there are "
@@ -335,13 +366,17 @@ def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> 
     """Return a live column as ``[rows]``, or ``[rows, width]``, after checking what it holds; in NumPy on the CPU."""
     column = storage.column(path)
     column = column.view(column.shape[0], -1)
-    numbers = column.dtype not in (torch.bool, torch.bfloat16) and not column.dtype.is_complex
-    if kind == "integer":
-        numbers = numbers and not column.dtype.is_floating_point
-    if (column.dtype == torch.bool if kind == "bool" else numbers) and (wide or column.shape[1] == 1):
+    is_bool, is_half = column.dtype == torch.bool, column.dtype == torch.bfloat16
+    fits = {
+        "bool": is_bool,
+        "flag": not column.dtype.is_complex,
+        "whole number": not (is_bool or is_half or column.dtype.is_complex),
+        "integer": not (is_bool or column.dtype.is_floating_point or column.dtype.is_complex),
+    }
+    if fits[kind] and (wide or column.shape[1] == 1):
         column = column.view(-1) if column.shape[1] == 1 else column
         # Tensors that a user gave may move: their arrays are made at each use.
-        return numpy_view(column) if column.is_cpu and not storage.borrowed else column
+        return numpy_view(column) if column.is_cpu and not storage.borrowed and not is_half else column
     raise SchemaError(
         f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} for each row, got "
         f"{tuple(column.shape[1:])} {column.dtype}"
@@ -349,7 +384,21 @@ def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> 
 
 
 def _host(column: _Column, rows: slice | _Array) -> _Array:
-    return column[rows] if isinstance(column, np.ndarray) else numpy_view(column[rows].cpu())
+    if isinstance(column, np.ndarray):
+        return column[rows]
+    values = column[rows].cpu()
+    return numpy_view(values.float() if values.dtype == torch.bfloat16 else values)
+
+
+def _as_flag(path: Path, values: _Array) -> _Array:
+    """Return flags as bool; `SchemaError` for numbers other than 0 and 1."""
+    if values.dtype == np.bool_:
+        return values
+    flag = values == 1
+    other = ~flag & (values != 0)
+    if other.any():
+        raise not_a_flag(path, values[other][0], values.dtype)
+    return np.asarray(flag)
 
 
 def _whole(path: Path, values: _Array) -> _Array:

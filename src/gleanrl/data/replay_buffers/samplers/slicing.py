@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,6 +54,15 @@ class SliceRule:
     def truncated_key(self) -> NestedKey | None:
         """`truncated` as users give it."""
         return None if self.truncated is None else as_key(self.truncated)
+
+    @cached_property
+    def flag_keys(self) -> tuple[NestedKey, NestedKey, NestedKey]:
+        """Where batches have `truncated`, and done and terminated next to it."""
+        above = (self.truncated or ("",))[:-1]
+        truncated, done, terminated = (
+            as_key((*above, name)) for name in ((self.truncated or ("",))[-1], "done", "terminated")
+        )
+        return truncated, done, terminated
 
     @property
     def span(self) -> tuple[bool | int, bool | int]:
@@ -225,17 +235,18 @@ class Slices(Unit):
         path = self.rule.truncated
         if path is None and self.rule.init is None:
             return draw.extras
-        extras = {**draw.extras, **self.marks(draw, records)}
+        extras = self.marks(draw, records)
         if path is not None and draw.last is not None:
-            terminated_path = (*path[:-1], "terminated")
-            terminated = _flag(records, terminated_path)
-            extras[terminated_path] = torch.zeros_like(extras[path]) if terminated is None else terminated
-        return extras
+            truncated_key, _, key = self.rule.flag_keys
+            terminated = _flag(records, (*path[:-1], "terminated"))
+            extras[key] = torch.zeros_like(extras[truncated_key]) if terminated is None else terminated
+        return {**extras, **draw.extras} if draw.extras else extras
 
-    def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
+    def marks(self, draw: Draw, records: Any) -> dict[NestedKey, torch.Tensor]:
         """Return the flags by which others tell slices apart: the last step of each truncated, and so done.
 
         With them the mark of the first steps, and the mask of copies that fill slices up, as far as the rule asks.
+        Numbers that are stored as flags stay such.
         """
         path, last = self.rule.truncated, draw.last
         if last is None:
@@ -247,17 +258,16 @@ class Slices(Unit):
             marks[as_key(self.rule.init)] = _beginnings(last, draw.extras, records, self.rule.init)
         if path is None:
             return marks
-        done_path = (*path[:-1], "done")
-        truncated, done = _flag(records, path), _flag(records, done_path)
+        truncated, done = _flag(records, path), _flag(records, (*path[:-1], "done"))
         if truncated is not None:
-            cut_off = truncated | _spread(last, truncated)
+            cut_off = _set_at(truncated, last)
         else:
             like = _flag(records, (*path[:-1], "terminated")) if done is None else done
             cut_off = (
                 last[:, None].clone() if like is None else _spread(last, like).expand(like.shape).clone()
             )
-        marks[path] = cut_off
-        marks[done_path] = cut_off if done is None else done | _spread(last, done)
+        key, done_key, _ = self.rule.flag_keys
+        marks[key], marks[done_key] = cut_off, cut_off if done is None else _set_at(done, last)
         return marks
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
@@ -351,7 +361,13 @@ def _flag(records: Any, path: Path) -> torch.Tensor | None:
     while isinstance(records, dict) and path:
         records, path = records.get(path[0]), path[1:]
     flag = leaf_at(records, path)
-    return flag if flag is not None and flag.dtype == torch.bool else None
+    return None if flag is None or flag.dtype.is_complex else flag
+
+
+def _set_at(flag: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+    """Return a flag ``(n, ...)``, bools or numbers, that is set where `marks`, ``(n,)``, are, too."""
+    spread = _spread(marks, flag)
+    return flag | spread if flag.dtype == torch.bool else flag.masked_fill(spread, 1)
 
 
 def _beginnings(
@@ -365,7 +381,7 @@ def _beginnings(
         first[1:] |= ~mask[:-1]
         first &= mask
     stored = _flag(records, path)
-    return first[:, None] if stored is None else stored | _spread(first, stored)
+    return first[:, None] if stored is None else _set_at(stored, first)
 
 
 def _spread(last: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

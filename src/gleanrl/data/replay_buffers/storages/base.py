@@ -154,21 +154,58 @@ class Storage(Direct, Stateful[StorageState]):
         if self.moments:
             self.moments = preserve(self.moments, [(first, count)], self.max_size)
         written = self._rows_written + count
+        pieces = begins = None
+        if self.find_seams is not None:
+            if 1 < num_steps < capacity and start == self._end and self.num_steps:
+                newest = (start - 1) % capacity * self.rows_per_step
+                begins = self.find_seams(newest, num_steps, self.rows_per_step, prepared.rows)
+            if begins is not None or self._pieces is not None:
+                pieces = self._pieces_of(placement, begins)
         new_end = (start + num_steps) % capacity if end is None else end
         before = self.change_log.version
         # `to_the_end` in place: this is every write's way, and a function of its own costs as much as the checks.
         try:
-            self._write(prepared.rows, placement, new_end, written, before)
+            self._write(prepared.rows, placement, new_end, written, before, pieces)
         except BaseException:
             try:
-                self._write(prepared.rows, placement, new_end, written, before)
+                self._write(prepared.rows, placement, new_end, written, before, pieces)
             except BaseException:  # a second interrupt
-                to_the_end(lambda: self._write(prepared.rows, placement, new_end, written, before))
+                to_the_end(lambda: self._write(prepared.rows, placement, new_end, written, before, pieces))
             raise
         if self.attached:
             announce(self, torch.arange(first, first + count, device="cpu") % self.max_size)
 
-    def _write(self, rows: Any, placement: Placement, end: int, written: int, before: Version) -> None:
+    find_seams: Any = None
+    """Finds seams between writes (see `Seams.find`); None where there is nothing to find."""
+
+    @property
+    def pieces(self) -> Any:
+        """The number of each row's piece (see `Seams`), ``(steps, streams)`` int64; None while there was no seam."""
+        return self._pieces
+
+    _pieces: Any = None
+
+    def _pieces_of(self, placement: Placement, begins: bytes | None) -> Any:
+        """Return which pieces the rows of a write belong to, for `_number`.
+
+        Args:
+            placement: where they go.
+            begins: what `Seams.find` says of the write; None where it says nothing, or wasn't asked.
+        """
+
+    def _number(self, pieces: Any) -> None:
+        """Number the pieces of written rows, as `_pieces_of` said."""
+
+    def _number_as_saved(self, value: StorageState) -> None:
+        """Number the pieces of a snapshot's rows."""
+
+    def _seam_slots(self) -> torch.Tensor:
+        """Return the slots of rows that begin a piece at a seam, ``(n,)`` int64."""
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+
+    def _write(
+        self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Any
+    ) -> None:
         """Note the change after version `before`, copy, publish; can't fail, and may be done twice."""
         start, count, skipped, _, length, capacity = placement
         per_step = self.rows_per_step
@@ -176,6 +213,8 @@ class Storage(Direct, Stateful[StorageState]):
             self.change_log.note(start * per_step, count * per_step, capacity * per_step)
         bump(self.generations.at, start * per_step, count * per_step, capacity * per_step)
         self._copy_span(rows, skipped, start, count)
+        if pieces is not None:
+            self._number(pieces)
         self.num_steps, self._end, self._rows_written = length, end, written
 
     def write_selected(self, prepared: Prepared, selection: Selection) -> None:
@@ -319,17 +358,18 @@ class Storage(Direct, Stateful[StorageState]):
         with self.guard():
             content, counted = copying.end()
             return StorageState(
-                self.requested_size,
-                self.ndim,
-                tuple(self.batch_shape),
-                self.num_steps,
-                self._end,
-                self._rows_written,
-                self.ordered,
-                self.version,
-                self.generations.of_all()[:counted].clone(),
-                self.generations.vacated(len(self)),
-                content,
+                num_steps=self.num_steps,
+                end=self._end,
+                rows_written=self._rows_written,
+                ordered=self.ordered,
+                seams=self._seam_slots(),
+                max_size=self.requested_size,
+                ndim=self.ndim,
+                batch_shape=tuple(self.batch_shape),
+                version=self.version,
+                generations=self.generations.of_all()[:counted].clone(),
+                vacated=self.generations.vacated(len(self)),
+                content=content,
             )
 
     def _remember(self, content: Any) -> None:
@@ -423,6 +463,7 @@ class Storage(Direct, Stateful[StorageState]):
             self._take_content(value.content, rows)
             self.num_steps, self._end, self._rows_written = value.num_steps, value.end, value.rows_written
             self.ordered = value.ordered
+            self._number_as_saved(value)
 
         to_the_end(change)
         if as_saved:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -110,6 +110,12 @@ class ColumnStore(ABC):
             wanted: the leaves, each a column and the index array that it is read at; None for all columns in order at
                 the first array.
         """
+
+    def watched(
+        self, outcomes: list[int], roots: list[int], flags: list[int]
+    ) -> Callable[[int, int, int, list[torch.Tensor]], bytes | None] | None:
+        """Return what finds seams in the core (see `Seams.find`), by pairs of columns and those of flags; or None."""
+        return None
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
         """Return live views of the first rows, seen as ``[*lead, *field]``, at a basic index of `lead`."""

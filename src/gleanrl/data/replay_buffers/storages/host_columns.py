@@ -141,6 +141,15 @@ class OwnColumns(HostColumns):
         if self._by_core is None or not self._by_core.write(start, count, leaves):
             super().write(start, count, leaves)
 
+    def watched(
+        self, outcomes: list[int], roots: list[int], flags: list[int]
+    ) -> Callable[[int, int, int, list[torch.Tensor]], bytes | None] | None:
+        """Have the core look, if it sees these columns."""
+        if self._by_core is None:
+            return None
+        self._by_core.watch(outcomes, roots, flags)
+        return self._by_core.seams
+
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
         """Return live views in torch storages of their own, which hold no more than they show."""
         rows = lead.numel()

@@ -31,11 +31,14 @@ from gleanrl.tree import Path as KeyPath
 _WORDS, _RUNS, _SCHEMA_BYTES = 64, 1024, 1 << 20
 _HEAD_BYTES = 8 * (_WORDS + 4 * _RUNS) + _SCHEMA_BYTES
 # Places in the head, of int64.
-_STATE, _READY, _SCHEMA_SIZE, _ROWS, _COPIES, _JOURNALED = range(6)
+_STATE, _READY, _SCHEMA_SIZE, _ROWS, _COPIES, _JOURNALED, _PIECES = range(7)
 _BOOKS = (8, 16)
 _CONTENT, _CHANGES, _NUM_RUNS, _SLOTS = 32, 33, 34, 35
 _HAS_ORIGIN, _ORIGIN = 36, 37  # the origin's content and changes
 _CHANGING = 2
+
+
+_PIECE = Field(torch.Size(()), torch.int64)  # the last column, which isn't one of the records'
 
 
 class Books(NamedTuple):
@@ -102,7 +105,7 @@ class Segment:
             raise SchemaError(
                 f"a shared storage keeps a schema of at most {_SCHEMA_BYTES} bytes, got {len(described)}"
             )
-        needed = 2 * _length_of(fields, num_rows)[-1]
+        needed = 2 * _length_of([*fields, _PIECE], num_rows)[-1]
         what = "memory" if self.memory.folder is None else f"disk at {self.memory.folder}"
         check_room(what, needed, self.memory.free_bytes(), num_rows, "share a smaller storage")
         start = _HEAD_BYTES - _SCHEMA_BYTES
@@ -126,7 +129,7 @@ class Segment:
 
     def columns(self, fields: Sequence[Field]) -> list[torch.Tensor]:
         """Return the columns of a schema; the journal's are behind them."""
-        num_rows = int(self._head[_ROWS])
+        num_rows, fields = int(self._head[_ROWS]), [*fields, _PIECE]
         places = _length_of(fields, num_rows)
         self.memory.resize(_HEAD_BYTES + 2 * places[-1])
         whole = np.frombuffer(self.memory.map, np.uint8)[_HEAD_BYTES:]
@@ -143,7 +146,21 @@ class Segment:
         self.generations = columns[0]
         """How often each slot was written, ``(num_rows,)`` int64."""
         self._slots, self._bytes, self._journal = journal[0], self._bytes[1:], journal[1:]
-        return columns[1:]
+        self.pieces = columns[-1].numpy()
+        """The number of each row's piece, ``(num_rows,)`` int64, if they count."""
+        return columns[1:-1]
+
+    @property
+    def numbers_pieces(self) -> bool:
+        """Whether the numbers of pieces count (see `Seams`)."""
+        return bool(self._head[_PIECES])
+
+    def number_pieces(self, count: bool) -> None:
+        """Have the numbers of pieces count from now on, all 0, or no more."""
+        if count:
+            self.pieces[:] = 0
+            _fence()
+        self._head[_PIECES] = count
 
     # Changes
 

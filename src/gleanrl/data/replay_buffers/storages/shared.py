@@ -54,10 +54,27 @@ class SharedTensorStorage(LazyTensorStorage):
     def use_segment(self, segment: Segment) -> None:
         """Be a storage of the records in a segment."""
         self._segment, self.change_log = segment, segment.log
-        self._table, self.generations = None, Generations()
+        self._table = self._pieces = self.find_seams = None
+        self.generations = Generations()
         self.num_steps = self._end = self._rows_written = 0
 
     exposed = True  # to the live views of other processes
+
+    def _new_pieces(self) -> Any:
+        self._segment.number_pieces(True)
+        self._see_pieces()
+        return self._pieces
+
+    def _forget(self) -> None:
+        self._segment.number_pieces(False)
+        self._pieces = None
+
+    def _see_pieces(self) -> None:
+        """Come in step with the numbers of pieces, which stay where they are while they count."""
+        if not self._segment.numbers_pieces:
+            self._pieces = None
+        elif self._pieces is None:
+            self._pieces = self._segment.pieces.reshape(-1, self.rows_per_step)
 
     # Under the lock
 
@@ -73,6 +90,7 @@ class SharedTensorStorage(LazyTensorStorage):
             segment.undo()
         self.num_steps, self._end, self._rows_written, ordered = segment.books()
         self.ordered = bool(ordered)
+        self._see_pieces()
 
     def settle(self) -> None:
         """Take back a change of this process that failed, before the lock is given up."""
@@ -95,12 +113,14 @@ class SharedTensorStorage(LazyTensorStorage):
 
     # Changes
 
-    def _write(self, rows: Any, placement: Placement, end: int, written: int, before: Version) -> None:
+    def _write(
+        self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Any
+    ) -> None:
         per_step = self.rows_per_step
         start, count = placement.start * per_step, placement.num_steps * per_step
         self._changing(
             torch.arange(start, start + count, device="cpu") % self.max_size,
-            lambda: super(SharedTensorStorage, self)._write(rows, placement, end, written, before),
+            lambda: super(SharedTensorStorage, self)._write(rows, placement, end, written, before, pieces),
             lambda: self._rows_written == written,
         )
 

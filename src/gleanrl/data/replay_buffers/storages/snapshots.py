@@ -20,7 +20,19 @@ _ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class StorageState:
+class RingState:
+    """How far a ring of time steps is written."""
+
+    num_steps: int
+    end: int
+    rows_written: int
+    ordered: bool
+    seams: torch.Tensor
+    """Slots of rows that begin a piece (see `Seams`), ``(n,)`` int64."""
+
+
+@dataclass(frozen=True)
+class StorageState(RingState):
     """What a storage holds at one moment."""
 
     max_size: int
@@ -28,10 +40,6 @@ class StorageState:
     ndim: int
     batch_shape: tuple[int, ...]
     """0 in each dimension before the first write."""
-    num_steps: int
-    end: int
-    rows_written: int
-    ordered: bool
     version: Version | None
     """Which content this is, or a copy of which."""
     generations: torch.Tensor
@@ -56,7 +64,8 @@ class StorageState:
 
     def plain(self) -> dict[str, Any]:
         """Return everything but the content as plain values; the generations aren't copied."""
-        left_out = ("content", "moved") if self.vacated.numel() else ("content", "moved", "vacated")
+        empty = {name for name in ("vacated", "seams") if not getattr(self, name).numel()}
+        left_out = {"content", "moved", *empty}
         fields = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**fields, "batch_shape": list(self.batch_shape), "version": version_state(self.version)}
 
@@ -79,6 +88,7 @@ class StorageState:
             end=reader.integer("end"),
             rows_written=reader.integer("rows_written"),
             ordered=reader.flag("ordered"),
+            seams=torch.empty(0, dtype=torch.int64, device="cpu"),
             version=_version(reader),
             generations=torch.empty(0, dtype=torch.int64, device="cpu"),
             vacated=torch.empty(0, dtype=torch.int64, device="cpu"),
@@ -93,6 +103,11 @@ class StorageState:
             )
         if read.rows_written < read.rows:
             raise reader.wrong("rows_written", f"at least the {read.rows} stored")
+        if "seams" in reader:
+            seams = reader.tensor("seams", torch.int64, (None,))
+            if seams.numel() and not 0 <= int(seams.min()) <= int(seams.max()) < read.rows:
+                raise reader.wrong("seams", f"slots in [0, {read.rows})", seams)
+            read = replace(read, seams=seams)
         if "vacated" not in reader:
             return read
         vacated = reader.tensor("vacated", torch.int64, (None,))
@@ -135,6 +150,7 @@ class StorageState:
             fitted,
             end=self.num_steps % capacity,
             moved=steps * per_step,
+            seams=(self.seams - steps * per_step) % max(self.rows, 1),
             version=None if steps else self.version,
             generations=self.generations.roll(-steps * per_step, 0),
         )

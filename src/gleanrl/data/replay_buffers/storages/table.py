@@ -11,6 +11,7 @@ import torch
 from gleanrl.data.replay_buffers.storages.host_columns import ParentsColumns, column_store
 from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
+from gleanrl.data.replay_buffers.storages.seams import Seams
 from gleanrl.data.replay_buffers.storages.stored import Source, StoredSchema
 from gleanrl.data.rows import take_rows
 from gleanrl.errors import UnsupportedError
@@ -64,6 +65,9 @@ class Table:
         save a call."""
         self.shared = allocate.shared
         """Whether the columns are mapped files."""
+        seams = Seams.of(form.schema, self.columns) if self.is_plain else None
+        self.find_seams = None if seams is None else seams.find
+        """Finds seams between writes; None where there is nothing to find."""
         if allocate.shared:
             renew_in_child(self)
         self._undo = weakref.finalize(self, allocate.discard)

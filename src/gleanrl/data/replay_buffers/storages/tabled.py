@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from gleanrl.checkpoint.reading import Stored
@@ -22,11 +23,13 @@ from gleanrl.data.replay_buffers.storages.saved import (
     read_records,
     stored_rows,
 )
+from gleanrl.data.replay_buffers.storages.seams import Numbers, Pieces, numbered, seam_slots
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, AtEnd, ContentCopy, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.devices import device_of
 from gleanrl.errors import EmptyBufferError, SchemaError
 from gleanrl.objects import Leaf, Objects
+from gleanrl.records import Placement
 from gleanrl.schema import allocate
 from gleanrl.state import StateReader
 from gleanrl.system.interrupts import to_the_end
@@ -63,8 +66,10 @@ class TabledStorage(Storage):
     @property
     def exposed(self) -> bool:
         """Whether live views were given, or the memory is that of a user, of files, or of other processes."""
-        table = self._table
-        return table is not None and (table.shared or self.borrowed or table.columns.lent.count > 0)
+        if self._table is None:
+            return False
+        lent = self._table.columns.lent
+        return lent.always or lent.count > 0 or self._table.shared
 
     @property
     def borrowed(self) -> bool:
@@ -91,7 +96,50 @@ class TabledStorage(Storage):
     def _begin(self, table: Table, batch: torch.Size) -> None:
         table.keep()
         self.fix_batch(batch)
-        self.device, self._table = table.device, table
+        self.device, self._table, self.find_seams = table.device, table, table.find_seams
+
+    # Pieces
+
+    _pieces: Numbers | None
+
+    def _pieces_of(self, placement: Placement, begins: bytes | None) -> Pieces:
+        start, count, _, _, length, capacity = placement
+        known, stored = self._pieces, self.num_steps
+        if known is None or not stored or count == capacity:  # nothing is numbered, or nothing of it stays
+            numbers = np.zeros(self.rows_per_step, np.int64)
+        else:
+            numbers = known[(self.end - 1) % capacity]
+        if begins is not None:
+            numbers = numbers + np.frombuffer(begins, np.uint8)
+        elif (
+            stored and count < capacity and start != self.end
+        ):  # a correction; the stored part may grow by it
+            return Pieces(stored, length - stored, numbers)
+        return Pieces(start, count, numbers)
+
+    def _number(self, pieces: Pieces) -> None:
+        first, count, numbers = pieces
+        known = self._new_pieces() if self._pieces is None else self._pieces
+        known[first : first + count] = numbers
+        if first + count > len(known):
+            known[: first + count - len(known)] = numbers
+
+    def _new_pieces(self) -> Numbers:
+        """Begin to number pieces: all rows are of one."""
+        self._pieces = np.zeros((self.capacity_steps, self.rows_per_step), np.int64)
+        return self._pieces
+
+    def _seam_slots(self) -> torch.Tensor:
+        pieces = self._pieces
+        return super()._seam_slots() if pieces is None else seam_slots(pieces, self.num_steps, self.end)
+
+    def _number_as_saved(self, value: StorageState) -> None:
+        self._forget()
+        if value.seams.numel():
+            numbered(value.seams, self._new_pieces(), value.num_steps, value.end)
+
+    def _forget(self) -> None:
+        self._pieces = None
 
     # State
 
@@ -255,7 +303,7 @@ class TabledStorage(Storage):
         state["_saved"] = self.plain_state(value)
         if value.content is not None:
             state["_saved"]["format"] = value.content.form.state(by_name=False)
-        state["_table"] = None
+        state["_table"] = state["_pieces"] = state["find_seams"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

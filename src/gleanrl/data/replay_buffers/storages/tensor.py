@@ -225,6 +225,7 @@ class TensorStorage(TabledStorage):
                 lead, leaves = form.read(data, len(shape), where)
                 form.schema.check(leaves, shape, where)
                 self._table = table = table.widened(form, self.allocator)
+                self.find_seams = table.find_seams
             if lead != shape:
                 raise SchemaError(
                     f"{where}: the index selects {tuple(shape)} records, got {tuple(lead)}; give records of that "
