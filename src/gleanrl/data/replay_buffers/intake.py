@@ -16,6 +16,7 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_at, slots_of_update, swapped
 from gleanrl.data.replay_buffers.writers.base import no_index
 from gleanrl.errors import (
+    GleanError,
     IndexRangeError,
     InvalidArgumentError,
     InvalidTypeError,
@@ -201,14 +202,17 @@ class TensorDictIntake(Intake):
             sampler, ndim = self._parts.sampler, self._parts.storage.ndim
             if not sampler.takes_priorities:
                 return
-            if isinstance(data, LazyStackedTensorDict) and -1 in data.batch_size:  # records of unlike length
+            try:
+                index, priority, generation = self._priorities(data, ndim, sampler.reduction)
+            except RuntimeError as error:
+                if isinstance(error, GleanError) or not isinstance(data, LazyStackedTensorDict):
+                    raise
+                # Records of unlike length: their entries can't be stacked.
                 found = [self._priorities(record, ndim, sampler.reduction) for record in data.unbind(0)]
                 index, priority, generation = (
                     None if any(part is None for part in column) else torch.cat(column)
                     for column in zip(*found, strict=True)
                 )
-            else:
-                index, priority, generation = self._priorities(data, ndim, sampler.reduction)
             if priority is None:
                 mark(index)
             else:

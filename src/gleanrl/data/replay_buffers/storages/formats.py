@@ -121,18 +121,19 @@ def stack_records(records: Sequence[Any], where: str) -> Any:
 
 def _column(where: str, place: tuple[Any, ...], *leaves: Any) -> torch.Tensor:
     """Return the leaves of several trees, all at one place, as one tensor."""
-    tensors = [as_tensor(leaf) for leaf in leaves]
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise no_tensor(tensor, place, where)
-    kinds = {(tensor.dtype, tensor.shape) for tensor in tensors}
-    if len(kinds) > 1:  # torch.stack would cast
-        found = sorted(f"{tuple(shape)} {dtype}" for dtype, shape in kinds)
-        raise SchemaError(
-            f"{where}: a list holds records of one structure, these differ at {as_key(tree_path(place))!r}: "
-            f"{', '.join(found)}"
-        )
-    return torch.stack(tensors)
+    tensors = [leaf if type(leaf) is torch.Tensor else as_tensor(leaf) for leaf in leaves]
+    try:
+        if len({tensor.dtype for tensor in tensors}) == 1:  # torch.stack would cast
+            return torch.stack(tensors)
+    except (RuntimeError, TypeError, AttributeError):
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise no_tensor(tensor, place, where) from None
+    found = sorted({f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors})
+    raise SchemaError(
+        f"{where}: a list holds records of one structure, these differ at {as_key(tree_path(place))!r}: "
+        f"{', '.join(found)}"
+    )
 
 
 def _stacked(records: Sequence[Any]) -> Any:
