@@ -255,7 +255,8 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     "ContinuousBox": {"device": UnservedKeyword("give low and high on that device")},
     "EnvBase": {
         "policy": UnservedKeyword(
-            "append the primer of its module: TransformedEnv(env, module.make_tensordict_primer())"
+            "give it to the collector or to rollout, which keep the state of a recurrent one; for an argument of a "
+            "gymnasium environment write GymWrapper(gymnasium.make(name, policy=...))"
         ),
     },
     "GymLikeEnv": {

@@ -302,7 +302,10 @@ class TestWrites:
                 lambda d: d.set("text", torch.ones(2)),
                 "'text' expected shape .* of objects, got .* torch.float32",
             ),
-            (lambda d: d.set("x", NonTensorStack(*"ab")), "'x' expected shape .* torch.int64, got .* None"),
+            (
+                lambda d: d.set("x", NonTensorStack(*"ab")),
+                "'x' expected shape .* torch.int64, got .* of objects",
+            ),
         ],
     )
     def test_what_does_not_fit(self, buffer: ReplayBuffer, change: Any, message: str) -> None:

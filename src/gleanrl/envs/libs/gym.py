@@ -155,8 +155,7 @@ class GymEnv(GymWrapper):
 
     Raises:
         InvalidArgumentError: if `num_envs` isn't an integer from 0.
-        UnsupportedError: for `from_pixels` or `frame_skip` with ``vectorization_mode="vector_entry_point"``; for
-            `policy`.
+        UnsupportedError: for `from_pixels` or `frame_skip` with ``vectorization_mode="vector_entry_point"``.
 
     Examples:
         >>> env = GymEnv("Pendulum-v1")
@@ -182,11 +181,6 @@ class GymEnv(GymWrapper):
         **gym_kwargs: Any,
     ) -> None:
         num_envs = non_negative("num_envs", num_envs)
-        if "policy" in gym_kwargs:
-            raise UnsupportedError(
-                "policy: GymEnv takes no policy; give it to the collector or to rollout, which keep the state of a "
-                "recurrent one. For an argument of the environment write GymWrapper(gymnasium.make(name, policy=...))"
-            )
         if from_pixels:
             gym_kwargs = rendering(gym_kwargs)
         gym_kwargs = {**gym_kwargs, "disable_env_checker": disable_env_checker}
