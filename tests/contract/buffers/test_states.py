@@ -140,7 +140,7 @@ def life(buffer: Any) -> str:
     def walk(path: str, value: Any) -> None:
         if isinstance(value, dict) or hasattr(value, "keys"):
             for key in value.keys():
-                if key not in ("generations", "version", "mark"):
+                if key not in ("generations", "version", "mark", "content"):
                     walk(f"{path}/{key}", value[key] if isinstance(value, dict) else value.get(key))
         elif isinstance(value, (list, tuple)):
             for place, part in enumerate(value):
