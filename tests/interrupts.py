@@ -18,7 +18,6 @@ import os
 import random
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dis import opmap
 from functools import lru_cache
@@ -83,10 +82,14 @@ def _finalizes(frame: FrameType | None) -> bool:
     """Whether a finalizer runs: what is raised there is told nobody."""
     while frame is not None:
         name = frame.f_code.co_name
-        if name == "__del__" or (name == "__call__" and frame.f_code.co_filename == weakref.__file__):
+        if name == "__del__" or (name in ("__call__", "_remove", "remove") and _is_of_weakref(frame)):
             return True
         frame = frame.f_back
     return False
+
+
+def _is_of_weakref(frame: FrameType) -> bool:
+    return Path(frame.f_code.co_filename).name in ("weakref.py", "_weakrefset.py")
 
 
 def _leaves_handler(frame: FrameType) -> bool:

@@ -143,14 +143,17 @@ def test_only_plain_files_are_read(tmp_path):
 
 def test_a_lock_names_its_owner_and_ends_with_the_block(tmp_path):
     path = tmp_path / "LOCK"
-    with (
-        fs.locked(path, b"the first"),
-        pytest.raises(BlockingIOError, match="the first"),
-        fs.locked(path, b"the second"),
-    ):
-        pass
-    with fs.locked(path, b"me"):
-        assert path.read_bytes().rstrip() == b"me"  # nothing is left of a longer one
+
+    def second():
+        with pytest.raises(BlockingIOError, match="the first"):
+            fs.while_locked(path, b"the second", list)
+        return 3
+
+    assert fs.while_locked(path, b"the first", second) == 3
+    with pytest.raises(ZeroDivisionError):
+        fs.while_locked(path, b"the third", lambda: 1 // 0)
+    # nothing is left of a longer one
+    assert fs.while_locked(path, b"me", lambda: path.read_bytes().rstrip()) == b"me"
 
 
 def test_a_tree_is_removed_and_what_its_links_point_to_stays(tmp_path):
@@ -195,7 +198,7 @@ def test_free_bytes(tmp_path):
         ("fs.sync_dir", fs.sync_dir),
         ("fs.rename", lambda d: fs.rename(d / "there", d / "new")),
         ("fs.open", lambda d: fs.reading(d / "there").__enter__()),
-        ("fs.lock", lambda d: fs.locked(d / "new", b"me").__enter__()),
+        ("fs.lock", lambda d: fs.while_locked(d / "new", b"me", list)),
     ],
 )
 def test_every_act_can_be_made_to_fail_and_changes_nothing(tmp_path, name, act):

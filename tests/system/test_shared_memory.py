@@ -8,19 +8,19 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from gleanrl.system import faults
 from gleanrl.system.shared_memory import SharedMemory
+from tests.interrupts import double_interruptions
 
 HOLDER = """
 import os, pickle, signal, sys
 memory = pickle.loads(bytes.fromhex(sys.argv[1]))
 memory.map[0] = 7
-with memory.lock():
-    print("held", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+memory.alone(lambda: (print("held", flush=True), os.kill(os.getpid(), signal.SIGKILL)))
 """
 
 
@@ -45,18 +45,36 @@ def test_the_lock_of_a_process_that_dies_is_free():
     assert done.stdout.strip() == "held", done.stderr
     assert done.returncode == -signal.SIGKILL
     assert memory.map[0] == 7
-    with memory.lock():
-        memory.map[0] = 8
+    memory.alone(lambda: memory.map.__setitem__(0, 8))
     assert memory.map[0] == 8
 
 
 def test_copies_exclude_each_other():
     memory = SharedMemory(64)
     other = copy.deepcopy(memory)
-    with memory.lock(), pytest.raises(BlockingIOError):
-        fcntl.flock(other._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with other.lock():
-        pass
+
+    def attempt():
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return 3
+
+    assert memory.alone(attempt) == 3
+    with pytest.raises(ZeroDivisionError):
+        memory.alone(lambda: 1 // 0)
+    assert other.alone(list) == []
+
+
+def test_the_lock_is_free_while_the_traceback_of_two_interrupts_lives():
+    memory = SharedMemory(64)
+    other = copy.deepcopy(memory)
+    kept = []
+    for _, place in double_interruptions(lambda: memory, lambda it: it.alone(lambda: time.sleep(0)), 60):
+        kept.append(sys.exc_info())
+        try:
+            fcntl.flock(other._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AssertionError(f"interrupted at {place}: the lock is held") from error
+        fcntl.flock(other._descriptor, fcntl.LOCK_UN)
 
 
 @pytest.mark.parametrize("in_file", [False, True])
@@ -95,7 +113,8 @@ def test_memory_that_grows_is_seen_by_whoever_maps_it_anew(in_file, tmp_path):
 def test_a_forked_child_has_a_lock_of_its_own_from_the_beginning():
     memory = SharedMemory(64)
     read, write = os.pipe()
-    with memory.lock():
+
+    def fork():
         pid = os.fork()
         if not pid:
             try:
@@ -105,6 +124,8 @@ def test_a_forked_child_has_a_lock_of_its_own_from_the_beginning():
                 os.write(write, b"held")
             os._exit(0)
         assert os.read(read, 5) == b"held"
-    os.waitpid(pid, 0)
+        return pid
+
+    os.waitpid(memory.alone(fork), 0)
     for end in (read, write):
         os.close(end)

@@ -7,10 +7,10 @@ import os
 import re
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -99,40 +99,39 @@ class Folder:
             OSError: the disk is full, or fails; nothing is left of the attempt.
         """
         try:
-            return self._commit(kind, state, positive("keep", keep), aside)
+            return self._alone(partial(self._commit, kind, state, positive("keep", keep), aside))
         finally:
             for source in sources_in(state):
                 source.close()
 
     def _commit(self, kind: str, state: Any, keep: int, aside: Event | None) -> Path:
-        with self._locked():
-            names = self._names()
-            self._collect(names)
-            older = self._checkpoints(names)
-            newest = self._newest(older)
-            if newest is not None and newest.kind != kind:
-                raise CheckpointError(
-                    f"{self.path}: it holds checkpoints of a {newest.kind}, which those of a {kind} would "
-                    "replace: use another folder"
-                )
-            number = older[0][0] + 1 if older else 1
-            draft = self.path / f"tmp-{uuid.uuid4().hex}"
-            place = self.path / f"ckpt-{number:08d}-{uuid.uuid4().hex}"
-            try:
-                fs.make_dir(draft, exist_ok=False)
-                with FileWriter(draft, newest, aside) as writer:
-                    manifest = self._write(writer, kind, state)
-                    written = writer.as_earlier(place, kind)
-                fs.rename(draft, place)
-                fs.sync_dir(self.path)
-            except BaseException:
-                with suppress(OSError):
-                    fs.remove_tree(draft)
-                with suppress(OSError):  # a name that isn't surely on the disk is none
-                    self._remove(place)
-                raise
-            _note(self.path, manifest, written)
-            self._retire(older[keep - 1 :])
+        names = self._names()
+        self._collect(names)
+        older = self._checkpoints(names)
+        newest = self._newest(older)
+        if newest is not None and newest.kind != kind:
+            raise CheckpointError(
+                f"{self.path}: it holds checkpoints of a {newest.kind}, which those of a {kind} would "
+                "replace: use another folder"
+            )
+        number = older[0][0] + 1 if older else 1
+        draft = self.path / f"tmp-{uuid.uuid4().hex}"
+        place = self.path / f"ckpt-{number:08d}-{uuid.uuid4().hex}"
+        try:
+            fs.make_dir(draft, exist_ok=False)
+            with FileWriter(draft, newest, aside) as writer:
+                manifest = self._write(writer, kind, state)
+                written = writer.as_earlier(place, kind)
+            fs.rename(draft, place)
+            fs.sync_dir(self.path)
+        except BaseException:
+            with suppress(OSError):
+                fs.remove_tree(draft)
+            with suppress(OSError):  # a name that isn't surely on the disk is none
+                self._remove(place)
+            raise
+        _note(self.path, manifest, written)
+        self._retire(older[keep - 1 :])
         return place
 
     @staticmethod
@@ -158,27 +157,34 @@ class Folder:
                 return Earlier.of(path, Manifest.decoded(manifest))
         return None
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _alone(self, commit: Callable[[], Path]) -> Path:
+        """Return what a commit returns, during which no other one writes here."""
         if not self._checkpoints(self._names()):
             fs.make_lasting_dir(self.path)
         owner, lock = identity(), self.path / _LOCK
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(fs.locked(lock, owner.encode()))
-            except BlockingIOError as cause:
+        begun = False
+
+        def work() -> Path:
+            nonlocal begun
+            begun = True
+            return commit()
+
+        try:
+            return fs.while_locked(lock, owner.encode(), work)
+        except OSError as cause:
+            if begun:
+                raise
+            if isinstance(cause, BlockingIOError):
                 who = f"another process is writing a checkpoint here: {cause}"
                 if str(cause) == owner:
                     who = "this process is writing a checkpoint here already: wait for it, or give each its own folder"
                 raise CheckpointError(f"{self.path}: {who}") from cause
-            except OSError as cause:
-                if cause.errno not in _NOT_PLAIN:
-                    raise
-                raise CheckpointError(
-                    f"{lock}: expected the plain file that a dump makes, got a directory, a link, a pipe or a socket: "
-                    "remove it, or dump into another folder"
-                ) from cause
-            yield
+            if cause.errno not in _NOT_PLAIN:
+                raise
+            raise CheckpointError(
+                f"{lock}: expected the plain file that a dump makes, got a directory, a link, a pipe or a socket: "
+                "remove it, or dump into another folder"
+            ) from cause
 
     def _names(self) -> list[str]:
         """Return what is in the folder; nothing if it isn't there.

@@ -15,14 +15,17 @@ import shutil
 import stat
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gleanrl.system import descriptors, faults
 from gleanrl.system.descriptors import Descriptors
+
+Result = TypeVar("Result")
 
 # What is written at once where the system can't reserve space.
 _ZEROS_BYTES = 1 << 20
@@ -280,13 +283,16 @@ def read_into(file: int, buffer: Any, offset: int) -> int:
     return total
 
 
-@contextmanager
-def locked(path: Path, owner: bytes) -> Iterator[None]:
-    """Hold a file's lock within a ``with`` block; it ends with the process, whatever ends that.
+def while_locked(path: Path, owner: bytes, call: Callable[[], Result]) -> Result:
+    """Return what a call returns, and hold a file's lock meanwhile; it ends with the process, whatever ends that.
+
+    No context manager: a second interrupt at the begin of its `__exit__` would keep the lock for as long as the
+    traceback lives. Python looks for no signal between `finally` and a function of C.
 
     Args:
         path: The file, which is made if need be and stays.
         owner: What it says of who holds it.
+        call: What is done meanwhile.
 
     Raises:
         BlockingIOError: Somebody else holds it; its message is what that one wrote.
@@ -296,15 +302,20 @@ def locked(path: Path, owner: bytes) -> Iterator[None]:
     with opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe, for example, which has no position
             raise OSError(errno.EINVAL, "not a plain file", str(path))
+        unlock = partial(
+            fcntl.flock, file, fcntl.LOCK_UN
+        )  # a child that was forked meanwhile has the file open, too
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(os.pread(file, 1 << 10, 0).decode(errors="replace").rstrip()) from None
-        os.pwrite(file, owner.ljust(_OWNER_BYTES), 0)  # to cut the file first would cost what a sync costs
-        try:
-            yield
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BlockingIOError(os.pread(file, 1 << 10, 0).decode(errors="replace").rstrip()) from None
+            os.pwrite(
+                file, owner.ljust(_OWNER_BYTES), 0
+            )  # to cut the file first would cost what a sync costs
+            return call()
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open, too
+            unlock()
 
 
 def remove_tree(path: Path) -> None:

@@ -10,21 +10,23 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat, starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gleanrl.system import faults, fs, proc
 from gleanrl.system.descriptors import memory_of
 from gleanrl.system.forks import renew_in_child
 
+Result = TypeVar("Result")
+
 
 class SharedMemory:
     """A piece of memory that every copy of this object, in whatever process, sees.
 
-    Copies are made by pickle or deepcopy. `lock` excludes other processes and other copies; it belongs to one thread
+    Copies are made by pickle or deepcopy. `alone` excludes other processes and other copies; it belongs to one thread
     of each copy at a time. The kernel releases it when its holder dies.
 
     Args:
@@ -112,14 +114,18 @@ class SharedMemory:
         """Let others in for each item that `acquiring` yielded, and take it off; made of C code alone."""
         return starmap(fcntl.flock, map(held.pop, repeat(-1, len(held))))
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes and copies out of the block."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+    def alone(self, call: Callable[[], Result]) -> Result:
+        """Return what a call returns; it keeps other processes and copies out.
+
+        No context manager: a second interrupt at the begin of its `__exit__` would leave them out for as long as the
+        traceback lives. Python looks for no signal between `finally` and a function of C.
+        """
+        let_in = partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
         try:
-            yield
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            return call()
         finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            let_in()
 
     def __del__(self) -> None:
         """Close the descriptor; the memory lives as long as somebody has it mapped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,3 +86,29 @@ def test_samples_after_two_interrupts_are_stored_rows(sampler: str, depth: int |
         except Exception as error:
             raise AssertionError(f"interrupted at {place}: {error}") from error
     assert len(subject.sample()) == BATCH
+
+
+@pytest.mark.parametrize("sampler", ["random", "prioritized"])
+def test_a_dump_with_two_interrupts_leaves_a_whole_checkpoint(sampler: str, tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    def make() -> Any:
+        folders.append(tmp_path / str(len(folders)))
+        made = buffer(sampler)
+        made.dumps(folders[-1])
+        made.extend(TAPE.rows(20, 25))
+        return made
+
+    former = life(buffer(sampler))
+    for subject, place in double_interruptions(make, lambda rb: rb.dumps(folders[-1]), 60):
+        try:
+            loaded = buffer(sampler, 3)
+            loaded.loads(folders[-1])
+            found = life(loaded)
+            assert not (difference(found, former) and difference(found, life(subject)))
+            subject.dumps(folders[-1])  # no lock is held
+            loaded.loads(folders[-1])
+            assert not difference(life(loaded), life(subject))
+            check_goes_on(subject, TAPE, sampler)
+        except Exception as error:
+            raise AssertionError(f"interrupted at {place}: {error}") from error

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from math import prod
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from gleanrl.tree import NestedKey
 
 _DOUBLE = 8
 _NONE = torch.Size()
+
+Result = TypeVar("Result")
 
 Sums = Mapping[NestedKey, Tensor]
 """For each key ``(m (1 + 2 n),)`` float64: count, sums and sums of squares of n elements, for each of m members."""
@@ -91,13 +92,8 @@ class RunningSums(Stateful[Sums]):
         """Forget everything."""
         self.adopt({key: torch.zeros(size, dtype=torch.float64) for key, size in self._sizes().items()})
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._memory is None:
-            yield
-            return
-        with self._memory.lock():
-            yield
+    def _alone(self, call: Callable[[], Result]) -> Result:
+        return call() if self._memory is None else self._memory.alone(call)
 
     def update(self, key: NestedKey, value: Tensor, decay: float, rows: Tensor | None = None) -> None:
         """Forget a little, then count `value`.
@@ -116,9 +112,12 @@ class RunningSums(Stateful[Sums]):
         number = each.new_full((each.shape[1], 1), len(each))
         seen = torch.cat([number, each.sum(0), each.square().sum(0)], -1)
         counted = slice(None) if rows is None else rows.flatten()
-        with self._locked():
+
+        def change() -> None:
             view = self._view(key)
             view[counted] = torch.add(seen, view, alpha=decay)[counted]
+
+        self._alone(change)
 
     def moments(self, key: NestedKey) -> tuple[Tensor, Tensor] | None:
         """Return mean and variance, ``(*members, *shape)`` float64; None if nothing was seen.
@@ -126,8 +125,7 @@ class RunningSums(Stateful[Sums]):
         They are 0 and 1 of a member of which nothing was seen.
         """
         size, shape = prod(self.shapes[key]), (*self.members, *self.shapes[key])
-        with self._locked():
-            count, total, squares = self._view(key).clone().split([1, size, size], -1)
+        count, total, squares = self._alone(lambda: self._view(key).clone()).split([1, size, size], -1)
         if not bool(count.any()):
             return None
         seen, mean = count > 0, total / count
@@ -136,8 +134,8 @@ class RunningSums(Stateful[Sums]):
 
     def snapshot(self) -> Sums:
         """Return a copy of all numbers."""
-        with self._locked():
-            return MappingProxyType({key: self._view(key).clone().flatten() for key in self.shapes})
+        copies = self._alone(lambda: {key: self._view(key).clone().flatten() for key in self.shapes})
+        return MappingProxyType(copies)
 
     def parse(self, state: Any) -> Sums:
         """Return the numbers of a saved state, checked against the shapes."""
@@ -149,9 +147,12 @@ class RunningSums(Stateful[Sums]):
 
     def adopt(self, value: Sums) -> None:
         """Go on from numbers that fit; shared ones change for everybody."""
-        with self._locked():
+
+        def change() -> None:
             for key, numbers in value.items():
                 self._view(key).view(-1).copy_(numbers)
+
+        self._alone(change)
 
 
 def checked_sums(state: Any) -> Sums:
