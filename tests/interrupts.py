@@ -295,6 +295,8 @@ class _CleanUp:
         if not own and (asker is None or not asker.f_code.co_filename.startswith(self._lines.sources)):
             return
         if _finalizes(frame) or (event == "call" and frame.f_code.co_flags & CO_GENERATOR):
+            return
+        if isinstance(sys.exc_info()[1], GeneratorExit):
             return  # an interrupt of a generator that is closed reaches no caller either
         moment = Moment(len(self.moments), event, _stack(frame, self._lines.sources))
         self.moments.append(moment)

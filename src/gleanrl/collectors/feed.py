@@ -11,6 +11,7 @@ from gleanrl.data.replay_buffers import RayReplayBuffer, ReplayBuffer
 from gleanrl.data.replay_buffers.presets import copies_at_once
 from gleanrl.errors import InvalidTypeError
 from gleanrl.overrides import is_native
+from gleanrl.system.interrupts import to_the_end
 
 
 class Feed:
@@ -58,9 +59,16 @@ class Feed:
             self._put(batch)
             arrived()
         except BaseException:
-            if before is not None and self._written() != before:
-                arrived()
+            try:
+                self._settle(before, arrived)
+            except BaseException:  # a second interrupt
+                to_the_end(lambda: self._settle(before, arrived))
             raise
+
+    def _settle(self, before: int | None, arrived: Callable[[], Any]) -> None:
+        """Call `arrived` if a batch is in, given how many rows had been written before it."""
+        if before is not None and self._written() != before:
+            arrived()
 
     def _put(self, batch: TensorDictBase) -> None:
         if self._whole:

@@ -218,11 +218,13 @@ class WorkersCollector(SourceCollector):
             handover = settings.handover(source, budget, storing, _storing(source), progress=progress)
             super().__init__(settings, budget, handover, weight_updater, policy)
         except BaseException:
-            self._cap.lift()
-            if self._ready:
-                with suppress(Exception):  # the first error is the cause
-                    self._crew.close()
-                self._ready = False
+            ready, self._ready = self._ready, False  # at first: a second interrupt may come while it closes
+            try:
+                self._cap.lift()
+            finally:
+                if ready:
+                    with suppress(Exception):  # the first error is the cause
+                        self._crew.close()
             raise
 
     _ready = False

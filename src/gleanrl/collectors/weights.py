@@ -172,9 +172,10 @@ def copy_pairs(pairs: Pairs) -> None:
     """Copy the second tensor of each pair into the first, in place, all or nothing."""
 
     def change() -> None:
-        with torch.no_grad():
-            for mine, given in pairs:
-                mine.copy_(given)
+        for mine, given in pairs:
+            mine.detach().copy_(
+                given.detach()
+            )  # an interrupt could leave gradients off behind `torch.no_grad`
 
     to_the_end(change)
 

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase, is_tensorclass
 from gleanrl.data.specs import Composite, NonTensor, TensorSpec, Unbounded
 from gleanrl.errors import MissingKeyError
 from gleanrl.objects import Leaf, Objects
+from gleanrl.rollouts.modes import with_gradients
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, empty_groups, flatten, iter_leaves
 
 
@@ -70,8 +71,7 @@ def make_tensordict(env: Any, policy: Any = None) -> TensorDictBase:
     fake: TensorDictBase = env.fake_tensordict()
     if policy is None:
         return fake
-    with torch.no_grad():
-        written = policy(fake.exclude("next").clone())
+    written = with_gradients(False, policy, fake.exclude("next").clone())
     out: TensorDictBase = written.apply(torch.zeros_like).set("next", fake.get("next"))
     return out
 

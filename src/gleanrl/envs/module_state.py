@@ -216,8 +216,7 @@ class _TensorEntry(Stateful[Tensor | None]):
         if self._is_late:
             self._tensors[self._name] = None if value is None else value.clone()
         elif own is not None:
-            with torch.no_grad():
-                own.copy_(value)
+            own.detach().copy_(value)
 
 
 class _Carried(Stateful[Mapping[NestedKey, Tensor]]):

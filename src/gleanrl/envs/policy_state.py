@@ -13,6 +13,7 @@ from gleanrl.envs.transforms.env import TransformedEnv
 from gleanrl.envs.transforms.primer import TensorDictPrimer
 from gleanrl.errors import PolicyError
 from gleanrl.randomness import torch_kept
+from gleanrl.rollouts.modes import with_gradients
 from gleanrl.rollouts.probing import promised_by, spare
 from gleanrl.rollouts.traits import Env
 from gleanrl.tree import Path, as_key, as_path
@@ -38,8 +39,8 @@ def with_policy_state(env: Any, policy: Any, device: torch.device | None = None)
         return env
     root = env.fake_tensordict().exclude("next", *env.action_keys)
     try:
-        with torch.no_grad(), torch_kept():
-            out = spare(policy)(root if device is None else root.to(device))
+        with torch_kept():
+            out = with_gradients(False, spare(policy), root if device is None else root.to(device))
         found = {as_key(path): out.get(("next", *path)) for path in state}
     except Exception as cause:
         raise PolicyError(

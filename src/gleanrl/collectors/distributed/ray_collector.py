@@ -219,10 +219,10 @@ class RayCollector(SourceCollector):
             handover = settings.handover(source, budget, storing, storing, progress=progress)
             super().__init__(settings, budget, handover, weight_updater, policy)
         except BaseException:
-            if self._ready:
+            ready, self._ready = self._ready, False  # at first: a second interrupt may come while it closes
+            if ready:
                 with suppress(Exception):  # the first error is the cause
                     self._nodes.close()
-                self._ready = False
             self._runtime.release()
             raise
 

@@ -17,6 +17,7 @@ from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.keys import Keys, missing_key
 from gleanrl.envs.transforms.rows import Record
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, SchemaError
+from gleanrl.rollouts.modes import with_gradients
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, as_key, as_path, place_of
 
@@ -161,9 +162,8 @@ class BurnInTransform(BufferTransform):
                 "sample longer slices, as a batch of sequences"
             )
         early = tensordict[..., : self.burn_in].clone()
-        with torch.no_grad():
-            for module in self.modules_list:
-                early = module(early)
+        for module in self.modules_list:
+            early = with_gradients(False, module, early)
         late = tensordict[..., self.burn_in :].clone()
         time = tensordict.ndim - 1
         for key in self.out_keys:

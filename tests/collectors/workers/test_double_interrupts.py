@@ -1,0 +1,91 @@
+"""Two interrupts of collectors with workers: every frame is accounted for, and no trajectory has a hole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
+from tests.chaos.oracle import makers
+from tests.collectors.helpers import Net
+from tests.collectors.workers.crews import KINDS as KIND
+from tests.collectors.workers.test_interrupts import CALLS, KINDS, drilled, told
+from tests.interrupts import double_interruptions
+from tests.leaks import Holdings
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["next", "update of one", "reset", "state_dict", "load_state_dict"])
+def test_a_collector_after_two_interrupts_delivers_whole_trajectories(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    with drilled(kind, tmp_path, policy=Net(0.5)) as subject:
+        subject.next()
+        state = subject.collector.state_dict()
+        subject.state = {key: value for key, value in state.items() if key.startswith("worker")}  # type: ignore[attr-defined]
+        for _, place in double_interruptions(lambda: subject, CALLS[name], 60):
+            with told(place):
+                subject.check()
+
+
+@KINDS
+def test_frames_after_two_interrupts_are_in_the_buffer_and_counted_or_neither(
+    kind: str, tmp_path: Path
+) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100_000))
+    with drilled(kind, tmp_path, replay_buffer=buffer) as subject:
+        collector = subject.collector
+        for _, place in double_interruptions(lambda: collector, lambda collector: collector.next(), 80):
+            with told(place):
+                for _ in range(2):
+                    assert collector.stats().delivered == buffer.stats().rows_written
+                    collector.next()
+        subject.record.add(buffer[:])
+
+
+@KINDS
+def test_a_shutdown_that_is_interrupted_twice_is_finished_by_the_next_one(kind: str, tmp_path: Path) -> None:
+    def make() -> Any:
+        places.append(tmp_path / str(len(places)))
+        places[-1].mkdir()
+        opened = drilled(kind, places[-1])
+        subject = opened.__enter__()
+        for _ in range(3):
+            subject.next()
+        return opened, subject
+
+    def check(found: Any) -> None:
+        opened, subject = found
+        opened.__exit__(None, None, None)
+        assert subject.collector.stats().delivered == subject.record.frames
+        torch.set_num_threads(1)
+
+    places: list[Path] = []
+    for found, place in double_interruptions(make, lambda it: it[1].collector.shutdown(), 5, close=check):
+        with told(place):
+            check(found)
+
+
+@KINDS
+def test_a_start_that_is_interrupted_twice_leaves_nothing(kind: str) -> None:
+    def start(made: list[Any]) -> None:
+        made.append(KIND[kind](makers(2), None, frames_per_batch=12, total_frames=-1))
+
+    def close(made: list[Any]) -> None:
+        for collector in made:
+            collector.shutdown()
+        made.clear()
+
+    first: list[Any] = []
+    start(first)
+    close(first)
+    before = Holdings.now()
+    for made, place in double_interruptions(list, start, 8, close=close):
+        with told(place):
+            close(made)
+            before.check()
