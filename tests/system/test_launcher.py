@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -199,3 +200,19 @@ def test_a_launcher_keeps_installed_packages_where_they_are_the_current_director
     monkeypatch.chdir(installed)
     monkeypatch.setattr(sys, "path", ["", "/a", installed])
     assert launcher._path([]) == ["/a", installed]
+
+
+@pytest.mark.timeout(25)  # it was 30 s
+def test_a_stopped_launcher_holds_up_no_report_of_a_lost_worker():
+    started, held = launcher.current(ENTRY, ()), Descriptors()
+    reading, writing = held.take(pipe())
+    process = started.start([reading], held)
+    os.kill(started._process.pid, signal.SIGSTOP)
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        select.select([process.descriptor], [], [])
+        assert started.exit_code(process.pid) is None
+    finally:
+        os.kill(started._process.pid, signal.SIGCONT)
+    assert started.exit_code(process.pid) == -signal.SIGKILL
+    held.close()

@@ -29,6 +29,9 @@ from gleanrl.system.launch_server import ANSWER, MOST_BYTES, REQUEST, START, UNK
 _CODE = "import sys; sys.path[:] = sys.argv[2:]; from gleanrl.system.launch_server import main; main(sys.argv[1:2])"
 _READY_S = 120.0  # importing torch from a cold disk
 _ANSWER_S = 30.0
+_CODE_S = (
+    5.0  # how a process ended is only told in a message: the error of a lost worker waits for it no longer
+)
 
 
 class LaunchError(OSError):
@@ -77,10 +80,10 @@ class Launcher:
     def exit_code(self, pid: int) -> int | None:
         """Return the exit code of a process that was started here and has ended, negative for a signal.
 
-        It's None if the launcher doesn't know it (any more).
+        It's None if the launcher doesn't know it (any more), or doesn't answer within 5 s.
         """
         try:
-            code, _ = self._ask(pid, Deadline(_ANSWER_S), Descriptors())
+            code, _ = self._ask(pid, Deadline(_CODE_S), Descriptors())
         except OSError:
             return None
         return None if code == UNKNOWN else code
