@@ -34,6 +34,9 @@ SHARE = max(0.15, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
 
 Subject = TypeVar("Subject")
 
+Interruptions = Callable[..., Iterator[tuple[Any, Any]]]
+"""`interruptions` or `double_interruptions`."""
+
 
 class Place(NamedTuple):
     """The moment before a line."""

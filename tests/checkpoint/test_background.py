@@ -60,7 +60,7 @@ def test_the_end_is_waited_for_whatever_it_is(tmp_path: Path) -> None:
     failing = Dump(Folder(tmp_path / "b"), "thing", {"a": 1}, 1)
     failing.end()
     assert failing.done()
-    with pytest.raises(OSError):
+    with pytest.raises(CheckpointError, match="expected a folder of checkpoints, got a file"):
         failing.settle()
 
 

@@ -205,8 +205,7 @@ def test_a_launcher_keeps_installed_packages_where_they_are_the_current_director
 @pytest.mark.timeout(25)  # it was 30 s
 def test_a_stopped_launcher_holds_up_no_report_of_a_lost_worker():
     started, held = launcher.current(ENTRY, ()), Descriptors()
-    reading, writing = held.take(pipe())
-    process = started.start([reading], held)
+    process = started.start(held.take(pipe()), held)  # reads an order, and none comes
     os.kill(started._process.pid, signal.SIGSTOP)
     try:
         os.kill(process.pid, signal.SIGKILL)

@@ -121,6 +121,7 @@ class _Launcher:
         finally:  # workers that end from now on have nobody to tell, and the descriptor to wake up is about to go
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._close_links()
 
     def _serve(self) -> None:
         while True:
@@ -191,8 +192,7 @@ class _Launcher:
             die_with_parent(parent)
             os.close(self._owner)
             mine.close()
-            for link in [*self._own, *(client.link for client in self._clients.values())]:
-                link.close()
+            self._close_links()
             gc.enable()
             code = self._entry(theirs, descriptors)
         except SystemExit as end:
@@ -204,6 +204,10 @@ class _Launcher:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+    def _close_links(self) -> None:
+        for link in [*self._own, *(client.link for client in self._clients.values())]:
+            link.close()
 
     def _reap(self) -> None:
         while True:

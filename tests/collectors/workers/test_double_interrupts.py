@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from tests.chaos.oracle import makers
@@ -46,29 +45,6 @@ def test_frames_after_two_interrupts_are_in_the_buffer_and_counted_or_neither(
                     assert collector.stats().delivered == buffer.stats().rows_written
                     collector.next()
         subject.record.add(buffer[:])
-
-
-@KINDS
-def test_a_shutdown_that_is_interrupted_twice_is_finished_by_the_next_one(kind: str, tmp_path: Path) -> None:
-    def make() -> Any:
-        places.append(tmp_path / str(len(places)))
-        places[-1].mkdir()
-        opened = drilled(kind, places[-1])
-        subject = opened.__enter__()
-        for _ in range(3):
-            subject.next()
-        return opened, subject
-
-    def check(found: Any) -> None:
-        opened, subject = found
-        opened.__exit__(None, None, None)
-        assert subject.collector.stats().delivered == subject.record.frames
-        torch.set_num_threads(1)
-
-    places: list[Path] = []
-    for found, place in double_interruptions(make, lambda it: it[1].collector.shutdown(), 5, close=check):
-        with told(place):
-            check(found)
 
 
 @KINDS

@@ -23,7 +23,7 @@ from tests.collectors.workers.crews import collecting
 from tests.contract.multi import settled
 from tests.fakes import Script
 from tests.fakes_lists import TalkingEnv
-from tests.interrupts import interruptions
+from tests.interrupts import Interruptions, double_interruptions, interruptions
 
 SCRIPT = Script(seed=3, low=1, high=9)
 SOON = Timeouts(work_s=5.0)
@@ -200,7 +200,13 @@ def test_weights_arrive_whole_at_all_workers_or_at_none(kind: str) -> None:
 
 
 @KINDS
-def test_a_shutdown_is_finished_by_the_next_one(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("interrupted", "most"),
+    [(interruptions, 25), pytest.param(double_interruptions, 5, marks=pytest.mark.timeout(1800))],
+)
+def test_a_shutdown_is_finished_by_the_next_one(
+    kind: str, interrupted: Interruptions, most: int, tmp_path: Path
+) -> None:
     def make() -> Any:
         places.append(tmp_path / str(len(places)))
         places[-1].mkdir()
@@ -217,6 +223,6 @@ def test_a_shutdown_is_finished_by_the_next_one(kind: str, tmp_path: Path) -> No
         torch.set_num_threads(1)
 
     places: list[Path] = []
-    for found, place in interruptions(make, lambda found: found[1].collector.shutdown(), 25, close=check):
+    for found, place in interrupted(make, lambda found: found[1].collector.shutdown(), most, close=check):
         with told(place):
             check(found)

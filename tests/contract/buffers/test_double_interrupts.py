@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +13,17 @@ from tests.contract.buffers.test_interrupts import (
     BATCH,
     TAPE,
     buffer,
+    check_all_or_nothing,
     check_epoch,
     check_goes_on,
-    difference,
     life,
     writes,
 )
-from tests.interrupts import double_interruptions, in_another_thread
+from tests.interrupts import double_interruptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MOST = 150
-
-
-def check_all_or_nothing(make: Callable[[], Any], call: Callable[[Any], Any], sampler: str) -> None:
-    before, after = life(make()), make()
-    call(after)
-    after = life(after)
-    for subject, place in double_interruptions(make, call, MOST):
-        try:
-            found = in_another_thread(lambda subject=subject: life(subject))
-            if found not in (before, after):
-                changes = difference(found, before), difference(found, after)
-                raise AssertionError(
-                    f"half a change: it differs from before in {changes[0]}, after in {changes[1]}"
-                )
-            check_goes_on(subject, TAPE, sampler)
-        except Exception as error:
-            raise AssertionError(f"interrupted at {place}: {error}") from error
 
 
 @pytest.mark.parametrize("depth", [None, 2])
@@ -56,7 +39,7 @@ def test_a_write_with_two_interrupts_is_whole_or_not_there(
             made.sample()
         return made
 
-    check_all_or_nothing(make, writes(TAPE)[call], sampler)
+    check_all_or_nothing(make, writes(TAPE)[call], TAPE, sampler, double_interruptions, MOST)
 
 
 @pytest.mark.parametrize("depth", [None, 2])
@@ -65,9 +48,12 @@ def test_a_load_with_two_interrupts_is_whole_or_not_there(sampler: str, depth: i
     other = buffer(sampler, 23, prefetch=depth)
     other.sample()
     saved = other.state_dict()
-    check_all_or_nothing(
-        lambda: buffer(sampler, prefetch=depth), lambda rb: rb.load_state_dict(saved), sampler
-    )
+
+    def load(rb: Any) -> None:
+        rb.load_state_dict(saved)
+
+    make = partial(buffer, sampler, prefetch=depth)
+    check_all_or_nothing(make, load, TAPE, sampler, double_interruptions, MOST)
 
 
 @pytest.mark.parametrize("depth", [None, 1, 3])

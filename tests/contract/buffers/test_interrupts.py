@@ -11,7 +11,7 @@ import torch
 from gleanrl.data import replay_buffers as parts
 from tests.contract.buffers.cases import EPOCHS, SLICES, make_buffer, make_sampler, make_storage
 from tests.contract.buffers.tape import Tape
-from tests.interrupts import in_another_thread, in_turn, interruptions, trace
+from tests.interrupts import Interruptions, in_another_thread, in_turn, interruptions, trace
 
 pytestmark = pytest.mark.slow
 
@@ -137,13 +137,18 @@ def writes(tape: Tape) -> dict[str, Callable[[Any], Any]]:
 
 
 def check_all_or_nothing(
-    make: Callable[[], Any], call: Callable[[Any], Any], tape: Tape, sampler: str
+    make: Callable[[], Any],
+    call: Callable[[Any], Any],
+    tape: Tape,
+    sampler: str,
+    interrupted: Interruptions = interruptions,
+    most: int = MOST,
 ) -> None:
-    """Interrupt a call at every line: what it leaves is what was before it or what is after it."""
+    """Interrupt a call, once or twice: its result is the state before the call or the state after it."""
     before, after = life(make()), make()
     call(after)
     after = life(after)
-    for subject, place in interruptions(make, call, MOST):
+    for subject, place in interrupted(make, call, most):
         try:
             found = in_another_thread(lambda subject=subject: life(subject))
             if found not in (before, after):

@@ -100,23 +100,6 @@ def test_a_start_that_is_interrupted_twice():
             before.check()
 
 
-def test_a_close_that_is_interrupted_twice():
-    batch().close()
-    before = Holdings.now()
-
-    def started():
-        env = batch()
-        env.start()
-        return env
-
-    for env, place in double_interruptions(started, lambda env: env.close(), 10):
-        with told(place):
-            env.close()
-            with pytest.raises(ClosedError):
-                env.start()
-            before.check()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["step", "reset", "send", "receive"])
 def test_a_pool_after_two_interrupts_has_right_rows(backend, name):

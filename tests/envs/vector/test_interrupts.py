@@ -12,7 +12,7 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import ParallelEnv, SerialEnv
 from gleanrl.errors import ClosedError
 from tests.envs.vector.makers import equal, oracle, streams
-from tests.interrupts import interruptions, trace
+from tests.interrupts import double_interruptions, interruptions, trace
 from tests.leaks import Holdings
 
 
@@ -122,7 +122,11 @@ def test_a_start_that_is_interrupted():
             before.check()
 
 
-def test_a_close_that_is_interrupted():
+@pytest.mark.parametrize(
+    ("interrupted", "most"),
+    [(interruptions, 20), pytest.param(double_interruptions, 10, marks=pytest.mark.timeout(1800))],
+)
+def test_a_close_that_is_interrupted(interrupted, most):
     batch().close()
     before = Holdings.now()
 
@@ -131,7 +135,7 @@ def test_a_close_that_is_interrupted():
         env.start()
         return env
 
-    for env, place in interruptions(started, lambda env: env.close(), 20):
+    for env, place in interrupted(started, lambda env: env.close(), most):
         with told(place):
             env.close()
             with pytest.raises(ClosedError):

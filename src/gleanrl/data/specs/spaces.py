@@ -12,7 +12,8 @@ from typing_extensions import Self
 
 from gleanrl.errors import UnsupportedError
 
-_LARGE = 1 << 12  # elements
+LARGE = 1 << 12
+"""Elements above which a bound that is one number is kept as that number, expanded."""
 
 
 class Box:
@@ -49,7 +50,7 @@ class Box:
 
 def is_one_number(tensor: Tensor) -> bool:
     """Return whether a large tensor is one number, expanded: a bound of all elements of a frame, for example."""
-    return tensor.numel() > _LARGE and not any(tensor.stride())
+    return tensor.numel() > LARGE and not any(tensor.stride())
 
 
 def _copied(tensor: Tensor) -> Tensor:

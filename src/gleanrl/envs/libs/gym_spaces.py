@@ -41,13 +41,13 @@ from gleanrl.data.specs import (
     TensorSpec,
     Unbounded,
 )
+from gleanrl.data.specs.spaces import LARGE
 from gleanrl.envs.libs.gym_choices import CategoricalCodec, MultiOneHotCodec, OneHotCodec
 from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, Codec, StackCodec
 from gleanrl.envs.libs.gym_lists import TupleCodec
 from gleanrl.errors import InvalidArgumentError, SpaceError
 from gleanrl.tree import Path, as_key
 
-_LARGE = 1 << 12  # elements of a box whose bounds are worth a look for one number
 _CONVERSIONS: dict[type[Any], Callable[..., TensorSpec]] = {}
 
 
@@ -123,7 +123,7 @@ def box_spec(low: Array, high: Array, dtype: torch.dtype) -> TensorSpec:
         if (low <= limits.min).all() and (high >= limits.max).all():
             return Unbounded(shape=low.shape, dtype=dtype)
     if (
-        low.size > _LARGE and (low == low.flat[0]).all() and (high == high.flat[0]).all()
+        low.size > LARGE and (low == low.flat[0]).all() and (high == high.flat[0]).all()
     ):  # frames: two numbers
         return Bounded(low.flat[0], high.flat[0], shape=low.shape, dtype=dtype)
     return Bounded(low, high, shape=low.shape, dtype=dtype)
