@@ -16,6 +16,7 @@ from tests.contract.buffers.test_interrupts import (
     check_all_or_nothing,
     check_epoch,
     check_goes_on,
+    difference,
     life,
     writes,
 )
