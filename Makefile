@@ -29,7 +29,7 @@ FOREIGN := .venv-foreign
 FOREIGN_TESTS := tests/foreign tests/substitute tests/envs/transforms/test_foreign.py tests/test_takeover.py tests/test___main__.py
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-fast test-devices test-foreign test-programs chaos bench bench-peers lint format docs clean
+.PHONY: help build demo test test-fast test-devices test-foreign test-programs chaos bench bench-peers lint lint-prose format docs clean
 
 help:
 	@echo "make demo         learn CartPole on collected and stored data"
@@ -41,6 +41,7 @@ help:
 	@echo "make chaos        workers killed, starved and stopped by the thousand, calls interrupted at more lines (40 minutes; a share is in make test)"
 	@echo "make bench        the benchmarks; make bench-peers: other libraries in the same run"
 	@echo "make lint         all static checks; make format: let the formatters write"
+	@echo "make lint-prose   the idioms in the prose of changed folders, and the rate of each folder"
 	@echo "make docs         the documentation in site/"
 	@echo "make build        the environment and the compiled core only"
 	@echo "make clean        remove what the targets made"
@@ -118,6 +119,11 @@ lint: build
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/python tools/check_commits.py
+	$(BIN)/python tools/lint_prose.py
+
+lint-prose: build
+	$(BIN)/python tools/lint_prose.py --changed
 
 format: build
 	$(BIN)/ruff check --fix .

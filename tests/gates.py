@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import gymnasium as gym
@@ -265,6 +265,54 @@ def public_attributes(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
             names.add(node.attr)
     return {name for name in names if not name.startswith("_")}
+
+
+def class_names(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
+    """Return the names that denote several classes, and the modules that define these; nested classes don't count."""
+    places: dict[str, list[str]] = {}
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def single_subclasses(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Return the classes that have exactly one direct subclass, which is in another module, as "module.Class".
+
+    Args:
+        trees: all modules of the package, by their dotted names.
+    """
+    classes = {
+        f"{m}.{n.name}": n for m, tree in trees.items() for n in tree.body if isinstance(n, ast.ClassDef)
+    }
+    bound = {
+        m: {
+            n.asname or n.name: f"{s.module}.{n.name}"
+            for s in tree.body
+            if isinstance(s, ast.ImportFrom)
+            for n in s.names
+        }
+        for m, tree in trees.items()
+    }
+    subclasses: dict[str, list[str]] = {name: [] for name in classes}
+    for name, node in classes.items():
+        module = name.rpartition(".")[0]
+        for base in node.bases:
+            first, _, rest = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).partition(
+                "."
+            )
+            found = bound[module].get(first, f"{module}.{first}") + (f".{rest}" if rest else "")
+            for _ in range(9):  # a package that hands the name on
+                owner, _, last = found.rpartition(".")
+                if found in classes or last not in bound.get(owner, {}):
+                    break
+                found = bound[owner][last]
+            if found in classes:
+                subclasses[found].append(module)
+    return sorted(
+        n for n, found in subclasses.items() if len(found) == 1 and found[0] != n.rpartition(".")[0]
+    )
 
 
 def main() -> None:

@@ -70,6 +70,10 @@ SNIFFS_NAMES = {
     "update_kwargs": 2,
 }
 
+# Figures of the package that may only fall: modules without packages' own, classes with exactly one subclass, which is
+# in another module, and names that denote several classes.
+RATCHETS = {"modules": 401, "single subclasses": 28, "class names": 30}
+
 
 def name_of(path: Path) -> str:
     return (
@@ -132,6 +136,26 @@ def test_modules_keep_their_private_names():
     everywhere = set().union(*(gates.defined(tree_of(p)) for p in MODULES))
     found = offences(MODULES, lambda tree: gates.foreign_private_names(tree, everywhere))
     assert within(TAKES_PRIVATE_NAMES, found) == []
+
+
+@pytest.mark.filterwarnings("default")
+def test_figures_of_the_package_only_fall():
+    trees = {dotted(path): tree_of(path) for path in MODULES}
+    found = {
+        "modules": [name_of(path) for path in MODULES if path.name != "__init__.py"],
+        "single subclasses": gates.single_subclasses(trees),
+        "class names": [f"{name} ({', '.join(places)})" for name, places in gates.class_names(trees).items()],
+    }
+    figures = {what: len(names) for what, names in found.items()}
+    above = [what for what, most in RATCHETS.items() if figures[what] > most]
+    assert not above, "\n".join(f"{w}: {figures[w]}, at most {RATCHETS[w]}: {found[w]}" for w in above)
+    if figures != RATCHETS:
+        warnings.warn(f"lower RATCHETS to {figures}", stacklevel=1)
+
+
+def dotted(path: Path) -> str:
+    """Return the name of a module of the package."""
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def test_extension_points_are_documented():
@@ -298,6 +322,27 @@ def test_the_sniffing_gate_bites():
         assert gates.sniffed_names(ast.parse(source), protocol)
     for source in ("getattr(a, name)", "hasattr(a, 'foreign')", "getattr(a, 'shape')", "a.run()"):
         assert gates.sniffed_names(ast.parse(source), protocol | {"shape"}) == []
+
+
+def test_the_gate_on_single_subclasses_bites():
+    def found(**sources: str) -> list[str]:
+        return gates.single_subclasses({f"p.{name}": ast.parse(source) for name, source in sources.items()})
+
+    base, one = "class A(Generic[X]): pass", "from p.a import A\nclass B(A[int]): pass"
+    assert found(a=base, b=one) == ["p.a.A"]
+    assert found(a=base, b="from p import a\nclass B(a.A): pass") == ["p.a.A"]
+    assert found(a=base, b="from p.c import A\nclass B(A): pass", c="from p.a import A") == ["p.a.A"]
+    assert (
+        found(a=base, b=one, c=one) == []
+        and found(a=f"{base}\nclass B(A): pass") == []
+        and found(a=base) == []
+    )
+    assert found(a=base, b="from q import A\nclass B(A): pass") == []
+
+
+def test_the_gate_on_class_names_bites():
+    trees = {name: ast.parse(source) for name, source in {"a": "class A: pass", "b": "class A: pass"}.items()}
+    assert gates.class_names(trees) == {"A": ["a", "b"]} and gates.class_names({"a": trees["a"]}) == {}
 
 
 def test_tables_of_known_offenders_bite_and_shrink():

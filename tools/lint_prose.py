@@ -1,0 +1,147 @@
+"""Count the idioms that `PATTERNS` lists in docstrings, comments and pages: `python tools/lint_prose.py [FOLDER ...]`.
+
+Prints each idiom in the given folders (with `--changed`: in folders with uncommitted changes), then the rate per 1,000
+words of each folder. Fails where a part of the repository exceeds its rate in `tools/prose.tsv`; `--record` lowers the
+rates there to the measured ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import math
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RATES = ROOT / "tools" / "prose.tsv"
+PARTS = ("src", "cpp", "docs", "tests", "benchmarks", "examples", "tools")
+PATTERNS = (
+    r"\bwhat (is|are|has|stands|comes|came|becomes|became|an?|the|one|nobody|somebody|it|follows|can|did|does|was|makes"
+    r"|each|every|they|others)\b",
+    r"\b(whoever|nobody|somebody|anybody)\b",
+    r"\bstands?\b",
+    r"\bthose (of|that|which|in|with)\b",
+    r"\bof (its|their|his|our) own\b",
+    r"\bgo(es)? on\b",
+    r"\bas (it|they) (is|are|come|comes|stand|stands|came)\b",
+    r", say\b",
+    r"\bbeside\b",
+)
+IDIOM = re.compile("|".join(f"(?:{pattern})" for pattern in PATTERNS), re.IGNORECASE)
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+COMMENT = re.compile(r"//.*$|/\*.*?\*/", re.M | re.S)
+WORD = re.compile(r"\S*\w\S*")
+SUFFIXES = (".py", ".md", ".cc", ".h")
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the prose of a file, each piece with the line that it begins at."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        yield 1, FENCE.sub(lambda block: "\n" * block.group().count("\n"), text)
+    elif path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                yield node.lineno, node.value.value
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+    else:
+        yield from (
+            (text.count("\n", 0, found.start()) + 1, found.group()) for found in COMMENT.finditer(text)
+        )
+
+
+def counted(path: Path) -> tuple[int, list[str]]:
+    """Return a file's words of prose, and its idioms as "file:line: idiom"."""
+    words, found = 0, []
+    for line, text in prose(path):
+        words += len(WORD.findall(text))
+        for idiom in IDIOM.finditer(text):
+            at = line + text.count("\n", 0, idiom.start())
+            found.append(f"{path.relative_to(ROOT)}:{at}: {idiom.group()}")
+    return words, found
+
+
+def part_of(path: Path) -> str:
+    """Return the part of the repository that a file counts in: its first folder, `docs` for pages at the top."""
+    folders = path.relative_to(ROOT).parts[:-1]
+    return folders[0] if folders else "docs"
+
+
+def files() -> list[Path]:
+    found = [path for part in PARTS for path in (ROOT / part).rglob("*") if path.suffix in SUFFIXES]
+    return sorted([*found, *ROOT.glob("*.md")])
+
+
+def git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.split() if done.returncode == 0 else []
+
+
+def changed_folders() -> set[Path]:
+    """Return the folders of files that differ from the merge base with main, and of files that git doesn't track."""
+    base = (git("merge-base", "HEAD", "main") or ["HEAD"])[0]
+    names = git("diff", "--name-only", base) + git("ls-files", "--others", "--exclude-standard")
+    return {(ROOT / name).parent for name in names}
+
+
+def recorded() -> dict[str, float]:
+    rows = [line.split("\t") for line in RATES.read_text().splitlines() if not line.startswith("#")]
+    return {part: float(rate) for part, rate in rows}
+
+
+def rounded_up(rate: float) -> float:
+    return math.ceil(rate * 10 - 1e-9) / 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Count idioms in docstrings, comments and pages.")
+    parser.add_argument("folders", nargs="*", type=Path, help="print the idioms in these folders")
+    parser.add_argument("--changed", action="store_true", help="print the idioms in folders with changes")
+    parser.add_argument("--record", action="store_true", help="lower the recorded rates to the measured ones")
+    options = parser.parse_args()
+    shown = {folder.resolve() for folder in options.folders} | (
+        changed_folders() if options.changed else set()
+    )
+    words: Counter[str] = Counter()
+    idioms: Counter[str] = Counter()
+    for path in files():
+        count, found = counted(path)
+        for group in {part_of(path), path.parent.relative_to(ROOT).as_posix()}:
+            words[group] += count
+            idioms[group] += len(found)
+        if path.parent in shown:
+            print(*found, sep="\n", end="\n" * bool(found))
+    rates = {group: 1000 * idioms[group] / count for group, count in words.items() if count}
+    for group in sorted(rates):
+        if options.changed or group in PARTS or ROOT / group in shown:
+            print(f"{rates[group]:6.2f} idioms in 1,000 words of prose: {group}")
+    limits = recorded()
+    if options.record:
+        limits = {part: min(limits.get(part, 1000.0), rounded_up(rates[part])) for part in PARTS}
+        lines = [f"{part}\t{limits[part]}\n" for part in PARTS]
+        RATES.write_text(
+            "# part\tmost idioms in 1,000 words of prose; a rate may only fall\n" + "".join(lines)
+        )
+    above = [part for part in PARTS if rates.get(part, 0.0) > limits[part]]
+    for part in above:
+        print(
+            f"{part}: {rates[part]:.2f} idioms in 1,000 words, at most {limits[part]} are allowed: rewrite some"
+        )
+    sys.exit(bool(above))
+
+
+if __name__ == "__main__":
+    main()
