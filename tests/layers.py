@@ -1,7 +1,8 @@
-"""How many functions of the library, and in how many files, a call passes."""
+"""The named functions of the library that a call enters, and the files that these are in."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import CodeType
@@ -9,22 +10,33 @@ from typing import Any
 
 
 def entered(call: Callable[[], object]) -> list[CodeType]:
-    """Return the functions that a call enters, one after the other; comprehensions and properties are some."""
+    """Return the functions that a call enters, in order; comprehensions, generators' parts and lambdas don't count."""
     seen: list[CodeType] = []
 
     def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and "gleanrl" in frame.f_globals.get("__name__", ""):
-            seen.append(frame.f_code)
+        code = frame.f_code
+        is_ours = frame.f_globals.get("__name__", "").partition(".")[0] == "gleanrl"
+        if event == "call" and is_ours and not code.co_name.startswith("<"):
+            seen.append(code)
 
     before = sys.getprofile()
+    gc.disable()  # finalizers are no part of the call
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return seen
 
 
 def size_of(functions: list[CodeType]) -> tuple[int, int]:
-    """Return how many they are, and in how many files."""
+    """Return how many calls these are, and how many files they are in."""
     return len(functions), len({code.co_filename for code in functions})
+
+
+def warm_size_of(call: Callable[[], object], rounds: int = 8) -> tuple[int, int]:
+    """Return the least number of functions and of files of the calls after the first one."""
+    call()
+    sizes = [size_of(entered(call)) for _ in range(rounds)]
+    return min(functions for functions, _ in sizes), min(files for _, files in sizes)

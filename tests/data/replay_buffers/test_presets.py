@@ -31,7 +31,6 @@ from gleanrl.errors import (
     MissingKeyError,
     SchemaError,
 )
-from tests.layers import entered, size_of
 
 ADDED = {"index", "_weight", "priority_weight", "_generation"}
 
@@ -307,26 +306,3 @@ def test_whether_extend_copies_at_once():
     assert not copies_at_once(ReplayBuffer())
     assert not copies_at_once(Own(storage=LazyTensorStorage(5)))
     assert not copies_at_once(ReplayBuffer(storage=LazyTensorStorage(5), transform=lambda batch: batch))
-
-
-def passed(call: Any) -> tuple[int, int]:
-    call()  # what is found out once
-    return size_of(entered(call))
-
-
-def test_calls_pass_few_layers():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8, seed=0)
-    rows = TensorDict({"x": torch.zeros(20, 3), "next": TensorDict({"x": torch.zeros(20, 3)}, [20])}, [20])
-    for call, functions, files in ((lambda: buffer.extend(rows), 21, 11), (buffer.sample, 21, 10)):
-        got = passed(call)
-        assert 10 < got[0] <= functions and got[1] <= files
-    buffer = TensorDictPrioritizedReplayBuffer(
-        alpha=0.7, beta=0.5, storage=LazyTensorStorage(100), batch_size=8
-    )
-    index = buffer.extend(rows)
-    for call, functions, files in (
-        (buffer.sample, 26, 13),
-        (lambda: buffer.update_priority(index, torch.ones(20)), 11, 7),
-    ):
-        got = passed(call)
-        assert 5 < got[0] <= functions and got[1] <= files
