@@ -21,14 +21,21 @@ ENCODINGS: dict[str, Any] = {
     "multi_one_hot": lambda: MultiOneHot([N, N]),
     "binary": lambda: Binary(1),
 }
-SOURCES = ("spec", "late_spec", "transform")
-"""Where masks come from: the spec, masked from the start or from the first reset on, or an `ActionMask`."""
+SOURCES = ("spec", "late_spec", "mid_spec", "transform")
+"""Where masks come from: an `ActionMask`, or the spec, masked from the start or from the first reset on.
+
+That of ``"mid_spec"`` is masked now and then, for the first time in the middle of a rollout."""
 KEYS = {"plain": ["action"], "two": ["action", "other"], "nested": [("agents", "action")]}
 
 
 def count(encoding: str) -> int:
     """The length of a mask."""
     return {"multi_categorical": 2 * N, "multi_one_hot": 2 * N, "binary": 2}.get(encoding, N)
+
+
+def masks_at(clock: int) -> bool:
+    """Whether a ``"mid_spec"`` environment has a mask after so many steps and resets."""
+    return clock % 8 > 3
 
 
 def mask_of(encoding: str, clock: int) -> torch.Tensor:
@@ -66,7 +73,14 @@ class MaskedEnv(EnvBase):
 
     def show(self) -> None:
         for index, key in enumerate(self.keys):
-            self.full_action_spec[key].update_mask(mask_of(self.encoding, self.clock + index))
+            mask = self.mask(index)
+            self.full_action_spec[key].update_mask(None if bool(mask.all()) else mask)
+
+    def mask(self, index: int) -> torch.Tensor:
+        """The present mask of an action."""
+        mask = mask_of(self.encoding, self.clock + index)
+        free = self.source == "mid_spec" and not masks_at(self.clock)
+        return torch.ones_like(mask) if free else mask
 
     def package(self) -> TensorDict:
         self.clock += 1
@@ -74,7 +88,7 @@ class MaskedEnv(EnvBase):
             self.show()
         out = TensorDict({"seen": torch.zeros(1)})
         for index, key in enumerate(self.keys):
-            out[self.mask_key(key)] = mask_of(self.encoding, self.clock + index)
+            out[self.mask_key(key)] = self.mask(index)
         return out
 
     def _reset(self, tensordict: Any = None, **kwargs: Any) -> TensorDict:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -220,6 +224,49 @@ class TestTorchGenerator:
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(torch.rand(3, generator=other.get()), drawn)
         assert torch.equal(torch.rand(3, generator=other.get()), torch.rand(3, generator=one.get()))
+
+    def test_lent_in_several_threads_at_once_each_continues_its_own_sequence(self):
+        def draw(seed):
+            owned, drawn = OwnedTorchGenerator(seed), []
+            start.wait()
+            for _ in range(300):
+                with owned.lent():
+                    drawn += [torch.rand(()) for _ in range(3)]
+            return torch.stack(drawn)
+
+        before, interval = torch.get_rng_state(), sys.getswitchinterval()
+        start = threading.Barrier(3)
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(3) as pool:
+                found = list(pool.map(draw, range(3)))
+        finally:
+            sys.setswitchinterval(interval)
+        for seed, drawn in enumerate(found):
+            generator = torch.Generator().manual_seed(seed)
+            expected = torch.stack([torch.rand((), generator=generator) for _ in range(900)])
+            assert torch.equal(drawn, expected)
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_forked_while_another_thread_lends_the_child_can_lend(self):
+        inside, leave = threading.Event(), threading.Event()
+
+        def lend():
+            with OwnedTorchGenerator(1).lent():
+                inside.set()
+                leave.wait()
+
+        thread = threading.Thread(target=lend)
+        thread.start()
+        inside.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends the child if it waits for the lock
+            with OwnedTorchGenerator(2).lent():
+                os._exit(0)
+        leave.set()
+        thread.join()
+        assert os.waitpid(child, 0)[1] == 0
 
     @pytest.mark.parametrize("state", [3, "x", torch.zeros(4), torch.zeros(1, 5056, dtype=torch.uint8)])
     def test_a_bad_state_is_refused(self, state):

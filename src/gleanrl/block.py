@@ -41,6 +41,10 @@ class Block:
 
     rewritten = False
     """Whether it is handed out, and written again all the same, as its owner wants it."""
+    redraw_seed: int | None = None
+    """Set if all actions were drawn at once, without a mask: the seed of the environments' redraws of forbidden ones.
+
+    Environment i of the flat batch adds i. None: the actions are the policy's, whatever a mask says."""
     keeps_graph = False
     """Whether gradients flow through what is written into it."""
 

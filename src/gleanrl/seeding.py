@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,15 @@ _WORDS = 4
 def fresh_seed(generator: torch.Generator | None = None) -> int:
     """Return a seed drawn from `generator`, or from torch's global one, in ``[0, 2**63 - 1)``."""
     return int(torch.randint(_SEED_RANGE, (), device="cpu", generator=generator))
+
+
+def derived_seed(owned: OwnedTorchGenerator | None = None) -> int:
+    """Return a seed that follows from the place of `owned`, or of torch's global generator, in its sequence.
+
+    Nothing is drawn: the sequence continues as if this had not been called.
+    """
+    state = torch.get_rng_state() if owned is None else owned.get().get_state()
+    return int.from_bytes(blake2b(state.numpy().data, digest_size=7).digest(), "big")
 
 
 _seeds: ContextVar[torch.Generator | str | None] = ContextVar("seeds", default=None)
@@ -307,6 +317,21 @@ class GivenGenerator(RandomSource):
         self.generator.set_state(value.generator)
 
 
+class _Lending:
+    """The lock of the thread that has exchanged the state of torch's global generator."""
+
+    def __init__(self) -> None:
+        self.after_fork(())
+        renew_in_child(self)
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Take a fresh lock: the thread that held the old one doesn't exist in the child."""
+        self.lock = RLock()
+
+
+_lending = _Lending()
+
+
 class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     """A generator that belongs to one part, for torch's own functions: ``torch.rand(3, generator=owned.get())``.
 
@@ -348,15 +373,18 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     def lent(self) -> Iterator[None]:
         """Let torch's global generator continue this sequence within a ``with`` block, for code that asks for no other.
 
-        For generators of the CPU. The global generator is as before afterwards. Costs some microseconds.
+        For generators of the CPU. The global generator is as before afterwards. Costs some microseconds. Another thread
+        that lends a generator waits meanwhile, as both would draw from one global generator.
         """
-        generator, before = self.get(), torch.get_rng_state()
-        torch.set_rng_state(generator.get_state())
-        try:
-            yield
-        finally:
-            generator.set_state(torch.get_rng_state())
-            torch.set_rng_state(before)
+        generator = self.get()
+        with _lending.lock:
+            before = torch.get_rng_state()
+            torch.set_rng_state(generator.get_state())
+            try:
+                yield
+            finally:
+                generator.set_state(torch.get_rng_state())
+                torch.set_rng_state(before)
 
     def snapshot(self) -> torch.Tensor | None:
         """Return the generator's state, uint8; None before the first use."""

@@ -11,11 +11,16 @@ from tensordict import TensorDict, TensorDictBase, tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 
-from gleanrl.data import Bounded, Categorical, Composite
+from gleanrl.block import Block
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import Bounded, Categorical, Composite, OneHot
+from gleanrl.envs import SerialEnv
 from gleanrl.errors import GleanError, InvalidTypeError, PolicyError
-from gleanrl.rollouts.policies import RandomPolicy, wrap_policy
+from gleanrl.rollouts.plan import action_fields
+from gleanrl.rollouts.policies import AllowedRows, MaskWatch, RandomPolicy, wrap_policy
+from gleanrl.schema import Schema
 from tests.fakes_base import CountingEnv, TwoActionEnv
-from tests.fakes_masks import SOURCES, MaskedEnv, check_allowed, masked
+from tests.fakes_masks import ENCODINGS, SOURCES, MaskedEnv, check_allowed, chosen, masked
 
 ONE, TWO, NESTED = ["observation"], ["place", "clock"], [("robot", "pose")]
 
@@ -218,11 +223,27 @@ def test_a_random_policy_without_a_spec_takes_that_of_its_environment():
     assert set(own(TensorDict({}, [])).keys()) == {"action"}
 
 
-def test_first_mask_in_the_middle_of_a_rollout_is_an_error():
-    env = MaskedEnv("categorical", "late_spec")
-    env.show = lambda: env.clock > 4 and MaskedEnv.show(env)
-    with pytest.raises(PolicyError, match="first mask during this batch"):
-        env.rollout(20, break_when_any_done=False)
+def test_actions_after_the_first_mask_in_the_middle_of_a_batch_are_uniform_among_the_allowed_ones():
+    torch.manual_seed(0)
+    collector = SyncDataCollector(
+        MaskedEnv("categorical", "mid_spec"), None, frames_per_batch=400, total_frames=4000
+    )
+    batch = torch.cat(list(collector))
+    collector.shutdown()
+    masks = batch["action_mask"].unique(dim=0)
+    assert len(masks) > 2
+    for mask in masks:
+        taken = batch["action"][(batch["action_mask"] == mask).all(-1)].bincount(minlength=4)
+        assert not bool(taken[~mask].any())
+        expected = taken.sum() / mask.sum()
+        chi2 = float(((taken[mask] - expected) ** 2 / expected).sum())
+        assert chi2 < 20, (mask, taken)  # at most 3 degrees of freedom: p < 0.0002
+
+
+def test_random_policy_with_a_mask_of_the_user_keeps_it_where_the_environment_has_none():
+    only = Categorical(4, mask=torch.tensor([True, False, False, False]))
+    env = MaskedEnv("categorical", "transform")  # shows masks, and has none
+    assert not bool(env.rollout(30, RandomPolicy(only), break_when_any_done=False)["action"].any())
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -236,3 +257,92 @@ def test_random_policy_of_other_actions_draws_from_its_own_spec():
     env = masked("categorical")
     batch = env.rollout(60, RandomPolicy(Categorical(1)), break_when_any_done=False)
     assert not bool(batch["action"].any())
+
+
+STEPS = 200
+
+
+def drawn(env, seed, rows):
+    """Return a block of random actions, prepared, and the actions as they were drawn."""
+    size = tuple(env.batch_size)
+    block = Block(Schema(action_fields(env, len(size))), size, STEPS)
+    torch.manual_seed(0)
+    block.fill(
+        ("action",),
+        env.action_spec.rand((STEPS,)) if not size else env.full_action_spec.rand((STEPS,))["action"],
+    )
+    before = block.column(("action",)).clone()
+    block.redraw_seed = seed
+    allowed = AllowedRows(env, block)
+    for t in rows:
+        allowed.prepare(t)
+    return block.column(("action",)), before
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_forbidden_actions_of_the_prepared_rows_are_redrawn_and_all_others_kept(encoding):
+    env = MaskedEnv(encoding, "late_spec")
+    _, unmasked = drawn(env, 1, range(STEPS))
+    mask = env.mask(0)
+    block = Block(Schema(action_fields(env, 0)), (), STEPS)
+    block.fill(("action",), unmasked)
+    block.redraw_seed = 1
+    allowed = AllowedRows(env, block)
+    env.full_action_spec["action"].update_mask(mask)
+    for t in range(100):
+        allowed.prepare(t)
+    found = block.column(("action",))
+    assert torch.equal(found[100:], unmasked[100:])
+    was = (chosen(encoding, unmasked[:100]) & ~mask).flatten(1).any(1)
+    assert bool(was.any())
+    assert torch.equal(found[:100][~was], unmasked[:100][~was])
+    assert not bool((chosen(encoding, found[:100]) & ~mask).any())
+
+
+def test_members_of_a_batch_get_the_redraws_of_their_place_in_it():
+    envs = [MaskedEnv("one_hot", "late_spec") for _ in range(2)]
+    batch = SerialEnv(2, envs)
+    batch.reset()
+    found, before = drawn(batch, 5, range(STEPS))
+    for place, env in enumerate(batch.members):
+        block = Block(Schema(action_fields(env, 0)), (), STEPS)
+        block.fill(("action",), before[place])
+        block.redraw_seed = 5 + place
+        allowed = AllowedRows(env, block)
+        for t in range(STEPS):
+            allowed.prepare(t)
+        assert torch.equal(block.column(("action",)), found[place])
+    batch.close()
+
+
+def test_watch_tells_masks_that_come_and_go():
+    env = MaskedEnv("one_hot", "late_spec")
+    watch = MaskWatch(env)
+    assert not watch.present()
+    env.full_action_spec["action"].update_mask(env.mask(0))
+    assert watch.present()
+    env.full_action_spec["action"].update_mask(None)
+    assert not watch.present()
+    other = OneHot(4, mask=env.mask(0))
+    assert not watch.present()
+    env.action_spec = other
+    assert watch.present()
+
+
+class Overriding(MaskedEnv):
+    """Says by an attribute whether its actions are masked."""
+
+    masks = False
+
+    def live_action_spec(self):
+        return self.masked if self.masks else self.full_action_spec
+
+
+def test_watch_looks_each_time_at_an_environment_that_overrides_its_live_spec():
+    env = Overriding("one_hot", "late_spec")
+    env.masked = env.full_action_spec.clone()
+    env.masked["action"].update_mask(env.mask(0))
+    watch = MaskWatch(env)
+    assert not watch.present()
+    env.masks = True
+    assert watch.present()

@@ -50,6 +50,7 @@ from gleanrl.tree import NestedKey, leaf_at
 BEHIND_TRANSFORM: list[Callable[[Any, Any], Any]] = []
 
 
+_ACTION_SPECS = ("live_action_spec", "full_action_spec", "action_spec")
 REPLACED = ("step", "reset", "maybe_reset", "step_and_maybe_reset", "_step", "_reset")
 """The methods that a stepper with means of its own replaces: it is chosen only where they are a class's own."""
 
@@ -156,6 +157,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             actions_vary=has_mask(self),
             own_actions=bool(overridden(self, "rand_action", of=EnvBase)),
             allow_done_after_reset=self.allow_done_after_reset,
+            notes_masks=not overridden(self, *_ACTION_SPECS, of=EnvBase),
             primed_keys=tuple(self.primed_keys),
         )
 

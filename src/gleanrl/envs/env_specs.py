@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from gleanrl.data.specs import Categorical, Composite, TensorSpec, Unbounded
-from gleanrl.data.specs.locks import Lockable
+from gleanrl.data.specs.locks import Changes, Lockable
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError, UnsupportedError
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
@@ -72,6 +72,7 @@ class EnvSpecs:
         """
         self._specs[role] = self._checked(role, self._empty() if spec is None else spec)
         self._declared.add(role)
+        Changes.note()
 
     def set_unbatched(self, role: str, spec: TensorSpec | None) -> None:
         """Replace the spec of `role` by that of a batch of such values."""

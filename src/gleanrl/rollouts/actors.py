@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl.block import Block
-from gleanrl.data.specs import is_masked
 from gleanrl.errors import PolicyError
 from gleanrl.layout import Layout
 from gleanrl.native import write_ones
@@ -25,9 +24,9 @@ from gleanrl.rollouts.fitting import RowWriter, misfit
 from gleanrl.rollouts.marks import Marks, marks
 from gleanrl.rollouts.members import InTurn, Member, members_of, reads_of
 from gleanrl.rollouts.modules import Values
-from gleanrl.rollouts.policies import AllowedActions, RandomPolicy
+from gleanrl.rollouts.policies import AllowedActions, RandomPolicy, unmasked
 from gleanrl.schema import Field, new_column
-from gleanrl.seeding import OwnedTorchGenerator
+from gleanrl.seeding import OwnedTorchGenerator, derived_seed
 from gleanrl.tree import (
     Path,
     as_key,
@@ -53,6 +52,8 @@ class RandomActor:
         fields: the actor's columns; those that the policy doesn't draw (another policy's extras) are zero.
         each_step: whether the policy's spec changes from step to step; that of `AllowedActions` always does.
         generator: what to draw with; None for torch's global generator.
+        redrawn: whether the policy draws from all actions of an environment whose stepper redraws those that a mask
+            forbids; see `Block.redraw_seed`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class RandomActor:
         fields: Mapping[Path, Field],
         each_step: bool = False,
         generator: OwnedTorchGenerator | None = None,
+        redrawn: bool = False,
     ) -> None:
         self._policy = policy
         self._fields = fields
@@ -69,29 +71,33 @@ class RandomActor:
         self.seen: Collection[Path] | None = None
         self.overwrites = False
         self._owned = generator
-        self._free = False  # whether the actions of the bound block were drawn at once, without a mask
+        self._redrawn = redrawn
         self.carry = PolicyCarry()  # nothing, for ever
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write all T actions into `block`, or return what acts on a row."""
         if not self._each_step:
-            self._free = not is_masked(self._policy.action_spec)
-            if self._wrote_choices(block):
+            policy = self._policy
+            block.redraw_seed = None
+            if self._redrawn:
+                block.redraw_seed = derived_seed(self._owned)
+                policy = unmasked(policy)
+            if self._wrote_choices(policy, block):
                 return None
             size = torch.Size((block.num_steps, *block.batch_size[:-1]))
-            for path, action in self._drawn(size, (block.num_steps,)).items():
+            for path, action in self._drawn(policy, size, (block.num_steps,)).items():
                 block.fill(path, action)
             return None
         targets = [(path, block.rows(path)) for path in self._fields]
 
         def act(t: int) -> None:
-            drawn = self._drawn(block.batch_size[:-1], ())
+            drawn = self._drawn(self._policy, block.batch_size[:-1], ())
             for path, rows in targets:
                 rows[t].copy_(drawn[path])
 
         return act
 
-    def _wrote_choices(self, block: Block) -> bool:
+    def _wrote_choices(self, policy: RandomPolicy, block: Block) -> bool:
         """Write the choices of a single environment, if that is all there is to draw: without tensors in between."""
         if self._owned is None or len(self._fields) != 1 or block.time_dim:
             return False
@@ -99,7 +105,7 @@ class RandomActor:
         column = block.column(path)
         if len(field.shape) != 1 or field.dtype not in _ONES or field.is_list or not column.is_cpu:
             return False
-        indices = self._policy.draw_indices(block.num_steps, path, field, self._owned)
+        indices = policy.draw_indices(block.num_steps, path, field, self._owned)
         if indices is None:
             return False
         written = write_ones(indices.numpy(), block.array(path))
@@ -107,21 +113,11 @@ class RandomActor:
         return True
 
     def check(self) -> None:
-        """Raise if the environment masked its actions for the first time in the block, whose actions were drawn before.
+        """Do nothing: drawn actions aren't converted."""
 
-        Raises:
-            PolicyError: if it did.
-        """
-        if self._free and is_masked(self._policy.action_spec):
-            raise PolicyError(
-                "random actions: the action spec got its first mask during this batch, after the actions were drawn; "
-                "expected a mask from the first reset on: set one that allows everything in the environment's "
-                "constructor, or use ActionMask"
-            )
-
-    def _drawn(self, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, Leaf]:
+    def _drawn(self, policy: RandomPolicy, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, Leaf]:
         """Return values for all columns, ``(*size, *leaf)``: those that aren't drawn are zero, or blank."""
-        drawn = self._policy.draw(shape, self._owned)
+        drawn = policy.draw(shape, self._owned)
         if not drawn.keys() <= self._fields.keys():
             unknown = [as_key(path) for path in drawn if path not in self._fields]
             raise PolicyError(f"policy: {unknown} aren't action keys of the environment")

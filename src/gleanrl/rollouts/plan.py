@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 
 from gleanrl.block import Block
 from gleanrl.data.boundaries import MASK
+from gleanrl.data.specs import from_torchrl, is_masked
 from gleanrl.devices import columns_device, on_cpu, said_of, same_device
 from gleanrl.errors import PolicyError
 from gleanrl.objects import Leaf
@@ -20,7 +21,7 @@ from gleanrl.rollouts.compiling import Compiler
 from gleanrl.rollouts.faults import StepFault, explain
 from gleanrl.rollouts.graph import GraphBlock
 from gleanrl.rollouts.modes import with_gradients
-from gleanrl.rollouts.policies import OwnActions, drawing_policy, only_draws, wrap_policy
+from gleanrl.rollouts.policies import OwnActions, drawing_policy, draws_all, only_draws, wrap_policy
 from gleanrl.rollouts.probing import Trial, outputs_of, sizes_of_groups
 from gleanrl.rollouts.protocol import FREELY, Actor, EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import TensorDictStepper, make_stepper
@@ -157,10 +158,16 @@ def plan_rollout(
     if traits.own_actions:
         random_actor = PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))
     else:
-        random_actor = RandomActor(drawing_policy(env, traits), written, generator=generator)
+        random_actor = RandomActor(
+            drawing_policy(env, traits), written, generator=generator, redrawn=stepper.may_mask
+        )
     actor: Actor
     if only_draws(wrapped):
-        actor = RandomActor(wrapped, written, traits.actions_vary, generator)
+        # A mask of the policy's own spec, which the environment lacks, is the user's choice.
+        redrawn = (
+            stepper.may_mask and not is_masked(from_torchrl(wrapped.action_spec)) and draws_all(wrapped, env)
+        )
+        actor = RandomActor(wrapped, written, traits.actions_vary, generator, redrawn)
     else:
         actor = PolicyActor(wrapped, written, layout, trial.first, handling.compiler)
     groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")

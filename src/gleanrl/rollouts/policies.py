@@ -8,16 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensorclass
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
+from gleanrl.block import Block
 from gleanrl.data.specs import Composite, OneHot, from_torchrl, is_masked, without_masks
 from gleanrl.data.specs.leaf import LeafSpec
+from gleanrl.data.specs.locks import Changes
 from gleanrl.data.specs.mapping import SpecMapping
 from gleanrl.errors import InvalidTypeError, PolicyError
 from gleanrl.overrides import is_native
-from gleanrl.rollouts.traits import Env, EnvTraits, live_actions
+from gleanrl.rollouts.stepping import paths_of
+from gleanrl.rollouts.traits import Env, EnvTraits, live_actions, masked_now
 from gleanrl.schema import Field
 from gleanrl.seeding import OwnedTorchGenerator
 from gleanrl.tree import NestedKey, Path, as_key, as_path, flatten
@@ -130,6 +134,72 @@ class AllowedActions(RandomPolicy):
         return live_actions(self._env)
 
 
+class MaskWatch:
+    """Tells whether a mask restricts the actions of an environment; it looks only if a spec has changed since.
+
+    Args:
+        env: any environment.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self._env, self._notes = env, EnvTraits.of(env).notes_masks
+        self._without: object = None  # the latest change after which there was no mask
+
+    def present(self) -> bool:
+        """Return whether there is a mask at present."""
+        latest = Changes.latest
+        if latest is self._without:
+            return False
+        if masked_now(self._env):
+            return True
+        if self._notes:
+            self._without = latest
+        return False
+
+
+class AllowedRows:
+    """Redraws forbidden actions of a block, row by row, before the environment takes them.
+
+    The actions were drawn uniformly, without a mask. An allowed one is kept, a forbidden one is drawn again from the
+    allowed ones: the result is uniform over the allowed actions. Each environment of a batch has its own generator, so
+    that the draws don't depend on how the batch is divided among processes.
+
+    Args:
+        env: the environment that has the masks.
+        block: its rows; `Block.redraw_seed` seeds the draws.
+    """
+
+    def __init__(self, env: Env, block: Block) -> None:
+        assert block.redraw_seed is not None
+        self._env, self._seed, self._mask = env, block.redraw_seed, MaskWatch(env)
+        self._places = list(np.ndindex(*env.batch_size))
+        paths = sorted(paths_of(env.action_keys))  # a set's order differs from process to process
+        self._rows: list[tuple[Path, Any]] = [(path, block.rows(path)) for path in paths]
+        self._generators: dict[int, torch.Generator] = {}
+
+    def prepare(self, t: int) -> None:
+        """Redraw the actions of row `t` that are forbidden at present."""
+        if not self._mask.present():
+            return
+        spec = from_torchrl(live_actions(self._env))
+        for path, rows in self._rows:
+            leaf, row = spec[as_key(path)], rows[t]
+            if not is_masked(leaf) or leaf.is_in(row.to(leaf.device)):
+                continue
+            for number, place in enumerate(self._places):
+                one, action = (leaf[place], row[place]) if place else (leaf, row)
+                if not one.is_in(action.to(one.device)):
+                    action.copy_(one.rand((), generator=self._generator(number, one.device)))
+
+    def _generator(self, number: int, device: torch.device | None) -> torch.Generator:
+        generator = self._generators.get(number)
+        if generator is None:
+            place = torch.get_default_device() if device is None else device
+            generator = torch.Generator(place).manual_seed(self._seed + number)
+            self._generators[number] = generator
+        return generator
+
+
 class OwnActions:
     """Random actions by an environment's own `rand_action`, which is more than a draw from the spec.
 
@@ -166,13 +236,22 @@ def drawing_policy(env: Env, traits: EnvTraits) -> RandomPolicy:
 def _obeying(policy: RandomPolicy, env: Env) -> RandomPolicy:
     """Return `policy`, or the policy that obeys the masks of `env` if `policy` draws from all actions of `env`."""
     masked = drawing_policy(env, EnvTraits.of(env)) if only_draws(policy) else policy
-    if not isinstance(masked, AllowedActions):
-        return policy
+    return masked if isinstance(masked, AllowedActions) and draws_all(policy, env) else policy
+
+
+def draws_all(policy: RandomPolicy, env: Env) -> bool:
+    """Return whether `policy` draws from all actions of `env`, those that a mask forbids at present included."""
     spec = from_torchrl(policy.action_spec)
     if not isinstance(spec, SpecMapping):
         spec = Composite({policy.action_key: spec})
     declared = from_torchrl(env.full_action_spec)
-    return masked if _unmasked_leaves(spec) == _unmasked_leaves(declared) else policy
+    return _unmasked_leaves(spec) == _unmasked_leaves(declared)
+
+
+def unmasked(policy: RandomPolicy) -> RandomPolicy:
+    """Return a policy that draws from all actions of `policy`, those that a mask forbids included."""
+    spec = from_torchrl(policy.action_spec)
+    return RandomPolicy(without_masks(spec), policy.action_key) if is_masked(spec) else policy
 
 
 def _unmasked_leaves(spec: SpecMapping) -> dict[Path, Any]:

@@ -75,6 +75,11 @@ class Stepper(Stateful[Carry]):
     through_tensordicts: bool = False
     """Whether an environment is stepped through its `step`: only then gradients can flow through it."""
 
+    may_mask: bool = False
+    """Whether masks may restrict the environment's actions in the middle of a block.
+
+    Such a stepper redraws the forbidden ones of actions that were drawn before; see `Block.redraw_seed`."""
+
     def __init__(
         self, batch_size: torch.Size, device: torch.device | None, rules: EpisodeRules, lease: Lease
     ) -> None:

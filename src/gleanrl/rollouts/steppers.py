@@ -24,9 +24,10 @@ from gleanrl.objects import Leaf, as_entry
 from gleanrl.overrides import is_native
 from gleanrl.rollouts.columns import Column
 from gleanrl.rollouts.limits import StepLimit
+from gleanrl.rollouts.policies import AllowedRows
 from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.rollouts.stepping import following_root, paths_of
-from gleanrl.rollouts.traits import Env, extra
+from gleanrl.rollouts.traits import Env, extra, may_mask
 from gleanrl.rollouts.usage import Lease
 from gleanrl.rollouts.whole_rows import whole_rows
 from gleanrl.schema import Field, Schema, new_column
@@ -122,6 +123,8 @@ class TensorDictStepper(Stepper):
         self._states = {as_path(key) for key in env.state_keys}
         self._undeclared: set[Path] = set()  # what the first reset returned all the same
         self._passed_on = set(self._states)  # what steps return for the root that follows alone
+        self.may_mask = may_mask(env)
+        self._allowed: AllowedRows | None = None  # of actions that were drawn before the block began
 
     # ------------------------------------------------------------------ state
     def reset(self, mask: torch.Tensor | None = None) -> None:
@@ -244,6 +247,9 @@ class TensorDictStepper(Stepper):
         self._tries_whole = self._all_whole and not cast(Any, self.env).run_type_checks
         assert self._carry is not None
         self._write_root(0, self._carry, self._root)
+        self._allowed = None
+        if actions_ready and self.may_mask and block.redraw_seed is not None:
+            self._allowed = AllowedRows(self.env, block)
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
         """Take views of a block's columns."""
@@ -295,6 +301,8 @@ class TensorDictStepper(Stepper):
         carry = self._carry
         assert carry is not None
         try:
+            if self._allowed is not None:
+                self._allowed.prepare(t)
             for path, rows in self._acted:
                 put_leaf(carry, path, as_entry(rows[t].clone()))
             stepped, reached, ended = carry, self._limit.step(), None

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.data.specs import from_torchrl, is_masked
+from gleanrl.data.specs import TensorSpec, from_torchrl, has_choices, is_masked
 from gleanrl.tree import NestedKey, Path, as_path
 
 _ABSENT = object()
@@ -109,6 +109,7 @@ class EnvTraits:
         actions_vary: whether what may be drawn as an action follows from the row before.
         own_actions: whether its `rand_action` is more than a draw from the action spec.
         allow_done_after_reset: whether a reset may return done.
+        notes_masks: whether each change of its action spec's masks changes `Changes.latest` (see there).
         primed_keys: what a policy may write below ``"next"``: its state, which the environment hands back in the
             following root.
     """
@@ -120,6 +121,7 @@ class EnvTraits:
     actions_vary: bool = False
     own_actions: bool = False
     allow_done_after_reset: bool = False
+    notes_masks: bool = False
     primed_keys: tuple[NestedKey, ...] = ()
 
     @property
@@ -148,6 +150,20 @@ class EnvTraits:
 def has_mask(env: Env) -> bool:
     """Return whether a mask says which actions are allowed."""
     return is_masked(from_torchrl(env.full_action_spec))
+
+
+def may_mask(env: Env) -> bool:
+    """Return whether the actions of `env` have choices, which a mask can restrict at any time."""
+    return has_choices(from_torchrl(env.full_action_spec))
+
+
+def masked_now(env: Env) -> bool:
+    """Return whether a mask restricts the actions of any environment at present."""
+    spec = live_actions(env)
+    if isinstance(spec, TensorSpec):
+        return is_masked(spec)
+    # Another library's spec: a conversion would cost more than the step.
+    return any(extra(leaf, "mask") is not None for leaf in spec.values(True, True))
 
 
 def live_actions(env: Env) -> Any:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from gleanrl.data.specs import Unbounded
+from gleanrl.data.specs import (
+    Binary,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    Unbounded,
+)
+from gleanrl.data.specs.locks import Changes
 from gleanrl.errors import UnsupportedError
 from tests.data.specs.cases import plain, stacked
+from tests.fakes_base import CountingEnv
 
 
 @pytest.fixture(params=[plain, stacked])
@@ -53,3 +64,41 @@ def test_locks_of_one_level():
     assert spec.lock_().is_fixed
     spec.unlock_(recurse=False)
     assert not spec.locked and spec["a"].locked
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [Categorical(2), OneHot(2), MultiCategorical([2]), MultiOneHot([2]), Binary(1)],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_mask_of_each_encoding_is_noted(spec):
+    before = Changes.latest
+    spec.update_mask(torch.tensor([True, False]))
+    assert Changes.latest is not before
+    before = Changes.latest
+    spec.update_mask(None)
+    assert Changes.latest is not before
+
+
+def test_exchanged_entry_of_a_composite_is_noted():
+    spec, other = Composite(a=Categorical(2), b=Composite(c=Categorical(2))), OneHot(2)
+    for key in ("a", ("b", "c")):
+        before = Changes.latest
+        spec[key] = other
+        assert Changes.latest is not before
+
+
+def test_exchanged_spec_of_an_environment_is_noted():
+    env = CountingEnv()
+    spec = env.full_action_spec.clone()
+    before = Changes.latest
+    env.action_spec = spec
+    assert Changes.latest is not before
+
+
+def test_steps_of_an_environment_without_masks_note_nothing():
+    env = CountingEnv()
+    root = env.rand_step(env.reset())
+    before = Changes.latest
+    env.rand_step(env.maybe_reset(env.step_mdp(root)))
+    assert Changes.latest is before

@@ -13,16 +13,24 @@ from gleanrl.collectors import (
     RandomPolicy,
     SyncDataCollector,
 )
-from gleanrl.envs import AsyncEnvPool, ParallelEnv, SerialEnv
+from gleanrl.envs import AsyncEnvPool, GymEnv, ParallelEnv, SerialEnv
 from gleanrl.envs.custom import TicTacToeEnv
-from gleanrl.envs.transforms import Compose, RenameTransform, RewardSum, StepCounter, TransformedEnv
+from gleanrl.envs.transforms import (
+    Compose,
+    RenameTransform,
+    RewardSum,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
 from tests.fakes_masks import ENCODINGS, SOURCES, check_allowed, masked
 
 STEPS = 120
 
 
 def makers(encoding, source="spec", keys="plain"):
-    return [partial(masked, encoding, source, keys, clock) for clock in (0, 5)]
+    clocks = (0, 1) if source == "mid_spec" else (0, 5)  # of "mid_spec", both begin without a mask
+    return [partial(masked, encoding, source, keys, clock) for clock in clocks]
 
 
 def serial_of_parallel(each):
@@ -90,19 +98,58 @@ def test_random_actions_keep_to_the_masks_of_the_members_in_each_kind_of_batch(b
     env.close()
 
 
-def test_serial_and_parallel_draw_the_same_allowed_actions():
+@pytest.mark.parametrize("source", SOURCES)
+def test_serial_parallel_and_nested_draw_the_same_allowed_actions(source):
     drawn = []
-    for kind in (SerialEnv, ParallelEnv):
+    for kind in (SerialEnv, ParallelEnv, lambda n, each: SerialEnv(1, [partial(ParallelEnv, n, each)])):
         torch.manual_seed(3)
-        env = kind(2, makers("one_hot"))
-        drawn.append(env.rollout(20, break_when_any_done=False)["action"])
+        env = kind(2, makers("one_hot", source))
+        drawn.append(env.rollout(40, break_when_any_done=False)["action"].reshape(2, 40, -1))
         env.close()
-    assert torch.equal(*drawn)
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
 
 
-def test_transform_that_renames_the_action_keeps_the_masks_of_the_members():
+def test_member_whose_first_mask_comes_later_than_that_of_another_member_is_asked():
+    env = SerialEnv(2, [partial(masked, "one_hot", "mid_spec", "plain", clock) for clock in (0, 4)])
+    check_allowed(env.rollout(STEPS, break_when_any_done=False), "one_hot")
+    env.close()
+
+
+class MasksCart(Transform):
+    """Lets a cart be pushed to the left only, from the third step after a reset on."""
+
+    def _step(self, tensordict, next_tensordict):
+        self.count += 1
+        mask = torch.tensor([True, False]) if self.count > 2 else None
+        self.container.base_env.full_action_spec["action"].update_mask(mask)
+        return next_tensordict
+
+    def _reset(self, tensordict, tensordict_reset):
+        self.count = 0
+        self.container.base_env.full_action_spec["action"].update_mask(None)
+        return tensordict_reset
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_masks_that_a_transform_of_the_user_sets_in_the_middle_of_a_rollout_are_kept(batched):
+    def make():
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(StepCounter(), MasksCart()))
+
+    env = SerialEnv(2, make) if batched else make()
+    batch = env.rollout(200, break_when_any_done=False)
+    late = batch["step_count"].squeeze(-1) > 2
+    pushed_right = batch["action"][..., 1].bool()
+    assert bool(late.any())
+    assert not bool((pushed_right & late).any())
+    assert bool(pushed_right.any())
+    env.close()
+
+
+@pytest.mark.parametrize("source", ["mid_spec", "transform"])
+def test_transform_that_renames_the_action_keeps_the_masks_of_the_members(source):
     rename = RenameTransform([], [], ["action"], ["act"])
-    env = TransformedEnv(SerialEnv(2, makers("categorical", "transform")), rename)
+    env = TransformedEnv(SerialEnv(2, makers("categorical", source)), rename)
     batch = env.rollout(STEPS, break_when_any_done=False)
     check_allowed(batch.set("action", batch["act"]), "categorical")
     env.close()
@@ -120,20 +167,23 @@ def test_collectors_keep_to_the_masks_of_the_members(source, policy):
     collector.shutdown()
 
 
+@pytest.mark.parametrize("source", ["late_spec", "mid_spec"])
 @pytest.mark.parametrize("kind", [MultiSyncDataCollector, MultiaSyncDataCollector])
-def test_random_frames_of_workers_keep_to_the_masks_of_the_members(kind):
+def test_random_frames_of_workers_keep_to_the_masks_of_the_members(kind, source):
     def policy(td):
         return td.set("action", td["action_mask"].long().argmax(-1))
 
-    make = partial(SerialEnv, 2, makers("categorical", "late_spec"))
+    make = partial(SerialEnv, 2, makers("categorical", source))
     collector = kind([make] * 2, policy, frames_per_batch=80, total_frames=160, init_random_frames=160)
     for batch in collector:
         check_allowed(flat(batch) if batch.ndim > 1 else batch.unsqueeze(0), "categorical", everything=False)
     collector.shutdown()
 
 
-def test_asynchronous_pool_draws_allowed_actions_for_the_rows_that_came():
-    pool = AsyncEnvPool(makers("one_hot", "late_spec"), backend="threading")
+@pytest.mark.parametrize("source", ["late_spec", "mid_spec"])
+@pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
+def test_asynchronous_pool_draws_allowed_actions_for_the_rows_that_came(backend, source):
+    pool = AsyncEnvPool(makers("one_hot", source), backend=backend)
     roots, rows = pool.reset(), []
     pool.async_step_and_maybe_reset_send(pool.rand_action(roots))
     for _ in range(40):

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from gleanrl.data.specs.base import DeviceLike, TensorSpec, combinations
 from gleanrl.data.specs.geometry import Transform, as_size, blank, concrete, fits, outcome
-from gleanrl.data.specs.locks import require_unlocked
+from gleanrl.data.specs.locks import Changes, require_unlocked
 from gleanrl.data.specs.mapping import Entry, SpecMapping, projected
 from gleanrl.data.specs.names import Named, names_after, names_of_values
 from gleanrl.devices import as_device
@@ -105,6 +105,7 @@ class Composite(Named):
 
     def _assign(self, name: str, spec: Entry) -> None:
         self._specs[name] = spec
+        Changes.note()
 
     def _remove(self, name: str) -> None:
         del self._specs[name]

@@ -15,6 +15,7 @@ from gleanrl.data.specs.base import require_listable
 from gleanrl.data.specs.choices import ChoiceSpace, checked_mask, require_choice
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import LeafSpec, check_readable
+from gleanrl.data.specs.locks import Changes
 from gleanrl.data.specs.rounding import in_dtype, integer_limits, nearest_integer, ordered
 from gleanrl.errors import InvalidArgumentError, SpecError, UnsupportedError
 
@@ -58,6 +59,7 @@ class ChoiceSpec(LeafSpec):
         if space.by_index is not None:
             require_choice(space.forbids_all())
         self.space = space
+        Changes.note()
 
     def expanded_mask(self, mask: Any) -> Tensor:
         """Return a mask that `update_mask` takes as booleans of the shape of the attribute `mask`; see there."""

@@ -40,6 +40,11 @@ def is_masked(spec: TensorSpec) -> bool:
     return any(getattr(leaf, "mask", None) is not None for leaf in leaves_of(spec))
 
 
+def has_choices(spec: TensorSpec) -> bool:
+    """Return whether a leaf in `spec` has choices, which a mask can restrict."""
+    return any(isinstance(leaf, ChoiceSpec) for leaf in leaves_of(spec))
+
+
 def without_masks(spec: TensorSpec) -> TensorSpec:
     """Return a copy of `spec` whose choices are all allowed; members of a stack that are equal then become one spec."""
     if isinstance(spec, Stack):

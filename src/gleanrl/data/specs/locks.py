@@ -1,4 +1,4 @@
-"""Locks of composites: what is locked keeps its entries."""
+"""Locks of composites, and whether any spec has changed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ from typing import Any
 from typing_extensions import Self
 
 from gleanrl.errors import UnsupportedError
+
+
+class Changes:
+    """Tells whether specs of this process have changed.
+
+    Attributes:
+        latest: another object after any mask was set or dropped, or any entry of a composite exchanged, and after
+            any work of an environment in another process, whose masks may have changed.
+    """
+
+    latest = object()
+
+    @classmethod
+    def note(cls) -> None:
+        """Note a change that was made."""
+        cls.latest = object()
 
 
 class Lockable(ABC):

@@ -186,6 +186,7 @@ class TransformedEnv(EnvBase):
             actions_vary=inner.actions_vary or any(transform.actions_vary for transform in chain),
             own_actions=bool(overridden(self, "rand_action", of=TransformedEnv)) or self._passes_actions(),
             allow_done_after_reset=self.allow_done_after_reset,
+            notes_masks=inner.notes_masks and is_native(self, "live_action_spec", of=TransformedEnv),
             primed_keys=(*inner.primed_keys, *(key for t in chain for key in t.primed_keys())),
         )
 

@@ -41,9 +41,10 @@ from gleanrl.errors import UnsupportedError
 from gleanrl.layout import record_of
 from gleanrl.overrides import is_ours
 from gleanrl.rollouts.faults import StepFault
+from gleanrl.rollouts.policies import AllowedRows
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import declared, make_stepper
-from gleanrl.rollouts.traits import EnvTraits
+from gleanrl.rollouts.traits import EnvTraits, may_mask
 from gleanrl.schema import Schema
 from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path, flatten, outermost
 
@@ -81,6 +82,10 @@ class TransformedStepper(Stepper):
             self._invert, self._restart = on_copies(self._invert), on_copies(self._restart)
         self._all_ours = all(is_ours(type(t)) for t in chain)
         self.shows_nothing = base.shows_nothing
+        # Masks of the base environment that bind the very actions of the block are the base stepper's business.
+        masks_here = (self._inverts and base.may_mask) or (not self._all_ours and may_mask(env))
+        self.may_mask, self._masks_here = base.may_mask or masks_here, masks_here
+        self._allowed: AllowedRows | None = None  # of actions that were drawn before the block began
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
         self._ruling = outermost(self._groups)
@@ -201,8 +206,12 @@ class TransformedStepper(Stepper):
             self._see(block, primed)
         self._quiet, self._num_stepped = None, 0
         self._root.clear(0)
+        self._inner.redraw_seed = block.redraw_seed
         self._base.bind(self._inner, actions_ready and not self._inverts, self._passed)
         self._outputs.write_root(0, self._carry)
+        self._allowed = None
+        if actions_ready and self._masks_here and block.redraw_seed is not None:
+            self._allowed = AllowedRows(self._env, block)
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
         """Take views of a block's columns, and make the base environment's block around them."""
@@ -256,6 +265,8 @@ class TransformedStepper(Stepper):
         during = "step"
         self._latest = None
         try:
+            if self._allowed is not None:
+                self._allowed.prepare(t)
             if self._inverts:
                 self._enter(t)
             for rows, given in self._handed:

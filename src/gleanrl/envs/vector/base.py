@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from gleanrl.data.specs import without_masks
+from gleanrl.data.specs import is_masked, without_masks
 from gleanrl.devices import as_device, columns_device
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
@@ -97,7 +97,7 @@ class BatchedEnv(EnvBase):
         """Take over the members' factories, and what they declare."""
         self._factories = given
         self._may_mask = any(metadata.may_mask for metadata in each)
-        self._unmasked: set[int] = set()  # the members that were found without a mask since the last reset
+        self._masks_declared = any(is_masked(metadata.specs["action"]) for metadata in each)
         self.meta_data = each
         self.stackable = stackable(each)
         self.unlike_shapes = same_keys(each) and not alike(each)
@@ -114,6 +114,8 @@ class BatchedEnv(EnvBase):
             loses_last=any(traits.loses_last for traits in each),
             stackable=same_keys(self.meta_data),
             actions_vary=any(traits.actions_vary for traits in each),
+            notes_masks=all(traits.notes_masks for traits in each)
+            and not overridden(self, "live_action_spec", of=BatchedEnv),
             own_actions=bool(overridden(self, "rand_action", of=BatchedEnv)) or self._members_choose,
             primed_keys=tuple(dict.fromkeys(key for traits in each for key in traits.primed_keys)),
         )
@@ -127,21 +129,18 @@ class BatchedEnv(EnvBase):
     def live_action_spec(self) -> Any:
         """Return the full action spec with the masks that the members have at present.
 
-        The members are asked at each call. If none of them has a mask after a reset, they aren't asked until the next
-        one: a member that masks its actions has a mask from its first reset on.
+        The members are asked at each call, unless they are known to have no mask: workers tell so with each answer.
         """
         specs = self.present_action_specs(range(self.num_workers))
         return self.full_action_spec if specs is None else stacked_on(specs, self.device)
 
     def present_action_specs(self, members: Sequence[int]) -> list[Any] | None:
         """Return the action specs of some members, with their present masks; None if they have none."""
-        if self.is_closed or not self.is_started or not self._may_mask or self._unmasked.issuperset(members):
+        if self.is_closed or not self.is_started or not self._may_mask:
             return None
         specs = self._live_specs(members)
-        for member, spec in specs.items():
-            if spec is None and not self.meta_data[member].traits.actions_vary:
-                self._unmasked.add(member)
-        if self._unmasked.issuperset(members):
+        unmasked = all(member in specs and specs[member] is None for member in members)
+        if unmasked and not self._masks_declared:
             return None
         declared = [self.meta_data[member].specs["action"] for member in members]
         return [
@@ -386,7 +385,6 @@ class BatchedEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         self.start()
-        self._unmasked = set()
         each = self._kwargs_of_each(kwargs)
         if tensordict is None:
             requests = {i: ResetRequest(None, each[i]) for i in range(self.num_workers)}

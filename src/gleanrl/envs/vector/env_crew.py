@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from gleanrl.data.specs.locks import Changes
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.worker import RUN_CODE, Share
+from gleanrl.envs.vector.worker import MASKED, RUN_CODE, SEED, Share
 from gleanrl.errors import WorkerError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.workers.crew import Answer, Crew
@@ -96,6 +97,7 @@ class EnvCrew:
             StepFault: if an environment raised, or a worker ended or hung.
         """
         self._during = during
+        Changes.note()  # a worker's environment may get a mask
         if not self._crew.signal(code):  # type: ignore[union-attr]  # it's called at every step
             self._gather()
 
@@ -118,6 +120,15 @@ class EnvCrew:
         for worker in crew.workers:
             worker.halt()
         crew.forget()
+
+    def seed_redraws(self, seed: int | None) -> None:
+        """Tell the workers the `redraw_seed` of the block that they bind next."""
+        for worker in self._running.workers:
+            worker.progress[SEED] = -1 if seed is None else seed
+
+    def may_be_masked(self) -> bool:
+        """Return whether a mask may restrict the actions of an environment at present; nobody is asked."""
+        return any(worker.progress[MASKED] for worker in self._running.workers)
 
     def made(self) -> list[int]:
         """Return the steps of the block that each environment has made."""
@@ -149,6 +160,7 @@ class EnvCrew:
             StepFault: if an environment raised, or a worker ended or hung.
         """
         self._during = during
+        Changes.note()
         crew = self._running
         crew.forget()
         for worker, given in arguments.items():

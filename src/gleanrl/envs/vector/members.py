@@ -17,6 +17,7 @@ from gleanrl.envs.state import adopt_state, parse_state
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.faults import StepFault
+from gleanrl.rollouts.policies import MaskWatch
 from gleanrl.rollouts.protocol import EpisodeRules, Stepper
 from gleanrl.rollouts.steppers import make_stepper
 from gleanrl.rollouts.traits import is_closed, live_actions
@@ -63,6 +64,7 @@ class MemberGroup:
     def __init__(self, envs: Sequence[Any], place: Place | None = None) -> None:
         self.envs = tuple(envs)
         self.place: Place = [0] if place is None else place
+        self._masks = [MaskWatch(env) for env in self.envs]
 
     def __len__(self) -> int:
         """Return the number of environments."""
@@ -105,6 +107,10 @@ class MemberGroup:
         """Return a copy of the action spec of each environment with its present masks; None where it has none."""
         specs = [from_torchrl(live_actions(env)) for env in self.each()]
         return [spec.clone() if is_masked(spec) else None for spec in specs]
+
+    def masked(self) -> bool:
+        """Return whether a mask restricts the actions of an environment at present; cheap while there are none."""
+        return any(mask.present() for mask in self._masks)
 
     def rand_actions(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
         """Return random actions of the environments that `requests` names, by their number.

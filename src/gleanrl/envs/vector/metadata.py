@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.specs import TensorSpec, from_torchrl, leaves_of, stack_specs
-from gleanrl.data.specs.encodings import ChoiceSpec
+from gleanrl.data.specs import TensorSpec, from_torchrl, has_choices, stack_specs
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import InvalidArgumentError
@@ -44,7 +43,7 @@ class EnvMetaData:
     @property
     def may_mask(self) -> bool:
         """Whether the action has choices, which a mask can restrict."""
-        return any(isinstance(leaf, ChoiceSpec) for leaf in leaves_of(self.specs["action"]))
+        return has_choices(self.specs["action"])
 
     def fields(self, role: str) -> dict[Path, tuple[torch.Size, Any]]:
         """Return shape and dtype of each leaf of `role`."""

@@ -169,6 +169,8 @@ class ParallelEnv(BatchedEnv):
         return self._ask_some("rand_action", "rand_actions", given)
 
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        if not self._running.may_be_masked():
+            return dict.fromkeys(members)
         return dict(enumerate(self._running.each(self._ask_all("rand_action", "action_specs"))))
 
     def _ask_some(
@@ -200,12 +202,12 @@ class ParallelEnv(BatchedEnv):
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
         """Return the same, wherever the batch's data are; None if an environment's don't live on the CPU."""
         self.start()
-        self._unmasked = set()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
             return None
         if not all(on_cpu(metadata.device) for metadata in self.meta_data):
             return None
-        return ParallelStepper(self._running, self.batch_size, rules, Lease(self.usage))
+        may_mask = any(metadata.may_mask for metadata in self.meta_data)
+        return ParallelStepper(self._running, self.batch_size, rules, Lease(self.usage), may_mask)
 
     # --------------------------------------------------------------- dispatch
     def _ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:

@@ -47,6 +47,9 @@ class Shares(Protocol):
     def break_off(self) -> None:
         """End a run of steps that was interrupted."""
 
+    def seed_redraws(self, seed: int | None) -> None:
+        """Tell the workers the `redraw_seed` of the block that they bind next."""
+
     def made(self) -> list[int]:
         """Return the steps of the block that each environment has made."""
 
@@ -68,12 +71,16 @@ class ParallelStepper(Stepper):
         batch_size: of all environments.
         rules: see `Stepper`.
         lease: see `Stepper`.
+        may_mask: see `Stepper`.
     """
 
     lends = True
 
-    def __init__(self, crew: Shares, batch_size: torch.Size, rules: EpisodeRules, lease: Lease) -> None:
+    def __init__(
+        self, crew: Shares, batch_size: torch.Size, rules: EpisodeRules, lease: Lease, may_mask: bool = False
+    ) -> None:
         super().__init__(batch_size, None, rules, lease)
+        self.may_mask = may_mask
         self._crew = crew
         self._schema: Schema | None = None
         self._region: Region | None = None
@@ -165,9 +172,12 @@ class ParallelStepper(Stepper):
         """Let the workers write into `block`; its rows are copied to and fro, unless `block` returned it."""
         primed = tuple(primed)
         mirror = None if block is self._block else self._mirrored(block, primed)
-        if mirror is not None and actions_ready:
-            mirror.send_all()
+        if mirror is not None:
+            mirror.all_sent = actions_ready
+            if actions_ready:
+                mirror.send_all()
         self._claim()
+        self._crew.seed_redraws(block.redraw_seed if actions_ready else None)
         plan = self._plan
         known = plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, primed)
         if known and not block.schema.lists:
@@ -257,6 +267,8 @@ class _Mirror:
         self.block, self.primed = block, primed
         self.reset_since = False
         """Whether somebody had environments reset since the last row, and wrote their roots into the next one."""
+        self.all_sent = False
+        """Whether the workers have every row of what they read; they may have redrawn actions then."""
         self._last = block.num_steps - 1
         read = [path for path in block.schema.paths if path not in schema or path in primed]
         self._inputs = [(shared.column(p), block.column(p)) for p in read]
@@ -271,8 +283,9 @@ class _Mirror:
 
     def send(self, t: int) -> None:
         """Show the workers row `t` of what they read."""
-        for target, source in self._sent:
-            target[t].copy_(source[t])
+        if not self.all_sent:
+            for target, source in self._sent:
+                target[t].copy_(source[t])
         if self.reset_since:
             self.reset_since = False
             for source, target in self._roots:
@@ -282,6 +295,9 @@ class _Mirror:
         """Take over the outcome of row `t` and the root that follows."""
         for target, source in self._nexts:
             target[t].copy_(source[t])
+        if self.all_sent:
+            for source, target in self._sent:
+                target[t].copy_(source[t])
         if t < self._last:
             self.fetch_root(t + 1)
 

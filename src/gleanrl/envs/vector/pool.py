@@ -196,8 +196,6 @@ class AsyncEnvPool(PooledEnv):
 
     def _send(self, name: str, tensordict: TensorDictBase | None, env_index: Any) -> None:
         self.start()
-        if name == RESET:
-            self._unmasked = set()
         call, requests = f"async_{name}_send", {}
         for env, part in self._rows.rows(call, tensordict, env_index).items():
             root = None if part is None else at_home(part.exclude(INDEX), self.meta_data[env]).clone()

@@ -120,10 +120,12 @@ class PooledEnv(BatchedEnv):
         return self._running.ask({i: Request("rand_action", given) for i, given in asked.items()})
 
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
-        busy = self._running.busy  # they can't be asked before their answers are received
-        asked = {env: Request("action_spec", ()) for env in members if env not in busy}
+        masked, busy = self.host.may_be_masked, self._running.busy
+        # The busy ones can't be asked before their answers are received.
+        free = [env for env in members if env not in busy]
+        asked = {env: Request("action_spec", ()) for env in free if masked(env)}
         try:
-            return self._running.ask(asked)
+            return dict.fromkeys(free) | self._running.ask(asked)
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
 

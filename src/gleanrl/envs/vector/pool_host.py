@@ -57,6 +57,9 @@ class Host(Protocol):
     def loss(self, env: int) -> WorkerError | None:
         """Return why an environment is lost; None if it isn't."""
 
+    def may_be_masked(self, env: int) -> bool:
+        """Return whether a mask may restrict the actions of an environment since its last answer; it isn't asked."""
+
     def renew(self, env: int) -> None:
         """Make a lost environment anew."""
 
@@ -77,6 +80,9 @@ class PoolMember:
 
     Args:
         make: makes the environment, when it's asked for the first time.
+
+    Attributes:
+        masked: whether a mask restricted its actions after the last answer.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -87,6 +93,7 @@ class PoolMember:
         self._value: Any = None
         self._error: BaseException | None = None
         self._parsed: list[Any] = []
+        self.masked = True
 
     def answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call one of the methods below, unless that has happened; return what it returned, or raise what it raised."""
@@ -96,6 +103,7 @@ class PoolMember:
                 try:
                     self.construct()
                     self._value = getattr(self, name)(*arguments)
+                    self.masked = self._live.masked()
                 except BaseException as error:
                     self._error = error
             if number < self._number:

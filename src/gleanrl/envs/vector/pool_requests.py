@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gleanrl.data.specs.locks import Changes
 from gleanrl.envs.vector.pool_host import Arrival, Host
 from gleanrl.errors import NotReadyError, PendingError, WorkerError
 from gleanrl.rollouts.faults import StepFault
@@ -211,6 +212,7 @@ class Requests:
             return True
         self._sure = False
         arrival = self._host.wait(deadline)
+        Changes.note()  # the environment may have got a mask
         if arrival is not None:
             request = (asked or {}).get(arrival.env) or self._pending.get(arrival.env)
             if request is not None and request.number == arrival.number:

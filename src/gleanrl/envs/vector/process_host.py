@@ -15,6 +15,7 @@ from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.members import close_all
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.pool_host import Arrival, PoolMember
+from gleanrl.envs.vector.worker import MASKED
 from gleanrl.errors import InvalidArgumentError, LengthError, WorkerError
 from gleanrl.rollouts.faults import StepFault
 from gleanrl.system.clock import Deadline
@@ -39,6 +40,7 @@ class PoolShare:
 
     def __call__(self, station: Station) -> PoolServant:
         """Make the environments."""
+        station.progress[MASKED] = True  # unknown
         if self.cpus is not None:
             run_on(self.cpus)
         members = [PoolMember(factory) for factory in with_own_copies(self.factories)]
@@ -72,7 +74,9 @@ class PoolServant:
     def answer(self, place: int, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
         """Ask the environment number `place` of this worker; see `PoolMember.answer`."""
         self._progress[PLACE] = place
-        return parcelled(self._members[place].answer(number, name, arguments))
+        value = self._members[place].answer(number, name, arguments)
+        self._progress[MASKED] = any(member.masked for member in self._members)
+        return parcelled(value)
 
     def close(self) -> None:
         """Close every environment."""
@@ -186,6 +190,11 @@ class ProcessHost:
         """Return why an environment is lost."""
         worker, _ = self._at(env)
         return self._running.workers[worker].loss or self._orphans.get(env)
+
+    def may_be_masked(self, env: int) -> bool:
+        """Return whether a mask may restrict the actions of an environment, or of another one of its worker."""
+        worker, _ = self._at(env)
+        return bool(self._running.workers[worker].progress[MASKED])
 
     def renew(self, env: int) -> None:
         """Make an environment anew, and with it those that were lost together with it."""

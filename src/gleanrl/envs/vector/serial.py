@@ -149,6 +149,8 @@ class SerialEnv(BatchedEnv):
         return self._running.reset(requests)
 
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        if not self._running.masked():
+            return dict.fromkeys(members)
         return dict(enumerate(self._running.action_specs()))
 
     def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
@@ -169,7 +171,6 @@ class SerialEnv(BatchedEnv):
 
     def _memberwise(self, rules: EpisodeRules, here: torch.device) -> Stepper | None:
         self.start()
-        self._unmasked = set()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
             return None
         steppers = self._running.steppers(rules, on_host=here.type == "cpu")

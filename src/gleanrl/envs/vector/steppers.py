@@ -29,6 +29,9 @@ class MemberSteppers(Stepper):
         steppers: one for each environment, all of one batch size.
         lease: see `Stepper`.
         place: its first entry is set to the number of the environment at work, before the work begins.
+
+    Attributes:
+        width: the environments of each member.
     """
 
     def __init__(self, steppers: Sequence[Stepper], lease: Lease, place: Place | None = None) -> None:
@@ -41,9 +44,10 @@ class MemberSteppers(Stepper):
         )
         self.through_tensordicts = any(member.through_tensordicts for member in self._members)
         self.shows_nothing = all(member.shows_nothing for member in self._members)
+        self.may_mask = any(member.may_mask for member in self._members)
         self._block: Block | None = None
         self._parts: list[Block] = []
-        self._width = max(1, first.batch_size.numel())
+        self.width = max(1, first.batch_size.numel())
         self._schema: Schema | None = None
 
     @property
@@ -108,6 +112,8 @@ class MemberSteppers(Stepper):
             self._block = block
         for index, (member, part) in enumerate(zip(self._members, self._parts, strict=True)):
             self._place[0] = index
+            seed = block.redraw_seed
+            part.redraw_seed = None if seed is None else seed + index * self.width
             member.bind(part, actions_ready, primed)
 
     def step(self, t: int) -> None:
@@ -132,7 +138,7 @@ class MemberSteppers(Stepper):
 
     def _translated(self, fault: StepFault, t: int | None = None) -> StepFault:
         """Return `fault` with the environment's index in this batch, and, in step `t`, who has made that step."""
-        index, width = self._place[0], self._width
+        index, width = self._place[0], self.width
         made = None
         if t is not None:
             after = [t] * width * (len(self._members) - index - 1)

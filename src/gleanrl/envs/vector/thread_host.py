@@ -120,6 +120,10 @@ class ThreadHost:
         """Return why an environment is lost."""
         return self._lost.get(env)
 
+    def may_be_masked(self, env: int) -> bool:
+        """Return whether a mask restricted the actions of an environment after its last answer."""
+        return self._threads[env].member.masked
+
     def renew(self, env: int) -> None:
         """Make an environment anew, in a thread of its own, when it's asked for something."""
         self._threads[env] = _Thread(env, self._given[env])

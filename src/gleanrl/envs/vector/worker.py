@@ -23,7 +23,7 @@ from gleanrl.rollouts.usage import Lease
 from gleanrl.schema import Field
 from gleanrl.tree import Path
 from gleanrl.workers.main import Station
-from gleanrl.workers.segment import HALT, PLACE, STEP, Region
+from gleanrl.workers.segment import HALT, OWN, PLACE, STEP, Region
 
 STEP_CODE = b"s"
 """Step every environment with the actions of the next row."""
@@ -31,6 +31,9 @@ RUN_CODE = b"r"
 """Step every environment with the actions of all the rows that are left of the block."""
 BIND_CODE = b"b"
 """Begin with row 0 of the block again."""
+SEED, MASKED = OWN, OWN + 1
+"""Words of a worker's progress: the block's `redraw_seed`, -1 for None, which the owner writes; and whether a member
+may have a mask at present, which the worker writes after each request that can change it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class EnvServant:
         self._bound: tuple[Block, bool, tuple[Path, ...]] | None = None
         self._t = 0
         self._step: Callable[[int], None] = self._unbound
+        self._progress[MASKED] = True  # unknown
 
     def signal(self, code: bytes) -> None:
         """Step, or begin a block; see the codes.
@@ -115,6 +119,7 @@ class EnvServant:
 
     def _take(self, t: int) -> None:
         """Step every environment; the worker's words say, whenever it is killed, which of them have made the step."""
+        self._progress[MASKED] = True  # unknown: to look costs too much here
         self._t = t + 1
         self._step(t)
         self._progress[PLACE], self._progress[STEP] = 0, t + 1
@@ -125,17 +130,23 @@ class EnvServant:
     # ------------------------------------------------------------ TensorDicts
     def step(self, roots: Sequence[Any]) -> list[Any]:
         """Step every environment; roots and outcomes are packed."""
-        return [pack(outcome) for outcome in self._group.step([unpack(root) for root in roots])]
+        outcomes = [pack(outcome) for outcome in self._group.step([unpack(root) for root in roots])]
+        self._progress[MASKED] = self._group.masked()
+        return outcomes
 
     def reset(self, requests: Mapping[int, tuple[Any, Mapping[str, Any]]]) -> dict[int, Any]:
         """Reset some environments, by their number in this worker."""
         given = {i: ResetRequest(unpack(root), kwargs) for i, (root, kwargs) in requests.items()}
-        return {i: pack(fresh) for i, fresh in self._group.reset(given).items()}
+        fresh = {i: pack(root) for i, root in self._group.reset(given).items()}
+        self._progress[MASKED] = self._group.masked()
+        return fresh
 
     # --------------------------------------------------------- random actions
     def action_specs(self) -> list[Any]:
         """Return the action spec of every environment with its present masks; None where it has none."""
-        return self._group.action_specs()
+        specs = self._group.action_specs()
+        self._progress[MASKED] = any(spec is not None for spec in specs)
+        return specs
 
     def rand_actions(self, requests: Mapping[int, tuple[Any, int]]) -> dict[int, Any]:
         """Return random actions of some environments, by their number in this worker."""
@@ -154,6 +165,7 @@ class EnvServant:
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Call the method of every environment."""
+        self._progress[MASKED] = True  # unknown, also if the method raises
         return self._group.call(name, args, kwargs)
 
     def state_dicts(self) -> list[Any]:
@@ -166,6 +178,7 @@ class EnvServant:
 
     def adopt_states(self) -> None:
         """Let every environment go on from the value that was parsed last."""
+        self._progress[MASKED] = True  # unknown
         self._group.adopt_states(self._parsed)
 
     # ----------------------------------------------------------------- blocks
@@ -181,10 +194,12 @@ class EnvServant:
 
     def schema(self) -> dict[Path, Field]:
         """Return the columns; environments that never were are reset."""
+        self._progress[MASKED] = True  # unknown
         return self._current.schema().items()
 
     def reset_rows(self, mask: Any) -> None:
         """Reset into the carry; `mask` is packed, None for all."""
+        self._progress[MASKED] = True  # unknown
         self._current.reset(None if mask is None else torch.from_numpy(np.array(mask)))
 
     def root(self) -> Any:
@@ -243,6 +258,8 @@ class EnvServant:
 
     def _rebind(self) -> None:
         assert self._bound is not None
+        seed = self._progress[SEED]
+        self._bound[0].redraw_seed = None if seed < 0 else seed + self._first * self._current.width
         self._current.bind(*self._bound)
         self._t, self._step = 0, self._current.step
         self._progress[PLACE], self._progress[STEP] = 0, 0
