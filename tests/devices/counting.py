@@ -114,6 +114,16 @@ def leaves_on(batch: TensorDictBase) -> set[torch.device]:
     return {leaf.device for leaf in batch.values(True, True) if isinstance(leaf, torch.Tensor)}
 
 
+def drained(kind: str, collector: Any) -> list[TensorDictBase]:
+    """Return a batch that was begun after this call, of each worker."""
+    batches = [collector.next() for _ in range(1 if kind == "sync" else 7)]
+    if kind == "sync":
+        return batches
+    # Two of a worker's may have been under way.
+    of = {w: [batch for batch in batches if batch["observation"][0, 0] == w] for w in (0, 1)}
+    return [part[-1] for part in of.values() if len(part) > 2]
+
+
 def check_same(
     found: TensorDictBase, expected: TensorDictBase, device: torch.device, **tolerance: Any
 ) -> None:

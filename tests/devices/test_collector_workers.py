@@ -13,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import LengthError
-from tests.devices.counting import WEIGHT, Counter, acted, check_stream, leaves_on, linear
+from tests.devices.counting import WEIGHT, Counter, acted, check_stream, drained, leaves_on, linear
 
 D = "the device under test"
 CPU = torch.device("cpu")
@@ -42,16 +42,6 @@ def collecting(kind: str, policy: Any, frames: int = 28, **kwargs: Any) -> Itera
 
 def named(arguments: dict[str, str], device: torch.device) -> dict[str, Any]:
     return {name: device if value == D else value for name, value in arguments.items()}
-
-
-def drained(kind: str, collector: Any) -> list[TensorDictBase]:
-    """Return a batch that was begun after this call, of each worker."""
-    batches = [collector.next() for _ in range(1 if kind == "sync" else 7)]
-    if kind == "sync":
-        return batches
-    # Two of a worker's may have been under way.
-    of = {w: [batch for batch in batches if batch["observation"][0, 0] == w] for w in (0, 1)}
-    return [part[-1] for part in of.values() if len(part) > 2]
 
 
 @both

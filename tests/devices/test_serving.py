@@ -90,6 +90,27 @@ class TestPlaces:
             assert numbers(there.select("x", "pixels", "next")) == batch["index"].tolist()
 
     @NEEDS_CUDA
+    @pytest.mark.parametrize("prefetch", [None, 2])
+    def test_priorities_come_back_from_the_device_for_batches_in_pinned_memory(self, device, prefetch):
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(10),
+            sampler=PrioritizedSampler(10, alpha=1.0, beta=1.0),
+            pin_memory=True,
+            prefetch=prefetch,
+            batch_size=40,
+        )
+        rb.extend(rows(0, 12))  # rows 10 and 11 take the places of the first two
+        for _ in range(6):
+            batch = rb.sample()
+            assert all(leaf.is_pinned() for leaf in batch.values(True, True))
+            there = batch.to(device, non_blocking=True)
+            assert torch.equal(there["x"] % 10, there["index"]) and int(there["x"].min()) >= 2
+            there["td_error"] = (there["x"] == 5).float()
+            rb.update_tensordict_priority(there)
+        assert rb.stats().priorities_dropped == 0
+        assert (rb.sample()["x"] == 5).float().mean() > 0.9
+
+    @NEEDS_CUDA
     def test_single_tensors_and_lists_in_pinned_memory(self, source):
         for storage in (LazyTensorStorage(10), ListStorage(10, device="cpu")):
             rb = ReplayBuffer(storage=storage, pin_memory=True, batch_size=8)

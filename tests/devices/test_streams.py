@@ -13,7 +13,10 @@ import torch
 from gleanrl.data import LazyTensorStorage, ListStorage, ReplayBuffer, SamplerWithoutReplacement
 from tests.devices.records import numbers, rows
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.xdist_group("streams"),  # each process would keep tens of GiB of the device's memory
+]
 LONG = 1 << 28  # clock cycles: more than a tenth of a second
 
 
@@ -99,6 +102,25 @@ def test_what_another_stream_writes_is_read_afterwards(buffer: ReplayBuffer) -> 
         buffer.extend(later)
     with torch.cuda.stream(stream):
         assert sorted(numbers(buffer.sample()) + numbers(buffer.sample())) == [*range(100, 200)]
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_batches_in_pinned_memory_stay_whole_until_they_are_copied(
+    device: torch.device, prefetch: int | None
+) -> None:
+    made = ReplayBuffer(
+        storage=LazyTensorStorage(100),
+        sampler=SamplerWithoutReplacement(),
+        batch_size=50,
+        pin_memory=True,
+        prefetch=prefetch,
+    )
+    made.extend(rows(0, 100))
+    with busy():  # the copies wait, and the batches they read are given up meanwhile
+        sent = [made.sample().to(on_cuda(device), non_blocking=True) for _ in range(20)]
+    torch.cuda.synchronize()
+    for first, second in zip(sent[::2], sent[1::2], strict=True):
+        assert sorted(numbers(first) + numbers(second)) == [*range(100)]
 
 
 def test_a_view_is_whole(buffer: ReplayBuffer) -> None:
