@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks import (
     checkpoint,
     collection,
+    device_replay,
     devices,
     envs,
     instructions,
@@ -39,6 +40,7 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *collection.CASES,
     *vector_envs.CASES,
     *devices.CASES,
+    *device_replay.CASES,
     *envs.CASES,
     *multiprocess.CASES,
     *multiprocess_gauges.GAUGES,
@@ -110,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for item in selected:
         console.print(f"{item.name} ...", highlight=False)
         results.append(run_gauge(item) if isinstance(item, Gauge) else run_case(item, rounds, options.peers))
+        report.write(options.out, results, facts)  # each time: a run may be stopped
     report.show(console, results)
-    report.write(options.out, results, facts)
     console.print(f"written to {options.out}/benchmarks.json and benchmarks.md", highlight=False)
     if sweep.plot(results, options.out / "sweep.png"):
         console.print(f"drawn to {options.out}/sweep.png", highlight=False)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +28,7 @@ def machine() -> dict[str, Any]:
     """Describes the processor, the memory, the versions, the commit and the load of this moment."""
     return {
         "cpu": _cpu(),
+        "gpu": _gpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
@@ -44,6 +46,18 @@ def _cpu() -> str:
         return platform.processor() or "unknown"
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _gpu() -> str:
+    """Names the accelerator, its driver and the CUDA that torch was built for."""
+    if not torch.cuda.is_available():
+        return "none"
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = "unknown"
+    return f"{torch.cuda.get_device_name()}, driver {driver}, CUDA {torch.version.cuda}"
 
 
 def _version(name: str) -> str:

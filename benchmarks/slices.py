@@ -59,13 +59,13 @@ class Table:
         starts = np.concatenate([[0], ends[:-1]])
         lengths = ends - starts
         enough = lengths >= LENGTH
-        self._starts, self._choices = starts[enough], (lengths - LENGTH + 1)[enough]
+        self.starts, self.choices = starts[enough], (lengths - LENGTH + 1)[enough]
         self._rng = np.random.default_rng(6)
 
     def draw(self) -> NDArray[np.int64]:
         """Returns the first rows of slices: an episode of all, and a first step of its own."""
-        episode = self._rng.integers(0, len(self._starts), SLICES)
-        first: NDArray[np.int64] = self._starts[episode] + self._rng.integers(0, self._choices[episode])
+        episode = self._rng.integers(0, len(self.starts), SLICES)
+        first: NDArray[np.int64] = self.starts[episode] + self._rng.integers(0, self.choices[episode])
         return first
 
 

@@ -89,6 +89,12 @@ _register(SLOW_FRAMES_ENV, "FramesEnv", max_episode_steps=1000, kwargs={"nap_s":
 _register(SLEEPY_ENV, "Instant", kwargs={"nap_s": NAP_S})
 
 
+def settle_device() -> None:
+    """Waits until the accelerator has done what was asked of it."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def make_env(name: str) -> gym.Env[Any, Any]:
     """Makes an environment as every side does: without gymnasium's environment checker."""
     return gym.make(name, disable_env_checker=True)

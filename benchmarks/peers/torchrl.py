@@ -38,6 +38,7 @@ from benchmarks.workload import (
     loading,
     make_policy,
     rows,
+    settle_device,
     stored,
 )
 
@@ -229,6 +230,88 @@ def slicing(calls: int, extend: bool = False, **keys: Any) -> Callable[[], Work]
     return setup
 
 
+def on_the_device(kind: str, **options: Any) -> ReplayBuffer:
+    """Holds `stored(kind)` on the device."""
+    columns = stored(kind)
+    storage = LazyTensorStorage(len(columns["observation",]), device=options.pop("device", DEVICE))
+    buffer = ReplayBuffer(storage=storage, **options)
+    buffer.extend(as_tensordict(columns))
+    return buffer
+
+
+def until_settled(calls: int, call: Callable[[], Any]) -> Work:
+    """So many calls, until the device has done them."""
+
+    def work() -> int:
+        for _ in range(calls):
+            call()
+        settle_device()
+        return calls
+
+    return work
+
+
+def extending_there(kind: str, source: str, calls: int) -> Callable[[], Work]:
+    """`extend` of EXTEND rows that are on `source`."""
+
+    def setup() -> Work:
+        size = {"cartpole": RING, "image": 4_000}[kind]
+        buffer = ReplayBuffer(storage=LazyTensorStorage(size, device=DEVICE))
+        data = as_tensordict(rows(kind, EXTEND)).to(source)
+        for _ in range(size // EXTEND):
+            buffer.extend(data)
+        return until_settled(calls, lambda: buffer.extend(data))
+
+    return setup
+
+
+def sampling_there(kind: str, batch: int, calls: int) -> Callable[[], Work]:
+    """`sample(batch)` on the device."""
+
+    def setup() -> Work:
+        buffer = on_the_device(kind)
+        return until_settled(calls, lambda: buffer.sample(batch))
+
+    return setup
+
+
+def prioritized_there(calls: int) -> Work:
+    """Samples by priority on the device, and new priorities from there."""
+    storage = LazyTensorStorage(STORED, device=DEVICE)
+    buffer = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage, batch_size=256)
+    index = buffer.extend(as_tensordict(stored("cartpole")))
+    buffer.update_priority(index, torch.from_numpy(first_priorities(STORED)))
+    errors = torch.rand(256, device=DEVICE) + 0.01
+
+    def call() -> None:
+        batch = buffer.sample()
+        batch["td_error"] = errors
+        buffer.update_tensordict_priority(batch)
+
+    return until_settled(calls, call)
+
+
+def slicing_there(calls: int) -> Work:
+    """16 slices of 64 steps on the device; where they may begin is kept from call to call."""
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(STORED, device=DEVICE),
+        sampler=SliceSampler(num_slices=SLICES, cache_values=True, **BY_ID),
+    )
+    buffer.extend(as_tensordict(episode_rows(STORED)))
+    return until_settled(calls, lambda: buffer.sample(SLICES * LENGTH))
+
+
+def serving(kind: str, calls: int) -> Callable[[], Work]:
+    """Batches drawn ahead from the CPU's memory, pinned where there is CUDA, and moved to the device."""
+
+    def setup() -> Work:
+        options = {"pin_memory": DEVICE == "cuda", "prefetch": 3, "batch_size": 256}
+        buffer = on_the_device(kind, device="cpu", **options)
+        return until_settled(calls, lambda: buffer.sample().to(DEVICE, non_blocking=True))
+
+    return setup
+
+
 BY_END: dict[str, Any] = {"end_key": ("next", "done")}
 BY_ID: dict[str, Any] = {"traj_key": ("collector", "traj_ids")}
 SETUPS = {
@@ -244,6 +327,17 @@ SETUPS = {
     "collection/frames-random": collecting(FRAMES_ENV, False, 400),
     "devices/cartpole": collecting("CartPole-v1", True, 400, device=DEVICE),
     "devices/transformed": collecting("CartPole-v1", True, 400, (StepCounter, RewardSum), device=DEVICE),
+    "device-replay/extend-cartpole-from-cpu": extending_there("cartpole", "cpu", 100),
+    "device-replay/extend-cartpole-from-device": extending_there("cartpole", DEVICE, 100),
+    "device-replay/extend-image-from-cpu": extending_there("image", "cpu", 20),
+    "device-replay/extend-image-from-device": extending_there("image", DEVICE, 20),
+    "device-replay/sample-32": sampling_there("cartpole", 32, 200),
+    "device-replay/sample": sampling_there("cartpole", 256, 200),
+    "device-replay/sample-image": sampling_there("image", 256, 50),
+    "device-replay/prioritized": partial(prioritized_there, 50),
+    "device-replay/slices": partial(slicing_there, 20),
+    "device-replay/serve": serving("cartpole", 100),
+    "device-replay/serve-image": serving("image", 30),
     "multiprocess/cartpole-random-sync": collecting_in_workers(True, False, 4),
     "multiprocess/cartpole-random-async": collecting_in_workers(False, False, 4),
     "multiprocess/cartpole-mlp-sync": collecting_in_workers(True, True, 2),
