@@ -45,3 +45,37 @@ def test_ends_are_assigned_and_given():
     assert box.clone() == box and box.clone().low is not box.low and box.to("cpu") == box
     with torch.inference_mode():
         assert ContinuousBox(torch.zeros(2), torch.ones(2)).common == (0, 1)
+
+
+@pytest.mark.parametrize("size", [(2, 3), (64, 64, 3)])
+@pytest.mark.parametrize("assigned", [False, True])
+def test_bounds_of_any_size_can_be_changed_in_place(size, assigned):
+    spec = Bounded(0.0, 8.0, size)
+    if assigned:
+        spec.space.low = -1.0
+        spec.space.low += 1
+    spec.space.low += 1
+    spec.space.high[0] = 7.0
+    assert bool((spec.low == 1.0).all())
+    assert bool((spec.high[0] == 7.0).all())
+    assert bool((spec.high[1:] == 8.0).all())
+    assert not spec.is_in(torch.full(size, 0.5))
+    assert not spec.is_in(torch.full(size, 7.5))
+    assert bool((spec.rand((50,))[:, 0] <= 7.0).all())
+
+
+def test_library_keeps_one_number_of_the_bounds_of_a_frame():
+    frame = Bounded(0, 255, (64, 64, 3), dtype=torch.uint8)
+    frame.rand()
+    frame.project(torch.full((64, 64, 3), 3.0))
+    others = [
+        frame.clone(),
+        frame.expand(2, 64, 64, 3),
+        frame.to("cpu"),
+        frame.unsqueeze(0),
+    ]
+    assert all(other == other.clone() for other in others)
+    assert repr(frame)
+    assert frame.is_in(frame.zero())
+    for spec in (frame, *others):
+        assert all(end.untyped_storage().nbytes() <= 8 for end in spec.space.ends)

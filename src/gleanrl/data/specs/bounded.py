@@ -88,19 +88,26 @@ class Bounded(BoxSpec):
         """The upper bounds, of the spec's shape and dtype."""
         return self.space.high.to(self.dtype)
 
+    @property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """`low` and `high`, to be read only: those of large frames may be one number, expanded."""
+        low, high = self.space.ends
+        return low.to(self.dtype), high.to(self.dtype)
+
     def _outside(self, value: Tensor) -> Tensor:
         value = ordered(value)
         # In this form a NaN is outside
-        return ~((value >= self.space.low.to(value.device)) & (value <= self.space.high.to(value.device)))
+        low, high = self.space.ends
+        return ~((value >= low.to(value.device)) & (value <= high.to(value.device)))
 
     def _with_dtype(self, dtype: torch.dtype) -> Self:
-        return Bounded(self.low, self.high, self.shape, self.device, dtype)  # type: ignore[return-value]
+        return Bounded(*self.bounds, self.shape, self.device, dtype)  # type: ignore[return-value]
 
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         return self.space.draw(shape, generator, self.dtype, self.device)
 
     def _nearest(self, value: Tensor) -> Tensor:
-        low, high = self.space.low.to(value.device), self.space.high.to(value.device)
+        low, high = (end.to(value.device) for end in self.space.ends)
         if self.dtype.is_floating_point:
             return torch.minimum(torch.maximum(value.to(self.dtype), low), high)
         return nearest_integer(value, low.to(torch.int64), high.to(torch.int64), self.dtype)
@@ -111,7 +118,7 @@ class Bounded(BoxSpec):
             return f"low={low}, high={high}"
         if self.numel() == 0:
             return ""
-        return f"low={_range(self.space.low)}, high={_range(self.space.high)}"
+        return f"low={_range(self.space.ends[0])}, high={_range(self.space.ends[1])}"
 
 
 class BoundedContinuous(Bounded):

@@ -45,7 +45,7 @@ class ContinuousBox(Box):
             if self.is_part:
                 raise lost_change(f"space.{name}")
             object.__setattr__(self, "_found", None)
-            old = self.__dict__.get(name)
+            old = vars(self).get(name)
             if old is not None:
                 value = _in_place_of(old, name, value)
         object.__setattr__(self, name, value)
@@ -61,20 +61,28 @@ class ContinuousBox(Box):
         yield from (self.low, self.high)
 
     @property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The two bounds to be read only: those of large frames may be one number, expanded.
+
+        `low` and `high`, which users may write into, have memory for each element from their first use on.
+        """
+        return vars(self)["low"], vars(self)["high"]
+
+    @property
     def common(self) -> tuple[Any, Any] | None:
         """The two bounds as Python numbers if they are the same for all elements, else None."""
-        versions = [0 if end.is_inference() else end._version for end in self]
+        versions = [0 if end.is_inference() else end._version for end in self.ends]
         if self._found is None or self._found[0] != versions:
             self._found = (versions, self._search_common())
         return self._found[1]
 
     def _search_common(self) -> tuple[Any, Any] | None:
-        if self.low.numel() == 0:
+        if self.ends[0].numel() == 0:
             return None
-        first = [end.flatten()[0] for end in self]
+        first = [end.flatten()[0] for end in self.ends]
         same = all(
             is_one_number(end) or torch.equal(end, one.expand_as(end))
-            for end, one in zip(self, first, strict=True)
+            for end, one in zip(self.ends, first, strict=True)
         )
         return (first[0].item(), first[1].item()) if same else None
 
@@ -101,7 +109,7 @@ class ContinuousBox(Box):
         return torch.randint(int(low), int(high) + 1, shape, dtype=dtype, device=device, generator=generator)
 
     def _draw_reals(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        low, high = self.low, self.high
+        low, high = self.ends
         u = torch.rand(shape, dtype=low.dtype, device=low.device, generator=generator)
         # high - low may overflow where low * (1 - u) + high * u doesn't
         mixed = torch.where((high - low).isfinite(), low + u * (high - low), low * (1 - u) + high * u)
@@ -117,8 +125,9 @@ class ContinuousBox(Box):
     def _draw_integers(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
         # Arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes. A count of 2**64
         # is 0 there, and to subtract it does nothing
-        low = self.low.to(torch.int64)
-        count = self.high.to(torch.int64) - low + 1
+        bottom, top = self.ends
+        low = bottom.to(torch.int64)
+        count = top.to(torch.int64) - low + 1
         drawn = torch.empty(shape, dtype=torch.int64, device=low.device).random_(
             _INT64_MIN, None, generator=generator
         )
@@ -127,6 +136,26 @@ class ContinuousBox(Box):
         over = (drawn ^ _INT64_MIN) >= (count ^ _INT64_MIN)
         long = torch.where(over, drawn - count, drawn)
         return low + torch.where(count > 0, short, long)
+
+
+def _written(name: str) -> property:
+    """Return the property of an end that has memory for each element once it was looked at."""
+
+    def get(space: ContinuousBox) -> Tensor:
+        end: Tensor = vars(space)[name]
+        if end.numel() > 1 and 0 in end.stride():
+            end = vars(space)[name] = end.contiguous()
+            vars(space).pop("_found", None)
+        return end
+
+    def put(space: ContinuousBox, end: Tensor) -> None:
+        vars(space)[name] = end
+
+    return property(get, put)
+
+
+# After the dataclass was made, which would take a property for a default.
+ContinuousBox.low, ContinuousBox.high = _written("low"), _written("high")  # type: ignore[assignment]
 
 
 def _in_place_of(old: Tensor, name: str, value: Any) -> Tensor:
@@ -188,5 +217,5 @@ class BoxSpec(LeafSpec):
         if self.space.common is not None:
             low, high = self.space.common
             return int(high - low + 1) ** self.numel()
-        lows, highs = self.space.low.flatten().tolist(), self.space.high.flatten().tolist()
+        lows, highs = (end.flatten().tolist() for end in self.space.ends)
         return math.prod(high - low + 1 for low, high in zip(lows, highs, strict=True))

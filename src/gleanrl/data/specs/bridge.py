@@ -120,7 +120,7 @@ def _to_composite(spec: Composite, theirs: Any) -> Any:
 _WRITERS: dict[str, Callable[[Any, Any], Any]] = {
     "Binary": lambda s, t: t.Binary(shape=s.shape, device=s.device, dtype=s.dtype),
     "Bounded": lambda s, t: t.Bounded(
-        s.low.clone(), s.high.clone(), s.shape, s.device, s.dtype, domain=s.domain
+        *(bound.clone() for bound in s.bounds), s.shape, s.device, s.dtype, domain=s.domain
     ),
     "Categorical": lambda s, t: t.Categorical(s.space.n, s.shape, s.device, s.dtype, _copied(s.mask)),
     "Choice": lambda s, t: t.Choice([_to_choice(choice) for choice in s.choices]),

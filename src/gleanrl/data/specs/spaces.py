@@ -23,7 +23,7 @@ class Box:
         """Return the space with `function` applied to each of its tensors."""
         new = object.__new__(type(self))
         for name in _names(self):
-            value = getattr(self, name)
+            value = vars(self)[name]
             object.__setattr__(new, name, function(value) if isinstance(value, Tensor) else value)
         return new
 
@@ -43,7 +43,7 @@ class Box:
         """Compare by content."""
         if type(self) is not type(other):
             return NotImplemented
-        return all(_same(getattr(self, name), getattr(other, name)) for name in _names(self))
+        return all(_same(vars(self)[name], vars(other)[name]) for name in _names(self))
 
     __hash__ = None  # type: ignore[assignment]
 

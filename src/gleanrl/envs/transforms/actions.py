@@ -173,7 +173,7 @@ class ActionDiscretizer(Transform):
     def _bounds(self, spec: TensorSpec) -> tuple[Tensor, Tensor]:
         if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
             raise InvalidTypeError(f"ActionDiscretizer: expected a bounded continuous action, got {spec!r}")
-        low, high = spec.low, spec.high
+        low, high = spec.bounds
         if not bool(low.isfinite().all() & high.isfinite().all()):
             raise InvalidArgumentError(f"ActionDiscretizer: expected finite bounds, got {spec!r}")
         return low, high

@@ -113,7 +113,7 @@ class CatFrames(EntryTransform, Following):
         zero = spec.zero()
         shape = torch.cat([zero] * self.N, self.dim).shape
         if isinstance(spec, Bounded):
-            low, high = (torch.cat([bound] * self.N, self.dim) for bound in (spec.low, spec.high))
+            low, high = (torch.cat([bound] * self.N, self.dim) for bound in spec.bounds)
             if self.padding == "constant":
                 low, high = low.clamp(max=self.padding_value), high.clamp(min=self.padding_value)
             return Bounded(low, high, shape, spec.device, spec.dtype)

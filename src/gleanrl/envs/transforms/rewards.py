@@ -232,5 +232,5 @@ def _clipped(spec: TensorSpec, low: Any, high: Any) -> TensorSpec:
     )
     top = torch.as_tensor(limits.max if high is None else high, dtype=dtype, device=spec.device).expand(shape)
     if isinstance(spec, Bounded):
-        bottom, top = torch.clamp(spec.low, bottom, top), torch.clamp(spec.high, bottom, top)
+        bottom, top = (torch.clamp(bound, bottom, top) for bound in spec.bounds)
     return Bounded(bottom, top, shape, spec.device, dtype)

@@ -38,7 +38,7 @@ def mapped(
     """
     out = function(spec.zero())
     if monotone and isinstance(spec, Bounded):
-        low, high = function(spec.low), function(spec.high)
+        low, high = map(function, spec.bounds)
         low, high = torch.minimum(low, high), torch.maximum(low, high)
         if not bool(low.isnan().any() | high.isnan().any()):
             return Bounded(low, high, out.shape, spec.device, out.dtype)
