@@ -209,6 +209,16 @@ def test_a_nan_of_an_earlier_row_is_reported_where_a_policy_or_a_step_fails_befo
     assert isinstance(caught.value.__cause__, EnvironmentFailure)
 
 
+def test_check_that_fails_for_another_reason_keeps_the_error_of_the_policy(monkeypatch) -> None:
+    def broken(*args: Any) -> None:
+        raise AssertionError("check")
+
+    made = collection(CountingEnv(SCRIPT), Calls(3, raising(ZeroDivisionError())))
+    monkeypatch.setattr(made.columns, "check", broken)
+    with pytest.raises(ZeroDivisionError):
+        collect(made)
+
+
 @pytest.mark.parametrize("at", [1, T, T + 2])
 def test_the_interruptor_raises_after_a_whole_step(at: int) -> None:
     calls = itertools.count(1)

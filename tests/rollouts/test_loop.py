@@ -28,7 +28,7 @@ class Recorder:
         self.seen: list[Any] | None = [("x",)]
         self.overwrites = False
         self.deferred: list[Any] = []
-        self.wrong: PolicyError | None = None
+        self.wrong: Exception | None = None
 
     def note(self, *call: Any) -> None:
         self.calls.append(call)
@@ -160,3 +160,21 @@ def test_a_stop_that_raises_leaves_its_step_whole() -> None:
     with pytest.raises(ZeroDivisionError):
         collect(part, part, block, lambda t: bool(1 // (2 - t)) and False)
     assert block.num_whole == 3
+
+
+@pytest.mark.parametrize("stop", [None, lambda t: False])
+def test_error_of_a_policy_is_the_cause_of_the_error_for_an_earlier_action(stop: Any) -> None:
+    part = Recorder(at=("act", 2), error=KeyError("policy"))
+    part.wrong = PolicyError("changed")
+    with pytest.raises(PolicyError, match="changed") as caught:
+        collect(part, part, make_block(), stop)
+    assert caught.value.__cause__ is part.error
+
+
+@pytest.mark.parametrize("error", [KeyError("policy"), StepFault(2, 0, "step", ValueError("env"))])
+def test_check_that_fails_otherwise_keeps_the_error_of_the_block(error: Exception) -> None:
+    part = Recorder(at=("act" if isinstance(error, KeyError) else "step", 2), error=error)
+    part.wrong = ZeroDivisionError("check")
+    with pytest.raises(type(error)) as caught:
+        collect(part, part, make_block())
+    assert caught.value is error

@@ -252,6 +252,8 @@ class Collection(Source, Stateful[CollectionState]):
             self.columns.check(block, acted, stepped)
         except (PolicyError, NonFiniteError) as found:
             return found
+        except Exception:  # the check itself may fail on a block that isn't whole: `error` matters more
+            return None
         return None
 
     @property

@@ -65,18 +65,30 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
     except StepFault as fault:
         # The step before a failed reset is whole.
         block.num_whole = max(t, fault.t) + (fault.during == "reset")
-        try:
-            actor.check()
-        except PolicyError as cause:  # what the environment stumbled over may be what became of an action
+        if (cause := _wrong_action(actor)) is not None:
             raise fault.because(cause) from cause
         raise
     except BaseException as error:
         # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.
         block.num_whole = max(t, block.num_whole)
         if isinstance(error, Exception) and not isinstance(error, WorkerError):
-            actor.check()  # the policy may have failed for what became of an earlier action
+            # An earlier action that was converted wrongly may have caused the policy's failure.
+            cause = _wrong_action(actor)
+            if cause is not None:
+                raise cause from error
         raise
     finally:
         stepper.settle()
     actor.check()
     return count
+
+
+def _wrong_action(actor: Actor) -> PolicyError | None:
+    """Return the error for an action of the failed block that was converted wrongly; None if none is known."""
+    try:
+        actor.check()
+    except PolicyError as found:
+        return found
+    except Exception:  # the check itself may fail on a block that isn't whole: the first error matters more
+        return None
+    return None
