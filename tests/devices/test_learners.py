@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector
+from gleanrl.collectors.workers.servant import Given
 from gleanrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
 from gleanrl.envs import ParallelEnv
 from tests.devices.counting import WEIGHT, Counter, acted, check_stream, drained, leaves_on, linear
@@ -77,6 +78,19 @@ def test_the_learners_own_module_is_copied_to_the_workers(device: torch.device, 
             learner.weight.zero_()
         collector.update_policy_weights_()
         check_actions(kind, collector, WEIGHT * 0)
+    assert learner.weight.device == device
+
+
+def test_tensors_of_a_placed_policy_are_sent_on_the_cpu(device: torch.device) -> None:
+    learner = linear().to(device)
+    learner.register_buffer("scale", torch.ones(2, device=device))
+    learner.tied = learner.weight
+    sent = Given.of({"module": learner, "alone": learner.weight.detach()}, None, placed=True).policy()
+    assert {tensor.device.type for tensor in [*sent["module"].state_dict().values(), sent["alone"]]} == {
+        "cpu"
+    }
+    assert torch.equal(sent["module"].weight, learner.weight.cpu()) and sent["module"].weight.requires_grad
+    assert sent["module"].tied is sent["module"].weight and not sent["alone"].requires_grad
     assert learner.weight.device == device
 
 

@@ -53,7 +53,8 @@ def test_a_buffer_on_the_device_does_what_one_on_the_cpu_does(
             clock(its.to("cpu"))
         if "prior" in name:
             for rb, batch in ((here, mine), (there, its)):
-                batch["td_error"] = batch["index"] / SIZE + 0.1
+                error = batch["index"].cpu() / SIZE + 0.1  # a GPU divides with another rounding
+                batch["td_error"] = error.to(batch["index"].device)
                 rb.update_tensordict_priority(batch)
         changed = ted(2, start)  # by index, and through a live view
         start += 2

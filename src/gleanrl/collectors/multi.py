@@ -192,7 +192,8 @@ class WorkersCollector(SourceCollector):
         )
         dim, prepare = self._dim_of(settings), optional_callable("init_fn", init_fn)
         policy = initialised(policy, factories[0])
-        parts = zip(factories, policies_of(policy, policy_factory, count), recipes, strict=True)
+        placed = [own.places_policy for own in recipes]
+        parts = zip(factories, policies_of(policy, policy_factory, placed), recipes, strict=True)
         makers = [
             CollectorMaker(factory, given, own, Numbering(worker, count), self._num_slots, prepare=prepare)
             for worker, (factory, given, own) in enumerate(parts)
@@ -203,7 +204,7 @@ class WorkersCollector(SourceCollector):
             positive("num_sub_threads", num_sub_threads),
             Restarts(on_worker_error, max_restarts),
             None if policy_factory is not None else policy,
-            following_of(update_at_each_batch, any(own.places_policy for own in recipes)),
+            following_of(update_at_each_batch, any(placed)),
             enough_of(preemptive_threshold, count),
             settings.set_truncated,
         )

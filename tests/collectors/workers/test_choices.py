@@ -61,14 +61,16 @@ def test_one_for_all_or_one_for_each() -> None:
 
 
 def test_policies_are_pickled_once() -> None:
-    first, second = policies_of(Net(), None, 2)
+    first, second = policies_of(Net(), None, [False] * 2)
     assert first is second and not first.is_factory
-    one, two, three = policies_of(None, [Net, lambda: Net(0.25), Net], 3)
+    one, two, three = policies_of(None, [Net, lambda: Net(0.25), Net], [False] * 3)
     assert one is three and one.is_factory and two is not one
+    placed, free = policies_of(Net(), None, [True, False])
+    assert placed is not free and placed.policy().state_dict().keys() == free.policy().state_dict().keys()
     with pytest.raises(InvalidTypeError, match="the policy was given already"):
-        policies_of(Net(), Net, 2)
+        policies_of(Net(), Net, [False] * 2)
     with pytest.raises(InvalidTypeError, match="policy_factory: expected a callable"):
-        policies_of(None, [Net, 3], 2)
+        policies_of(None, [Net, 3], [False] * 2)
 
 
 def test_thresholds_and_timeouts() -> None:

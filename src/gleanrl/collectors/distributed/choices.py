@@ -179,7 +179,8 @@ def makers_of_nodes(
         num_lent: see `NodeMaker`.
     """
     count, fleet = len(environments), next(_fleets)
-    given = policies_of(*policies, count)
+    placed = [any(own.get(name) is not None for name in ("device", "policy_device")) for own in keywords]
+    given = policies_of(*policies, placed)
     put: Callable[[Any], Any] = ray.put
     refs = {id(one): put(one) for one in given}
     return [

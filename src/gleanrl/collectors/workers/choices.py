@@ -71,17 +71,22 @@ def recipes_of(recipe: Recipe, count: int, **places: Any) -> list[Recipe]:
     ]
 
 
-def policies_of(policy: Any, policy_factory: Any, count: int) -> list[Given]:
-    """Return what each worker's policy is made of; what is the same for several is pickled once."""
+def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> list[Given]:
+    """Return what each worker's policy is made of; what is the same for several is pickled once.
+
+    Args:
+        policy: the policy, or None.
+        policy_factory: what makes it, or a list with one for each worker, or None.
+        placed: for each worker, whether the caller chose the device that its policy runs on.
+    """
     if policy is not None and policy_factory is not None:
         raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
-    made: dict[int, Given] = {}
-    out = []
-    for factory in each("policy_factory", policy_factory, count):
-        if id(optional_callable("policy_factory", factory)) not in made:
-            made[id(factory)] = Given.of(policy, factory)
-        out.append(made[id(factory)])
-    return out
+    made: dict[tuple[int, bool], Given] = {}
+    factories = each("policy_factory", policy_factory, len(placed))
+    for factory, is_placed in zip(factories, placed, strict=True):
+        if (id(optional_callable("policy_factory", factory)), is_placed) not in made:
+            made[id(factory), is_placed] = Given.of(policy, factory, is_placed)
+    return [made[id(factory), is_placed] for factory, is_placed in zip(factories, placed, strict=True)]
 
 
 def enough_of(threshold: Any, count: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -54,10 +55,20 @@ class Given:
     is_factory: bool
 
     @classmethod
-    def of(cls, policy: Any, factory: Any) -> Given:
-        """Return what is sent of a policy or a callable that makes one; `WorkerError` if it can't be."""
+    def of(cls, policy: Any, factory: Any, placed: bool = False) -> Given:
+        """Return what is sent of a policy or a callable that makes one; `WorkerError` if it can't be.
+
+        Args:
+            policy: the policy; sent without a factory.
+            factory: the callable.
+            placed: whether the worker moves the policy to a given device. Its tensors are sent on the CPU then, so that
+                the worker doesn't initialise the learner's device.
+        """
+        file = io.BytesIO()
         try:
-            return cls(cloudpickle.dumps(policy if factory is None else factory), factory is not None)
+            pickler = _PicklerOnCPU if placed and factory is None else cloudpickle.Pickler
+            pickler(file).dump(policy if factory is None else factory)
+            return cls(file.getvalue(), factory is not None)
         except Exception as cause:
             raise WorkerError(
                 f"policy: {policy if factory is None else factory!r:.200} can't be sent to worker processes: {cause}; "
@@ -68,6 +79,15 @@ class Given:
         """Return the policy, in the worker."""
         found = cloudpickle.loads(self.data)
         return made_policy(None, found) if self.is_factory else found
+
+
+class _PicklerOnCPU(cloudpickle.Pickler):
+    """Pickles the tensors of other devices as tensors on the CPU; parameters are pickled by their data."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and obj.is_leaf and obj.device.type not in ("cpu", "meta"):
+            return obj.detach().cpu().requires_grad_(obj.requires_grad).__reduce_ex__(2)
+        return super().reducer_override(obj)
 
 
 class Lists(NamedTuple):
