@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import socket
@@ -455,3 +456,40 @@ def test_a_kill_at_every_act_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     kills, after = map(int, done.stdout.split())
     assert kills >= 12 and 0 < after < kills
+
+
+def test_a_reader_whose_checkpoints_are_always_replaced_says_to_keep_more(tmp_path: Path) -> None:
+    folder, numbers = Folder(tmp_path), itertools.count(1)
+    folder.commit("thing", state(0))
+
+    def slow(kind: str, found: Any) -> None:
+        folder.commit("thing", state(next(numbers)), keep=1)
+        raise CorruptCheckpointError("its rows are gone")
+
+    with pytest.raises(CheckpointError, match=r"removed the newest checkpoint.*100 times.*keep=3") as caught:
+        folder.load(take=slow)
+    assert not isinstance(caught.value, CorruptCheckpointError)
+    assert next(numbers) == 101
+
+
+def test_a_lock_that_the_operating_system_refuses_is_not_called_another_kind_of_file(tmp_path: Path) -> None:
+    refused = OSError(errno.EINVAL, "Invalid argument")
+    with faults.inject({"fs.lock": refused}), pytest.raises(OSError, match="Invalid argument") as caught:
+        Folder(tmp_path).commit("thing", state(0))
+    assert caught.value is refused
+
+
+@pytest.mark.parametrize("name", [f"tmp-{'0' * 32}", f"trash-{'0' * 32}"])
+def test_a_leftover_that_cannot_be_removed_is_skipped_with_a_warning(tmp_path: Path, name: str) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / name).mkdir()
+    refused = PermissionError(errno.EPERM, "Operation not permitted")
+    with (
+        faults.inject({"fs.remove": At(refused)}),
+        pytest.warns(UserWarning, match="can't be removed: .*not permitted"),
+    ):
+        place = folder.commit("thing", state(3))
+    assert checkpoints(tmp_path) == sorted([place.name, name])
+    assert folder.load().state["number"] == 3
+    folder.commit("thing", state(4))
+    assert len(checkpoints(tmp_path)) == 1

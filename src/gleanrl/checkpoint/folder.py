@@ -39,7 +39,8 @@ from gleanrl.system.proc import identity
 _CHECKPOINT = re.compile(r"ckpt-([0-9]{8,})-[0-9a-f]{32}")  # 8 digits are written, more after a larger number
 _LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
 _LOCK, _MANIFEST = "LOCK", "manifest.json"
-_NOT_PLAIN = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+_NOT_PLAIN = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
+_MOST_LISTINGS = 100  # of a folder in which each checkpoint is removed before it is read
 _LIBRARIES = ("torch", "tensordict", "numpy")
 _SHOWN = 4  # names in a message
 _REMEMBERED = 8  # folders of which this process knows what it wrote last
@@ -179,7 +180,7 @@ class Folder:
                 if str(cause) == owner:
                     who = "this process is writing a checkpoint here already: wait for it, or give each its own folder"
                 raise CheckpointError(f"{self.path}: {who}") from cause
-            if cause.errno not in _NOT_PLAIN:
+            if not isinstance(cause, fs.NotPlainError) and cause.errno not in _NOT_PLAIN:
                 raise
             raise CheckpointError(
                 f"{lock}: expected the plain file that a dump makes, got a directory, a link, a pipe or a socket: "
@@ -202,11 +203,18 @@ class Folder:
             ) from cause
 
     def _collect(self, names: list[str]) -> None:
-        """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more."""
-        for name in names:
-            if _LEFTOVER.fullmatch(name):
-                fs.remove_tree(self.path / name)
-        remove_abandoned(self.path, names, ".h5")
+        """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more.
+
+        What can't be removed stays, with a warning: it's no checkpoint, and in nobody's way.
+        """
+        removals = [partial(fs.remove_tree, self.path / name) for name in names if _LEFTOVER.fullmatch(name)]
+        for remove in [*removals, partial(remove_abandoned, self.path, names, ".h5")]:
+            try:
+                remove()
+            except OSError as cause:
+                warnings.warn(
+                    f"{self.path}: a leftover of a process that ended can't be removed: {cause}", stacklevel=4
+                )
 
     def _retire(self, checkpoints: list[tuple[int, Path]]) -> None:
         """Remove older checkpoints; the newest one is complete, whether that succeeds or not."""
@@ -247,12 +255,18 @@ class Folder:
             IncompleteCheckpointError: there is none.
             CorruptCheckpointError: those that there are are damaged; it says where.
             IncompatibleCheckpointError: a later library wrote the newest one.
+            CheckpointError: a writer removed each checkpoint while it was read.
         """
         flag("verify", verify)
         skipped: dict[str, str] = {}
-        before = None
+        before, listings = None, 0
         while (listed := self._checkpoints(self._names())) != before:
-            before, skipped = listed, {}
+            if listings == _MOST_LISTINGS:
+                raise CheckpointError(
+                    f"{self.path}: a writer removed the newest checkpoint while it was read, {listings} times, since "
+                    "it writes faster than this process reads; let it keep more (keep=3), or load while it rests"
+                )
+            before, skipped, listings = listed, {}, listings + 1
             for _, path in listed:
                 try:
                     kind, state = read(path, verify, take)

@@ -37,6 +37,13 @@ _NO_LINKS = (
 )
 
 
+class NotPlainError(OSError):
+    """Something else than a plain file is there: a pipe, a directory, a device."""
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(errno.EINVAL, "not a plain file", str(path))
+
+
 def create_file(path: Path, num_bytes: int) -> None:
     """Create a file of zeros whose space is reserved on the disk.
 
@@ -228,7 +235,7 @@ def reading(path: Path | str) -> Iterator[int]:
     faults.point("fs.open")
     with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "not a plain file", str(path))
+            raise NotPlainError(path)
         yield file
 
 
@@ -241,7 +248,7 @@ def size_at(path: Path | str) -> int:
     faults.point("fs.size")
     state = os.lstat(path)
     if not stat.S_ISREG(state.st_mode):
-        raise OSError(errno.EINVAL, "not a plain file", str(path))
+        raise NotPlainError(path)
     return state.st_size
 
 
@@ -301,7 +308,7 @@ def while_locked(path: Path, owner: bytes, call: Callable[[], Result]) -> Result
     faults.point("fs.lock")
     with opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
         if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe, for example, which has no position
-            raise OSError(errno.EINVAL, "not a plain file", str(path))
+            raise NotPlainError(path)
         unlock = partial(
             fcntl.flock, file, fcntl.LOCK_UN
         )  # a child that was forked meanwhile has the file open, too
