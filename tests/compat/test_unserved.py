@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 
 import pytest
 
@@ -44,8 +45,11 @@ def test_modules_below_a_row_say_it_too(module):
 
 
 def test_a_name_beside_served_ones_says_what_to_use():
-    with pytest.raises(UnservedNameError, match="VmasEnv"):
+    with pytest.raises(UnservedNameError, match="VmasEnv") as caught:
         exec("from gleanrl.envs import GymEnv, VmasEnv, ParallelEnv")
+    assert caught.value.name == "gleanrl.envs"
+    if sys.version_info >= (3, 12):
+        assert caught.value.name_from == "VmasEnv"
 
 
 def test_unknown_names_have_no_row():

@@ -30,9 +30,9 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in MODULES:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        if (
-            sys._getframe(2).f_code.co_name != "find_spec"
-        ):  # importlib.util.find_spec asks whether there is a module
+        # `importlib.util.find_spec` asks whether there is a module, and gets None. Only its frame tells it from an
+        # import: a finder gets the same arguments, and a loader that raised would come after a spec was found.
+        if sys._getframe(2).f_code.co_name != "find_spec":
             _refuse_unserved(fullname)
         return None
 
@@ -49,16 +49,26 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         bind(module.__name__, names)
 
 
+def not_served(module: str, name: str, message: str) -> UnservedNameError:
+    """Return the error for ``from module import name``, with the attributes that Python's has."""
+    error = UnservedNameError(message)
+    error.name = module
+    if sys.version_info >= (3, 12):
+        error.name_from = name
+    return error
+
+
 def _refuse_unserved(path: str) -> None:
     """Raise for a module, or a name of a module, that isn't served.
 
     ``from module import name`` asks for the module ``module.name`` where the module hasn't the name, and passes on
-    every error but that of a module of this very name.
+    every error but a `ModuleNotFoundError` whose attribute ``name`` is this very path.
     """
     why = unserved_module(path)
     if why is not None:
+        # Without ``name``, which would make ``from module import name`` drop the error and its advice.
         raise UnservedModuleError(f"{path} isn't served: {why}")
     module, _, name = path.rpartition(".")
     why = unserved_name(module, name)
     if why is not None:
-        raise UnservedNameError(f"{path} isn't served: {why}")
+        raise not_served(module, name, f"{path} isn't served: {why}")

@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from gleanrl.errors import TakeoverError, UnservedMemberError, UnservedNameError
+from gleanrl.compat.paths import not_served
+from gleanrl.errors import TakeoverError, UnservedMemberError
 from gleanrl.substitute.facades import as_seen
 from gleanrl.substitute.names import ROOT
 from gleanrl.substitute.notes import NOTES
@@ -104,7 +105,7 @@ def _check(seen: ModuleType, names: Sequence[str]) -> None:
             try:
                 getattr(seen, name)
             except UnservedMemberError as error:
-                raise UnservedNameError(str(error)) from None
+                raise not_served(seen.__name__, name, str(error)) from None
             except AttributeError:
                 pass  # the statement raises an ImportError itself
 
