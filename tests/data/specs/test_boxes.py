@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.data.specs import Bounded, Unbounded
+from gleanrl.data.specs import Bounded, Composite, Unbounded, stack_specs
 from gleanrl.data.specs.boxes import ContinuousBox
+from gleanrl.data.specs.mapping import SpecMapping
 from tests.data.specs.statistics import frequencies, uniform
 
 INT64 = torch.iinfo(torch.int64)
@@ -79,3 +80,40 @@ def test_library_keeps_one_number_of_the_bounds_of_a_frame():
     assert frame.is_in(frame.zero())
     for spec in (frame, *others):
         assert all(end.untyped_storage().nbytes() <= 8 for end in spec.space.ends)
+
+
+PARTS = {
+    "index": (lambda: Bounded(0.0, 8.0, (2, 3)), lambda spec: spec[0]),
+    "unbind": (lambda: Bounded(0.0, 8.0, (2, 3)), lambda spec: spec.unbind(0)[0]),
+    "entry": (lambda: Composite(k=Bounded(0.0, 8.0, (2, 3)), shape=(2,)), lambda spec: spec[0]["k"]),
+    "stack": (
+        lambda: stack_specs([Bounded(0.0, high, (3,)) for high in (8.0, 9.0)], 0),
+        lambda spec: spec[0],
+    ),
+    "entry_of_stack": (
+        lambda: stack_specs([Composite(k=Bounded(0.0, high, (3,))) for high in (8.0, 9.0)], 0),
+        lambda spec: spec[0]["k"],
+    ),
+}
+
+
+@pytest.mark.parametrize("make, part", PARTS.values(), ids=PARTS)
+def test_bound_of_a_part_changed_in_place_is_that_of_the_spec(make, part):
+    spec = make()
+    spec.rand()  # the bounds in common are known
+    part(spec).space.low[...] = 7.0
+    assert part(spec).space.low.tolist() == [7.0] * 3
+    for _ in range(20):
+        drawn = spec.rand()
+        first = (drawn["k"] if isinstance(spec, SpecMapping) else drawn)[0]
+        assert bool((first >= 7.0).all())
+    copied = part(spec).clone()
+    copied.space.low[...] = 0.0
+    assert part(spec).space.low.tolist() == [7.0] * 3
+
+
+def test_bound_of_a_part_of_a_frame_is_never_changed_in_a_copy():
+    frame = Bounded(0.0, 8.0, (2, 64, 64, 3))
+    with pytest.raises(RuntimeError, match="single memory location"):
+        frame[0].space.low[...] = 7.0
+    assert bool((frame[0].space.low == 0.0).all())

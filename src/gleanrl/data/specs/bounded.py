@@ -14,7 +14,7 @@ from gleanrl.data.specs.boxes import BoxSpec, ContinuousBox
 from gleanrl.data.specs.geometry import as_size, concrete
 from gleanrl.data.specs.leaf import fresh_tensor
 from gleanrl.data.specs.rounding import nearest_integer, ordered, require_real
-from gleanrl.data.specs.spaces import is_one_number
+from gleanrl.data.specs.spaces import is_one_number, spread
 from gleanrl.devices import as_device
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
@@ -66,7 +66,7 @@ class Bounded(BoxSpec):
         bottom, top = _bound("low", low, dtype, device), _bound("high", high, dtype, device)
         try:
             size = torch.broadcast_shapes(bottom.shape, top.shape) if shape is None else as_size((shape,))
-            bottom, top = (_spread(each.expand(concrete(size))) for each in (bottom, top))
+            bottom, top = (spread(each.expand(concrete(size))) for each in (bottom, top))
         except RuntimeError as error:
             raise InvalidArgumentError(
                 f"Bounded: expected bounds that expand to shape {shape}, "
@@ -145,11 +145,6 @@ def _bound(name: str, value: Any, dtype: torch.dtype, device: torch.device | Non
         if bool((bound.isinf() & wide.isfinite()).any()):
             raise InvalidArgumentError(f"{name}: {value!r} is too large for {dtype}")
     return bound
-
-
-def _spread(bound: Tensor) -> Tensor:
-    """Return a bound with memory for each element, so that it can be changed in place; large ones stay one number."""
-    return bound if is_one_number(bound) else bound.contiguous()
 
 
 def _require_room(low: Tensor, high: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl.data.specs.leaf import LeafSpec
-from gleanrl.data.specs.spaces import Box, is_one_number, lost_change
+from gleanrl.data.specs.spaces import Box, is_one_number, lost_change, spread
 from gleanrl.errors import InvalidArgumentError
 
 _INT64_MIN = torch.iinfo(torch.int64).min
@@ -22,6 +22,10 @@ _INT64_MAX = torch.iinfo(torch.int64).max
 @dataclass(eq=False)
 class ContinuousBox(Box):
     """An interval per element; both ends belong to it. Assigning an end changes the spec that has the box.
+
+    The box of a part of a spec (``spec[0]``) refuses that, and is over the spec's memory: the spec changes with
+    ``spec[0].space.low[...] = 0``. Exceptions: a part that a list or a mask selects is a copy; bounds of large frames
+    that are one number can't be written into through a part.
 
     Attributes:
         low: `(*shape)`, in the dtype of the spec, or int64 where torch can't compare that one.
@@ -51,8 +55,8 @@ class ContinuousBox(Box):
         object.__setattr__(self, name, value)
 
     def as_part(self) -> Self:
-        """Return a copy whose ends can't be assigned."""
-        new = super().as_part()
+        """Return a space over this one's memory whose ends can't be assigned: changes in place reach this one."""
+        new = self.map(lambda end: end)
         new.is_part = True
         return new
 
@@ -143,7 +147,8 @@ def _written(name: str) -> property:
 
     def get(space: ContinuousBox) -> Tensor:
         end: Tensor = vars(space)[name]
-        if end.numel() > 1 and 0 in end.stride():
+        # That of a part stays, as it isn't the memory of the spec: torch refuses to write into an expanded tensor.
+        if end.numel() > 1 and 0 in end.stride() and not space.is_part:
             end = vars(space)[name] = end.contiguous()
             vars(space).pop("_found", None)
         return end
@@ -160,7 +165,7 @@ ContinuousBox.low, ContinuousBox.high = _written("low"), _written("high")  # typ
 
 def _in_place_of(old: Tensor, name: str, value: Any) -> Tensor:
     try:
-        return torch.as_tensor(value, dtype=old.dtype, device=old.device).expand(old.shape)
+        return spread(torch.as_tensor(value, dtype=old.dtype, device=old.device).expand(old.shape))
     except RuntimeError as error:
         raise InvalidArgumentError(
             f"space.{name}: expected what expands to shape {tuple(old.shape)}, got {value!r}"

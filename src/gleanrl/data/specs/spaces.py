@@ -53,6 +53,11 @@ def is_one_number(tensor: Tensor) -> bool:
     return tensor.numel() > LARGE and not any(tensor.stride())
 
 
+def spread(bound: Tensor) -> Tensor:
+    """Return a bound with memory for each element, so that it can be changed in place; large ones stay one number."""
+    return bound if is_one_number(bound) else bound.contiguous()
+
+
 def _copied(tensor: Tensor) -> Tensor:
     # A copy of an expanded tensor has memory for each element. Specs of frames are copied many times.
     return tensor.flatten()[0].clone().expand(tensor.shape) if is_one_number(tensor) else tensor.clone()
