@@ -189,3 +189,13 @@ def test_a_file_of_another_program_is_foreign_and_not_damaged(tmp_path: Path, us
         with pytest.raises(CorruptCheckpointError, match="hash"):
             made.storage.checkpointer.loads(made.storage, path)
     assert len(made) == 6
+
+
+def test_dump_onto_a_directory_says_that_a_file_is_expected(tmp_path: Path) -> None:
+    place = tmp_path / "x.h5"
+    place.mkdir()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(torch.zeros(3))
+    with pytest.raises(CheckpointError, match=r"x\.h5: expected a file.*got a directory"):
+        H5StorageCheckpointer().dumps(buffer.storage, place)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.h5"]

@@ -60,3 +60,9 @@ def test_paths_in_a_saved_format_are_strings(name, value):
 def test_what_isnt_a_format_is_refused(state):
     with pytest.raises(SchemaError, match="isn't a format's"):
         format_from_state(state)
+
+
+@pytest.mark.parametrize("data", [torch.zeros(5), {"a": torch.zeros(5, 2), "b": torch.zeros(5)}, ted(5)])
+def test_batch_dimensions_that_are_missing_are_named(data):
+    with pytest.raises(SchemaError, match=r"extend: expected at least 2 (batch )?dimensions, got \(5,\)"):
+        swap_batch_dims(data, 1, "extend")

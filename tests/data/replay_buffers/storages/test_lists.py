@@ -254,3 +254,23 @@ def test_records_of_unlike_length_get_index_and_weights_row_by_row(storage, prio
     buffer.update_tensordict_priority(batch)
     if prioritized:
         assert {len(record["x"]) for record in buffer.sample().unbind(0)} == {3}
+
+
+@pytest.mark.parametrize("record", [lambda x: x, lambda x: {"a": x}, Holder])
+@pytest.mark.parametrize("whole", [False, True])
+def test_deep_copy_of_tensors_with_a_graph_says_to_detach_them(record, whole):
+    buffer = ReplayBuffer(storage=ListStorage(10))
+    buffer.add(record(torch.ones(2, requires_grad=True) * 2))
+    with pytest.raises(UnsupportedError, match="tensors that a graph computed.*detach them"):
+        copy.deepcopy(buffer if whole else buffer.storage)
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage])
+def test_deep_copy_shares_no_record(storage):
+    buffer = ReplayBuffer(storage=storage(10))
+    buffer.add(TensorDict({"a": torch.ones(2)}))
+    copied = copy.deepcopy(buffer)
+    copied[0]["a"].add_(1)
+    copied.add(TensorDict({"a": torch.zeros(2)}))
+    assert buffer[0]["a"].tolist() == [1, 1]
+    assert (len(copied), len(buffer)) == (2, 1)

@@ -20,6 +20,7 @@ from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBa
 from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.trajectories import paths_of
 from gleanrl.errors import (
+    CheckpointError,
     CorruptCheckpointError,
     IncompatibleCheckpointError,
     IncompleteCheckpointError,
@@ -119,6 +120,9 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
             storage: the storage.
             path: a folder, or a file if it ends in ``.h5``.
             keep: how many checkpoints a folder is to hold; 1 for a file.
+
+        Raises:
+            CheckpointError: a directory of that file's name is there; see `ReplayBuffer.dumps` for folders.
         """
         place = Path(os.fspath(path))
         if place.suffix != ".h5":
@@ -131,6 +135,11 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
             state = storage.moment_dict()
             try:
                 new_files.replace_file(place, partial(self._write, state))
+            except IsADirectoryError as cause:
+                raise CheckpointError(
+                    f"{place}: expected a file, which '.h5' says, got a directory: give the file another name, "
+                    "or a folder without that suffix"
+                ) from cause
             finally:
                 for source in sources_in(state):
                     source.close()

@@ -102,7 +102,13 @@ def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
     if is_tensor_collection(data):
         leading(data.batch_size, dim + 1, "batch dimensions", where)
         return data.transpose(0, dim)
-    return _pytree.tree_map(lambda leaf: as_tensor(leaf).transpose(0, dim), data)
+
+    def swapped(leaf: Any) -> torch.Tensor:
+        tensor = as_tensor(leaf)
+        leading(tensor.shape, dim + 1, "dimensions", where)
+        return tensor.transpose(0, dim)
+
+    return _pytree.tree_map(swapped, data)
 
 
 def stack_records(records: Sequence[Any], where: str) -> Any:

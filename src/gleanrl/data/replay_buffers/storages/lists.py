@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
+from typing_extensions import Self
 
 from gleanrl.checkpoint.values import Items
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -49,6 +50,17 @@ class ListStorage(Storage):
         self.collate = collate
         self.device = None if device is None else usable_device(device)
         self._items: list[Any] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with copies of the objects.
+
+        Raises:
+            UnsupportedError: if an object holds a tensor that a graph computed, which torch can't copy with its graph.
+        """
+        new = memo[id(self)] = type(self).__new__(type(self))
+        with _RefusingGraphs():
+            new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return new
 
     @property
     def _storage(self) -> list[Any]:
@@ -202,6 +214,18 @@ class _ItemsCopy(ContentCopy):
 
     def done(self, rows: int) -> list[Any]:
         return self._copies[:rows]
+
+
+class _RefusingGraphs(TorchFunctionMode):
+    """Refuse to copy tensors that a graph computed, as torch does, and say what to do."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
+            raise UnsupportedError(
+                "deepcopy: the storage holds tensors that a graph computed, which torch can't copy: detach them before "
+                "they are written, or load the storage's state_dict() into another one"
+            )
+        return func(*args, **(kwargs or {}))
 
 
 class _WithoutGraph(TorchFunctionMode):
