@@ -109,6 +109,48 @@ def twice_own_class():
     return [LineEnv(simulator), LineEnv(simulator, in_list=True)]
 
 
+def twice_shared_attribute():
+    simulator = OracleEnv()
+    return [LoggingEnv(simulator), LoggingEnv(simulator)]
+
+
+def twice_stateless_environment():
+    class Endless(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return 0, {}
+
+        def step(self, action):
+            return 0, 0.0, False, False, {}
+
+    simulator = Endless()
+    return [LineEnv(simulator), LineEnv(simulator)]
+
+
+class Slotted:
+    __slots__ = ("at",)
+
+    def step(self, action):
+        self.at = action
+
+    def reset(self):
+        self.at = 0
+
+
+def twice_slotted():
+    simulator = Slotted()
+    return [LineEnv(simulator), LineEnv(simulator)]
+
+
+def twice_behind_many_numbers():
+    simulator = Line()
+    envs = [LineEnv() for _ in range(2)]
+    for env in envs:
+        env.simulator = [*range(100_000), simulator]
+    return envs
+
+
 def twice_nested():
     simulator = OracleEnv()
     return [SerialEnv(1, [GymWrapper(simulator)]), TransformedEnv(SerialEnv(1, GymWrapper(simulator)), None)]
@@ -120,7 +162,8 @@ BATCHES = {
 }
 SHARING = [
     *(twice_gym, twice_at_depths, twice_base, twice_kept_whole, base_and_transformed),
-    *(twice_vector, twice_own_class, twice_nested),
+    *(twice_vector, twice_own_class, twice_nested, twice_shared_attribute, twice_stateless_environment),
+    *(twice_slotted, twice_behind_many_numbers),
 ]
 
 
@@ -181,6 +224,14 @@ def test_environments_of_one_worker_process_are_compared_too():
         pool.reset()
 
 
+def test_error_for_an_object_that_may_be_shared_says_how():
+    line, simulator = Line(), OracleEnv()
+    with pytest.raises(InvalidArgumentError, match="shared_attributes of its holder"):
+        SerialEnv(2, [LineEnv(line), LineEnv(line)])
+    with pytest.raises(InvalidArgumentError, match=r"\(copy\.deepcopy\)$"):
+        SerialEnv(2, [GymWrapper(simulator), GymWrapper(simulator)])
+
+
 def test_vector_environment_of_one_simulator_raises():
     simulator = OracleEnv()
     with pytest.raises(InvalidArgumentError, match=SAME):
@@ -225,6 +276,47 @@ def shared_class_attribute():
     return [LineEnv(), LineEnv()]
 
 
+class Opponent:
+    """Plays by its observation alone."""
+
+    def step(self, observation):
+        return 1
+
+    def reset(self):
+        pass
+
+
+class Logger(Line):
+    """Is stepped, and may be shared."""
+
+
+class LoggingEnv(LineEnv):
+    shared_attributes = ("simulator",)
+
+
+class LoggingGym(OracleEnv):
+    shared_attributes = ("logger",)
+
+    def __init__(self, logger):
+        super().__init__()
+        self.logger = logger
+
+
+def shared_opponent_without_attributes():
+    opponent = Opponent()
+    return [LineEnv(opponent, in_list=in_list) for in_list in (False, True)]
+
+
+def shared_attribute_of_a_class():
+    logger = Logger()
+    return [LoggingEnv(logger, in_list=in_list) for in_list in (False, True)]
+
+
+def shared_attribute_of_a_gymnasium_environment():
+    logger = Logger()
+    return [GymWrapper(deep(LoggingGym(logger))) for _ in range(2)]
+
+
 def gymnasium_of_one_spec():
     spec = gymnasium.spec("CartPole-v1")
     return [GymWrapper(gymnasium.make(spec)) for _ in range(2)]
@@ -236,6 +328,8 @@ def gymnasium_of_one_spec():
     [
         *(one_factory_twice, same_environment_twice, same_batch_twice, deep_copies),
         *(one_environment_returned_always, shared_data, shared_class_attribute, gymnasium_of_one_spec),
+        *(shared_opponent_without_attributes, shared_attribute_of_a_class),
+        shared_attribute_of_a_gymnasium_environment,
     ],
 )
 def test_independent_environments_are_taken(made, batch):

@@ -9,13 +9,19 @@ from typing import Any
 from gleanrl.errors import InvalidArgumentError
 from gleanrl.rollouts.traits import extra
 
+_DECLARES = (("action_space", "observation_space"), ("full_action_spec", "full_observation_spec"))
+"""What environments declare: gymnasium's and those like them, and those on TensorDicts."""
+
+_WAY = "; if they may share it, name its attribute in the class attribute shared_attributes of its holder"
+
 
 def require_independent(envs: Iterable[Any], started: bool = True) -> None:
     """Check that no object is stepped by two environments; nested batches in this process count by their members.
 
     Attributes of the environments are searched, and attributes of the environments and simulators found there. A
-    simulator is an object whose ``step`` takes one argument and whose ``reset`` needs none. Objects that a class holds,
-    and data of any kind, may be shared.
+    simulator is an object whose ``step`` takes one argument and whose ``reset`` needs none. Objects without attributes
+    may be shared, as may those that a class holds, data of any kind, and the attributes that the class of their holder
+    names in ``shared_attributes``; but environments may never be.
 
     Args:
         envs: the members of a batch that live in this process.
@@ -29,10 +35,11 @@ def require_independent(envs: Iterable[Any], started: bool = True) -> None:
         for stepped in _reached(env, started):
             owner, _ = owners.setdefault(id(stepped), (number, stepped))
             if owner != number:
+                way = "" if _is_environment(stepped) else _WAY
                 raise InvalidArgumentError(
                     f"environments {owner} and {number} of a batch step the same "
                     f"{type(stepped).__name__} object, so that the steps of one would change the other; give each "
-                    "its own: pass a callable that makes a new simulator at each call, or copies (copy.deepcopy)"
+                    f"its own: pass a callable that makes a new simulator at each call, or copies (copy.deepcopy){way}"
                 )
 
 
@@ -52,23 +59,44 @@ def _reached(env: Any, started: bool) -> Iterable[Any]:
 
 def simulators_in(holder: Any) -> Iterator[Any]:
     """Yield the environments and simulators among the attributes of `holder`, and in its lists, tuples and dicts."""
-    for value in list(getattr(holder, "__dict__", {}).values()):
+    shared = extra(holder, "shared_attributes", ())
+    for name, value in list(getattr(holder, "__dict__", {}).items()):
         if isinstance(value, Mapping):
             value = list(value.values())
         several = value if isinstance(value, (list, tuple)) else [value]
-        yield from (one for one in several if _is_simulator(one))
+        # A list may hold millions of numbers: to look at their types costs nanoseconds each.
+        kinds = {kind for kind in set(map(type, several)) if _may_be_stepped(kind)}
+        if kinds:
+            found = [one for one in several if type(one) in kinds and _is_simulator(one)]
+            yield from (one for one in found if name not in shared or _is_environment(one))
+
+
+def _may_be_stepped(kind: type[Any]) -> bool:
+    return not issubclass(kind, type) and all(
+        callable(getattr(kind, name, None)) for name in ("step", "reset")
+    )
 
 
 def _is_simulator(candidate: Any) -> bool:
-    if isinstance(candidate, type):
+    if not (_takes(candidate, "step", (None,)) and _takes(candidate, "reset", ())):
         return False
-    return _takes(candidate, "step", (None,)) and _takes(candidate, "reset", ())
+    return _has_state(candidate) or _is_environment(candidate)
+
+
+def _is_environment(candidate: Any) -> bool:
+    """Return whether an object says what it observes, and what acts on it."""
+    static = inspect.getattr_static  # to ask a batch for another attribute would start it
+    return any(all(static(candidate, name, None) is not None for name in names) for names in _DECLARES)
+
+
+def _has_state(candidate: Any) -> bool:
+    """Return whether an object may have a state: attributes, or memory of compiled code."""
+    slots = any(vars(kind).get("__slots__") for kind in type(candidate).__mro__)
+    return slots or bool(getattr(candidate, "__dict__", True))
 
 
 def _takes(candidate: Any, name: str, arguments: tuple[None, ...]) -> bool:
-    """Return whether the class of `candidate` has a method `name` for so many arguments."""
-    if not callable(getattr(type(candidate), name, None)):
-        return False
+    """Return whether a method `name` of `candidate` takes so many arguments."""
     try:
         inspect.signature(getattr(candidate, name)).bind(*arguments)
     except TypeError:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from tensordict import TensorDictBase
 
 from gleanrl.data.specs import from_torchrl, is_masked
 from gleanrl.envs.state import adopt_state, parse_state
+from gleanrl.envs.vector.factories import Factory, with_own_copies
+from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
 from gleanrl.rollouts.faults import StepFault
@@ -169,6 +171,30 @@ class MemberGroup:
     def close(self) -> None:
         """Close every environment, also if one of them raises; the first error is raised at the end."""
         close_all([env.close for env in self.envs if not is_closed(env)])
+
+
+def make_all(factories: Sequence[Factory], place: Place | None = None) -> list[Any]:
+    """Return an environment of each factory; they are closed again if one can't be made, or if they aren't independent.
+
+    Args:
+        factories: how they are made.
+        place: its first entry is set to the number of the environment at work.
+
+    Raises:
+        InvalidArgumentError: two of them step the same object.
+    """
+    made: list[Any] = []
+    try:
+        for index, factory in enumerate(with_own_copies(factories)):
+            if place is not None:
+                place[0] = index
+            made.append(factory())
+        require_independent(made)
+    except BaseException:
+        with suppress(Exception):  # the first error is the cause
+            close_all([env.close for env in made])
+        raise
+    return made
 
 
 def close_all(closers: Iterable[Callable[[], object]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,9 +11,8 @@ from tensordict import TensorDictBase
 from gleanrl.devices import columns_device
 from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, dispatched
-from gleanrl.envs.vector.factories import Factory, with_own_copies
-from gleanrl.envs.vector.independence import require_independent
-from gleanrl.envs.vector.members import MemberGroup, RandomRequest, ResetRequest, close_all
+from gleanrl.envs.vector.factories import Factory
+from gleanrl.envs.vector.members import MemberGroup, RandomRequest, ResetRequest, make_all
 from gleanrl.envs.vector.options import BatchOptions
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import InvalidArgumentError
@@ -113,16 +111,7 @@ class SerialEnv(BatchedEnv):
         return self._live is not None
 
     def _start(self, makers: Sequence[Factory]) -> None:
-        made: list[Any] = []
-        try:
-            for factory in with_own_copies(makers):
-                made.append(factory())
-            require_independent(made)
-        except BaseException:
-            with suppress(Exception):  # the first error is the cause
-                close_all([env.close for env in made])
-            raise
-        self._live = MemberGroup(made)
+        self._live = MemberGroup(make_all(makers))
 
     @property
     def live_members(self) -> Sequence[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 import torch
 
 from gleanrl.block import Block
-from gleanrl.envs.vector.factories import Factory, with_own_copies
-from gleanrl.envs.vector.independence import require_independent
-from gleanrl.envs.vector.members import MemberGroup, RandomRequest, ResetRequest, close_all
+from gleanrl.envs.vector.factories import Factory
+from gleanrl.envs.vector.members import MemberGroup, RandomRequest, ResetRequest, make_all
 from gleanrl.envs.vector.packing import pack, unpack
 from gleanrl.envs.vector.steppers import MemberSteppers
 from gleanrl.errors import WorkerError
@@ -65,16 +63,7 @@ class Share:
 
     def __call__(self, station: Station) -> EnvServant:
         """Make the environments."""
-        made: list[Any] = []
-        try:
-            for index, factory in enumerate(with_own_copies(self.factories)):
-                station.progress[PLACE] = index
-                made.append(factory())
-            require_independent(made)
-        except BaseException:
-            with suppress(Exception):  # the first error is the cause
-                close_all([env.close for env in made])
-            raise
+        made = make_all(self.factories, station.progress)
         return EnvServant(MemberGroup(made, station.progress), station, self.first)
 
 
