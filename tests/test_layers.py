@@ -32,19 +32,19 @@ from tests.layers import entered, size_of, warm_size_of
 CEILINGS = {
     "collected step": (6, 4),
     "collected step of a module": (6, 4),
-    "collected step of a ParallelEnv": (10, 6),
-    "collected step of a ParallelEnv and a module": (10, 6),
+    "collected step of a ParallelEnv": (11, 7),
+    "collected step of a ParallelEnv and a module": (11, 7),
     "rest of a batch of ten": (154, 32),
     "extend": (19, 10),
     "sample": (21, 10),
     "prioritized sample": (22, 12),
     "update_priority": (10, 6),
     "GymEnv.step by hand": (69, 11),
-    "ParallelEnv.step by hand": (248, 18),
+    "ParallelEnv.step by hand": (249, 19),
     "dumps": (416, 49),
     "loads": (426, 47),
     "ReplayBuffer()": (110, 31),
-    "SyncDataCollector()": (632, 61),
+    "SyncDataCollector()": (653, 61),
 }
 """Calls of functions, and files that these are in, by entry point."""
 

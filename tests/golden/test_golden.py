@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import pickle
-import re
 import warnings
 from typing import Any
 
@@ -22,12 +21,13 @@ from tests.golden.record import (
     SAVED_TOGETHER,
     checkpoint_file,
     read_state,
+    shown,
     unpacked,
 )
 
 LARGEST = 300_000
 RECORDED = json.loads(EXPECTED.read_text())
-OBJECTS: dict[str, bytes] = pickle.loads(gzip.decompress(PICKLES.read_bytes()))
+OBJECTS: dict[str, tuple[bytes, str]] = pickle.loads(gzip.decompress(PICKLES.read_bytes()))
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -78,11 +78,9 @@ def test_a_recorded_checkpoint_restores_collector_and_buffer(name, buffer_name, 
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_recorded_pickle_loads_as_the_class_of_that_name(name):
-    found, kind = pickle.loads(OBJECTS[name]), public_classes()[name]
-    assert type(found) is kind
-    again = MADE[kind]()
-    if not re.search(r"0x[0-9a-f]+|nan", repr(again)) and "seed" not in repr(again):
-        assert repr(found) == repr(again)
+    content, text = OBJECTS[name]
+    found = pickle.loads(content)
+    assert type(found) is public_classes()[name] and shown(found) == text
 
 
 def test_all_public_classes_have_a_pickle_or_a_reason():
