@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
+from gleanrl.envs import ParallelEnv
 from gleanrl.errors import EnvironmentContractError, EnvironmentFailure, PolicyError
 from gleanrl.rollouts.actors import PolicyActor, RandomActor
 from gleanrl.rollouts.loop import collect
@@ -18,6 +20,7 @@ from gleanrl.rollouts.policies import RandomPolicy
 from gleanrl.schema import Field
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv, StillDoneEnv, TeamEnv, TwoActionEnv
+from tests.fakes_masks import MaskedEnv
 
 LONG = Script(lengths=(50,))
 ACTION = {("action",): Field(torch.Size([2]), torch.float32)}
@@ -257,3 +260,15 @@ class TestRefused:
         ) as caught:
             plan_rollout(Broken(), None)
         assert isinstance(caught.value, EnvironmentFailure) and type(caught.value.__cause__) is LookupError
+
+
+def test_batch_in_processes_is_not_asked_for_masks_by_a_rollout_with_a_policy(monkeypatch: Any) -> None:
+    asked = []
+    live = ParallelEnv._live_specs
+    monkeypatch.setattr(ParallelEnv, "_live_specs", lambda *args: asked.append(args) or live(*args))
+    env = ParallelEnv(2, partial(MaskedEnv, "categorical", "late_spec"))
+    env.rollout(3, lambda td: td.set("action", torch.zeros(2, dtype=torch.int64)), break_when_any_done=False)
+    assert asked == []
+    env.rollout(3, break_when_any_done=False)
+    assert asked != []
+    env.close()

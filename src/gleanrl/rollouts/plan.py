@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ class RolloutPlan:
 
     stepper: Stepper
     actor: Actor
-    random_actor: Actor
-    """Draws from the action spec and writes the same columns as `actor`."""
+    make_random_actor: Callable[[], Actor]
+    """Makes `random_actor`."""
     policy: Any
     """The policy as the actor calls it."""
     schema: Schema
@@ -69,6 +70,14 @@ class RolloutPlan:
     done_paths: tuple[Path, ...]
     """The done flags under ``next`` that end an episode: those of the environment, or, where it has none, those of
     every group of agents."""
+
+    @cached_property
+    def random_actor(self) -> Actor:
+        """Draws from the action spec and writes the same columns as `actor`.
+
+        It is made when it's needed: a batch in other processes is asked for its masks then.
+        """
+        return self.make_random_actor()
 
     def __repr__(self) -> str:
         """Show the choices by name."""
@@ -154,13 +163,14 @@ def plan_rollout(
     fields = {**env_schema.items(), **written}
     sizes = sizes_of_groups(env, len(env.batch_size), fields)
     layout = _row_layout(env, stepper, tuple(actions), policy_device, sizes)
-    random_actor: Actor
-    if traits.own_actions:
-        random_actor = PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))
-    else:
-        random_actor = RandomActor(
+
+    def make_random_actor() -> Actor:
+        if traits.own_actions:
+            return PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))
+        return RandomActor(
             drawing_policy(env, traits), written, generator=generator, redrawn=stepper.may_mask
         )
+
     actor: Actor
     if only_draws(wrapped):
         # A mask of the policy's own spec, which the environment lacks, is the user's choice.
@@ -174,7 +184,7 @@ def plan_rollout(
     return RolloutPlan(
         stepper,
         actor,
-        random_actor,
+        make_random_actor,
         wrapped,
         Schema(fields, sizes),
         stepper.batch_size,

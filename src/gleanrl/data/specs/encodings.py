@@ -55,7 +55,10 @@ class ChoiceSpec(LeafSpec):
         self.require_own("update_mask")
         if mask is not None:
             mask = self.expanded_mask(mask).to(self.device).clone()
-        space = replace(self.space, mask=mask)
+        self.take(replace(self.space, mask=mask))
+
+    def take(self, space: ChoiceSpace) -> None:
+        """Take the space of a mask, one that `masked` of a spec like this one returned."""
         if space.by_index is not None:
             require_choice(space.forbids_all())
         self.space = space
@@ -66,9 +69,9 @@ class ChoiceSpec(LeafSpec):
         mask = torch.as_tensor(mask)
         return checked_mask(mask, (*concrete(self.batch_shape), *self.space.mask_dims(mask)))
 
-    def forbidding_all(self, mask: Tensor) -> Tensor:
-        """Return where an expanded mask leaves no choice: `batch_shape` bool."""
-        return replace(self.space, mask=mask).forbids_all()
+    def masked(self, mask: Tensor) -> ChoiceSpace:
+        """Return the space of an expanded mask, which is copied."""
+        return replace(self.space, mask=mask.to(self.device, copy=True))
 
     @abstractmethod
     def _index(self, value: Tensor) -> Tensor:

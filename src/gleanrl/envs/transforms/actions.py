@@ -63,10 +63,14 @@ class ActionMask(Following):
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         mask = self._mask(next_tensordict)
-        nothing = self._choices().forbidding_all(mask)
+        ours = self._choices()
+        space = ours.masked(mask)
+        nothing = space.forbids_all()
         if bool(nothing.any()):
             mask |= trailing(nothing & self._ended(next_tensordict, nothing), mask)
-        self._show(self.renewed(self.mask_key, mask, None))
+            space = ours.masked(mask)
+        self.renewed(self.mask_key, mask, None)
+        self._show(mask, space)
         return next_tensordict
 
     def _ended(self, outcome: Record, nothing: Tensor) -> Tensor:
@@ -93,14 +97,18 @@ class ActionMask(Following):
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"ActionMask: {self.mask_key!r}: {error}") from error
 
-    def _show(self, mask: Tensor) -> None:
+    def _show(self, mask: Tensor, space: Any = None) -> None:
+        """Give the user's action spec a mask; `space` is that of the mask, if it's known."""
         ours, users = self._choices(), self.container.full_action_spec.get(self.action_key, None)
         if (
             type(users) is type(ours)
             and users.shape == ours.shape
             and users.space.common == ours.space.common
         ):
-            users.update_mask(mask)
+            if space is None or users.device != ours.device:
+                users.update_mask(mask)
+            else:
+                users.take(space)
         else:
             self.container.empty_cache()  # a later transform renames or replaces the action: derive its spec anew
 
