@@ -174,7 +174,7 @@ def test_conversions_that_users_register() -> None:
 def test_a_box_of_frames_has_two_numbers_as_bounds_and_others_have_arrays() -> None:
     low, high = np.zeros((40, 60, 3), np.uint8), np.full((40, 60, 3), 255, np.uint8)
     spec = box_spec(low, high, torch.uint8)
-    assert spec.space.low.untyped_storage().nbytes() == 1 and spec.space.common == (0, 255)
+    assert spec.space.ends[0].untyped_storage().nbytes() == 1 and spec.space.common == (0, 255)
     high[-1, -1, -1] = 7
     spec = box_spec(low, high, torch.uint8)
     assert spec.space.common is None and spec.space.high[-1, -1, -1] == 7
