@@ -464,6 +464,18 @@ def moved_test(path: Path, layout: Layout) -> Path:
     return path
 
 
+def moved(layout: Layout) -> str:
+    """Return the module that says where the modules of the old layout are."""
+    taken = set(layout.new.values())
+    rows = {old: new for old, new in sorted(layout.new.items()) if old != new and old not in taken}
+    lines = "".join(f"    {old!r}: {new!r},\n" for old, new in rows.items())
+    return (
+        '"""Old and new paths of modules that have moved: old imports, pickles and saved states name them."""\n\n'
+        f"from __future__ import annotations\n\nMOVED: dict[str, str] = {{\n{lines}}}\n"
+        '"""Old module -> new module, or new package."""\n'
+    )
+
+
 def main() -> None:
     """Write the new layout."""
     layout = Layout()
@@ -481,6 +493,7 @@ def main() -> None:
             continue  # a module has taken the package's place
         text = statements(name, path.read_text(), layout)
         written.setdefault(new, text)
+    written[PACKAGE / "compat" / "moved.py"] = moved(layout)
     for folder, docstring in NEW_PACKAGES.items():
         written[PACKAGE / folder / "__init__.py"] = f'"""{docstring}"""\n'
     if PROBLEMS:
@@ -508,8 +521,8 @@ def main() -> None:
     for path, place in moves.items():
         place.parent.mkdir(parents=True, exist_ok=True)
         path.rename(place)
-    subprocess.run(["ruff", "check", "--fix", "--quiet", "."], cwd=ROOT, check=False)
-    subprocess.run(["ruff", "format", "--quiet", "."], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "check", "--fix", "--quiet", "."], cwd=ROOT, check=False)
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", "."], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":
