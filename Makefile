@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 # What is imported is compiled then: of torch, a tenth.
 PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
-TAKES_OVER := src/gleanrl/takeover.py src/gleanrl/substitute/child.py # importing them is what they are for
+TAKES_OVER := src/gleanrl/takeover.py src/gleanrl/_takeover/child.py # importing them is what they are for
 CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
 # Share of the full numbers that `make chaos` runs, and where else than in tests/chaos calls are interrupted.
 CHAOS ?= 1
@@ -26,7 +26,7 @@ CPP := cpp/*.cc cpp/*.h tests/devices/pretended/*.cc
 PRETENDED := $(CURDIR)/build/pretended.so
 PEERS := .venv-peers
 FOREIGN := .venv-foreign
-FOREIGN_TESTS := tests/foreign tests/substitute tests/envs/transforms/test_foreign.py tests/test_takeover.py tests/test___main__.py
+FOREIGN_TESTS := tests/foreign tests/_takeover tests/envs/transforms/test_torchrl.py tests/test_takeover.py tests/test___main__.py
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-fast test-devices test-foreign test-programs chaos bench bench-peers lint lint-prose format docs clean

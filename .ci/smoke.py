@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import gleanrl
-from gleanrl import native
+from gleanrl._arrays import native
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import GymEnv, RandomPolicy

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.clock import now
-from gleanrl.system.fs import sync_dir
-from gleanrl.system.pages import zeroed
+from gleanrl._os.files import sync_dir
+from gleanrl._os.hugepages import zeroed
 
 _STEP = 1 << 20  # bytes that are touched at once
 

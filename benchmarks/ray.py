@@ -22,11 +22,11 @@ from benchmarks.harness import Gauge
 from benchmarks.multiprocess import KINDS, Kind, cartpole_module, collector_of, gym_env
 from benchmarks.multiprocess_gauges import Large
 from benchmarks.workload import FRAMES_ENV, IMAGE_CHUNK, as_tensordict, rows
-from gleanrl import optional
-from gleanrl.collectors.budget import Budget
+from gleanrl import _util
 from gleanrl.collectors.distributed import RayCollector
-from gleanrl.collectors.distributed.making import NodeMaker
-from gleanrl.collectors.distributed.shares import Share
+from gleanrl.collectors.distributed.actor import NodeMaker
+from gleanrl.collectors.distributed.local_transport import Share
+from gleanrl.collectors.source import Budget
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer, ReplayBuffer
 
 BATCH = 256
@@ -167,7 +167,7 @@ def copies(kind: type[RayCollector]) -> float:
         ray_init_config=CONFIG,
         remote_configs={"num_cpus": 0},
     )
-    source, ray = nodes.source, optional.ray()
+    source, ray = nodes.source, _util.ray()
     source.next(Budget(1, STEPS))
     while not any(node.ready for node in source.fleet.now.nodes):
         source.fleet.wait()

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import is_hypothesis_test, settings
 
-from gleanrl.system import launcher
+from gleanrl._os import fork_server
 from tests import rays
 from tests.leaks import Holdings
 
@@ -29,24 +29,23 @@ torch.set_num_threads(1)
 
 HERE = Path(__file__).parent
 STARTING_PROCESSES = (
+    "_checkpoint/test_async_dump",
+    "_os",
+    "_process",
     "benchmarks",
     "chaos",
-    "checkpoint/test_background",
     "collectors/distributed",
     "collectors/test_multi",
     "collectors/workers",
     "contract/test_multi_",
-    "data/replay_buffers/remote",
+    "data/replay_buffers/ray",
     "docs",
     "envs/vector",
     "examples",
     "programs",
-    "system",
     "test___main__",
     "test_leaks",
-    "test_ray_runtime",
     "test_takeover",
-    "workers",
 )
 """Tests that take their time because they start processes, by the beginning of their path."""
 
@@ -54,7 +53,7 @@ NAMED_FOR_PROCESSES = re.compile("killed|parallel|process|worker|a?sync(?=[]-])"
 """Others that do, by their names and parameters."""
 
 MANY_DRAWS = (
-    "collectors/test_weights_learning",
+    "collectors/test_policy_weights_weights_learning",
     "contract/buffers/test_prioritized_slices",
     "contract/buffers/test_slice_starts",
 )
@@ -93,7 +92,7 @@ def no_leaks():
         torch.zeros(1, device="cuda")  # what it opens stays open to the process's end
     before = Holdings.now()
     yield
-    launcher.shut_down()
+    fork_server.shut_down()
     before.check()
 
 

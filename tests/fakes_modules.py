@@ -18,8 +18,8 @@ from tensordict.nn import (
 from tensordict.nn.probabilistic import interaction_type
 from torch import distributions, nn
 
-from gleanrl.rollouts.members import InTurn, calls_of, members_of
-from gleanrl.tree import Path, flatten
+from gleanrl._arrays.tensordicts import Path, flatten
+from gleanrl._rollout.policy_modules import InTurn, calls_of, members_of
 
 SIZES = [torch.Size([]), torch.Size([4])]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gleanrl.schema import Field
-from gleanrl.tree import Path
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import Path
 
 FIELDS: dict[Path, Field] = {
     ("image",): Field(torch.Size([2, 2]), torch.uint8),

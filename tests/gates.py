@@ -225,7 +225,7 @@ def foreign_private_names(tree: ast.Module, everywhere: set[str]) -> list[str]:
         if isinstance(node, ast.Attribute) and node.attr in theirs and not is_own(node.value):
             found.append(f"{node.lineno}: takes {node.attr} of {ast.unparse(node.value)}")
     for node, module, name in imports(tree):
-        if module.startswith("gleanrl") and name is not None and is_private(name):
+        if module.startswith("gleanrl.") and name is not None and is_private(name):
             found.append(f"{node.lineno}: imports {name} of {module}")
     return found
 

@@ -21,9 +21,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from gleanrl import collectors, data, envs, extending, testing
-from gleanrl.checkpointing import Checkpoint
+from gleanrl.checkpoint import Checkpoint
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data.replay_buffers import audit, scheduler
+from gleanrl.data.replay_buffers import scheduler, verify
 from gleanrl.data.replay_buffers.utils import InPlaceSampler
 from gleanrl.envs import check_env_specs, transforms
 from gleanrl.errors import GleanError
@@ -412,7 +412,7 @@ EXERCISES: dict[Kind, tuple[tuple[Callable[[Make], None], ...], Callable[[Kind],
 
 LEFT_OUT = {
     "values that the library never calls back": (
-        *(audit.AuditReport, audit.AuditProblem, envs.EnvMetaData, envs.Timeouts, envs.MarlGroupMapType),
+        *(verify.AuditReport, verify.AuditProblem, envs.EnvMetaData, envs.Timeouts, envs.MarlGroupMapType),
         *(data.HindsightStrategy, data.MinSize, data.SamplesPerInsert, testing.EnvReport, testing.PartReport),
         *(extending.BoundaryKeys, extending.BufferStats, extending.Carry, extending.EnvTraits),
         *(extending.EpisodeRules, extending.Field, extending.OwnedGenerator, extending.OwnedTorchGenerator),

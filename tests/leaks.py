@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gleanrl.system.launcher import Launcher
+from gleanrl._os.fork_server import Launcher
 
 SHARED_MEMORY = Path("/dev/shm")
 # Descriptors that come with a first use and stay, and those that pytest itself holds.

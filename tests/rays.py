@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gleanrl import optional
+from gleanrl import _util
 
 CONFIG: dict[str, Any] = {
     "address": "local",
@@ -24,7 +24,7 @@ def prepare() -> Any:
     """Return Ray, set up to talk to nobody outside this machine; before its first use in a process."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    return optional.ray()
+    return _util.ray()
 
 
 @contextmanager

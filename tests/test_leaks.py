@@ -13,8 +13,8 @@ from multiprocessing.shared_memory import SharedMemory
 
 import pytest
 
+from gleanrl._os import fork_server
 from gleanrl.envs import ParallelEnv, PendulumEnv
-from gleanrl.system import launcher
 from tests.leaks import SHARED_MEMORY, Holdings, shared_memory
 
 OTHER_PROGRAM = """
@@ -151,7 +151,7 @@ def test_a_file_left_by_an_ended_worker_is_found(other_program):
     env = ParallelEnv(1, LeakingEnv)
     env.reset()
     env.close()
-    launcher.shut_down()
+    fork_server.shut_down()
     names = left_since(before)
     for name in names:
         (SHARED_MEMORY / name).unlink()

@@ -1,4 +1,4 @@
-"""`import gleanrl.takeover` where torchrl isn't installed; with it: `tests/substitute/test_importing.py`."""
+"""`import gleanrl.takeover` where torchrl isn't installed; with it: `tests/_takeover/test_import_hook_importing.py`."""
 
 import importlib.util
 

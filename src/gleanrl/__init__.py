@@ -11,7 +11,7 @@ compat.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Return `gleanrl.checkpointing.Checkpoint` under its short name: it needs all the rest, which need not be here."""
+    """Return `gleanrl.checkpoint.Checkpoint` under its short name: it needs all the rest, which need not be here."""
     if name == "Checkpoint":
-        return importlib.import_module("gleanrl.checkpointing").Checkpoint
+        return importlib.import_module("gleanrl.checkpoint").Checkpoint
     raise compat.absent(__name__, name)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gleanrl.substitute.importing import install
+from gleanrl._takeover.import_hook import install
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

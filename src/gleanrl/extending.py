@@ -4,26 +4,23 @@ The classes to derive from (`EnvBase`, `Transform`, `Storage`, `Sampler`, `Write
 `gleanrl.data`. The modules that define the names below may change: import the names from here.
 """
 
-from __future__ import annotations
-
-from gleanrl.block import Block
-from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
-from gleanrl.data.replay_buffers.samplers.mixture import Mixture
-from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
-from gleanrl.data.replay_buffers.samplers.units import Unit
-from gleanrl.data.replay_buffers.storages.direct import Prepared
-from gleanrl.data.replay_buffers.storages.memory import Allocator
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.results import BufferStats, Draw, Placement, RateCounts, Selection
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._rollout.env_traits import EnvTraits
+from gleanrl._rollout.errors import StepFault
+from gleanrl._rollout.protocol import Actor, Carry, EpisodeRules, Lease, Stepper
+from gleanrl._state.rng import OwnedGenerator, OwnedTorchGenerator
+from gleanrl._state.state import Stateful, StateReader
+from gleanrl.data.replay_buffers.change_log import Follower, Version
+from gleanrl.data.replay_buffers.samplers.ensemble import Mixture
+from gleanrl.data.replay_buffers.samplers.episode_index import BoundaryKeys, EpisodeTable
+from gleanrl.data.replay_buffers.samplers.priority_table import PriorityTable
+from gleanrl.data.replay_buffers.samplers.transitions import Unit
+from gleanrl.data.replay_buffers.storages.allocators import Allocator
+from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.data.replay_buffers.storages.snapshots import ContentCopy
-from gleanrl.data.replay_buffers.storages.tabled import TabledStorage
-from gleanrl.data.replay_buffers.versions import Follower, Version
-from gleanrl.records import BufferStats, Draw, Placement, RateCounts, Selection
-from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.protocol import Actor, Carry, EpisodeRules, Stepper
-from gleanrl.rollouts.traits import EnvTraits
-from gleanrl.rollouts.usage import Lease
-from gleanrl.schema import Field, Schema
-from gleanrl.seeding import OwnedGenerator, OwnedTorchGenerator
-from gleanrl.state import Stateful, StateReader
+from gleanrl.data.replay_buffers.storages.tensor import TabledStorage
 
 __all__ = [
     "Actor",

@@ -8,7 +8,7 @@ the first import of the program::
 From then on `torchrl.collectors`, `torchrl.data` and `torchrl.envs`, with their submodules, give the program our
 classes wherever we have one of that name, and torchrl's otherwise. Losses, networks, trainers, loggers, datasets and
 wrappers of simulators stay torchrl's, and torchrl's own modules go on with their own classes:
-`gleanrl.substitute.importing` says how. Names of other releases than the installed one work if they work here.
+`gleanrl._takeover.import_hook` says how. Names of other releases than the installed one work if they work here.
 
 Processes that the program starts by `multiprocessing` are taken over, too; programs that it starts as such
 (`subprocess`) aren't.
@@ -21,6 +21,6 @@ Raises:
     TakeoverError: if torchrl isn't installed, or has been imported before.
 """
 
-from gleanrl.substitute.importing import install
+from gleanrl._takeover.import_hook import install
 
 install()

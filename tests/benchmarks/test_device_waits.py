@@ -24,7 +24,7 @@ def test_the_librarys_innermost_line_is_named() -> None:
     ((line, count),) = lines.items()
     assert (
         count == 2
-        and line.startswith("src/gleanrl/data/replay_buffers/tickets.py:")
+        and line.startswith("src/gleanrl/data/replay_buffers/prefetch.py:")
         and line.endswith(" fetch")
     )
 

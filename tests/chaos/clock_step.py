@@ -20,11 +20,11 @@ import pytest
 import torch
 
 from gleanrl import Checkpoint
+from gleanrl._arrays.tensordicts import flatten
 from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer, SamplesPerInsert
 from gleanrl.envs import GymEnv
 from gleanrl.errors import RateLimiterTimeoutError
-from gleanrl.tree import flatten
 from tests.beside import repeated
 from tests.chaos.drills import patience, wait_for
 from tests.leaks import children

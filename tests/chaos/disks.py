@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gleanrl.checkpoint import earlier, files, packs
-from gleanrl.native import spread_rows
-from gleanrl.system import descriptors, file_reading, fs, new_files
-from gleanrl.system.threads import for_each
+from gleanrl._arrays.native import spread_rows
+from gleanrl._checkpoint import incremental
+from gleanrl._checkpoint import writer as files
+from gleanrl._os import atomic_files, parallel_read
+from gleanrl._os import files as descriptors
+from gleanrl._os import files as fs
+from gleanrl._os.threads import for_each
 
 Tree = dict[str, int]  # of a directory: numbers of what is in it, by name
 Content = Tree | bytearray | bytes
@@ -232,7 +235,7 @@ class Disk:
         return len(found)
 
     def read_files(self, files: Any, block: int, threads: int) -> tuple[int, int, int] | None:
-        """Is `gleanrl.native.read_files`, and reads what this disk gives at once."""
+        """Is `gleanrl._arrays.native.read_files`, and reads what this disk gives at once."""
         for number, (path, offset, memory, checksums) in enumerate(files):
             try:
                 file = self.open(os.fsdecode(path), os.O_RDONLY)
@@ -268,23 +271,23 @@ class Disk:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fs, "os", self)
             patch.setattr(descriptors, "os", self)
-            patch.setattr(new_files, "os", self)
+            patch.setattr(atomic_files, "os", self)
             patch.setattr(fs, "shutil", self)
-            patch.setattr(file_reading, "native", self)
+            patch.setattr(parallel_read, "native", self)
             locks = SimpleNamespace(flock=lambda *a: None, LOCK_EX=0, LOCK_NB=0, LOCK_UN=0)
             patch.setattr(fs, "fcntl", locks)
-            patch.setattr(new_files, "fcntl", locks)
+            patch.setattr(atomic_files, "fcntl", locks)
             yield self
 
 
 def make_files_small(patch: pytest.MonkeyPatch, size: int = 32) -> None:
     """Let tensors of 64 bytes be extents of their own, as large ones are, in files of that size; in one thread."""
-    for module in (files, earlier):
+    for module in (files, incremental):
         patch.setattr(module, "LARGE_BYTES", 64)
     patch.setattr(files, "FILE_BYTES", size)
     patch.setattr(files, "_COARSE_BYTES", 32)
     patch.setattr(files, "BLOCK_BYTES", 64)
-    for module in (files, packs):
+    for module in (files, incremental):
         patch.setattr(module, "for_each", lambda call, items, count: for_each(call, items, 1))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from gleanrl._process.worker import Timeouts
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, aSyncDataCollector
-from gleanrl.workers.handle import Timeouts
 from tests.contract.helpers import check_ledger
 
 SHARE = float(os.environ.get("GLEANRL_CHAOS", 0.05))

@@ -29,8 +29,8 @@ from gleanrl import Checkpoint
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymWrapper
 from gleanrl.errors import CorruptCheckpointError, GleanError
+from tests._checkpoint.specimens import SPECIMENS, as_values, filled
 from tests.chaos.mutations import SIGNED, UNSIGNED, Files, flip_a_bit
-from tests.checkpoint.specimens import SPECIMENS, as_values, filled
 
 MEMORY_BYTES = 64 << 20
 LONGEST_S = 1.0

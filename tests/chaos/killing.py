@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from gleanrl._os import fault_points, files
+from gleanrl._os.fault_points import At
 from gleanrl.data import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
@@ -28,8 +30,6 @@ from gleanrl.data import (
     TensorStorageCheckpointer,
 )
 from gleanrl.errors import CheckpointError, IncompleteCheckpointError
-from gleanrl.system import faults, fs
-from gleanrl.system.faults import At
 
 CAPACITY, ROWS = 300, 70
 FORMS = (
@@ -118,7 +118,7 @@ def refused(folder: Path) -> str:
     if child == 0:
         try:
             buffer.extend(rows(torch.arange(number * ROWS, (number + 1) * ROWS)))
-            with faults.inject({"fs.rename": At(pause)}):
+            with fault_points.inject({"fs.rename": At(pause)}):
                 buffer.dumps(folder)
             os._exit(0)
         finally:
@@ -149,7 +149,7 @@ def main(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         longest = (
             longest * 1.5 if last == before else max(0.02, longest * 0.9)
         )  # about as long as a dump takes
-        left = [name for name in fs.names(folder) if name[:5] not in ("LOCK", "ckpt-")]
+        left = [name for name in files.names(folder) if name[:5] not in ("LOCK", "ckpt-")]
         assert len(left) <= 2, left
     return {"kills": kills, "dumps": last, "completed unheard": under_way, "refused": refused(folder)}
 

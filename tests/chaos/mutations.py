@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gleanrl.checkpoint.extents import BLOCK_BYTES
+from gleanrl._checkpoint.manifest import BLOCK_BYTES
 
 Files = dict[str, bytes]
 Mutation = Callable[[random.Random, Files], None]

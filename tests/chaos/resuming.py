@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn.functional import mse_loss, one_hot
 
 from gleanrl import Checkpoint
+from gleanrl._arrays.tensordicts import flatten
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import (
     LazyMemmapStorage,
@@ -45,7 +46,6 @@ from gleanrl.data import (
 from gleanrl.envs import GymEnv, PendulumEnv, SerialEnv, TransformedEnv
 from gleanrl.envs.transforms import Compose, RewardSum, StepCounter
 from gleanrl.errors import IncompleteCheckpointError
-from gleanrl.tree import flatten
 
 BATCHES, CAPACITY = 6, 60
 STEPS, EVERY = 60, 4

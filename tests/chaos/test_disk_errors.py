@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.checkpoint.folder import Folder
+from gleanrl._checkpoint.folder import Folder
+from gleanrl._os import files
 from gleanrl.data import H5StorageCheckpointer, LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import CheckpointError
-from gleanrl.system import fs
 from tests.chaos.disks import Disk, make_files_small
 
 FOLDER = Path("/home/checkpoints")
@@ -47,7 +47,7 @@ def disk_with(dumps: int, keep: int = 1) -> Disk:
 
 def names(disk: Disk) -> list[str]:
     with disk.mounted():
-        return sorted(name[:5] for name in fs.names(FOLDER))
+        return sorted(name[:5] for name in files.names(FOLDER))
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 
+from gleanrl._process.worker import Timeouts
 from gleanrl.envs import ParallelEnv
 from gleanrl.errors import EnvironmentContractError, WorkerCrashedError, WorkerTimeoutError
-from gleanrl.workers.handle import Timeouts
 from tests.chaos.drills import SLACK, patience, running, scaled
 from tests.chaos.faults import EXIT_CODE, FAULTS, MOMENTS, Fault
 from tests.chaos.oracle import Record, makers

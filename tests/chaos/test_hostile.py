@@ -19,15 +19,14 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl import optional
-from gleanrl.checkpoint.extents import BLOCK_BYTES
-from gleanrl.checkpoint.folder import Folder
-from gleanrl.checkpoint.manifest import MOST_BYTES
+from gleanrl import _util
+from gleanrl._checkpoint.folder import Folder
+from gleanrl._checkpoint.manifest import BLOCK_BYTES, MOST_BYTES
 from gleanrl.data import H5StorageCheckpointer
 from gleanrl.errors import CorruptCheckpointError, GleanError
+from tests._checkpoint.specimens import filled
 from tests.chaos.drills import SHARE, SLACK, scaled
 from tests.chaos.mutations import body_of, damage, flip_a_bit, signed, text_of, text_of_numbers
-from tests.checkpoint.specimens import filled
 
 MUTATIONS, FLIPS = 100_000, 20_000
 
@@ -215,7 +214,7 @@ def test_hdf5_sees_no_file_that_was_damaged(tmp_path: Path, monkeypatch: pytest.
     def never() -> Any:
         raise AssertionError("HDF5 was asked to read it")
 
-    monkeypatch.setattr(optional, "h5py", never)
+    monkeypatch.setattr(_util, "h5py", never)
     for number in range(max(200, round(20_000 * SHARE))):
         draw, files = random.Random(number), {path.name: data}
         (flip_a_bit if number % 2 else damage)(draw, files)

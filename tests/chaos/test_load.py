@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from gleanrl.collectors.workers.words import GRANTED, SERVED
-from gleanrl.system import clock
+from gleanrl._os import clock
+from gleanrl.collectors.workers.shared_counters import GRANTED, SERVED
 from tests.chaos.drills import KINDS, SLACK, patience, running, scaled, wait_for
 from tests.chaos.oracle import Record, Tally, makers
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.checkpoint import earlier
-from gleanrl.checkpoint.folder import Folder
+from gleanrl._checkpoint import incremental as earlier
+from gleanrl._checkpoint.folder import Folder
+from gleanrl._os import atomic_files, files
 from gleanrl.errors import CheckpointError, IncompleteCheckpointError
-from gleanrl.system import fs, new_files
 from tests.chaos.disks import ROOT, Content, Disk, Remains, make_files_small
 from tests.chaos.drills import SHARE
 
@@ -153,8 +153,10 @@ def test_files_that_hold_more_than_is_needed_are_as_safe(monkeypatch: pytest.Mon
     disk = Disk()
     lengths = dumped(disk, range(1, 6), 3, keep=2)
     with disk.mounted():
-        newest = FOLDER / max(name for name in fs.names(FOLDER) if name.startswith("ckpt-"))
-        sizes = [fs.size_at(newest / name) for name in sorted(fs.names(newest)) if name.endswith(".bin")]
+        newest = FOLDER / max(name for name in files.names(FOLDER) if name.startswith("ckpt-"))
+        sizes = [
+            files.size_at(newest / name) for name in sorted(files.names(newest)) if name.endswith(".bin")
+        ]
     assert sizes == [192, 128]
     _, wrong = judged(disk, lengths, Remains(), Judge())
     assert not wrong, wrong
@@ -170,7 +172,7 @@ def test_dumps_go_on_after_any_cut_and_may_be_cut_again() -> None:
         after = dumped(again, range(dump + 2, dump + 3), 2, keep=1)
         with again.mounted():
             assert Folder(FOLDER).load().state["number"] == dump + 2
-            assert sorted(name[:5] for name in fs.names(FOLDER)) == ["LOCK", "ckpt-"]
+            assert sorted(name[:5] for name in files.names(FOLDER)) == ["LOCK", "ckpt-"]
         judge = Judge()
         before = judge.outcome(base)
         for _, second in cuts(again, after, Remains(base)):
@@ -183,7 +185,7 @@ def renamed_in_place(rename: Callable[[Path, Path], None]) -> Callable[[Path, Pa
     """Return a rename that gives a checkpoint the name that the earlier one had."""
 
     def in_place(path: Path, to: Path) -> None:
-        earlier = [name for name in fs.names(to.parent) if name.startswith("ckpt-")]
+        earlier = [name for name in files.names(to.parent) if name.startswith("ckpt-")]
         if path.name.startswith("tmp-") and earlier:
             to = to.with_name(earlier[0])
             rename(to, to.with_name("trash-" + "0" * 32))
@@ -203,7 +205,7 @@ def test_a_protocol_without_syncs_of_files_or_of_directories_is_caught(
 
 
 def test_a_protocol_that_uses_a_name_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fs, "rename", renamed_in_place(fs.rename))
+    monkeypatch.setattr(files, "rename", renamed_in_place(files.rename))
     disk = Disk()
     lengths = dumped(disk, range(1, 3), 2, keep=1)
     assert judged(disk, lengths, Remains(), Judge())[1][LOST]
@@ -224,16 +226,16 @@ def test_a_file_is_the_older_one_or_the_new_one() -> None:
     path, disk = FOLDER / "records.h5", Disk()
     lengths = []
     with disk.mounted():
-        fs.make_lasting_dir(FOLDER)
+        files.make_lasting_dir(FOLDER)
         for number in range(1, 4):
-            new_files.replace_file(
+            atomic_files.replace_file(
                 path, lambda file, half=bytes([number]) * 64: [file.write(half) for _ in range(2)]
             )
             lengths.append(len(disk.journal))
     for dump, content in cuts(disk, lengths, Remains()):
         found = 0
-        with Disk(content).mounted(), suppress(FileNotFoundError), fs.reading(path) as file:
+        with Disk(content).mounted(), suppress(FileNotFoundError), files.reading(path) as file:
             read = bytearray(200)
-            assert fs.read_into(file, read, 0) == 128 and len(set(read[:128])) == 1
+            assert files.read_into(file, read, 0) == 128 and len(set(read[:128])) == 1
             found = read[0]
         assert found in (dump, dump + 1)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl._os.clock import Deadline, sleep
 from gleanrl.collectors.distributed import RayCollector
 from gleanrl.envs import Timeouts
-from gleanrl.system.clock import Deadline, sleep
 from tests.chaos.drills import SHARE, scaled
 from tests.collectors.distributed.helpers import Says, check_rows, environments, rows
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from gleanrl._os import fault_points
+from gleanrl._os.fault_points import At
 from gleanrl.data import ReplayBuffer
-from gleanrl.system import faults
-from gleanrl.system.faults import At
 from tests.chaos.drills import SLACK, p99, scaled
 from tests.data.replay_buffers.sharing import check, die, made, rows
 
@@ -38,7 +38,7 @@ def started(buffer: ReplayBuffer, calls: list[str], plan: dict[str, At], begun: 
     if child:
         return child
     try:
-        with faults.inject(plan):
+        with fault_points.inject(plan):
             for turn in range(10**6):
                 CALLS[calls[turn % len(calls)]](buffer, turn)
                 if not turn:

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl import Checkpoint
+from gleanrl._os import clock
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import (
     LazyMemmapStorage,
@@ -24,7 +25,6 @@ from gleanrl.data import (
 )
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs import EnvBase, GymEnv, ParallelEnv
-from gleanrl.system import clock
 from tests.chaos.drills import SHARE, scaled
 from tests.fakes_base import CountingEnv
 from tests.leaks import Holdings

@@ -10,13 +10,12 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from gleanrl._rollout.plan import plan_rollout
+from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.collectors.budget import Grant
-from gleanrl.collectors.collection import Collection
-from gleanrl.collectors.columns import IDS
-from gleanrl.collectors.options import CollectionOptions
-from gleanrl.rollouts.plan import plan_rollout
-from gleanrl.rollouts.protocol import EpisodeRules
+from gleanrl.collectors.batch_columns import IDS
+from gleanrl.collectors.single_source import Collection
+from gleanrl.collectors.source import CollectionOptions, Grant
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 

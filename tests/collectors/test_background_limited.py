@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from gleanrl._os import clock
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, MinSize, ReplayBuffer, SamplesPerInsert
 from gleanrl.errors import RateLimiterTimeoutError
-from gleanrl.system import clock
 from tests.collectors.helpers import Net, make
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.source import BudgetSpent
+from gleanrl.collectors.source import Budget, BudgetSpent
 from gleanrl.errors import GleanError
 from tests.collectors.helpers import SCRIPT, collection
 from tests.fakes_base import CountingEnv

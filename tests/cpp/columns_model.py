@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gleanrl.native import Columns
+from gleanrl._arrays.native import Columns
 
 # Untouched bytes around every destination: a copy that strays is seen.
 GUARD = 64

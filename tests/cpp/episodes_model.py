@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gleanrl.native import Episodes
+from gleanrl._arrays.native import Episodes
 
 
 class Step(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gleanrl.native import Priorities
+from gleanrl._arrays.native import Priorities
 
 GENERATION = (1 << 29) - 1
 

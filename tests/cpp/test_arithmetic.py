@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.exchange import EXCHANGE
-from gleanrl.native import RowMaps
+from gleanrl._arrays.dlpack import EXCHANGE
+from gleanrl._arrays.native import RowMaps
 
 pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch shows tensors to nobody")
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gleanrl.exchange import EXCHANGE
-from gleanrl.native import EndColumns, TensorColumns
+from gleanrl._arrays.dlpack import EXCHANGE
+from gleanrl._arrays.native import EndColumns, TensorColumns
 
 needs_exchange = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't show its tensors")
 

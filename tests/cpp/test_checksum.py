@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from gleanrl.native import crc32
+from gleanrl._arrays.native import crc32
 
 BYTES = np.random.default_rng(0).integers(0, 256, 70_000, np.uint8)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.native import positions_of_ones, write_ones
+from gleanrl._arrays.native import positions_of_ones, write_ones
 
 DTYPES = ["?", "i1", "u1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "f8"]
 

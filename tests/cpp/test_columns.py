@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.native import Columns
+from gleanrl._arrays.native import Columns
 from tests.cpp.columns_model import Guarded, Table
 
 # Every kernel: one per size up to 64 (two kinds above it), and rows of several lines and pages.

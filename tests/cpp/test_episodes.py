@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gleanrl.native import Episodes
+from gleanrl._arrays.native import Episodes
 from tests.cpp.episodes_model import Table, address
 
 BELOW_ONE = math.nextafter(1.0, 0.0)

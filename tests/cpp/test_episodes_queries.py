@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.native import Episodes
+from gleanrl._arrays.native import Episodes
 from tests.cpp.episodes_model import Table, address
 
 

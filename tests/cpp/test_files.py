@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gleanrl.native import read_files, spread_rows
+from gleanrl._arrays.native import read_files, spread_rows
 
 STEP = 256 << 10  # what the core reads at once
 BLOCK = STEP + 1_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.native import are_finite, bump, bump_at, first_nonfinite_f32, first_nonfinite_f64
+from gleanrl._arrays.native import are_finite, bump, bump_at, first_nonfinite_f32, first_nonfinite_f64
 
 SCANS = [(np.float32, first_nonfinite_f32), (np.float64, first_nonfinite_f64)]
 # Bits of a signalling NaN, of a quiet one with a payload, and of both infinities.

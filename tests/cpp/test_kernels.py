@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gleanrl.native import (
-    Priorities,
-    first_nonfinite_f32,
-    first_nonfinite_f64,
-    lanes,
-    use_lanes,
-)
+from gleanrl._arrays.native import Priorities, first_nonfinite_f32, first_nonfinite_f64, lanes, use_lanes
 from tests.cpp.test_sum_tree import draw, loaded, update
 from tests.cpp.widths import WIDTHS, from_every_width
 

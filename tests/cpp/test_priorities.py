@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gleanrl.native import Priorities, Random, SumTree, importance_weights
+from gleanrl._arrays.native import Priorities, Random, SumTree, importance_weights
 from tests.cpp.priorities_model import GENERATION, Table, address
 
 CAPACITIES = [1, 2, 9, 65, 1023, 1025, 2500]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from gleanrl.native import Priorities
+from gleanrl._arrays.native import Priorities
 from tests.cpp.priorities_model import Table, address, float64, int64
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)

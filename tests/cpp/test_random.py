@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gleanrl.native import Random
+from gleanrl._arrays.native import Random
 
 WORD = 2**64 - 1
 

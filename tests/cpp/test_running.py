@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.native import RunningSums
+from gleanrl._arrays.native import RunningSums
 
 TYPES = ["uint8", "int8", "int16", "int32", "int64", "longlong", "float32", "float64"]
 SHAPES = [(9,), (9, 1), (9, 3, 2), (9, 0), (9, 300, 70)]  # the last gives up the interpreter lock

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gleanrl.native import SumTree
+from gleanrl._arrays.native import SumTree
 
 LARGEST = 2.0**960
 # Around every change of the number of levels up to five of them.

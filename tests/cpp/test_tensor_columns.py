@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.exchange import EXCHANGE
-from gleanrl.native import TensorColumns
+from gleanrl._arrays.dlpack import EXCHANGE
+from gleanrl._arrays.native import TensorColumns
 from tests.lazy import negated
 
 pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't offer the interface")

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from gleanrl.exchange import EXCHANGE
-from gleanrl.native import TensorForms
+from gleanrl._arrays.dlpack import EXCHANGE
+from gleanrl._arrays.native import TensorForms
 
 pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't offer the interface")
 

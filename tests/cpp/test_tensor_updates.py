@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.exchange import EXCHANGE
-from gleanrl.native import Priorities, TensorUpdates
+from gleanrl._arrays.dlpack import EXCHANGE
+from gleanrl._arrays.native import Priorities, TensorUpdates
 
 pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't offer the interface")
 

@@ -1,4 +1,4 @@
-"""The numbering of frames; what it counts is held against an oracle in `tests/collectors/test_tracking.py`."""
+"""The numbering of frames; `tests/collectors/test_frame_accounting_tracking.py` compares its counts with an oracle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gleanrl.native import record
+from gleanrl._arrays.native import record
 
 
 def arrays(num_envs: int, num_steps: int) -> dict[str, Any]:

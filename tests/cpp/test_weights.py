@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl.native import importance_weights
+from gleanrl._arrays.native import importance_weights
 from tests.cpp.widths import from_every_width
 
 positive = st.floats(5e-324, 2.0**960)

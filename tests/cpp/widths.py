@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gleanrl.native import lanes, use_lanes
+from gleanrl._arrays.native import lanes, use_lanes
 
 WIDTHS = (2, 8)
 

@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from gleanrl._arrays.tensordicts import flatten
 from gleanrl.data import Categorical, Composite, Unbounded
 from gleanrl.envs import EnvBase
-from gleanrl.tree import flatten
 
 WEIGHT = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 4.0, 2.0]])
 

@@ -7,13 +7,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
-from gleanrl.data import (
-    CompressedListStorage,
-    LazyStackStorage,
-    LazyTensorStorage,
-    ListStorage,
-    ReplayBuffer,
-)
+from gleanrl.data import CompressedListStorage, LazyStackStorage, LazyTensorStorage, ListStorage, ReplayBuffer
 from tests.devices.records import bits, numbers, on, rows
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "uint8", "int8", "bool"]

@@ -12,11 +12,11 @@ from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDict
 from torch import distributions, nn
 
 from gleanrl import Checkpoint
+from gleanrl._arrays.tensordicts import flatten
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
 from gleanrl.envs import TransformedEnv, check_env_specs
 from gleanrl.envs.transforms import CatFrames, Compose, RewardSum, StepCounter
-from gleanrl.tree import flatten
 from tests.devices.counting import Counter, leaves_on, linear
 
 D = "the device under test"

@@ -10,11 +10,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from gleanrl._arrays.tensordicts import flatten
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.data.postprocs import MultiStep
 from gleanrl.envs import GymEnv, GymWrapper
-from gleanrl.tree import flatten
 from tests.devices.counting import WEIGHT, Counter, acted, check_stream, leaves_on, linear
 from tests.fakes import OracleEnv, Script
 

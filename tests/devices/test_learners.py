@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector
-from gleanrl.collectors.workers.servant import Given
+from gleanrl.collectors.workers.worker import Given
 from gleanrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
 from gleanrl.envs import ParallelEnv
 from tests.devices.counting import WEIGHT, Counter, acted, check_stream, drained, leaves_on, linear

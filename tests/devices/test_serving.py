@@ -16,9 +16,7 @@ from gleanrl.data import (
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
-from gleanrl.envs.transforms import (
-    DeviceCastTransform,
-)
+from gleanrl.envs.transforms import DeviceCastTransform
 from gleanrl.errors import UnsupportedError
 from tests.data.replay_buffers.oracle import clock, ted
 from tests.devices.records import CPU, numbers, on, plain, rows

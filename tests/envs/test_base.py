@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import Bounded, Composite, Unbounded
 from gleanrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
@@ -20,7 +21,6 @@ from gleanrl.errors import (
     SpecError,
     UnsupportedError,
 )
-from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.fakes import OracleEnv, Script
 from tests.fakes_base import CountingEnv, CrookedEnv, PayingEnv, StillDoneEnv, TeamEnv
 

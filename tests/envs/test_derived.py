@@ -17,7 +17,7 @@ from tests.envs.derived import kinds
 KINDS = kinds(envs, data)
 SLOPPY = {"undeclared", "undeclared_reset"}
 """Those that return what they don't declare."""
-pytestmark = pytest.mark.filterwarnings("ignore::gleanrl.rollouts.steppers.UndeclaredKeyWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::gleanrl._rollout.tensordict_stepper.UndeclaredKeyWarning")
 
 
 @pytest.fixture(params=KINDS)

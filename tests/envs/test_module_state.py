@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from gleanrl._arrays.tensordicts import iter_leaves
 from gleanrl.data import Bounded, Unbounded
 from gleanrl.envs import ParallelEnv, SerialEnv
 from gleanrl.envs.transforms import (
@@ -37,7 +38,6 @@ from gleanrl.envs.transforms import (
     VecNorm,
 )
 from gleanrl.errors import SchemaError
-from gleanrl.tree import iter_leaves
 from tests.envs.transforms.test_actions import ChoiceEnv
 from tests.envs.transforms.test_auto_reset import SelfResetting
 from tests.envs.transforms.ways import batched, single, team

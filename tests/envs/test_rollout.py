@@ -11,13 +11,13 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+from gleanrl._arrays.tensordicts import flatten
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import Bounded, Composite, Unbounded
 from gleanrl.envs import EnvBase, GymWrapper, SerialEnv, step_mdp
 from gleanrl.envs import rollout as module
 from gleanrl.envs.transforms import RewardScaling, StepCounter, TransformedEnv
 from gleanrl.errors import EnvironmentFailure, InvalidArgumentError, MissingArgumentError, UnsupportedError
-from gleanrl.tree import flatten
 from tests.fakes import OracleEnv, RaisingEnv, Script
 from tests.fakes_base import CountingEnv
 

@@ -8,8 +8,14 @@ import torch
 torchrl_envs = pytest.importorskip("torchrl.envs")
 from torchrl import data as torchrl_data  # noqa: E402
 
-from gleanrl import data, envs  # noqa: E402
-from gleanrl.envs import ParallelEnv, SerialEnv  # noqa: E402
+from gleanrl import (  # noqa: E402
+    data,
+    envs,
+)
+from gleanrl.envs import (  # noqa: E402
+    ParallelEnv,
+    SerialEnv,
+)
 from tests.envs.derived import kinds  # noqa: E402
 
 THEIRS, OURS = kinds(torchrl_envs, torchrl_data), kinds(envs, data)

@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("torchrl", minversion="0.14")
 
-from gleanrl.compat.keywords import _rows, _served
+from gleanrl.compat.binding import _rows, _served
 from gleanrl.compat.names import KEYWORDS, UNSERVED_KEYWORDS
 from gleanrl.compat.unserved import UNSERVED, UNSERVED_MODULES, unserved_module, unserved_name
 from gleanrl.errors import UnservedKeywordError, UnservedMemberError, UnservedModuleError, UnservedNameError

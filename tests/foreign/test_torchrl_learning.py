@@ -32,7 +32,13 @@ from gleanrl.data import (  # noqa: E402
     TensorDictPrioritizedReplayBuffer,
     Unbounded,
 )
-from gleanrl.envs import ExplorationType, GymEnv, SerialEnv, TransformedEnv, transforms  # noqa: E402
+from gleanrl.envs import (  # noqa: E402
+    ExplorationType,
+    GymEnv,
+    SerialEnv,
+    TransformedEnv,
+    transforms,
+)
 from tests.foreign import torchrl_envs as envs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -15,8 +15,15 @@ from tensordict.nn import TensorDictModule  # noqa: E402
 from torchrl import modules, objectives  # noqa: E402
 
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
-from gleanrl.data import Categorical, Composite, Unbounded  # noqa: E402
-from gleanrl.envs import EnvBase, GymEnv  # noqa: E402
+from gleanrl.data import (  # noqa: E402
+    Categorical,
+    Composite,
+    Unbounded,
+)
+from gleanrl.envs import (  # noqa: E402
+    EnvBase,
+    GymEnv,
+)
 from tests.foreign.torchrl_policies import gaussian  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")

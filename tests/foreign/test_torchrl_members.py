@@ -23,7 +23,7 @@ with warnings.catch_warnings():  # of what they deprecate among themselves
 import gleanrl.collectors
 import gleanrl.data
 import gleanrl.envs
-from gleanrl.compat.members import UNSERVED_MEMBERS, unserved_members
+from gleanrl.compat.unserved import UNSERVED_MEMBERS, unserved_members
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -16,11 +16,25 @@ from tensordict.nn import TensorDictModule, TensorDictSequential, set_interactio
 from torchrl import data as theirs  # noqa: E402
 from torchrl import modules  # noqa: E402
 
+from gleanrl._rollout.policy_modules import (  # noqa: E402
+    InTurn,
+    PlainCall,
+    calls_of,
+    members_of,
+)
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
-from gleanrl.data import Categorical, Composite, OneHot, Unbounded  # noqa: E402
-from gleanrl.envs import Compose, GymEnv, InitTracker, TransformedEnv  # noqa: E402
-from gleanrl.rollouts.members import InTurn, calls_of, members_of  # noqa: E402
-from gleanrl.rollouts.modules import PlainCall  # noqa: E402
+from gleanrl.data import (  # noqa: E402
+    Categorical,
+    Composite,
+    OneHot,
+    Unbounded,
+)
+from gleanrl.envs import (  # noqa: E402
+    Compose,
+    GymEnv,
+    InitTracker,
+    TransformedEnv,
+)
 from tests.fakes_modules import check  # noqa: E402
 from tests.foreign.torchrl_policies import gaussian  # noqa: E402
 

@@ -15,9 +15,21 @@ from tensordict.nn import TensorDictModule, TensorDictSequential  # noqa: E402
 from torchrl import envs, modules, objectives  # noqa: E402
 from torchrl.objectives.value import GAE  # noqa: E402
 
-from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector  # noqa: E402
-from gleanrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer  # noqa: E402
-from gleanrl.envs import Compose, GymEnv, InitTracker, StepCounter, TransformedEnv  # noqa: E402
+from gleanrl.collectors import (  # noqa: E402
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+)
+from gleanrl.data import (  # noqa: E402
+    LazyTensorStorage,
+    TensorDictPrioritizedReplayBuffer,
+)
+from gleanrl.envs import (  # noqa: E402
+    Compose,
+    GymEnv,
+    InitTracker,
+    StepCounter,
+    TransformedEnv,
+)
 from tests.foreign.torchrl_policies import gaussian  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")

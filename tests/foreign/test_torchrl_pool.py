@@ -12,7 +12,7 @@ torchrl = pytest.importorskip("torchrl")
 from torchrl import envs as foreign  # noqa: E402
 
 from gleanrl import envs as ours  # noqa: E402
-from gleanrl.tree import flatten  # noqa: E402
+from gleanrl._arrays.tensordicts import flatten  # noqa: E402
 from tests.foreign import torchrl_envs  # noqa: E402 - it imports TorchRL
 
 pytestmark = pytest.mark.filterwarnings("default")

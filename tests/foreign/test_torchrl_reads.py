@@ -12,11 +12,24 @@ from tensordict.base import NO_DEFAULT  # noqa: E402
 from tensordict.nn import TensorDictModule, TensorDictSequential, set_interaction_type  # noqa: E402
 from torchrl import modules  # noqa: E402
 
+from gleanrl._rollout.policy_modules import (  # noqa: E402
+    keys_of,
+    members_of,
+    reads_of,
+)
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
-from gleanrl.data import Categorical, Composite, Unbounded  # noqa: E402
-from gleanrl.envs import Compose, EnvBase, InitTracker, StepCounter, TransformedEnv  # noqa: E402
-from gleanrl.rollouts.members import members_of, reads_of  # noqa: E402
-from gleanrl.rollouts.modules import keys_of  # noqa: E402
+from gleanrl.data import (  # noqa: E402
+    Categorical,
+    Composite,
+    Unbounded,
+)
+from gleanrl.envs import (  # noqa: E402
+    Compose,
+    EnvBase,
+    InitTracker,
+    StepCounter,
+    TransformedEnv,
+)
 from tests.foreign.test_torchrl_modules import (  # noqa: E402
     VALUES,
     cartpole,

@@ -12,7 +12,14 @@ from tensordict.nn import TensorDictModule, TensorDictSequential  # noqa: E402
 from torchrl import modules  # noqa: E402
 
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
-from gleanrl.envs import Compose, GymEnv, InitTracker, ParallelEnv, SerialEnv, TransformedEnv  # noqa: E402
+from gleanrl.envs import (  # noqa: E402
+    Compose,
+    GymEnv,
+    InitTracker,
+    ParallelEnv,
+    SerialEnv,
+    TransformedEnv,
+)
 from gleanrl.errors import PolicyError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")

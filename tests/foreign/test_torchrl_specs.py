@@ -10,7 +10,10 @@ torchrl = pytest.importorskip("torchrl")
 from torchrl import data as theirs  # noqa: E402
 
 from gleanrl import data as ours  # noqa: E402
-from gleanrl.data import from_torchrl, to_torchrl  # noqa: E402
+from gleanrl.data import (  # noqa: E402
+    from_torchrl,
+    to_torchrl,
+)
 
 pytestmark = pytest.mark.filterwarnings("default")
 

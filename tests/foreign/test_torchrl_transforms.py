@@ -16,10 +16,24 @@ from torchrl.record import PixelRenderTransform, VideoRecorder  # noqa: E402
 from torchrl.record.loggers import CSVLogger  # noqa: E402
 
 from gleanrl.collectors import SyncDataCollector  # noqa: E402
-from gleanrl.data import LazyTensorStorage, ReplayBuffer  # noqa: E402
-from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv, TransformedEnv, check_env_specs  # noqa: E402
+from gleanrl.data import (  # noqa: E402
+    LazyTensorStorage,
+    ReplayBuffer,
+)
+from gleanrl.envs import (  # noqa: E402
+    GymWrapper,
+    ParallelEnv,
+    SerialEnv,
+    TransformedEnv,
+    check_env_specs,
+)
 from gleanrl.envs import transforms as ours  # noqa: E402
-from gleanrl.envs.transforms import BurnInTransform, Compose, InitTracker, StepCounter  # noqa: E402
+from gleanrl.envs.transforms import (  # noqa: E402
+    BurnInTransform,
+    Compose,
+    InitTracker,
+    StepCounter,
+)
 from tests.fakes import OracleEnv, Script  # noqa: E402
 from tests.fakes_base import CountingEnv  # noqa: E402
 

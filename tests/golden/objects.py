@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from gleanrl import collectors, data, envs, errors, extending, testing
-from gleanrl.checkpointing import Checkpoint
+from gleanrl.checkpoint import Checkpoint
 from gleanrl.collectors import distributed
-from gleanrl.data.replay_buffers import audit, scheduler
+from gleanrl.data.replay_buffers import scheduler, verify
 from gleanrl.data.replay_buffers.utils import InPlaceSampler
 from gleanrl.envs import transforms
 from tests.golden.cases import buffer, cart, filled, module
@@ -104,8 +104,8 @@ MADE: dict[type[Any], Callable[[], Any]] = {
     data.OfflineToOnlineReplayBuffer: lambda: data.OfflineToOnlineReplayBuffer(
         buffer(), online_capacity=SIZE
     ),
-    audit.AuditReport: lambda: filled("td_priorities").verify(),
-    audit.AuditProblem: lambda: audit.AuditProblem("schema", 1, 0, "expected one, got another"),
+    verify.AuditReport: lambda: filled("td_priorities").verify(),
+    verify.AuditProblem: lambda: verify.AuditProblem("schema", 1, 0, "expected one, got another"),
     data.FlatStorageCheckpointer: data.FlatStorageCheckpointer,
     data.H5StorageCheckpointer: data.H5StorageCheckpointer,
     data.ListStorageCheckpointer: data.ListStorageCheckpointer,

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.checkpointing import Checkpoint
+from gleanrl.checkpoint import Checkpoint
 from tests.golden.cases import BUFFERS, COLLECTORS, collected, collector, continued, filled
 from tests.golden.objects import MADE, public_classes
 

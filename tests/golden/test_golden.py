@@ -6,12 +6,13 @@ import gzip
 import json
 import math
 import pickle
+import re
 import warnings
 from typing import Any
 
 import pytest
 
-from gleanrl.checkpointing import Checkpoint
+from gleanrl.checkpoint import Checkpoint
 from tests.golden.cases import BUFFERS, COLLECTORS, RESTARTED, collected, collector, continued
 from tests.golden.objects import MADE, NOT_MADE, public_classes
 from tests.golden.record import (
@@ -76,11 +77,17 @@ def test_a_recorded_checkpoint_restores_collector_and_buffer(name, buffer_name, 
         made.shutdown()
 
 
+def without_modules(text: str) -> str:
+    """Return the text of an object without the modules of its classes, which may have moved."""
+    return re.sub(r"\bgleanrl\.(\w+\.)+", "", text)
+
+
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_recorded_pickle_loads_as_the_class_of_that_name(name):
     content, text = OBJECTS[name]
     found = pickle.loads(content)
-    assert type(found) is public_classes()[name] and shown(found) == text
+    assert type(found) is public_classes()[name]
+    assert without_modules(shown(found)) == without_modules(text)
 
 
 def test_all_public_classes_have_a_pickle_or_a_reason():

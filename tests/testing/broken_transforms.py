@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from gleanrl.data import Unbounded
 from gleanrl.envs.transforms import Transform
-from gleanrl.envs.transforms.rows import Row
+from gleanrl.envs.transforms.row_view import Row
 
 BATCH = TensorDict({"a": torch.arange(6.0), "b": torch.ones(6)}, [6])
 

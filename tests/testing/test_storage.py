@@ -14,11 +14,7 @@ from gleanrl.data.replay_buffers import (
     ListStorage,
     Storage,
 )
-from gleanrl.errors import (
-    ConformanceError,
-    InvalidArgumentError,
-    InvalidTypeError,
-)
+from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
 from gleanrl.testing import check_storage
 from gleanrl.testing.storage import RULES, numbered
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gleanrl._arrays.results import Selection
 from gleanrl.data.replay_buffers import (
     RoundRobinWriter,
     TensorDictMaxValueWriter,
@@ -12,7 +13,6 @@ from gleanrl.data.replay_buffers import (
     Writer,
 )
 from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeError
-from gleanrl.records import Selection
 from gleanrl.testing import check_writer
 from gleanrl.testing.writer import RULES
 

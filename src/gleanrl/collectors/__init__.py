@@ -1,15 +1,16 @@
 """Collectors: iterate over batches of experience."""
 
+from gleanrl._rollout.policies import RandomPolicy
 from gleanrl.collectors.base import DataCollectorBase
-from gleanrl.collectors.facade import SyncDataCollector
-from gleanrl.collectors.ledger import CollectorStats, WorkerStats
+from gleanrl.collectors.frame_accounting import CollectorStats, WorkerStats
 from gleanrl.collectors.multi import (
     MultiaSyncDataCollector,
+    MultiCollector,
     MultiSyncDataCollector,
     WorkersCollector,
     aSyncDataCollector,
 )
-from gleanrl.collectors.multi_collector import MultiCollector
+from gleanrl.collectors.single import SyncDataCollector
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.collectors.weight_updaters import (
     MultiProcessedWeightUpdater,
@@ -17,7 +18,6 @@ from gleanrl.collectors.weight_updaters import (
     WeightUpdaterBase,
 )
 from gleanrl.compat import bind
-from gleanrl.rollouts.policies import RandomPolicy
 
 __all__ = [
     "CollectorStats",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakMethod
 
+from gleanrl._os import threads
 from gleanrl.errors import UnsupportedError, WorkerTimeoutError
-from gleanrl.system import threads
 
 
 class _Signal:

@@ -1,8 +1,11 @@
-"""The public collectors whose environments and policies are in worker processes."""
+"""The public collectors whose environments and policies are in worker processes.
+
+One name for the collectors with workers, synchronous or not.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,18 +14,16 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from gleanrl.arguments import integer, optional_callable, positive
-from gleanrl.collectors.assembly import Recipe
-from gleanrl.collectors.budget import Budget
-from gleanrl.collectors.configured import Setting, shown
-from gleanrl.collectors.facade import SyncDataCollector
-from gleanrl.collectors.settings import Settings
-from gleanrl.collectors.source_collector import SourceCollector
-from gleanrl.collectors.tracking import Numbering
+from gleanrl._process.worker import Timeouts
+from gleanrl._util import integer, optional_callable, positive
+from gleanrl.collectors.base import Setting, SourceCollector, shown
+from gleanrl.collectors.build import Recipe
+from gleanrl.collectors.config import Settings
+from gleanrl.collectors.frame_accounting import Numbering
+from gleanrl.collectors.single import SyncDataCollector
+from gleanrl.collectors.source import Budget
 from gleanrl.collectors.weight_updaters import WeightUpdaterBase
-from gleanrl.collectors.workers.assembling import arrangement_dim
-from gleanrl.collectors.workers.asynchronous import AsynchronousSource
-from gleanrl.collectors.workers.choices import (
+from gleanrl.collectors.workers.arguments import (
     enough_of,
     following_of,
     frames_of,
@@ -31,16 +32,16 @@ from gleanrl.collectors.workers.choices import (
     recipes_of,
     timeouts_of,
 )
-from gleanrl.collectors.workers.crew_source import CrewSource
-from gleanrl.collectors.workers.initialising import initialised
-from gleanrl.collectors.workers.restarts import Restarts
-from gleanrl.collectors.workers.servant import CollectorMaker
+from gleanrl.collectors.workers.asynchronous import AsynchronousSource
+from gleanrl.collectors.workers.batching import arrangement_dim
+from gleanrl.collectors.workers.controller import Team
+from gleanrl.collectors.workers.progress import Restarts
+from gleanrl.collectors.workers.source import CrewSource, initialised
 from gleanrl.collectors.workers.synchronous import SynchronousSource
-from gleanrl.collectors.workers.team import Team
+from gleanrl.collectors.workers.worker import CollectorMaker
 from gleanrl.envs.exploration import ExplorationType
-from gleanrl.envs.vector.options import ThreadCap
-from gleanrl.errors import InvalidArgumentError, LengthError, UnsupportedError
-from gleanrl.workers.handle import Timeouts
+from gleanrl.envs.vector.base import ThreadCap
+from gleanrl.errors import InvalidArgumentError, LengthError, MissingArgumentError, UnsupportedError
 
 
 class WorkersCollector(SourceCollector):
@@ -371,3 +372,40 @@ def _cap_of(num_threads: Any, num_workers: int) -> ThreadCap:
     if num_threads is None:
         return ThreadCap(max(1, torch.get_num_threads() - num_workers))
     return ThreadCap(positive("num_threads", num_threads))
+
+
+class MultiCollector(ABC):  # noqa: B024 - it's abstract as nothing is made of it
+    """Makes a `MultiSyncDataCollector` or a `MultiaSyncDataCollector`; both are instances of it.
+
+    Args:
+        create_env_fn: see `WorkersCollector`.
+        policy: see there.
+        sync: whether every batch has a share of each worker; else each batch is one worker's.
+        **kwargs: see there.
+
+    Raises:
+        MissingArgumentError: `sync` wasn't given.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> make_env = lambda: GymEnv("CartPole-v1")
+        >>> collector = MultiCollector([make_env] * 2, sync=True, frames_per_batch=50, total_frames=100)
+        >>> [batch["next", "reward"].shape for batch in collector]
+        [torch.Size([2, 25, 1]), torch.Size([2, 25, 1])]
+    """
+
+    def __new__(
+        cls, create_env_fn: Any, policy: Any = None, *, sync: bool | None = None, **kwargs: Any
+    ) -> Any:
+        """Make the collector."""
+        if sync is None:
+            raise MissingArgumentError(
+                "sync: expected True for batches of all workers (MultiSyncDataCollector), or False for batches of one "
+                "worker each (MultiaSyncDataCollector)"
+            )
+        if sync:
+            return MultiSyncDataCollector(create_env_fn, policy, **kwargs)
+        return MultiaSyncDataCollector(create_env_fn, policy, **kwargs)
+
+
+MultiCollector.register(WorkersCollector)  # type: ignore[type-abstract]

@@ -10,12 +10,19 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor
 
-from gleanrl.data.boundaries import step_mask, trajectory_ends
-from gleanrl.data.rows import take_rows
+from gleanrl._arrays.ragged import Leaf, Objects, as_leaf
+from gleanrl._arrays.tensordicts import (
+    Layout,
+    NestedKey,
+    Path,
+    as_key,
+    as_path,
+    empty_groups,
+    group_sizes,
+    iter_leaves,
+)
+from gleanrl.data.trajectories import step_mask, take_rows, trajectory_ends
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from gleanrl.layout import Layout
-from gleanrl.objects import Leaf, Objects, as_leaf
-from gleanrl.tree import NestedKey, Path, as_key, as_path, empty_groups, group_sizes, iter_leaves
 
 __all__ = ["split_trajectories"]
 
@@ -38,7 +45,7 @@ def split_trajectories(
     time.
 
     A trajectory ends where a flag is set, where the id changes, at a masked step, and at the end of each
-    environment's row (see `gleanrl.data.boundaries.trajectory_ends`). So fragments of one trajectory that stand
+    environment's row (see `gleanrl.data.trajectories.trajectory_ends`). So fragments of one trajectory that stand
     apart give several rows with one id, and steps of different environments never come together. Steps that
     the batch's own mask leaves out are left out.
 

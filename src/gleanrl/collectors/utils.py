@@ -1,7 +1,5 @@
 """Public path of the helpers for collected batches."""
 
-from __future__ import annotations
-
 from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.compat import bind
 

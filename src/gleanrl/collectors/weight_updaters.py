@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.collectors.weights import copy_weights, weights_of
+from gleanrl.collectors.policy_weights import copy_weights, weights_of
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 

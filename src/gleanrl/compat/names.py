@@ -93,7 +93,6 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gleanrl.collectors:WeightUpdaterBase",
     ),
     "gleanrl.collectors.distributed.generic": ("gleanrl.collectors.distributed:DistributedCollector",),
-    "gleanrl.collectors.distributed.ray": ("gleanrl.collectors.distributed:RayCollector",),
     "gleanrl.collectors.distributed.rpc": ("gleanrl.collectors.distributed:RPCCollector",),
     "gleanrl.collectors.distributed.sync": ("gleanrl.collectors.distributed:DistributedSyncCollector",),
     "gleanrl.data.replay_buffers.her": (
@@ -149,7 +148,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gleanrl.envs.transforms.rb_transforms": ("gleanrl.envs.transforms:MultiStepTransform",),
     "gleanrl.envs.transforms.transforms": ("gleanrl.envs.transforms",),
     "gleanrl.envs.transforms.vecnorm": ("gleanrl.envs.transforms:VecNormV2",),
-    "gleanrl.envs.transforms.utils": ("gleanrl.envs.transforms.checks:check_finite",),
+    "gleanrl.envs.transforms.utils": ("gleanrl.envs.transforms.casting:check_finite",),
 }
 
 # Older spellings of keywords of public constructors: {"class": {"older": "ours"}}.

@@ -10,9 +10,11 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 
 from gleanrl.compat.binding import bind
+from gleanrl.compat.moved import MOVED
 from gleanrl.compat.names import MODULES
 from gleanrl.compat.unserved import unserved_module, unserved_name
 from gleanrl.errors import UnservedModuleError, UnservedNameError
@@ -28,7 +30,7 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in MODULES:
+        if fullname in MODULES or fullname in MOVED:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         # `importlib.util.find_spec` asks whether there is a module, and gets None. Only its frame tells it from an
         # import: a finder gets the same arguments, and a loader that raised would come after a spec was found.
@@ -38,6 +40,9 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         names = module.__dict__
+        if module.__name__ in MOVED:
+            names["__getattr__"] = partial(getattr, importlib.import_module(MOVED[module.__name__]))
+            return
         names["__doc__"] = f"The same as {', '.join(MODULES[module.__name__])}."
         names["__all__"] = []
         for source in MODULES[module.__name__]:

@@ -2,11 +2,286 @@
 
 A name isn't there for `hasattr`; to take it as an attribute, or by ``from module import name``, raises with the
 sentence.
+
+What classes of other releases have beside what ours do: asking for it says what to use instead.
+
+A row is of a class and of those that derive from it. What a user's own class defines, or assigns, counts.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from gleanrl._util import is_ours
+from gleanrl.errors import UnservedMemberError
+
+
+class UnservedMembers(NamedTuple):
+    """Methods, attributes and arguments of methods that aren't served."""
+
+    owner: str
+    """The name of a public class."""
+    names: str
+    """Members, and arguments as ``method(argument)``, with spaces in between."""
+    why: str
+    """What to use instead."""
+
+
+_BY_NAME = "set it at construction"
+_ON_NEW = "the buffer stamps what it serves: compare rb.generation(index) with the batch's ``_generation``"
+_IN_PLACE = "write records, or a column of them: rb[index] = records, rb[key] = column"
+_HERE = "a buffer of this process is always there; its threads end with it"
+_LATER = "for who wants to look at what a collector would return: next(iter(collector))"
+_OWN_WEIGHTS = "weights are sent by update_policy_weights_, and your own way by a weight_updater"
+_KEYWORD = "a keyword of the constructor: keep what you gave it"
+_BACK = "to_observation_norm() makes a transform that has an inverse"
+_A_BUFFER = "use the buffers: ensemble[number] is one"
+_BY_PRIORITY = ("PrioritizedSampler", "PrioritizedSliceSampler")
+_OF_SLICES = ("SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
+_PRIORITIZED = ("PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer")
+
+UNSERVED_MEMBERS = (
+    # Collectors
+    UnservedMembers(
+        "DataCollectorBase",
+        "cascade_execute get_cached_weights get_distant_attr get_model receive_weights register_scheme_receiver",
+        _OWN_WEIGHTS,
+    ),
+    UnservedMembers(
+        "DataCollectorBase",
+        "disable_profile enable_profile profile_config",
+        "profile the program, with torch.profiler say; collector.stats() has the counters",
+    ),
+    UnservedMembers("DataCollectorBase", "set_post_collect_hook", f"post_collect_hook: {_BY_NAME}"),
+    UnservedMembers("DataCollectorBase", "fake_tensordict", _LATER),
+    UnservedMembers("DataCollectorBase", "verbose", "progress=True shows how far it is"),
+    UnservedMembers(
+        "DataCollectorBase", "worker_idx", "workers are numbered by their place in create_env_fn"
+    ),
+    UnservedMembers(
+        "DataCollectorBase",
+        "shutdown(raise_on_error) stats(workers)",
+        "shutdown raises what went wrong; stats() has each worker's counters",
+    ),
+    UnservedMembers(
+        "DataCollectorBase",
+        "compiled_policy cudagraphed_policy get_weights_fn no_cuda_sync policy_weights trust_policy",
+        _KEYWORD,
+    ),
+    UnservedMembers("SyncDataCollector", "device", "env_device, policy_device and storing_device are it"),
+    UnservedMembers(
+        "WorkersCollector",
+        "getattr_env getattr_policy map_fn",
+        "workers are other processes: read what you made them with; their counters are in stats()",
+    ),
+    UnservedMembers(
+        "WeightUpdaterBase", "collectors increment_version", "versions count by themselves: policy_version"
+    ),
+    # Buffers
+    *(
+        UnservedMembers(owner, names, why)
+        for owner in ("ReplayBuffer", "ReplayBufferEnsemble")
+        for names, why in (
+            ("as_remote client is_alive service_backend", f"{_HERE}; RayReplayBuffer is one elsewhere"),
+            ("start shutdown synchronize", _HERE),
+            ("can_sample", "ask for len(rb); a rate limiter makes sample wait until there is enough"),
+            ("query", "split rb[:] by split_trajectories, or sample slices"),
+            ("read_all_in_order write_all", "read rb[:end], and write rb[:end] = records"),
+            ("set_ set_at_ update_", _IN_PLACE),
+            ("submit_update_if_present update_if_present", f"{_IN_PLACE}; {_ON_NEW}"),
+        )
+    ),
+    *(UnservedMembers(owner, "prioritized_sampler", "it's rb.sampler") for owner in _PRIORITIZED),
+    UnservedMembers(
+        "ReplayBufferEnsemble",
+        "dim_extend end_streams initialized mark_update next register_load_hook register_save_hook set_sampler "
+        "set_storage set_writer share transform write_count empty(empty_write_count) extend(update_priority)",
+        _A_BUFFER,
+    ),
+    UnservedMembers("Storage", "supports_conditional_update", _ON_NEW),
+    UnservedMembers("LazyMemmapStorage", "cleanup", "files of a storage without a scratch_dir go with it"),
+    UnservedMembers("LazyMemmapStorage", "existsok", _KEYWORD),
+    UnservedMembers("CompressedListStorage", "to_bytestream", "give compression_fn and decompression_fn"),
+    UnservedMembers(
+        "StorageEnsemble",
+        "add attach checkpointer contains extend flatten ndim register_load_hook register_save_hook shape "
+        "supports_conditional_update",
+        "use its storages: ensemble[number] is one",
+    ),
+    UnservedMembers(
+        "StorageCheckpointerBase",
+        "register_load_hook register_save_hook",
+        "register hooks with the buffer, which takes the checkpointer of that form",
+    ),
+    UnservedMembers(
+        "StorageEnsembleCheckpointer",
+        "register_load_hook register_save_hook",
+        "register hooks with the buffers, which take the checkpointer of that form",
+    ),
+    UnservedMembers("Sampler", "can_sample", "ask for len(rb)"),
+    *(UnservedMembers(owner, "device", "priorities live on the CPU") for owner in _BY_PRIORITY),
+    *(
+        UnservedMembers(
+            owner,
+            "cache_values end_key end_keys fragmented init_key pad_output step_key traj_key use_gpu",
+            _KEYWORD,
+        )
+        for owner in _OF_SLICES
+    ),
+    UnservedMembers(
+        "SamplerEnsemble",
+        "add can_sample default_priority dumps extend loads mark_update update_priority",
+        "use its samplers: ensemble[number] is one",
+    ),
+    UnservedMembers(
+        "Writer", "generations_of tracks_generations", "every slot is counted: rb.generation(index)"
+    ),
+    UnservedMembers("RoundRobinWriter", "write_at", _IN_PLACE),
+    UnservedMembers(
+        "TensorDictMaxValueWriter", "get_insert_index", "rb.add and rb.extend return the indices"
+    ),
+    UnservedMembers(
+        "WriterEnsemble", "dumps generations_of loads register_storage tracks_generations", _A_BUFFER
+    ),
+    # Specs
+    UnservedMembers(
+        "TensorSpec",
+        "SPEC_HANDLED_FUNCTIONS implements_for_spec make_neg_dim index",
+        "specs are values: make another one of the shape; index tensors by spec.to_numpy, or by the action itself",
+    ),
+    UnservedMembers("MultiCategorical", "n set_provisional_n", "the numbers are spec.nvec"),
+    UnservedMembers("MultiOneHot", "n", "the number of bits is spec.shape[-1]"),
+    UnservedMembers("Stacked", "space", "its members have one each: spec[0].space"),
+    UnservedMembers(
+        "StackedComposite",
+        "names ones_update rand_update refine_names zeros_update",
+        "use td.update(spec.rand()), and so on",
+    ),
+    # Environments
+    UnservedMembers(
+        "EnvBase", "collector register_collector", "an environment doesn't know who collects from it"
+    ),
+    UnservedMembers(
+        "EnvBase", "auto_complete_done_specs", "flags that are missing in the done spec are always added"
+    ),
+    UnservedMembers(
+        "EnvBase", "configure_parallel make_parallel", "use ParallelEnv(num_workers, create_env_fn)"
+    ),
+    UnservedMembers("EnvBase", "eager", "nothing is compiled unless you compile it"),
+    UnservedMembers(
+        "EnvBase",
+        "rollout(actions) rollout(storing_device) rollout(set_state)",
+        "give a policy that returns the actions; .to(device) moves what comes back; reset(td, set_state=True) "
+        "before, and auto_reset=False",
+    ),
+    UnservedMembers("GymLikeEnv", "git_url libname", "ask the package: importlib.metadata.metadata(name)"),
+    UnservedMembers("GymLikeEnv", "validated", "check_env_specs(env) looks at what it returns"),
+    UnservedMembers("GymLikeEnv", "info_dict_reader", "keep what you give to set_info_dict_reader"),
+    UnservedMembers("GymLikeEnv", "available_envs", "GymEnv.available_envs lists them"),
+    UnservedMembers(
+        "GymWrapper", "rebuild_with_kwargs", "make another one: GymWrapper(gymnasium.make(name, ...))"
+    ),
+    *(
+        UnservedMembers(owner, names, why)
+        for owner in ("SerialEnv", "ParallelEnv")
+        for names, why in (
+            ("non_blocking select_and_clone", "what is returned is always a copy"),
+            ("create_env_fn create_env_kwargs num_threads policy_proof serial_for_single", _KEYWORD),
+        )
+    ),
+    UnservedMembers("TransformedEnv", "set_missing_tolerance", "a transform has it: env.transform[0]"),
+    UnservedMembers("PendulumEnv", "angle_normalize", "(angle + torch.pi) % (2 * torch.pi) - torch.pi"),
+    UnservedMembers("PendulumEnv", "make_composite_from_td", "import it from gleanrl.envs"),
+    UnservedMembers("PendulumEnv", "metadata", "it doesn't render; gymnasium's Pendulum-v1 does"),
+    UnservedMembers("TicTacToeEnv", "full get_action_mask win", "read the board and the mask of the batch"),
+    UnservedMembers("EnvMetaData", "clone expand metadata_from_env tensordict", "use get_env_metadata"),
+    UnservedMembers("EnvCreator", "init_", "it is ready once it is made"),
+    # Transforms
+    UnservedMembers("Transform", "transform_fake_tensordict", "specs say it all"),
+    UnservedMembers("CatFrames", "future inplace mask_key unfolding", "call the transform on the batch"),
+    UnservedMembers(
+        "DensifyReward",
+        "in_keys is_tdmodule_compatible out_keys out_keys_source reset_out_keys reset_parameters_recursive "
+        "select_out_keys",
+        "it's a transform of buffers, no TensorDictModule: give it to transform=, or call it on the batch",
+    ),
+    UnservedMembers("TensorDictPrimer", "device", "specs have it: primer.primers.device"),
+    UnservedMembers("UnsqueezeTransform", "unsqueeze_dim", "dim is it"),
+    UnservedMembers("UnsqueezeTransform", "allow_positive_dim", _KEYWORD),
+    UnservedMembers("RewardClipping", "clamp_max clamp_min", "low and high are they"),
+    UnservedMembers("ActionDiscretizer", "action_key out_action_key", _KEYWORD),
+    UnservedMembers("SelectTransform", "keep_done_keys keep_reward_keys", _KEYWORD),
+    UnservedMembers("SqueezeTransform", "squeeze_dim unsqueeze_dim", "dim is it"),
+    UnservedMembers("VecNorm", "denorm standard_normal", _BACK),
+    UnservedMembers("VecNormV2", "denorm prefix standard_normal", _BACK),
+)
+
+
+def unserved_members(owners: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the names in the rows of these classes, each with what to use instead."""
+    for row in UNSERVED_MEMBERS:
+        if row.owner in owners:
+            yield from ((name, row.why) for name in row.names.split())
+
+
+class _Unserved:
+    """Stands in a class for a member that it hasn't."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self._name, self._why = name, why
+
+    def __get__(self, found: Any, owner: type[Any]) -> Any:
+        for base in owner.__mro__:  # a class of the user's may stand behind ours
+            if self._name in vars(base) and not is_ours(base):
+                member = vars(base)[self._name]
+                return member.__get__(found, owner) if hasattr(member, "__get__") else member
+        raise self.error(owner)
+
+    def error(self, owner: type[Any]) -> UnservedMemberError:
+        """Return what says of a class what to use instead."""
+        return UnservedMemberError(f"{owner.__name__}.{self._name} isn't served: {self._why}")
+
+
+class TellingModule(nn.Module):
+    """A module that looks for attributes elsewhere, too, and of those that nobody has says what to use instead.
+
+    Python asks `__getattr__` of a module after the class, and forgets what the class said.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter, a buffer, a module, or what is found elsewhere."""
+        own = self.__dict__
+        for kind in ("_parameters", "_buffers", "_modules"):  # as the base class does, a call less
+            if name in own.get(kind, ()):
+                return own[kind][name]
+        of_class: Any = next((vars(base)[name] for base in type(self).__mro__ if name in vars(base)), None)
+        if hasattr(of_class, "__get__") and not isinstance(of_class, _Unserved):
+            # A property of the class raised an AttributeError, which Python drops: asked again, it says why.
+            return of_class.__get__(self, type(self))
+        if name.startswith("_"):
+            return super().__getattr__(name)  # which raises
+        try:
+            return self._elsewhere(name)
+        except AttributeError:
+            if isinstance(of_class, _Unserved):
+                raise of_class.error(type(self)) from None
+            raise
+
+    def _elsewhere(self, name: str) -> Any:
+        """Return an attribute that the module hasn't; `AttributeError` if nobody has it."""
+        return super().__getattr__(name)  # which raises
+
+
+def refuse_members(subject: Any) -> None:
+    """Let a class of ours say of the members that it hasn't what to use instead; costs nothing otherwise."""
+    if not isinstance(subject, type) or not is_ours(subject):
+        return
+    for name, why in unserved_members((subject.__name__,)):
+        if "(" not in name and name not in vars(subject):
+            setattr(subject, name, _Unserved(name, why))
 
 
 class Unserved(NamedTuple):

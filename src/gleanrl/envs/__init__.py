@@ -1,5 +1,6 @@
 """Environments: the base class, gymnasium's environments, and helpers."""
 
+from gleanrl._process.worker import Timeouts
 from gleanrl.compat import bind
 from gleanrl.envs import policy_state as _policy_state  # noqa: F401 - `rollout` finds it in KEEPING_STATE
 from gleanrl.envs import transforms as _transforms
@@ -34,11 +35,10 @@ from gleanrl.envs.utils import (
     step_mdp,
     terminated_or_truncated,
 )
-from gleanrl.envs.vector.metadata import EnvMetaData
+from gleanrl.envs.vector.async_pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
+from gleanrl.envs.vector.factories import EnvMetaData
 from gleanrl.envs.vector.parallel import ParallelEnv
-from gleanrl.envs.vector.pool import AsyncEnvPool, ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 from gleanrl.envs.vector.serial import SerialEnv
-from gleanrl.workers.handle import Timeouts
 
 __all__ = [
     "AsyncEnvPool",

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.data.boundaries import MASK
+from gleanrl._arrays.ragged import Leaf, Objects, values_of
+from gleanrl._arrays.tensordicts import Path, as_key, as_path, flatten
+from gleanrl._rollout.env_traits import Env
+from gleanrl._rollout.tensordict_stepper import CastWarning, UndeclaredKeyWarning
+from gleanrl._state.rng import torch_kept
 from gleanrl.data.specs import is_masked, without_masks
+from gleanrl.data.trajectories import MASK
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
-from gleanrl.objects import Leaf, Objects, values_of
-from gleanrl.randomness import torch_kept
-from gleanrl.rollouts.steppers import CastWarning, UndeclaredKeyWarning
-from gleanrl.rollouts.traits import Env
-from gleanrl.tree import Path, as_key, as_path, flatten
 
 
 def check_env_specs(

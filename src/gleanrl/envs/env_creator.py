@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gleanrl.envs.transforms.statistics import SharesStatistics
-from gleanrl.envs.vector.factories import Factory, factories, is_environment
-from gleanrl.envs.vector.metadata import EnvMetaData
+from gleanrl._rollout.env_traits import Env, is_closed
+from gleanrl.envs.transforms.vec_norm import SharesStatistics
+from gleanrl.envs.vector.factories import EnvMetaData, Factory, factories, is_environment
 from gleanrl.errors import SchemaError
-from gleanrl.rollouts.traits import Env, is_closed
 
 
 class EnvCreator:

@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gleanrl.compat.members import TellingModule
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import NestedKey
+from gleanrl._state.state import Stateful
+from gleanrl._util import overridden
+from gleanrl.compat.unserved import TellingModule
 from gleanrl.errors import MissingKeyError, SchemaError
-from gleanrl.overrides import overridden
-from gleanrl.schema import Field
-from gleanrl.state import Stateful
-from gleanrl.tree import NestedKey
 
 State = Mapping[str, Any]
 

@@ -1,16 +1,251 @@
-"""What `step` and `reset` make of the TensorDicts that an environment's own methods return."""
+"""What `step` and `reset` make of the TensorDicts that an environment's own methods return.
+
+Partial resets: which rows a ``"_reset"`` mask names, and how fresh and old rows are put together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
+from gleanrl._arrays.ragged import Leaf, Objects, as_entry
+from gleanrl._arrays.tensordicts import (
+    FLAGS,
+    NestedKey,
+    Path,
+    as_key,
+    as_path,
+    drop_entry,
+    flatten,
+    leaf_at,
+    level_of,
+    outermost,
+    put_leaf,
+    record_of,
+    shallow_copy,
+)
 from gleanrl.envs.env_specs import EnvSpecs, complete_flags
-from gleanrl.envs.resets import merge_reset, reset_rows
-from gleanrl.errors import EnvironmentContractError
-from gleanrl.tree import Path, as_key, as_path, leaf_at
+from gleanrl.errors import EnvironmentContractError, MissingKeyError
+
+_ONE = torch.Size((1,))
+
+
+def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
+    """Return the ``"_reset"`` mask of each group of flags that `tensordict` has one for.
+
+    They are copies: a mask may be the very done flag that the environment is about to overwrite.
+    """
+    if tensordict is None:
+        return {}
+    masks = {group: leaf_at(tensordict, (*group, "_reset")) for group in groups}
+    return {group: mask.clone() for group, mask in masks.items() if mask is not None}
+
+
+def own_request(
+    tensordict: TensorDictBase | None, masks: Mapping[Path, torch.Tensor]
+) -> TensorDictBase | None:
+    """Return a shallow copy of `tensordict` with masks of its own, which an environment may overwrite."""
+    if tensordict is None:
+        return None
+    return request_of(tensordict, {group: mask.clone() for group, mask in masks.items()})
+
+
+def request_of(root: TensorDictBase, masks: Mapping[Path, torch.Tensor]) -> TensorDictBase:
+    """Return a shallow copy of `root` that asks for the resets of `masks`."""
+    out: TensorDictBase = shallow_copy(root)
+    for group, mask in masks.items():
+        put_leaf(out, (*group, "_reset"), mask)
+    return out
+
+
+def without_masks(fresh: TensorDictBase, reset_keys: Sequence[NestedKey]) -> TensorDictBase:
+    """Return what a reset returned without the masks that it was asked with."""
+    came = [key for key in reset_keys if leaf_at(fresh, as_path(key)) is not None]
+    return fresh.exclude(*came) if came else fresh
+
+
+def put_root(
+    request: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence[NestedKey]
+) -> TensorDictBase:
+    """Put the root of a reset into the TensorDict that asked for it, whose masks go; returns it."""
+    if type(request) is not TensorDict or type(fresh) is not TensorDict:
+        return request.exclude(*reset_keys, inplace=True).update(fresh)
+    for key in reset_keys:
+        drop_entry(request, as_path(key))
+    for name, value in level_of(fresh).items():
+        if isinstance(value, torch.Tensor):
+            put_leaf(request, (name,), value)
+        else:
+            request.update({name: value})
+    return request
+
+
+def due_resets(root: TensorDictBase, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
+    """Return the ``"_reset"`` mask of each group of flags, after a step that led to `root`.
+
+    The outermost flags rule: where an environment has a done of its own, agents below it that are done wait for
+    it, and all of them are reset with it. Where it hasn't, each group resets by itself.
+    """
+    done = {group: root.get(as_key((*group, "done"))) for group in groups}
+    return _ruled_by_outermost(done, root.batch_size)
+
+
+def terminated_or_truncated(
+    data: TensorDictBase,
+    full_done_spec: Any = None,
+    key: str | None = "_reset",
+    write_full_false: bool = False,
+) -> bool:
+    """Return whether any episode in `data` ended, and write where beside the flags.
+
+    Ended means done, terminated or truncated. Where a group of flags lies in another one (agents below the
+    environment) the outer one rules, as in `due_resets`.
+
+    Args:
+        data: the flags, at any depth; written in place.
+        full_done_spec: the environment's; None looks at the flags that `data` holds.
+        key: the name of the entry that is written for each group of flags, of their shape; None writes nothing.
+        write_full_false: whether it is written if no episode ended, too.
+
+    Raises:
+        MissingKeyError: if there are no flags.
+    """
+    source = data if full_done_spec is None else full_done_spec
+    paths = [path for k in source.keys(True, True) if (path := as_path(k))[-1] in FLAGS and path[0] != "next"]
+    ended: dict[Path, torch.Tensor] = {}
+    for path in paths:
+        flag = data.get(as_key(path), None)
+        if flag is not None:
+            ended[path[:-1]] = ended[path[:-1]] | flag if path[:-1] in ended else flag.clone()
+    if not ended:
+        raise MissingKeyError("terminated_or_truncated: found no done, terminated or truncated")
+    masks = _ruled_by_outermost(ended, data.batch_size)
+    found = any(bool(mask.any()) for mask in masks.values())
+    if key is not None and (found or write_full_false):
+        for group, mask in masks.items():
+            data.set(as_key((*group, key)), mask)
+    return found
+
+
+def _ruled_by_outermost(
+    ended: Mapping[Path, torch.Tensor], batch_size: torch.Size
+) -> dict[Path, torch.Tensor]:
+    """Return each group's own flag, or that of the outermost group around it in its shape."""
+    if len(ended) == 1:
+        return dict(ended)
+    outer, masks = outermost(ended), {}
+    for group, own in ended.items():
+        above = next(other for other in outer if group[: len(other)] == other)
+        if above != group:
+            rows = reset_rows({above: ended[above]}, batch_size)
+            own = rows.reshape((*rows.shape, *[1] * (own.ndim - rows.ndim))).expand(own.shape).clone()
+        masks[group] = own
+    return masks
+
+
+def is_partial(masks: Mapping[Path, torch.Tensor]) -> bool:
+    """Return whether `masks` leave any row as it is."""
+    return not all(bool(mask.all()) for mask in masks.values())
+
+
+def reset_rows(masks: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
+    """Return where any mask of any group is True, ``(*batch,)`` bool; see `any_of`."""
+    return any_of(masks.values(), batch_size)
+
+
+def any_of(flags: Collection[torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
+    """Return where any flag is set, ``(*batch,)`` bool; of a single one it may be the same memory."""
+    rows = [
+        flag.reshape(*batch_size, -1).any(-1) if flag.shape[len(batch_size) :] != _ONE else flag.squeeze(-1)
+        for flag in flags
+    ]
+    return rows[0] if len(rows) == 1 else torch.stack(rows).any(0)
+
+
+def merge_reset(
+    fresh: TensorDictBase, before: TensorDictBase, masks: Mapping[Path, torch.Tensor]
+) -> TensorDictBase:
+    """Return the rows of `fresh` where the masks are True and those of `before` elsewhere.
+
+    A group's own mask rules the entries under that group; any mask of any group rules everything else. Where `before`
+    lacks an entry there is a warning, and the other rows hold what the environment returned.
+    """
+    size, leaves, kept = fresh.batch_size, flatten(fresh), flatten(before)
+    for path, value in leaves.items():
+        key, old = as_key(path), kept.get(path)
+        if old is None:
+            warnings.warn(
+                f"partial reset: the input has no {key!r} for the rows that aren't reset", stacklevel=4
+            )
+            continue
+        leaves[path] = chosen(masks, path, value, old, size)
+    if any(isinstance(leaf, Objects) and leaf.blank is not None for leaf in leaves.values()):
+        stacked: TensorDictBase = record_of(leaves, size, fresh.device)
+        return stacked
+    out: TensorDictBase = shallow_copy(fresh)
+    for path, leaf in leaves.items():
+        put_leaf(out, path, as_entry(leaf))
+    return out
+
+
+def chosen(
+    masks: Mapping[Path, torch.Tensor], key: NestedKey, fresh: Leaf, before: Leaf, batch_size: torch.Size
+) -> Leaf:
+    """Return `fresh` where the masks are True for the entry at `key`, `before` elsewhere; see `merge_reset`."""
+    path = as_path(key)
+    own = next((mask for group, mask in masks.items() if group and path[: len(group)] == group), None)
+    mask = reset_rows(masks, batch_size) if own is None else own
+    if isinstance(fresh, Objects) or isinstance(before, Objects) or fresh.shape != before.shape:
+        new, old = (
+            leaf if isinstance(leaf, Objects) else Objects.rows_of(leaf, batch_size)
+            for leaf in (fresh, before)
+        )
+        return new.where(_aligned(mask, new, batch_size), old)
+    return torch.where(_aligned(mask, fresh, batch_size), fresh, before)
+
+
+def keep_flags(
+    values: dict[NestedKey, Any],
+    before: Mapping[NestedKey, Any],
+    fresh: Any,
+    masks: Mapping[Path, torch.Tensor] | None,
+    batch_size: torch.Size,
+) -> None:
+    """Add the flags of `before` that `values` lacks: `fresh` has them where the masks are True.
+
+    Args:
+        values: what transforms made of a reset; flags that they only write in steps aren't in it.
+        before: what they made of the step before.
+        fresh: what the environment returned, by key.
+        masks: what was reset, by group; None for all.
+        batch_size: the batch dimensions.
+    """
+    for key in before.keys() - values.keys():
+        if as_path(key)[-1] in FLAGS:
+            value = fresh.get(key)
+            values[key] = (
+                value.clone() if masks is None else chosen(masks, key, value, before[key], batch_size)
+            )
+
+
+def _aligned(mask: torch.Tensor, value: Leaf, batch_size: torch.Size) -> torch.Tensor:
+    """Return `mask` with as many dimensions as `value`: trailing 1s dropped or added, else rows only."""
+    while mask.ndim > len(batch_size) and (mask.ndim > value.ndim or mask.shape[-1] == 1):
+        mask = mask.squeeze(-1) if mask.shape[-1] == 1 else mask.any(-1)
+    if mask.shape != value.shape[: mask.ndim]:
+        mask = mask.reshape(*batch_size, -1).any(-1)
+    return mask.reshape((*mask.shape, *[1] * (value.ndim - mask.ndim)))
+
+
+def ended_since(
+    before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], batch_size: torch.Size
+) -> torch.Tensor:
+    """Return where a flag of `after` is set and none of `before`, ``(*batch,)`` bool."""
+    return any_of(after, batch_size) & ~any_of(before, batch_size)
 
 
 def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 
+from gleanrl._arrays.tensordicts import Path, as_key, as_path
+from gleanrl._rollout.env_traits import Env
+from gleanrl._rollout.infer_outputs import promised_by, spare
+from gleanrl._rollout.loop import with_gradients
+from gleanrl._state.rng import torch_kept
 from gleanrl.data.specs import Composite, Unbounded
-from gleanrl.envs.construction import KEEPING_STATE
-from gleanrl.envs.transforms.env import TransformedEnv
+from gleanrl.envs.env_specs import KEEPING_STATE
 from gleanrl.envs.transforms.primer import TensorDictPrimer
+from gleanrl.envs.transforms.transformed_env import TransformedEnv
 from gleanrl.errors import PolicyError
-from gleanrl.randomness import torch_kept
-from gleanrl.rollouts.modes import with_gradients
-from gleanrl.rollouts.probing import promised_by, spare
-from gleanrl.rollouts.traits import Env
-from gleanrl.tree import Path, as_key, as_path
 
 
 def with_policy_state(env: Any, policy: Any, device: torch.device | None = None) -> Any:

@@ -1,4 +1,9 @@
-"""`env.rollout`: the loop of the collectors, for one rollout of at most so many steps."""
+"""`env.rollout`: the loop of the collectors, for one rollout of at most so many steps.
+
+`env.rollout` of environments whose data can't be stacked densely: every step is a lazy stack, and so is the result.
+
+It goes through the TensorDict protocol, step by step: columns can't hold data of unlike keys or shapes.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +14,66 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from gleanrl.arguments import positive
-from gleanrl.block import Block
-from gleanrl.envs.construction import KEEPING_STATE, OF_ANY_SIZE
-from gleanrl.envs.unstacked import lazy_steps
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.ragged import cat_leaves
+from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, as_path
+from gleanrl._rollout.env_traits import Env, EnvTraits, extra
+from gleanrl._rollout.errors import StepFault, explain
+from gleanrl._rollout.infer_outputs import place_of_policy
+from gleanrl._rollout.loop import collect, with_gradients
+from gleanrl._rollout.plan import Handling, RolloutPlan, plan_rollout
+from gleanrl._rollout.policies import OwnActions, wrap_policy
+from gleanrl._rollout.protocol import EpisodeRules
+from gleanrl._rollout.step_mdp import advance, end_flags
+from gleanrl._rollout.tensordict_stepper import any_set
+from gleanrl._util import positive
+from gleanrl.envs.env_specs import KEEPING_STATE, OF_ANY_SIZE
 from gleanrl.errors import MissingArgumentError, UnsupportedError
-from gleanrl.objects import cat_leaves
-from gleanrl.rollouts.faults import StepFault, explain
-from gleanrl.rollouts.loop import collect
-from gleanrl.rollouts.modes import with_gradients
-from gleanrl.rollouts.plan import Handling, RolloutPlan, plan_rollout
-from gleanrl.rollouts.policies import OwnActions
-from gleanrl.rollouts.probing import place_of_policy
-from gleanrl.rollouts.protocol import EpisodeRules
-from gleanrl.rollouts.steppers import any_set
-from gleanrl.rollouts.stepping import end_flags
-from gleanrl.rollouts.traits import Env, EnvTraits, extra
-from gleanrl.tree import NestedKey, Path, as_key, as_path
+
+
+def lazy_steps(
+    env: Env,
+    max_steps: int,
+    policy: Any,
+    root: TensorDictBase,
+    callback: Any = None,
+    break_when_any_done: bool = True,
+) -> TensorDictBase:
+    """Run `policy` from `root` on and return the steps, ``[n, *batch, T]``, lazily stacked along the first dimension.
+
+    Args:
+        env: a batch of unlike environments.
+        max_steps: the most steps.
+        policy: as in the collectors, but it gets lazy stacks.
+        root: where to start from.
+        callback: called as ``callback(env, step)`` after every step.
+        break_when_any_done: whether to stop at the first end of any episode; if not, ended ones are reset.
+    """
+    wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
+    flags = end_flags(env)
+    steps: list[TensorDictBase] = []
+    with torch.no_grad():
+        for _ in range(max_steps):
+            stepped = env.step(wrapped(root.copy()))
+            steps.append(stepped.clone())  # the environment may overwrite what it returned
+            if callback is not None:
+                callback(env, steps[-1])
+            ended = any(bool(stepped.get(("next", *path)).any()) for path in flags)
+            if ended and break_when_any_done:
+                break
+            root = advance(stepped, env)
+            root = env.maybe_reset(root) if ended else root
+    rows = zip(*(step.unbind(0) for step in steps), strict=True)
+    return LazyStackedTensorDict.lazy_stack([_in_time(row) for row in rows], 0)
+
+
+def _in_time(steps: tuple[TensorDictBase, ...]) -> TensorDictBase:
+    """Return the steps of one environment, ``[*batch, T]``, the last dimension called ``"time"``."""
+    dim = steps[0].ndim
+    row: Any = torch.stack(steps, dim)
+    row.refine_names(..., "time")
+    return row
+
 
 _CHUNK = 1024
 """Steps of one block; a rollout that ends early has reserved no more than this."""

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from gleanrl._arrays.devices import as_device
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
 from gleanrl.data.specs import Composite, TensorSpec
-from gleanrl.devices import as_device
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.errors import UnsupportedError
-from gleanrl.tree import NestedKey, as_key, as_path
 
 _Env = TypeVar("_Env", bound="SpecProperties")
 

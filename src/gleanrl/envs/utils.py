@@ -1,8 +1,10 @@
 """Helpers around environments: stepping, exploration types, checks, the random policy."""
 
+from gleanrl._rollout.policies import RandomPolicy
+from gleanrl._rollout.step_mdp import step_mdp
 from gleanrl.compat import bind
 from gleanrl.envs.check import check_env_specs
-from gleanrl.envs.data_specs import make_composite_from_td, make_tensordict
+from gleanrl.envs.env_specs import make_composite_from_td, make_tensordict
 from gleanrl.envs.exploration import (
     ExplorationType,
     exploration_mode,
@@ -12,9 +14,7 @@ from gleanrl.envs.exploration import (
 )
 from gleanrl.envs.libs.gym_backend import get_available_libraries
 from gleanrl.envs.marl import MarlGroupMapType, check_marl_grouping
-from gleanrl.envs.resets import terminated_or_truncated
-from gleanrl.rollouts.policies import RandomPolicy
-from gleanrl.rollouts.stepping import step_mdp
+from gleanrl.envs.outcomes import terminated_or_truncated
 
 __all__ = [
     "ExplorationType",

@@ -1,36 +1,298 @@
-"""`check_env`: does an environment do what the loops of this library, and its users, rely on?"""
+"""`check_env`: does an environment do what the loops of this library, and its users, rely on?
+
+Rules of `check_env` about the data that an environment returns.
+
+Rules of `check_env` about partial resets and odd actions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
 import gymnasium
+import torch
 
-from gleanrl.arguments import integer
+from gleanrl._arrays.ragged import values_of
+from gleanrl._arrays.tensordicts import FLAGS, Path, as_key, as_path
+from gleanrl._rollout.env_traits import Env, EnvTraits
+from gleanrl._util import integer
+from gleanrl.data.specs import Bounded, TensorSpec
+from gleanrl.data.specs.base import fits
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.envs.vector.factories import is_environment
-from gleanrl.errors import InvalidTypeError
-from gleanrl.rollouts.traits import Env
-from gleanrl.testing import env_data, env_episodes, env_resets
-from gleanrl.testing.report import EnvReport, check_rules, left_out
-from gleanrl.testing.runs import Runs, Subject
+from gleanrl.errors import ConformanceError, InvalidTypeError
+from gleanrl.testing import env_episodes
+from gleanrl.testing.report import EnvReport, Skip, check_rules, left_out
+from gleanrl.testing.runs import (
+    Leaves,
+    Runs,
+    Step,
+    Subject,
+    leaf_specs,
+    rows,
+    same,
+    shown,
+    snapshot,
+    with_action,
+)
+
+
+def contract(runs: Runs) -> None:
+    """A run doesn't break off."""
+    _ = runs.first
+
+
+def inputs(runs: Runs) -> None:
+    """A step changes nothing that it is given."""
+    for place, path in runs.first.changed:
+        raise ConformanceError(
+            "input", f"{as_key(path)!r}, which {place} was given", "the same value afterwards", "another one"
+        )
+
+
+def specs(runs: Runs) -> None:
+    """Keys, shapes, dtypes and values are as declared."""
+    root, outcome = runs.declared
+    for place, leaves, after in runs.places():
+        if after:
+            as_declared("specs", place, leaves, outcome, runs.states)
+        else:
+            as_declared("specs", place, leaves, root, leaves)
+
+
+def as_declared(
+    rule: str, place: str, leaves: Leaves, declared: dict[Path, TensorSpec], besides: Collection[Path]
+) -> None:
+    """Check keys, shapes, dtypes and domains of `leaves`.
+
+    Args:
+        rule: the rule that messages name.
+        place: where the data came from.
+        leaves: the data.
+        declared: path -> spec.
+        besides: what may be there, too.
+    """
+    missing, extra = set(declared) - set(leaves), set(leaves) - set(declared) - set(besides)
+    if missing or extra:
+        keys = sorted(map(str, map(as_key, missing or extra)))
+        got = f"no {keys}" if missing else f"{keys} beside them"
+        raise ConformanceError(rule, place, f"the keys {sorted(map(str, map(as_key, declared)))}", got)
+    for path, spec in declared.items():
+        leaf, where = leaves[path], f"{as_key(path)!r} of {place}"
+        numbers = isinstance(leaf, torch.Tensor)
+        if numbers and (not _shaped(leaf.shape, spec.shape) or leaf.dtype != spec.dtype):
+            raise ConformanceError(
+                rule, where, f"{tuple(spec.shape)} {spec.dtype}", f"{tuple(leaf.shape)} {leaf.dtype}"
+            )
+        if not all(part.is_in(value) for value, part in values_of(leaf, spec)):
+            raise ConformanceError(rule, where, f"a value of {spec!r}", shown(leaf))
+
+
+def _shaped(shape: torch.Size, wanted: torch.Size) -> bool:
+    return len(shape) == len(wanted) and fits(shape, wanted)
+
+
+def finite(runs: Runs) -> None:
+    """No NaN and no infinity in observations and rewards; last observations that are lost may be NaN."""
+    lost = EnvTraits.of(runs.env).loses_last
+    for place, leaves, after in runs.places():
+        if lost and after and bool(leaves[("done",)].any()):
+            continue
+        for path in runs.declared[1]:
+            leaf = leaves.get(path)
+            if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point:
+                continue
+            if not bool(leaf.isfinite().all()):
+                raise ConformanceError(
+                    "finite", f"{as_key(path)!r} of {place}", "finite numbers", shown(leaf)
+                )
+
+
+def flags(runs: Runs) -> None:
+    """Done is terminated or truncated; after a reset all flags are False."""
+    groups = {as_path(key)[:-1] for key in runs.env.done_keys}
+    for place, leaves, _ in runs.places():
+        for group in groups:
+            done, terminated = leaves[(*group, "done")], leaves[(*group, "terminated")]
+            either = terminated | leaves.get((*group, "truncated"), torch.zeros_like(terminated))
+            if not torch.equal(done, either):
+                where = f"{as_key((*group, 'done'))!r} of {place}"
+                got = f"done {done.tolist()}, terminated or truncated {either.tolist()}"
+                raise ConformanceError("flags", where, "terminated or truncated", got)
+    may = EnvTraits.of(runs.env).allow_done_after_reset
+    starts = [("reset", runs.first.first, torch.ones(runs.subject.batch_size, dtype=torch.bool))]
+    starts += [
+        (f"the reset after step {t}", step.following, step.fresh) for t, step in enumerate(runs.first.steps)
+    ]
+    for place, leaves, fresh in starts:
+        for group in groups:
+            for name in FLAGS:
+                flag = leaves.get((*group, name))
+                if flag is not None and not may and bool(rows(flag, fresh).any()):
+                    raise ConformanceError(
+                        "flags", f"{as_key((*group, name))!r} of {place}", "False", shown(flag)
+                    )
+
+
+def aliasing(runs: Runs) -> None:
+    """A tensor that was returned never changes later."""
+    for held in runs.first.held:
+        if not same(held.leaf, held.copy):
+            raise ConformanceError(
+                "aliasing",
+                f"{as_key(held.path)!r} of {held.place}",
+                f"{shown(held.copy)} for good, as it was returned",
+                f"{shown(held.leaf)} later: the environment overwrites its own tensors; return copies",
+            )
+
+
+_ODD = 1.5
+"""How far an odd action lies outside its bounds, in multiples of their distance ..."""
+_FAR = 1e3
+"""... of which no more than this counts."""
+
+
+def partial_reset(runs: Runs) -> None:
+    """A reset of some rows leaves the values of the others."""
+    mask, before, after, _ = _reset_some(runs)
+    for path, leaf in before.items():
+        if path in after and not same(rows(leaf, ~mask), rows(after[path], ~mask)):
+            raise ConformanceError(
+                "partial reset",
+                f"{as_key(path)!r} of the rows {(~mask).nonzero().tolist()}, which weren't reset",
+                shown(rows(leaf, ~mask)),
+                shown(rows(after[path], ~mask)),
+            )
+    for key in runs.env.done_keys:
+        flag = after[as_path(key)]
+        if bool(rows(flag, mask).any()):
+            where = f"{key!r} of the rows {mask.nonzero().tolist()}, which were reset"
+            raise ConformanceError("partial reset", where, "False", shown(rows(flag, mask)))
+
+
+def other_rows(runs: Runs) -> None:
+    """Environments that weren't reset go on as if nothing had happened."""
+    mask, _, _, step = _reset_some(runs)
+    undisturbed = runs.first.steps[len(_lead_in(runs))]
+    others = ~mask
+    for path, leaf in undisturbed.outcome.items():
+        if not same(rows(leaf, others), rows(step[path], others)):
+            raise ConformanceError(
+                "other rows",
+                f"{as_key(('next', *path))!r} of the rows {others.nonzero().tolist()}, a step after others' reset",
+                f"{shown(rows(leaf, others))}, as without it",
+                shown(rows(step[path], others)),
+            )
+
+
+def _lead_in(runs: Runs) -> list[Step]:
+    """Return the steps before the first end: no row is reset in them."""
+    steps = runs.first.steps
+    lead = next((t for t, step in enumerate(steps) if bool(step.fresh.any())), len(steps) - 1)
+    if lead < 1:
+        raise Skip("an episode ends with the first step")
+    return steps[: min(lead, 3)]
+
+
+def _reset_some(runs: Runs) -> tuple[torch.Tensor, Leaves, Leaves, Leaves]:
+    """Take some steps, reset every second row and take another step.
+
+    Returns:
+        The mask ``(*batch,)``, the root before and after the reset, and the outcome of the following step.
+    """
+    size = runs.subject.batch_size
+    if size.numel() < 2 or not size:
+        raise Skip("the environment isn't a batch of several")
+    lead = _lead_in(runs)
+    mask = torch.arange(size.numel()).reshape(size) % 2 == 1
+    env = runs.subject.fresh()
+    env.set_seed(runs.seed)
+    root = env.reset()
+    for action in runs.actions[: len(lead)]:
+        root, _ = runs.subject.follow(env, env.step(with_action(root, action)))
+    before, request = snapshot(root), root.copy()
+    for key in env.done_keys:
+        if as_path(key)[-1] == "done":
+            flag = root.get(key)
+            shaped = mask.reshape((*size, *[1] * (flag.ndim - len(size)))).expand(flag.shape)
+            request.set(as_key((*as_path(key)[:-1], "_reset")), shaped.to(flag.device, copy=True))
+    try:
+        fresh = env.reset(request)
+    except NotImplementedError as cause:
+        raise Skip(f"it has no partial resets: {cause}") from cause
+    after = snapshot(fresh)
+    outcome = env.step(with_action(fresh, runs.actions[len(lead)])).get("next")
+    return mask, before, after, snapshot(outcome)
+
+
+def odd_actions(runs: Runs) -> None:
+    """An action outside its domain raises, or leads to data as declared; a reset works afterwards."""
+    odd = {path: odd_action(spec) for path, spec in leaf_specs(runs.env.full_action_spec)}
+    action = {path: value for path, value in odd.items() if value is not None}
+    if not action:
+        raise Skip("no action lies outside the action's domain")
+    env = runs.subject.fresh()
+    env.set_seed(runs.seed)
+    try:
+        given = with_action(env.reset(), {**runs.actions[0], **action})
+        leaves = snapshot(env.step(given).get("next"))
+    except Exception:  # whatever the environment raises: it noticed
+        leaves = None
+    if leaves is not None:
+        as_declared(
+            "odd actions", "a step with an action out of its domain", leaves, runs.declared[1], runs.states
+        )
+        tensors = [leaf for leaf in leaves.values() if isinstance(leaf, torch.Tensor)]
+        runs_finite = all(bool(v.isfinite().all()) for v in tensors if v.dtype.is_floating_point)
+        if not runs_finite:
+            raise ConformanceError(
+                "odd actions",
+                "a step with an action out of its domain",
+                "an error or finite data",
+                "NaN or infinity",
+            )
+    try:
+        env.reset()
+    except Exception as cause:
+        raise ConformanceError(
+            "odd actions",
+            "reset, after an action out of its domain",
+            "a new episode",
+            f"{type(cause).__name__}: {cause}",
+        ) from cause
+
+
+def odd_action(spec: Any) -> torch.Tensor | None:
+    """Return an action outside the domain of `spec`; None if there is none."""
+    zero = spec.zero()
+    candidates = [torch.full_like(zero, 2), torch.full_like(zero, int(getattr(spec, "n", 0) or 0))]
+    if isinstance(spec, Bounded):
+        low, high = spec.space.low, spec.space.high
+        far = (high - low).clamp(max=_FAR) * _ODD if zero.dtype.is_floating_point else torch.ones_like(high)
+        candidates = [high + far]
+    elif hasattr(spec, "nvec"):
+        candidates.append(torch.full_like(zero, max(torch.as_tensor(spec.nvec).flatten().tolist())))
+    if zero.dtype == torch.bool:
+        candidates = [zero, ~zero]  # no choice, and all of them
+    return next((value for value in candidates if not spec.is_in(value)), None)
+
 
 RULES: dict[str, Callable[[Runs], None]] = {
-    "contract": env_data.contract,
-    "specs": env_data.specs,
-    "finite": env_data.finite,
-    "flags": env_data.flags,
-    "aliasing": env_data.aliasing,
-    "input": env_data.inputs,
+    "contract": contract,
+    "specs": specs,
+    "finite": finite,
+    "flags": flags,
+    "aliasing": aliasing,
+    "input": inputs,
     "following root": env_episodes.following_root,
     "last observation": env_episodes.last_observation,
     "determinism": env_episodes.determinism,
     "seed": env_episodes.seed,
-    "partial reset": env_resets.partial_reset,
-    "other rows": env_resets.other_rows,
-    "odd actions": env_resets.odd_actions,
+    "partial reset": partial_reset,
+    "other rows": other_rows,
+    "odd actions": odd_actions,
     "rollout": env_episodes.rollout,
 }
 """The rules by name, in the order in which they are checked."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from gleanrl._arrays.tensordicts import Path, as_key, as_path, flatten
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.errors import ConformanceError
 from gleanrl.testing.report import Skip
 from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Trace, leaf_specs, rows, same, shown
-from gleanrl.tree import Path, as_key, as_path, flatten
 
 _ENOUGH = 3
 """Ends from which last observations are compared with first ones."""

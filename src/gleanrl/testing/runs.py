@@ -10,15 +10,15 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.tensordicts import Path, as_key, as_path, is_private, iter_leaves, outermost
+from gleanrl._rollout.env_traits import Env, is_closed
+from gleanrl._rollout.policies import RandomPolicy
+from gleanrl._rollout.step_mdp import advance
+from gleanrl._state.rng import torch_kept
 from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.vector.factories import is_environment
 from gleanrl.errors import ConformanceError, EnvironmentContractError, UnsupportedError
-from gleanrl.objects import Leaf, Objects
-from gleanrl.randomness import torch_kept
-from gleanrl.rollouts.policies import RandomPolicy
-from gleanrl.rollouts.stepping import advance
-from gleanrl.rollouts.traits import Env, is_closed
-from gleanrl.tree import Path, as_key, as_path, is_private, iter_leaves, outermost
 
 Leaves: TypeAlias = dict[Path, torch.Tensor]
 OTHER_SEED = 1000

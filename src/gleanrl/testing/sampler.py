@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, Sampler
-from gleanrl.data.replay_buffers.samplers.familiar import as_sampler
+from gleanrl.data.replay_buffers.samplers.adapter import as_sampler
 from gleanrl.errors import ConformanceError, SchemaError
 from gleanrl.testing.report import PartReport, expect, made, part_report
 

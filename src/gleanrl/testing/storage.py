@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree
 
+from gleanrl._arrays.results import Selection
 from gleanrl.data.replay_buffers import ReplayBuffer, Storage
-from gleanrl.data.replay_buffers.storages.direct import Prepared
-from gleanrl.data.replay_buffers.storages.familiar import as_storage
-from gleanrl.data.replay_buffers.versions import touched
+from gleanrl.data.replay_buffers.change_log import touched
+from gleanrl.data.replay_buffers.storages.adapter import as_storage
+from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.errors import GleanError, InvalidArgumentError
-from gleanrl.records import Selection
 from gleanrl.testing.report import PartReport, expect, made, part_report
 
 Make = Callable[[], Storage]

@@ -1,29 +1,216 @@
-"""`check_transform`: does a transform do what environments and replay buffers rely on?"""
+"""`check_transform`: does a transform do what environments and replay buffers rely on?
+
+Rules of `check_transform` about transforms in replay buffers.
+
+Rules of `check_transform` about transforms in environments.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
+from gleanrl._arrays.tensordicts import Path, as_key, as_path, iter_leaves
+from gleanrl._rollout.env_traits import Env
 from gleanrl.envs.transforms import Compose, Transform, TransformedEnv
-from gleanrl.errors import InvalidArgumentError
-from gleanrl.testing import transform_buffer, transform_env
+from gleanrl.errors import ConformanceError, GleanError, InvalidArgumentError
 from gleanrl.testing.env import RULES as ENV_RULES
 from gleanrl.testing.env import check_env
-from gleanrl.testing.report import EnvReport, PartReport, check_rules, left_out, made
+from gleanrl.testing.report import EnvReport, PartReport, Skip, check_rules, left_out, made
+from gleanrl.testing.runs import Leaves, Subject, Trace, same, snapshot, with_action
 
-IN_ENVIRONMENTS: dict[str, Callable[[transform_env.Trial], None]] = {
-    "in place": transform_env.in_place,
-    "trajectories": transform_env.trajectories,
-    "state": transform_env.state,
+
+def read(make: Callable[[], Any], batch: TensorDictBase) -> None:
+    """`forward` returns a batch, and writes into none of the tensors that it is given."""
+    given = batch.clone()
+    tensors, before = dict(iter_leaves(given)), snapshot(given)
+    out = make().eval()(given)
+    if not isinstance(out, TensorDictBase):
+        raise ConformanceError("read", "forward", "the batch that it made", f"{type(out).__name__}")
+    for path, value in before.items():
+        if not same(tensors[path], value):
+            raise ConformanceError(
+                "read", f"{as_key(path)!r}", "a new tensor: this one may be a buffer's memory", "it, changed"
+            )
+
+
+def written(make: Callable[[], Any], batch: TensorDictBase) -> None:
+    """`inv` returns what is to be written, or None, and leaves what it is given as it is."""
+    given = batch.clone()
+    before = snapshot(given)
+    out = make().eval().inv(given)
+    if out is not None and not isinstance(out, TensorDictBase):
+        raise ConformanceError("written", "inv", "what is to be written, or None", f"{type(out).__name__}")
+    after = snapshot(given)
+    for path in before.keys() | after.keys():
+        if path not in before or path not in after or not same(before[path], after[path]):
+            raise ConformanceError(
+                "written", f"{as_key(path)!r}", "what the user gave, unchanged", "it, changed"
+            )
+
+
+def inverse(make: Callable[[], Any], batch: TensorDictBase) -> None:
+    """What was written is read as it was."""
+    transform = make().eval()
+    both = set(transform.pairs()) & set(transform.pairs_inv())
+    if not both or set(transform.pairs()) != set(transform.pairs_inv()):
+        raise Skip("no key is mapped in both directions, or some aren't")
+    stored = transform.inv(batch.clone())
+    if stored is None:
+        raise Skip("the batch is held back")
+    out, want = snapshot(transform(stored)), snapshot(batch)
+    for key in sorted({out_key for _, out_key in both}, key=str):
+        path = as_path(key)
+        if path in want and (path not in out or not same(out[path], want[path])):
+            raise ConformanceError("inverse", f"{key!r}", "the value that was written", "another one")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is checked: makers of the environment and of the transform, and the runs."""
+
+    env: Callable[[], Any]
+    make: Callable[[], Transform]
+    num_steps: int
+    seed: int
+
+    def transformed(self, *before: Transform) -> TransformedEnv:
+        """Return a fresh environment with a fresh transform, which the last one of a chain is."""
+        return TransformedEnv(self.env(), Compose(*before, self.make()))
+
+
+class Holding(Transform):
+    """Keeps what comes out of the environment, and copies of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[tuple[Path, torch.Tensor, torch.Tensor]] = []
+
+    def _call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.held = [(path, leaf, leaf.clone()) for path, leaf in iter_leaves(tensordict)]
+        return tensordict
+
+    def _reset(self, tensordict: Any, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        return self._call(tensordict_reset)
+
+    def look(self, during: str) -> None:
+        """Raise `ConformanceError` if any of it changed."""
+        for path, leaf, copy in self.held:
+            if not same(leaf, copy):
+                raise ConformanceError(
+                    "in place",
+                    f"{as_key(path)!r} at a {during}",
+                    "a new tensor for what is changed: the environment may keep the one that it returned",
+                    "that tensor with other values",
+                )
+
+
+def in_place(trial: Trial) -> None:
+    """The tensors that the environment returned hold what they held."""
+    holding = Holding()
+    env = trial.transformed(holding)
+    env.set_seed(trial.seed)
+    root = env.reset()
+    holding.look("reset")
+    for action in Subject(env, 8).actions(trial.seed):
+        stepped = env.step(with_action(root, action))
+        holding.look("step")
+        root = Subject(env, 1).follow(env, stepped)[0]
+        holding.look("reset")
+    env.close()
+
+
+def trajectories(trial: Trial) -> None:
+    """After a reset of everything nothing is left of what came before."""
+    if trial.make().learns:
+        raise Skip("the transform learns")
+    runs = []
+    for env in (trial.env(), trial.transformed()):
+        subject = Subject(env, trial.num_steps)
+        actions = subject.actions(trial.seed)
+        found = _difference(subject.run(trial.seed, actions), subject.run(trial.seed, actions))
+        runs.append(found)
+        env.close()
+    if runs[0] is not None:
+        raise Skip("the environment doesn't repeat itself after set_seed and reset")
+    if runs[1] is not None:
+        raise ConformanceError(
+            "trajectories", runs[1], "the same as before, after the same seed and actions", "another value"
+        )
+
+
+def _difference(one: Trace, other: Trace) -> str | None:
+    """Return where two runs differ; None if they don't."""
+    pairs = [("the first root", one.first, other.first)]
+    for t, (mine, its) in enumerate(zip(one.steps, other.steps, strict=True)):
+        pairs.append((f"step {t}", mine.outcome, its.outcome))
+        pairs.append((f"the root after step {t}", mine.following, its.following))
+    for place, a, b in pairs:
+        for path in a.keys() | b.keys():
+            if path not in a or path not in b or not same(a[path], b[path]):
+                return f"{as_key(path)!r} of {place}"
+    return None
+
+
+def state(trial: Trial) -> None:
+    """One that loads a saved state goes on to the bit."""
+    half = max(1, trial.num_steps // 2)
+    actions = Subject(trial.transformed(), trial.num_steps).actions(trial.seed)
+    env, twin = trial.transformed(), trial.transformed()
+    root, _ = _run(env, None, actions[:half], trial.seed)
+    _run(twin, None, actions[:half], trial.seed)  # for the sake of its base environment
+    fresh = TransformedEnv(twin.base_env, Compose(trial.make()))
+    saved = env.transform.state_dict()
+    fresh.transform.load_state_dict(saved)
+    before = fresh.transform.state_dict()
+    _, want = _run(env, root, actions[half:], trial.seed)
+    _, got = _run(fresh, root, actions[half:], trial.seed)
+    for t, (a, b) in enumerate(zip(want, got, strict=True)):
+        for path in a:
+            if path not in b or not same(a[path], b[path]):
+                raise ConformanceError(
+                    "state",
+                    f"{as_key(path)!r} {t} steps after a load",
+                    "what the saved one gives; keep what lives from step to step in buffers or in `carried`",
+                    "another value",
+                )
+    for name in before:
+        try:
+            fresh.transform.load_state_dict({key: value for key, value in before.items() if key != name})
+        except GleanError:
+            continue
+        raise ConformanceError("state", f"a state without {name!r}", "an error", "none")
+    env.close()
+    twin.close()
+
+
+def _run(env: Env, root: Any, actions: list[Leaves], seed: int) -> tuple[Any, list[Leaves]]:
+    """Take `actions` from `root`, or from a seeded reset; return the root that follows and all outcomes."""
+    if root is None:
+        env.set_seed(seed)
+        root = env.reset()
+    outcomes = []
+    for action in actions:
+        stepped = env.step(with_action(root, action))
+        outcomes.append(snapshot(stepped.get("next")))
+        root = Subject(env, 1).follow(env, stepped)[0]
+    return root, outcomes
+
+
+IN_ENVIRONMENTS: dict[str, Callable[[Trial], None]] = {
+    "in place": in_place,
+    "trajectories": trajectories,
+    "state": state,
 }
 IN_BUFFERS: dict[str, Callable[[Callable[[], Any], TensorDictBase], None]] = {
-    "read": transform_buffer.read,
-    "written": transform_buffer.written,
-    "inverse": transform_buffer.inverse,
+    "read": read,
+    "written": written,
+    "inverse": inverse,
 }
 
 
@@ -82,7 +269,7 @@ def check_transform(
     if env is not None:
         skipped = without & ENV_RULES.keys()
         of_env = check_env(_transformed(env, make), num_steps=num_steps, seed=seed, skip=skipped)
-        trial = transform_env.Trial(env, make, num_steps, seed)
+        trial = Trial(env, make, num_steps, seed)
         rules |= {rule: partial(check, trial) for rule, check in IN_ENVIRONMENTS.items()}
     if batch is not None:
         rules |= {rule: partial(check, make, batch) for rule, check in IN_BUFFERS.items()}

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from gleanrl._arrays.results import Placement
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, Writer
-from gleanrl.data.replay_buffers.writers.familiar import as_writer
+from gleanrl.data.replay_buffers.writers.adapter import as_writer
 from gleanrl.errors import ConformanceError, SchemaError
-from gleanrl.records import Placement
 from gleanrl.testing.report import PartReport, expect, made, part_report
 
 _CAPACITY = 10

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from gleanrl.collectors.distributed import DistributedDataCollector
-from gleanrl.collectors.distributed.making import NodeMaker
+from gleanrl.collectors.distributed.actor import NodeMaker
 from gleanrl.envs import GymEnv, GymWrapper
 from tests.fakes import FakeFailure, OracleEnv, Script
 

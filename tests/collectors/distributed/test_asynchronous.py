@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gleanrl.collectors.budget import Budget
+from gleanrl.collectors.source import Budget
 from gleanrl.errors import UnsupportedError
 from tests.collectors.distributed.helpers import FATAL, check_rows, rows
 from tests.fakes import FakeFailure

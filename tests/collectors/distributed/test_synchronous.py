@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.block import Block
-from gleanrl.collectors.budget import Budget
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
 from gleanrl.collectors.distributed.synchronous import Joining
-from gleanrl.collectors.workers.assembling import Arrangement
-from gleanrl.pool import BufferPool
-from gleanrl.schema import Field, Schema
+from gleanrl.collectors.source import Budget
+from gleanrl.collectors.workers.batching import Arrangement
 from tests.collectors.distributed.helpers import FATAL, check_rows
 from tests.fakes import FakeFailure
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.collectors.workers.words import SERVED
+from gleanrl._process.worker import Timeouts
+from gleanrl.collectors.workers.shared_counters import SERVED
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.workers.handle import Timeouts
 from tests.chaos.oracle import STEP, Record, Tally, makers
 from tests.collectors.helpers import Net
 from tests.collectors.workers.crews import collecting

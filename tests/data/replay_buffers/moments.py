@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.checkpoint.segments import Layout
+from gleanrl._checkpoint.row_segments import Layout
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.data.replay_buffers.storages.moments import Moment
-from tests.checkpoint.helpers import give_each_extent_a_file
+from gleanrl.data.replay_buffers.storages.copy_on_write import Moment
+from tests._checkpoint.helpers import give_each_extent_a_file
 
 ROWS, SEGMENT_ROWS = 3_000, 200
 SEGMENTS = ROWS // SEGMENT_ROWS

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl.schema import numpy_view
+from gleanrl._arrays.schema import numpy_view
 
 EPISODE = 7
 KEYS = 11

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from tensordict import TensorDict
 
+from gleanrl._os import fault_points
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
-from gleanrl.system import faults
 
 WIDTH = 257
 
@@ -100,7 +100,7 @@ def killed_at(point: str, act: Callable[[], object], spoil: Callable[[], object]
         die()
 
     def acting() -> None:
-        with faults.inject({point: end}):
+        with fault_points.inject({point: end}):
             act()
 
     return in_child(acting)

@@ -17,7 +17,7 @@ from gleanrl.data.replay_buffers import (
     SamplerWithoutReplacement,
     TensorStorage,
 )
-from gleanrl.data.replay_buffers.versions import touched
+from gleanrl.data.replay_buffers.change_log import touched
 from tests.data.replay_buffers.oracle import fill, fingerprint, ted
 
 

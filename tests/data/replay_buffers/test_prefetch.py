@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl._arrays.results import Draw
 from gleanrl.data.replay_buffers import LazyTensorStorage
-from gleanrl.data.replay_buffers.prefetch import Prefetcher
-from gleanrl.data.replay_buffers.tickets import Ticket
-from gleanrl.records import Draw
+from gleanrl.data.replay_buffers.prefetch import Prefetcher, Ticket
 from tests.data.replay_buffers.oracle import fill
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 
+from gleanrl._state.state import Stateful
 from gleanrl.data.replay_buffers.utils import (
     InPlaceSampler,
     load_all,
@@ -14,7 +15,6 @@ from gleanrl.data.replay_buffers.utils import (
     states_in,
 )
 from gleanrl.errors import InvalidArgumentError, SchemaError
-from gleanrl.state import Stateful
 
 
 @tensorclass

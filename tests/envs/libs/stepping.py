@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Block
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._arrays.tensordicts import as_path, flatten
+from gleanrl._rollout.protocol import FREELY, EpisodeRules, Stepper
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.envs.libs.gym_stepper import GymStepper
-from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
-from gleanrl.schema import Field, Schema
-from gleanrl.tree import as_path, flatten
 
 
 def full_schema(stepper: Stepper, env: GymWrapper) -> Schema:

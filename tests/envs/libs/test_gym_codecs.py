@@ -11,8 +11,15 @@ import pytest
 import torch
 
 from gleanrl.data.specs import Bounded, Categorical, MultiOneHot, OneHot, Unbounded
-from gleanrl.envs.libs.gym_choices import CategoricalCodec, MultiOneHotCodec, OneHotCodec
-from gleanrl.envs.libs.gym_codecs import ArrayCodec, RewardCodec, StackCodec, as_flag
+from gleanrl.envs.libs.gym_codecs import (
+    ArrayCodec,
+    CategoricalCodec,
+    MultiOneHotCodec,
+    OneHotCodec,
+    RewardCodec,
+    StackCodec,
+    as_flag,
+)
 from gleanrl.errors import EnvironmentContractError, PolicyError
 
 KEY = ("robot", "pose")

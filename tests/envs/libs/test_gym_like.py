@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.libs.gym import GymEnv, GymLikeEnv, GymWrapper
 from gleanrl.envs.libs.gym_stepper import GymStepper
@@ -25,7 +26,6 @@ from gleanrl.errors import (
     SpaceError,
     UnsupportedError,
 )
-from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.fakes import DictEnv, InfoEnv, OracleEnv, RaisingEnv, ReusingEnv, Script
 
 LONG = Script(lengths=(50,))

@@ -11,8 +11,14 @@ from gymnasium import spaces
 
 from gleanrl.data.specs import Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded
 from gleanrl.envs.libs.gym_codecs import Codec
-from gleanrl.envs.libs.gym_spaces import box_spec, register_gym_spec_conversion
-from gleanrl.envs.libs.gym_trees import assemble, encode, leaves, make_tree
+from gleanrl.envs.libs.gym_spaces import (
+    assemble,
+    box_spec,
+    encode,
+    leaves,
+    make_tree,
+    register_gym_spec_conversion,
+)
 from gleanrl.errors import SpaceError
 
 INF, F32MAX = float("inf"), float(np.finfo(np.float32).max)

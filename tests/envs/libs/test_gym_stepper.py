@@ -12,14 +12,14 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 
-from gleanrl import layout
-from gleanrl.block import Block
+from gleanrl._arrays import tensordicts
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._rollout.errors import StepFault
+from gleanrl._rollout.protocol import EpisodeRules
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.errors import PolicyError, SchemaError
-from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.protocol import EpisodeRules
-from gleanrl.rollouts.steppers import TensorDictStepper
-from gleanrl.schema import Field, Schema
 from tests.envs.libs.stepping import full_schema, run, same, stepper_of
 from tests.fakes import (
     DictEnv,
@@ -322,6 +322,6 @@ def test_no_tensordict_is_built_in_a_step(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(TensorDict, "__init__", refuse)
     monkeypatch.setattr(TensorDict, "_new_unsafe", refuse)
-    monkeypatch.setattr(layout, "dict_batch", refuse)
+    monkeypatch.setattr(tensordicts, "dict_batch", refuse)
     for t in range(20):
         stepper.step(t)

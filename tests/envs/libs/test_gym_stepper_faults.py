@@ -10,12 +10,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from gleanrl.block import Block
+from gleanrl._arrays.block import Block
+from gleanrl._rollout.errors import StepFault
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.envs.libs.gym import GymWrapper
 from gleanrl.envs.libs.gym_stepper import GymStepper
 from gleanrl.errors import ClosedError, EnvironmentContractError
-from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.envs.libs.stepping import full_schema, run, same, stepper_of
 from tests.fakes import DictEnv, DriftingEnv, MisdeclaredEnv, OracleEnv, RaisingEnv, Script
 

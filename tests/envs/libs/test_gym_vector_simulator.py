@@ -10,12 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from gleanrl.envs.libs.gym import GymWrapper
-from gleanrl.envs.libs.gym_vector_simulator import (
-    VectorSimulator,
-    merge_info,
-    merged,
-    with_rows,
-)
+from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator, merge_info, merged, with_rows
 from gleanrl.errors import ClosedError, EnvironmentContractError, UnsupportedError
 from tests.envs.libs.vectors import MODES, NativeOracle, record_statistics, vector
 from tests.fakes import DictEnv, InfoEnv, OracleEnv, ReusingEnv, Script

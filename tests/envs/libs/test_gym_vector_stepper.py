@@ -11,7 +11,9 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from gleanrl.block import Block
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.utils import split_trajectories
 from gleanrl.envs import SerialEnv
@@ -19,8 +21,6 @@ from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.envs.transforms import Compose, RewardSum, StepCounter, TransformedEnv
 from gleanrl.errors import NonFiniteError, SchemaError, UnsupportedError
-from gleanrl.rollouts.steppers import TensorDictStepper
-from gleanrl.schema import Field, Schema
 from tests.contract.helpers import IDS, MASK, Constant, check_ledger, check_stream, same, snapshot, valid_rows
 from tests.envs.libs.vectors import MODES, SCRIPT, MaskedOracle, NativeOracle, vector
 from tests.fakes import (

@@ -7,6 +7,7 @@ import torch
 from gleanrl.envs.transforms.transforms import _apply_to_composite
 from tensordict import TensorDict
 
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.data import Bounded, Unbounded
 from gleanrl.envs.transforms import (
     Compose,
@@ -20,7 +21,6 @@ from gleanrl.envs.transforms import (
 )
 from gleanrl.envs.transforms.stepper import TransformedStepper
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.envs.transforms.ways import (
     ENVS,
     OnTensorDicts,

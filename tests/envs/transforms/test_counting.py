@@ -5,7 +5,8 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from gleanrl.block import Block
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymEnv
 from gleanrl.envs.transforms import (
@@ -17,8 +18,7 @@ from gleanrl.envs.transforms import (
     TransformedEnv,
 )
 from gleanrl.envs.transforms.counting import Counters, Skippable
-from gleanrl.envs.transforms.outputs import Output
-from gleanrl.schema import Field, Schema
+from gleanrl.envs.transforms.row_columns import Output
 from tests.envs.transforms.ways import ENVS, SCRIPT, batched, batches, collect_both_ways, single
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from gleanrl._arrays.tensordicts import flatten
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.collectors.budget import Grant
+from gleanrl.collectors.source import Grant
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.transforms import Compose, Transform, TransformedEnv
 from gleanrl.envs.transforms.stepper import TransformedStepper
-from gleanrl.rollouts.steppers import TensorDictStepper
-from gleanrl.tree import flatten
 from tests.fakes import OracleEnv, Script
 from tests.fakes_base import CountingEnv, TeamEnv
 

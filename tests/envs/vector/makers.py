@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl._arrays.tensordicts import flatten
 from gleanrl.envs import GymWrapper
-from gleanrl.tree import flatten
 from tests.fakes import DictEnv, NestedDictEnv, OracleEnv, Script
 from tests.fakes_base import CountingEnv
 

@@ -13,9 +13,9 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import AsyncEnvPool, ParallelEnv, SerialEnv
 from gleanrl.errors import ClosedError, WorkerError
 from tests.envs.vector.pools import BACKENDS
+from tests.envs.vector.test_async_pool_pool_interrupts import Subject as PoolSubject
+from tests.envs.vector.test_async_pool_pool_interrupts import pool
 from tests.envs.vector.test_interrupts import CALLS, batch, check_goes_on, check_rows, rollout, told
-from tests.envs.vector.test_pool_interrupts import Subject as PoolSubject
-from tests.envs.vector.test_pool_interrupts import pool
 from tests.interrupts import double_interruptions
 from tests.leaks import Holdings
 

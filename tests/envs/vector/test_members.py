@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 
+from gleanrl._rollout.errors import StepFault
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.members import MemberGroup, ResetRequest, close_all, member_states
 from gleanrl.errors import MissingKeyError
-from gleanrl.rollouts.faults import StepFault
 from tests.envs.vector.makers import oracle
 from tests.fakes import FakeFailure, RaisingEnv
 from tests.fakes_base import CountingEnv

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import ReplayBuffer
 from gleanrl.data.replay_buffers.storages import LazyTensorStorage
@@ -26,7 +27,6 @@ from gleanrl.envs.transforms import (
     TrajCounter,
 )
 from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, UnsupportedError
-from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.contract.helpers import check_stream
 from tests.envs.vector.makers import SCRIPT, equal, nested, oracle, streams
 from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv

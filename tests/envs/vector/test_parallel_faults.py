@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from gleanrl._os import clock, fork_server
+from gleanrl._process.remote_errors import RemoteTraceback
+from gleanrl._process.worker import Timeouts
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymWrapper, ParallelEnv, SerialEnv
 from gleanrl.errors import (
@@ -20,9 +23,6 @@ from gleanrl.errors import (
     WorkerCrashedError,
     WorkerTimeoutError,
 )
-from gleanrl.system import clock, launcher
-from gleanrl.workers.handle import Timeouts
-from gleanrl.workers.reports import RemoteTraceback
 from tests.contract.helpers import check_ledger, check_stream
 from tests.envs.vector.awkward import awkward, interrupt, kill, leave, wait
 from tests.envs.vector.makers import SCRIPT, oracle
@@ -220,14 +220,14 @@ def test_a_close_that_raises(make):
 def test_a_killed_launcher(make):
     env = make(lambda: oracle(1))
     env.reset()
-    os.kill(launcher._current._process.pid, signal.SIGKILL)
+    os.kill(fork_server._current._process.pid, signal.SIGKILL)
     with pytest.raises(WorkerCrashedError, match="ended"):
         while True:
             env.rand_step(env.reset())
     again = make(lambda: oracle(1))
     assert again.reset().batch_size == (3,)
     again.close()
-    launcher.shut_down()
+    fork_server.shut_down()
 
 
 # An alarm between the opening of a file and the `with` that holds it leaves the closing to the file itself, which

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gleanrl.system import clock
+from gleanrl._os import clock
 
 HEAD = """
 import os, sys, signal, threading

@@ -8,12 +8,12 @@ import signal
 import pytest
 import torch
 
-from gleanrl.block import Block
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import ParallelEnv, SerialEnv
 from gleanrl.errors import UnsupportedError
-from gleanrl.rollouts.protocol import EpisodeRules
-from gleanrl.schema import Field, Schema
 from tests.envs.vector.makers import oracle, streams, with_goal
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv

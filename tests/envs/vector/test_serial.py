@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper
 from gleanrl.envs import GymWrapper, SerialEnv
 from gleanrl.errors import ClosedError, InvalidArgumentError
-from gleanrl.rollouts.steppers import TensorDictStepper
 from tests.envs.vector.makers import oracle
 from tests.fakes import FakeFailure, OracleEnv, RaisingEnv
 from tests.fakes_base import CountingEnv

@@ -7,17 +7,16 @@ import pickle
 import pytest
 import torch
 
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._process.remote_errors import RemoteTraceback
+from gleanrl._process.shared_columns import HALT, PLACE, STEP, Rows, Segment
+from gleanrl._process.worker_main import Station
+from gleanrl._rollout.errors import StepFault
+from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.factories import factories
-from gleanrl.envs.vector.packing import pack, unpack
-from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, Share
+from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, Share, pack, unpack
 from gleanrl.errors import WorkerError
-from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.protocol import EpisodeRules
-from gleanrl.schema import Field, Schema
-from gleanrl.workers.main import Station
-from gleanrl.workers.reports import RemoteTraceback
-from gleanrl.workers.segment import HALT, PLACE, STEP, Rows, Segment
 from tests.envs.vector.makers import SCRIPT, oracle, streams
 from tests.fakes import FakeFailure, RaisingEnv
 

@@ -1,11 +1,11 @@
 """Collectors whose nodes are Ray actors, on one machine or many."""
 
-from gleanrl.collectors.distributed.named import (
+from gleanrl.collectors.distributed.ray import (
     DistributedDataCollector,
     DistributedSyncDataCollector,
+    RayCollector,
     RPCDataCollector,
 )
-from gleanrl.collectors.distributed.ray_collector import RayCollector
 from gleanrl.compat import bind
 
 __all__ = [

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gleanrl.collectors.budget import Grant, Grants
-from gleanrl.collectors.distributed.node_source import Company, NodeSource
-from gleanrl.collectors.distributed.standing import Arrival
-from gleanrl.collectors.source import Collected
-from gleanrl.collectors.workers.standing import Taken
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._os import clock
+from gleanrl._process.ray import RayRuntime
+from gleanrl.collectors.distributed.progress import Arrival
+from gleanrl.collectors.distributed.source import Company, NodeSource
+from gleanrl.collectors.source import Collected, Grant, Grants
+from gleanrl.collectors.workers.progress import Taken
 from gleanrl.errors import UnsupportedError
-from gleanrl.pool import BufferPool
-from gleanrl.ray_runtime import RayRuntime
-from gleanrl.system import clock
 
 _ORDERS = 2
 """Orders of a node that are under way: it goes on while the last batch is on its way."""

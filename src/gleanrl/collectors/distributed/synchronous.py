@@ -7,19 +7,18 @@ from typing import Any
 
 import torch
 
-from gleanrl.block import Block, copy_columns
-from gleanrl.collectors.budget import Grant, Grants
-from gleanrl.collectors.columns import IDS, NONFINITE
-from gleanrl.collectors.distributed.node_source import Company, NodeSource
-from gleanrl.collectors.source import Collected
-from gleanrl.collectors.workers.assembling import Arrangement, mask_last
-from gleanrl.collectors.workers.crew_source import SIBLING
-from gleanrl.collectors.workers.standing import Taken
-from gleanrl.data.boundaries import MASK
-from gleanrl.pool import BufferPool
-from gleanrl.ray_runtime import RayRuntime
-from gleanrl.system import clock
-from gleanrl.tree import as_key
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.block import Block, copy_columns
+from gleanrl._arrays.tensordicts import as_key
+from gleanrl._os import clock
+from gleanrl._process.ray import RayRuntime
+from gleanrl.collectors.batch_columns import IDS, NONFINITE
+from gleanrl.collectors.distributed.source import Company, NodeSource
+from gleanrl.collectors.source import Collected, Grant, Grants
+from gleanrl.collectors.workers.batching import Arrangement, mask_last
+from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.source import SIBLING
+from gleanrl.data.trajectories import MASK
 
 
 class Joining:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from gleanrl.block import Block
-from gleanrl.collectors.budget import Grant, Grants
-from gleanrl.collectors.source import Collected
-from gleanrl.collectors.workers.assembling import Shares
-from gleanrl.collectors.workers.crew_source import CrewSource
-from gleanrl.collectors.workers.standing import Taken
-from gleanrl.collectors.workers.team import Team
-from gleanrl.collectors.workers.words import SERVED
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.block import Block
+from gleanrl._os import clock
+from gleanrl.collectors.source import Collected, Grant, Grants
+from gleanrl.collectors.workers.batching import Shares
+from gleanrl.collectors.workers.controller import Team
+from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.shared_counters import SERVED
+from gleanrl.collectors.workers.source import CrewSource
 from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import UnsupportedError
-from gleanrl.pool import BufferPool
-from gleanrl.system import clock
 
 
 class AsynchronousSource(CrewSource):

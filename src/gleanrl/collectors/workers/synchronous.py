@@ -8,18 +8,17 @@ from typing import NamedTuple
 
 from tensordict import TensorDict
 
-from gleanrl.block import Block
-from gleanrl.collectors.budget import Grant, Grants
-from gleanrl.collectors.columns import IDS, NONFINITE
-from gleanrl.collectors.source import Collected
-from gleanrl.collectors.workers.assembling import Arrangement, Shares, mask_last
-from gleanrl.collectors.workers.crew_source import SIBLING, CrewSource
-from gleanrl.collectors.workers.standing import Taken
-from gleanrl.collectors.workers.team import Team
-from gleanrl.data.boundaries import MASK
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.block import Block
+from gleanrl._os import clock
+from gleanrl.collectors.batch_columns import IDS, NONFINITE
+from gleanrl.collectors.source import Collected, Grant, Grants
+from gleanrl.collectors.workers.batching import Arrangement, Shares, mask_last
+from gleanrl.collectors.workers.controller import Team
+from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.source import SIBLING, CrewSource
+from gleanrl.data.trajectories import MASK
 from gleanrl.envs.rollout import mark_truncated
-from gleanrl.pool import BufferPool
-from gleanrl.system import clock
 
 
 class _Begun(NamedTuple):

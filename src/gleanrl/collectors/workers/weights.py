@@ -19,20 +19,20 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.collectors.linked import LinkedWeights
-from gleanrl.collectors.weights import (
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._arrays.tensordicts import Path, flatten
+from gleanrl._os.interrupts import to_the_end
+from gleanrl._process.shared_columns import Region, Rows, Segment
+from gleanrl.collectors.policy_weights import (
+    LinkedWeights,
     PolicyWeights,
     check_loads,
     copy_weights,
     matched_weights,
     weights_of,
 )
-from gleanrl.collectors.workers.words import MARKED, PUBLISHED, PULLED, WRITING, WRITING_OWN
+from gleanrl.collectors.workers.shared_counters import MARKED, PUBLISHED, PULLED, WRITING, WRITING_OWN
 from gleanrl.errors import PolicyError
-from gleanrl.schema import Field, Schema
-from gleanrl.system.interrupts import to_the_end
-from gleanrl.tree import Path, flatten
-from gleanrl.workers.segment import Region, Rows, Segment
 
 _WEIGHTS, _VERSION = "weights", "version"
 _NUM_BLOCKS = 2

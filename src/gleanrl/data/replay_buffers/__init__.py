@@ -1,7 +1,6 @@
 """Replay buffers and their parts."""
 
 from gleanrl.compat import bind
-from gleanrl.data.replay_buffers.buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.checkpointers import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
@@ -21,14 +20,15 @@ from gleanrl.data.replay_buffers.checkpointers.hooks import (
 )
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.hindsight import HERReplayBuffer
-from gleanrl.data.replay_buffers.limiter import MinSize, SamplesPerInsert
 from gleanrl.data.replay_buffers.offline_to_online import OfflineToOnlineReplayBuffer
 from gleanrl.data.replay_buffers.presets import (
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from gleanrl.data.replay_buffers.remote import RayReplayBuffer, RemoteTensorDictReplayBuffer
+from gleanrl.data.replay_buffers.rate_limiter import MinSize, SamplesPerInsert
+from gleanrl.data.replay_buffers.ray import RayReplayBuffer, RemoteTensorDictReplayBuffer
+from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.samplers import (
     ConsumingSampler,
     PrioritizedSampler,

@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gleanrl.data.replay_buffers.gate import Gate
-from gleanrl.data.replay_buffers.parts import Parts, PartsState
-from gleanrl.data.replay_buffers.prefetch import Prefetcher
+from gleanrl._arrays.results import BufferStats, Draw, RateCounts, new_tuple
+from gleanrl._arrays.tensordicts import NestedKey, Path
+from gleanrl._os.interrupts import to_the_end
+from gleanrl._state.state import Stateful, StateReader, plain
+from gleanrl.data.replay_buffers.change_log import touched
+from gleanrl.data.replay_buffers.components import Parts, PartsState
+from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.prefetch import Fetched, Prefetcher, Ticket, TicketState
 from gleanrl.data.replay_buffers.samplers.base import SamplerState, all_rows
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead
-from gleanrl.data.replay_buffers.tickets import Fetched, Ticket, TicketState
-from gleanrl.data.replay_buffers.versions import touched
 from gleanrl.errors import EmptyBufferError, SchemaError
-from gleanrl.records import BufferStats, Draw, RateCounts, new_tuple
-from gleanrl.state import Stateful, StateReader, plain
-from gleanrl.system.interrupts import to_the_end
-from gleanrl.tree import NestedKey, Path
 
 Keys = tuple[NestedKey, ...]
 

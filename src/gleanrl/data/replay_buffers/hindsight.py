@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.data.replay_buffers.parts import made
+from gleanrl._arrays.tensordicts import NestedKey, as_key, key_argument
+from gleanrl.data.replay_buffers.components import made
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.replay_buffers.samplers.base import Sampler
-from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
+from gleanrl.data.replay_buffers.samplers.episode_index import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.samplers.hindsight import (
     CHOSEN,
     GOAL,
@@ -22,9 +23,8 @@ from gleanrl.data.replay_buffers.samplers.hindsight import (
     with_hindsight,
     without_hindsight,
 )
-from gleanrl.data.replay_buffers.samplers.random import RandomSampler
+from gleanrl.data.replay_buffers.samplers.transitions import RandomSampler
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
-from gleanrl.tree import NestedKey, as_key, key_argument
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):

@@ -8,13 +8,13 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl.arguments import non_negative, positive, positive_or_none
+from gleanrl._util import non_negative, positive, positive_or_none
 from gleanrl.compat import bind_unserved
-from gleanrl.data.replay_buffers.buffer import ReplayBuffer
-from gleanrl.data.replay_buffers.pipeline import Pipeline
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
+from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
+from gleanrl.data.replay_buffers.storages.tensor import LazyTensorStorage
+from gleanrl.data.replay_buffers.transform_pipeline import Pipeline
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 
 

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.compiling import outside_graphs
-from gleanrl.data.replay_buffers.buffer import ReplayBuffer
-from gleanrl.data.replay_buffers.gate import Gate
-from gleanrl.data.replay_buffers.intake import TensorDictIntake
-from gleanrl.data.replay_buffers.parts import Parts
+from gleanrl._arrays.devices import outside_graphs
+from gleanrl._arrays.tensordicts import NestedKey, as_key, key_argument
+from gleanrl._util import is_native, is_ours
+from gleanrl.data.replay_buffers.components import Parts
+from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.writers.round_robin import TensorDictRoundRobinWriter
+from gleanrl.data.replay_buffers.writing import TensorDictIntake
 from gleanrl.errors import InvalidArgumentError
-from gleanrl.overrides import is_native, is_ours
-from gleanrl.tree import NestedKey, as_key, key_argument
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from gleanrl.data.replay_buffers.buffer import ReplayBuffer
+from gleanrl._state.state import Stateful, StateReader
+from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
-from gleanrl.state import Stateful, StateReader
 
 __all__ = ["LambdaScheduler", "LinearScheduler", "ParameterScheduler", "SchedulerList", "StepScheduler"]
 

@@ -10,12 +10,12 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from torch.utils import _pytree
 
+from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.tensordicts import Path, as_key, iter_leaves
+from gleanrl._os.interrupts import to_the_end
+from gleanrl._state.state import Stateful
 from gleanrl.compat import bind_unserved
 from gleanrl.errors import InvalidArgumentError, SchemaError
-from gleanrl.objects import Leaf, Objects
-from gleanrl.state import Stateful
-from gleanrl.system.interrupts import to_the_end
-from gleanrl.tree import Path, as_key, iter_leaves
 
 
 def stack_tensors(list_of_tensor_iterators: Iterable[Iterable[torch.Tensor]]) -> tuple[torch.Tensor, ...]:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from gleanrl.compat import bind
-from gleanrl.data.specs import torchrl_hook
-from gleanrl.data.specs.alternatives import Choice
+from gleanrl.data.specs import torchrl
 from gleanrl.data.specs.base import TensorSpec
-from gleanrl.data.specs.binary import Binary
-from gleanrl.data.specs.bounded import Bounded, BoundedContinuous, BoundedDiscrete
-from gleanrl.data.specs.bridge import from_torchrl, to_torchrl
-from gleanrl.data.specs.categorical import Categorical, OneHot
+from gleanrl.data.specs.boxes import (
+    Bounded,
+    BoundedContinuous,
+    BoundedDiscrete,
+    Unbounded,
+    UnboundedContinuous,
+    UnboundedDiscrete,
+)
+from gleanrl.data.specs.categorical import Binary, Categorical, MultiCategorical, MultiOneHot, OneHot
 from gleanrl.data.specs.composite import Composite
-from gleanrl.data.specs.lazy import (
+from gleanrl.data.specs.non_tensor import Choice, NonTensor
+from gleanrl.data.specs.stacked import (
+    Stacked,
+    StackedComposite,
     check_no_exclusive_keys,
     consolidate_spec,
     contains_lazy_spec,
     has_choices,
     is_masked,
     leaves_of,
+    stack_specs,
     without_masks,
 )
-from gleanrl.data.specs.multi_categorical import MultiCategorical, MultiOneHot
-from gleanrl.data.specs.non_tensor import NonTensor
-from gleanrl.data.specs.stacks import Stacked, StackedComposite, stack_specs
-from gleanrl.data.specs.unbounded import Unbounded, UnboundedContinuous, UnboundedDiscrete
+from gleanrl.data.specs.torchrl import from_torchrl, to_torchrl
 
 __all__ = [
     "Binary",
@@ -56,4 +61,4 @@ __all__ = [
 ]
 
 bind(__name__, globals())
-torchrl_hook.install()
+torchrl.install()

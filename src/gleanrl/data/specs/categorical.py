@@ -1,4 +1,9 @@
-"""One choice among n, as an integer (`Categorical`) or as a vector with a single one (`OneHot`)."""
+"""One choice among n, as an integer (`Categorical`) or as a vector with a single one (`OneHot`).
+
+Tensors of independent zeros and ones.
+
+Several choices, as integers (`MultiCategorical`) or as one-hot vectors in a row (`MultiOneHot`).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gleanrl.data.specs.base import DeviceLike
-from gleanrl.data.specs.choices import CategoricalBox, ChoiceSpace
-from gleanrl.data.specs.encodings import ChoiceSpec, IntegerSpec, OneHotSpec, ending_with, refuse_register
+from gleanrl._arrays.devices import as_device
+from gleanrl.data.specs.base import (
+    DeviceLike,
+    as_items,
+    as_size,
+    blank,
+    concrete,
+    goes_back,
+    indexing,
+    on_parameters,
+    outcome,
+    require_listable,
+    spread,
+    within,
+)
+from gleanrl.data.specs.choices import (
+    BoxList,
+    CategoricalBox,
+    ChoiceSpace,
+    ChoiceSpec,
+    IntegerSpec,
+    OneHotSpec,
+    ending_with,
+    refuse_register,
+)
+from gleanrl.data.specs.leaf import require_real
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
@@ -140,3 +168,234 @@ class OneHot(_OneChoice, OneHotSpec):
 
     def _other_encoding(self) -> Categorical:
         return Categorical(self.n, self.batch_shape, self.device, mask=self.mask)
+
+
+class Binary(Categorical):
+    """Elements that are 0 or 1, each independent of the others: choices among two.
+
+    Args:
+        n: the size of the last dimension; None: taken from `shape`.
+        shape: of one value; None: `(n,)`.
+        device: where values are drawn; None: torch's default device.
+        dtype: any real dtype.
+
+    Raises:
+        InvalidArgumentError: if neither `n` nor `shape` is given, or they disagree.
+    """
+
+    def __init__(
+        self,
+        n: int | None = None,
+        shape: Sequence[int] | int | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype = torch.int8,
+    ) -> None:
+        if n is not None:
+            size = ending_with("Binary", checked_count("n", n), shape)
+        elif shape is not None:
+            size = as_size((shape,))
+        else:
+            raise InvalidArgumentError("Binary: expected n or shape, got neither")
+        super().__init__(2, size, device, dtype)
+
+    def cardinality(self) -> int:
+        """Return the number of values that the last dimension can have."""
+        return 2 ** (self.shape[-1] if self.shape else 1)
+
+    def enumerate(self, use_mask: bool = False) -> Tensor:
+        """Return what the last dimension can be, `(count, *shape)`; see `TensorSpec.enumerate`."""
+        each = self.space.all(use_mask, self.device)
+        if not self.shape:
+            return each.to(self.dtype)
+        if not self.shape[-1]:  # one value, without elements
+            return torch.zeros((1, *self.shape), dtype=self.dtype, device=self.device)
+        require_listable(len(each) ** self.shape[-1], self.numel())
+        rows = torch.cartesian_prod(*[each] * self.shape[-1]).reshape(-1, self.shape[-1]).to(self.dtype)
+        lead = self.shape[:-1]
+        return rows.reshape(-1, *(1 for _ in lead), self.shape[-1]).expand(-1, *lead, -1).clone()
+
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        require_real(dtype)
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        return self.space.nearest((value.to(torch.float64) > 0.5).to(torch.int64)).to(self.dtype)
+
+    def _describe(self) -> str:
+        return "" if self.mask is None else "masked"
+
+
+def checked_counts(nvec: Any) -> Tensor:
+    """Return `nvec` as an int64 tensor of its own with at least one dimension.
+
+    Raises:
+        InvalidTypeError: if it isn't made of integers.
+        InvalidArgumentError: if it is empty or has a negative count.
+    """
+    try:
+        counts = torch.as_tensor(nvec)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(f"nvec: expected integers, got {nvec!r}") from error
+    if counts.numel() and (counts.dtype.is_floating_point or counts.dtype == torch.bool):
+        raise InvalidTypeError(f"nvec: expected integers, got {nvec!r}")
+    if counts.ndim == 0:
+        counts = counts.unsqueeze(0)
+    if counts.numel() == 0 or bool((counts < 0).any()):
+        raise InvalidArgumentError(f"nvec: expected a sequence of counts of at least 0, got {nvec!r}")
+    return counts.to(torch.int64, copy=True)
+
+
+class _SeveralChoices(ChoiceSpec):
+    space: BoxList
+    event_ndim = 1
+    _single = False  # whether values may lack the last dimension, which has size one
+
+    def _describe(self) -> str:
+        counts = "varying" if self.space.common is None else list(self.space.common)
+        return f"nvec={counts}" + ("" if self.mask is None else ", masked")
+
+
+class MultiCategorical(_SeveralChoices, IntegerSpec):
+    """Vectors of k integers, the i-th from 0 to `nvec[i]` (excluded).
+
+    An index may reach into the last dimension: `spec[..., 0]` is the spec of the first choice.
+
+    Examples:
+        >>> MultiCategorical([3, 2]).rand((4,)).shape
+        torch.Size([4, 2])
+
+    Args:
+        nvec: the counts; more than one dimension if they differ within the batch. A number is one count.
+        shape: of one value, ending with the k of `nvec`; None: the shape of `nvec`.
+        device: where values are drawn; None: torch's default device.
+        dtype: any real dtype that holds the largest choice.
+        mask: expands to `(*batch_shape, sum(nvec))`: which choices are allowed; or to `(*batch_shape, *nvec)`: which
+            combinations are. None: all. See `update_mask`.
+        remove_singleton: whether drawn values of a spec that was given one number, `MultiCategorical(5)`, lack the last
+            dimension; both forms are in its domain. An entry of a composite has it always, as `shape` says.
+
+    Raises:
+        InvalidArgumentError: if a count is negative or doesn't fit the dtype, or the shape or mask
+            doesn't fit.
+    """
+
+    def __init__(
+        self,
+        nvec: Sequence[Any] | Tensor | np.ndarray | int,
+        shape: Sequence[int] | int | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype = torch.int64,
+        mask: Tensor | None = None,
+        remove_singleton: bool = True,
+    ) -> None:
+        counts = checked_counts(nvec).to(as_device(device))
+        self._single = bool(remove_singleton) and shape is None and isinstance(nvec, (int, np.integer))
+        size = ending_with("MultiCategorical", counts.shape[-1], counts.shape if shape is None else shape)
+        try:
+            space = BoxList(counts.expand(concrete(size)))
+        except RuntimeError as error:
+            raise InvalidArgumentError(
+                f"nvec: expected counts that expand to {tuple(size)}, got shape {tuple(counts.shape)}"
+            ) from error
+        super().__init__(size, space, device, dtype)
+        self.update_mask(mask)
+
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Tensor:
+        drawn = super()._rand(lead, generator)
+        return drawn.squeeze(-1) if self._single and self.ndim == 1 else drawn
+
+    def _fault(self, value: Any) -> str | None:
+        fault = super()._fault(value)
+        if fault is not None and self._single and self.ndim == 1 and isinstance(value, Tensor):
+            return fault if super()._fault(value.unsqueeze(-1)) is not None else None
+        return fault
+
+    def as_entry(self) -> MultiCategorical:
+        """Return the spec whose values have the shape that it says; see `TensorSpec.as_entry`."""
+        if not self._single:
+            return super().as_entry()
+        entry = self.clone()
+        entry._single = False
+        return entry
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the spec of the values that `value[index]` gives; that of a single choice is a `Categorical`.
+
+        Raises:
+            IndexRangeError: if the index is out of range.
+            UnsupportedError: if there is a mask, and the counts differ within the new batch.
+        """
+        if goes_back(index):
+            return super().__getitem__(index)
+        items = spread(as_items(index, self.shape), self.ndim)
+        if within(items, self.batch_ndim) is not None:
+            return super().__getitem__(index)
+        operation = indexing(items, self.shape)
+        space = self.space.picked(on_parameters(operation, self.shape))
+        if isinstance(space, CategoricalBox):
+            return Categorical(space.n, (), self.device, self.dtype, space.mask).as_part()
+        shape = outcome(operation(blank(self.shape)))
+        return MultiCategorical(space.n, shape, self.device, self.dtype, space.mask).as_part()
+
+    @property
+    def nvec(self) -> Tensor:
+        """The number of choices of each column, `(k,)` int64; with batch dimensions if they differ there."""
+        return torch.as_tensor(self.space.n if self.space.common is None else self.space.common)
+
+    def _other_encoding(self) -> MultiOneHot:
+        parts = self.space.parts
+        return MultiOneHot(parts, (*self.batch_shape, sum(parts)), self.device, mask=self.mask)
+
+
+class MultiOneHot(_SeveralChoices, OneHotSpec):
+    """Vectors made of k one-hot vectors, the i-th of length `nvec[i]`.
+
+    `encode` takes k integers, `to_numpy` gives k integers: they are what environments use. `project` picks
+    the largest element of each part that the mask allows.
+
+    Examples:
+        >>> MultiOneHot([3, 2]).encode([1, 0])
+        tensor([False,  True, False,  True, False])
+
+    Args:
+        nvec: the lengths of the parts.
+        shape: of one value, ending with their sum; None: `(sum(nvec),)`.
+        device: where values are drawn; None: torch's default device.
+        dtype: any real dtype.
+        use_register: must be False: choices are integers, never other values in the order of their coming.
+        mask: expands to `shape`: which choices are allowed; or to `(*batch_shape, *nvec)`: which combinations are.
+            None: all. See `update_mask`.
+
+    Raises:
+        InvalidArgumentError: if a count is negative, or the shape or the mask doesn't fit.
+    """
+
+    def __init__(
+        self,
+        nvec: Sequence[int] | Tensor | np.ndarray,
+        shape: Sequence[int] | int | None = None,
+        device: DeviceLike | None = None,
+        dtype: torch.dtype = torch.bool,
+        use_register: bool = False,
+        mask: Tensor | None = None,
+    ) -> None:
+        refuse_register(use_register)
+        counts = checked_counts(nvec).to(as_device(device))
+        if counts.ndim != 1:
+            raise InvalidArgumentError(f"nvec: expected one dimension, got shape {tuple(counts.shape)}")
+        size = ending_with("MultiOneHot", int(counts.sum()), shape)
+        super().__init__(size, BoxList(counts.expand((*concrete(size[:-1]), len(counts)))), device, dtype)
+        self.update_mask(mask)
+
+    @property
+    def nvec(self) -> list[int]:
+        """The lengths of the parts."""
+        return list(self.space.parts)
+
+    def _other_encoding(self) -> MultiCategorical:
+        shape = (*self.batch_shape, *self.space.index_dims)
+        return MultiCategorical(self.nvec, shape, self.device, mask=self.mask)
+
+
+# As other releases have it: programs ask for the kind of encoding
+Categorical.register(MultiCategorical)
+OneHot.register(MultiOneHot)

@@ -1,10 +1,13 @@
-"""Values that aren't tensors: strings, objects, anything."""
+"""Values that aren't tensors: strings, objects, anything.
+
+A choice among specs or among values that aren't tensors.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +15,18 @@ from tensordict import NonTensorData, NonTensorStack, is_non_tensor, is_tensor_c
 from torch import Tensor
 from typing_extensions import Self
 
-from gleanrl.data.specs.base import DeviceLike, TensorSpec
-from gleanrl.data.specs.geometry import Transform, Unbindable, as_size, blank, concrete, fits, outcome
-from gleanrl.devices import as_device
+from gleanrl._arrays.devices import as_device
+from gleanrl.data.specs.base import (
+    DeviceLike,
+    TensorSpec,
+    Transform,
+    Unbindable,
+    as_size,
+    blank,
+    concrete,
+    fits,
+    outcome,
+)
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -173,3 +185,203 @@ def same_object(a: Any, b: Any) -> bool:
 
 def _is_tensor_data(value: Any) -> bool:
     return isinstance(value, Tensor) or (is_tensor_collection(value) and not is_non_tensor(value))
+
+
+class Constant(NonTensor):
+    """One value that isn't a tensor: the only one of its domain."""
+
+    def cardinality(self) -> int:
+        """Return one."""
+        return 1
+
+    def enumerate(self, use_mask: bool = False) -> list[Any]:
+        """Return the value, in a list."""
+        return [self.rand()]
+
+    def _fault(self, value: Any) -> str | None:
+        fault = super()._fault(value)
+        if fault is None and not same_object(held := self.to_numpy(value, safe=False), self.example_data):
+            fault = f"expected {self.example_data!r}, got {held!r}"
+        return fault
+
+    def __repr__(self) -> str:
+        """Return the value and the shape."""
+        return f"Constant({self.example_data!r}, shape={tuple(self.shape)})"
+
+
+class ConstantStack(Constant):
+    """A stack of values that aren't tensors: the only one of its domain.
+
+    Args:
+        shape: of the stack.
+        device: of the wrapper; None: none.
+        example_data: the values, a nested list of that shape.
+    """
+
+    def _wrapped(self, data: Any, lead: torch.Size) -> Any:
+        stacked = _stacked(data, len(self.shape), self.device)
+        for size in reversed(lead):
+            stacked = NonTensorStack(*[stacked] * size)
+        return stacked
+
+    def _fault(self, value: Any) -> str | None:
+        fault = NonTensor._fault(self, value)
+        if fault is not None or not is_non_tensor(value):
+            held: Any = value
+        else:
+            held = value.tolist()
+            for _ in range(value.ndim - self.ndim):  # each of the leading ones
+                held = held[0] if all(same_object(each, held[0]) for each in held[1:]) else held
+        if fault is None and not same_object(held, self.example_data):
+            fault = f"expected {self.example_data!r}, got {held!r}"
+        return fault
+
+    def _reshaped(self, transform: Transform) -> Any:
+        flat: list[Any] = self.example_data
+        for _ in self.shape[1:]:
+            flat = [value for part in flat for value in part]
+        numbers = transform(torch.arange(len(flat)).reshape(self.shape))
+        if numbers.ndim == 0:
+            return Constant((), self.device, example_data=flat[int(numbers)])
+        return ConstantStack(numbers.shape, self.device, example_data=_picked(flat, numbers.tolist()))
+
+
+def _picked(flat: list[Any], numbers: Any) -> Any:
+    return [_picked(flat, part) for part in numbers] if isinstance(numbers, list) else flat[numbers]
+
+
+def _stacked(data: Any, ndim: int, device: torch.device | None) -> Any:
+    if ndim == 0:
+        return NonTensorData(data, device=device)
+    return NonTensorStack(*[_stacked(each, ndim - 1, device) for each in data])
+
+
+class Choice(Unbindable, TensorSpec):
+    """What is in one of several domains of one kind, shape, dtype and device.
+
+    `rand` draws one of the choices, uniformly, for all values together, and draws them from it; `zero` and `one` are
+    those of the first choice.
+
+    Examples:
+        >>> from gleanrl.data.specs import Bounded
+        >>> Choice([Bounded(0, 1, (1,)), Bounded(2, 3, (1,))]).is_in(torch.tensor([1.5]))
+        False
+        >>> Choice([NonTensorData("left"), NonTensorData("right")]).cardinality()
+        2
+
+    Args:
+        choices: at least one, specs, `NonTensorData` or `NonTensorStack`.
+
+    Attributes:
+        choices: the specs; that of a value has this value only.
+
+    Raises:
+        InvalidArgumentError: if there is none, or they differ in kind, shape, dtype or device.
+        InvalidTypeError: if something is none of these.
+    """
+
+    domain = None
+    space: None = None  # each choice has one
+
+    def __init__(self, choices: Sequence[Any]) -> None:
+        self.choices = [_as_spec(choice) for choice in choices]
+        kinds = {(type(spec), spec.shape, spec.dtype, spec.device) for spec in self.choices}
+        if len(kinds) != 1:
+            raise InvalidArgumentError(
+                f"Choice: expected choices of one kind, shape, dtype and device, got {self.choices}"
+            )
+        _, self.shape, self.dtype, self.device = kinds.pop()
+
+    @property
+    def num_choices(self) -> int:
+        """The number of choices."""
+        return len(self.choices)
+
+    @property
+    def batch_ndim(self) -> int:
+        """The number of leading dimensions that shape operations may touch."""
+        return self.choices[0].batch_ndim
+
+    def as_part(self) -> Self:
+        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        for choice in self.choices:
+            choice.as_part()
+        return super().as_part()
+
+    def _mapped(self, function: Callable[[TensorSpec], TensorSpec]) -> Self:
+        return type(self)([function(spec) for spec in self.choices])
+
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
+        device = "cpu" if generator is None else generator.device
+        drawn = int(torch.randint(self.num_choices, (), generator=generator, device=device))
+        return self.choices[drawn]._rand(lead, generator)
+
+    def _filled(self, lead: torch.Size, number: int) -> Any:
+        return self.choices[0]._filled(lead, number)
+
+    def _misfit(self, value: Any) -> str | None:
+        return self.choices[0]._misfit(value)
+
+    def _fault(self, value: Any) -> str | None:
+        faults = [spec._fault(value) for spec in self.choices]
+        return None if None in faults else f"none of the choices: {'; '.join(map(str, faults))}"
+
+    def _projected(self, value: Any) -> Any:
+        return self.choices[0].project(value)
+
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+        """Return what an environment gave as a value of this spec; whether it is in the domain isn't checked."""
+        first = self.choices[0]
+        if isinstance(first, ConstantStack):
+            return val if is_non_tensor(val) else first._wrapped(val, torch.Size())
+        kind = NonTensor(self.shape, self.device) if isinstance(first, Constant) else first
+        return kind.encode(val, ignore_device=ignore_device)
+
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
+        """Return a value in the form that an environment takes; see `TensorSpec.to_numpy`."""
+        if safe is not False:
+            self.assert_is_in(val)
+        return self.choices[0].to_numpy(val, safe=False)
+
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Check the dtype of a value and nothing else; see `TensorSpec.type_check`."""
+        self.choices[0].type_check(value, key)
+
+    def cardinality(self) -> int | float:
+        """Return the number of values of all choices together."""
+        return sum(spec.cardinality() for spec in self.choices)
+
+    def enumerate(self, use_mask: bool = False) -> list[Any]:
+        """Return the values of all choices, one after the other."""
+        return [value for spec in self.choices for value in spec.enumerate(use_mask)]
+
+    def to(self, dest: torch.dtype | DeviceLike) -> Self:
+        """Return the spec for another device or dtype."""
+        return self._mapped(lambda spec: spec.to(dest))
+
+    def clone(self) -> Self:
+        """Return an equal spec that shares nothing with this one."""
+        return self._mapped(lambda spec: spec.clone())
+
+    def _reshaped(self, transform: Transform) -> Self:
+        return self._mapped(lambda spec: spec._reshaped(transform))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the choices, in their order."""
+        if not isinstance(other, Choice):
+            return NotImplemented
+        return self.choices == other.choices
+
+    def __repr__(self) -> str:
+        """Return the choices."""
+        return f"Choice({self.choices!r})"
+
+
+def _as_spec(choice: Any) -> TensorSpec:
+    if isinstance(choice, NonTensorData):
+        return Constant(choice.batch_size, choice.device, example_data=choice.data)
+    if isinstance(choice, NonTensorStack):
+        return ConstantStack(choice.batch_size, choice.device, example_data=choice.tolist())
+    if not isinstance(choice, TensorSpec):
+        raise InvalidTypeError(f"Choice: expected specs, NonTensorData or NonTensorStack, got {choice!r}")
+    return choice

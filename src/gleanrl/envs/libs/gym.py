@@ -1,24 +1,33 @@
-"""gymnasium's environments, single ones and vectors of them: `GymEnv` by name, `GymWrapper` around one."""
+"""gymnasium's environments, single ones and vectors of them: `GymEnv` by name, `GymWrapper` around one.
+
+Observations that are rendered frames.
+
+Vector environments by name: gymnasium's environments, put together so that resets are left to us.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
+from enum import Enum
 from types import ModuleType
 from typing import Any
 
 import gymnasium
 import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers import AddRenderObservation
 
-from gleanrl.arguments import non_negative
+from gleanrl._util import non_negative
 from gleanrl.compat import bind
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.libs.gym_backend import gym_backend, named, set_gym_backend, with_gymnasiums_interface
 from gleanrl.envs.libs.gym_info import BaseInfoDictReader, default_info_dict_reader
 from gleanrl.envs.libs.gym_like import GymLikeEnv
-from gleanrl.envs.libs.gym_pixels import PIXELS, observes_frames, rendering, with_pixels
+from gleanrl.envs.libs.gym_simulator import Simulator, StepResult
 from gleanrl.envs.libs.gym_spaces import register_gym_spec_conversion
-from gleanrl.envs.libs.gym_vector import make_vector
-from gleanrl.errors import InvalidTypeError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 __all__ = [
     "BaseInfoDictReader",
@@ -30,6 +39,143 @@ __all__ = [
     "register_gym_spec_conversion",
     "set_gym_backend",
 ]
+
+PIXELS = "pixels"
+
+
+def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.Env[Any, Any]:
+    """Return `env` with its rendered frame as its observation, or as one more entry of it.
+
+    The frame's shape is found out by a reset and a rendering.
+
+    Args:
+        env: made with ``render_mode="rgb_array"``.
+        pixels_only: whether the frame takes the place of the observation. If not, the result is a Dict with
+            the frame under ``"pixels"``, beside the entries of a Dict observation or, for any other space,
+            ``"observation"``.
+
+    Raises:
+        UnsupportedError: if the environment doesn't render arrays.
+        InvalidArgumentError: if the observation has an entry ``"pixels"`` already.
+    """
+    mode = getattr(env, "render_mode", None)
+    if mode != "rgb_array":
+        raise UnsupportedError(
+            f"from_pixels: {env} renders in mode {mode!r}, expected 'rgb_array'; "
+            "make it with render_mode='rgb_array'"
+        )
+    space = env.observation_space
+    if not pixels_only and isinstance(space, spaces.Dict) and PIXELS in space.spaces:
+        raise InvalidArgumentError(
+            f"from_pixels: {env} has an observation {PIXELS!r} of its own; "
+            "pass pixels_only=True, or leave from_pixels out"
+        )
+    try:
+        return AddRenderObservation(env, render_only=pixels_only, render_key=PIXELS, obs_key="observation")
+    except TypeError as cause:
+        raise UnsupportedError(f"from_pixels: {env} doesn't render arrays: {cause}") from cause
+
+
+def observes_frames(env: Any) -> bool:
+    """Return whether an environment's observations are frames: ``(H, W, 3)`` from 0 to 255, or a Dict with `PIXELS`.
+
+    Args:
+        env: a single one, or a vector of them; of anything else it isn't known.
+    """
+    space: Any = None
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        space = env.single_observation_space
+    elif isinstance(env, gymnasium.Env):
+        space = env.observation_space
+    if isinstance(space, spaces.Dict):
+        return PIXELS in space.spaces
+    if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.shape[-1] != 3:
+        return False
+    return bool((space.low == 0).all() and (space.high == 255).all())
+
+
+def rendering(gym_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `gymnasium.make` with a render mode that gives arrays.
+
+    Raises:
+        InvalidArgumentError: if they ask for another render mode.
+    """
+    mode = gym_kwargs.get("render_mode", "rgb_array")
+    if mode != "rgb_array":
+        raise InvalidArgumentError(f"render_mode: from_pixels needs 'rgb_array', got {mode!r}")
+    return {**gym_kwargs, "render_mode": mode}
+
+
+MODES = ("sync", "async", "vector_entry_point")
+
+
+class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Repeats each action; rewards are added up, an episode's end ends the step.
+
+    Args:
+        env: the environment.
+        num_frames: how often, at least 1.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], num_frames: int) -> None:
+        super().__init__(env)
+        self._skip = Simulator(env, num_frames).stepping()
+
+    def step(self, action: Any) -> StepResult:
+        """Take the action `num_frames` times, or until the episode ends."""
+        result: StepResult = self._skip(action)
+        return result
+
+
+def make_vector(
+    env_name: Any, num_envs: int, pixels_only: bool | None, frame_skip: int, gym_kwargs: Mapping[str, Any]
+) -> VectorEnv[Any, Any, Any]:
+    """Return `num_envs` environments of one name in one vector environment.
+
+    Args:
+        env_name: the id of a registered environment.
+        num_envs: how many.
+        pixels_only: None for the environment's own observations; True for rendered frames instead, False for
+            frames beside them.
+        frame_skip: how often each environment repeats an action.
+        gym_kwargs: for `gymnasium.make`; `vectorization_mode` (``"sync"`` unless given) and `vector_kwargs` for
+            `gymnasium.make_vec`.
+
+    Raises:
+        InvalidArgumentError: for another `vectorization_mode`.
+        UnsupportedError: for pixels or frame skip in an environment that isn't made of single ones.
+    """
+    kwargs = dict(gym_kwargs)
+    mode = kwargs.pop("vectorization_mode", None) or "sync"
+    mode = mode.value if isinstance(mode, Enum) else mode
+    if mode not in MODES:
+        raise InvalidArgumentError(f"vectorization_mode: expected one of {MODES}, got {mode!r}")
+    wrappers = _wrappers(pixels_only, frame_skip)
+    if mode == "vector_entry_point":
+        if wrappers:
+            raise UnsupportedError(
+                "from_pixels, frame_skip: a vector environment that isn't made of single ones has neither; leave "
+                "vectorization_mode out"
+            )
+        kwargs.pop("disable_env_checker", None)  # gymnasium checks single environments only
+        return gymnasium.make_vec(env_name, num_envs, mode, **kwargs)
+    # What we read we copy: another copy of every observation would only cost time.
+    vector_kwargs = {
+        "autoreset_mode": AutoresetMode.DISABLED,
+        "copy": False,
+        **(kwargs.pop("vector_kwargs", None) or {}),
+    }
+    return gymnasium.make_vec(env_name, num_envs, mode, vector_kwargs, wrappers, **kwargs)
+
+
+def _wrappers(pixels_only: bool | None, frame_skip: int) -> list[Callable[..., Any]]:
+    """Return what each environment is wrapped in; frames that are skipped aren't rendered."""
+    found: list[Callable[..., Any]] = []
+    if frame_skip > 1:
+        found.append(functools.partial(FrameSkip, num_frames=frame_skip))
+    if pixels_only is not None:
+        found.append(functools.partial(with_pixels, pixels_only=pixels_only))
+    return found
 
 
 class _AvailableEnvs:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, as_path
 from gleanrl.data.specs import Composite, TensorSpec, Unbounded
 from gleanrl.envs.libs.gym_codecs import Array, ArrayCodec, as_array
 from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, InvalidTypeError
-from gleanrl.tree import NestedKey, Path, as_key, as_path
 
 
 class BaseInfoDictReader(ABC):

@@ -11,17 +11,17 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 
-from gleanrl.arguments import positive
+from gleanrl._arrays.devices import on_cpu
+from gleanrl._arrays.tensordicts import FLAGS, NestedKey, Path, as_key, as_path
+from gleanrl._rollout.env_traits import EnvTraits
+from gleanrl._rollout.protocol import FREELY, EpisodeRules, Lease, Stepper
+from gleanrl._util import is_native, positive
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
-from gleanrl.devices import on_cpu
 from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
 from gleanrl.envs.libs.gym_info import default_info_dict_reader, ready_reader, spec_entries, with_entries_of
-from gleanrl.envs.libs.gym_rows import GymCodecs
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_reset, checked_step
-from gleanrl.envs.libs.gym_spaces import reward_spec
-from gleanrl.envs.libs.gym_stepper import GymStepper
-from gleanrl.envs.libs.gym_trees import (
+from gleanrl.envs.libs.gym_spaces import (
     Group,
     action_tree,
     assemble,
@@ -29,17 +29,14 @@ from gleanrl.envs.libs.gym_trees import (
     encode,
     leaves,
     observation_tree,
+    reward_spec,
     tree_spec,
 )
+from gleanrl.envs.libs.gym_stepper import GymCodecs, GymStepper
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.envs.vector.independence import require_independent, simulators_in
 from gleanrl.errors import InvalidTypeError, UnsupportedError
-from gleanrl.overrides import is_native
-from gleanrl.rollouts.protocol import FREELY, EpisodeRules, Stepper
-from gleanrl.rollouts.traits import EnvTraits
-from gleanrl.rollouts.usage import Lease
-from gleanrl.tree import FLAGS, NestedKey, Path, as_key, as_path
 
 _RESERVED = ("reward", *FLAGS, "next", "collector")
 _HOOKS = (

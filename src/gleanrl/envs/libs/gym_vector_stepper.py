@@ -13,18 +13,16 @@ import torch
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block
-from gleanrl.data.boundaries import MASK
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._arrays.tensordicts import FLAGS, Path
+from gleanrl._rollout.errors import StepFault
+from gleanrl._rollout.protocol import EpisodeRules, Lease, StepLimit, Stepper
+from gleanrl.data.trajectories import MASK
 from gleanrl.envs.libs.gym_codecs import Array
-from gleanrl.envs.libs.gym_rows import GymCodecs, GymRows, loaded
+from gleanrl.envs.libs.gym_stepper import GymCodecs, GymRows, loaded
 from gleanrl.envs.libs.gym_vector_simulator import VectorSimulator
 from gleanrl.errors import UnsupportedError
-from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.limits import StepLimit
-from gleanrl.rollouts.protocol import EpisodeRules, Stepper
-from gleanrl.rollouts.usage import Lease
-from gleanrl.schema import Field, Schema
-from gleanrl.tree import FLAGS, Path
 
 _Array = np.ndarray
 

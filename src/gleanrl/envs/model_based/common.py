@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl._rollout.env_traits import Env
 from gleanrl.envs.base import EnvBase
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.errors import UnsupportedError
-from gleanrl.rollouts.traits import Env
 
 
 class ModelBasedEnvBase(EnvBase):

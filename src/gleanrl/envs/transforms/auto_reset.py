@@ -12,16 +12,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from gleanrl.envs.construction import RESETTING_ITSELF
-from gleanrl.envs.resets import any_of
-from gleanrl.envs.transforms.env import TransformedEnv
-from gleanrl.envs.transforms.following import OfEnvironment
-from gleanrl.envs.transforms.keys import missing_key
-from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
+from gleanrl.envs.env_specs import RESETTING_ITSELF
+from gleanrl.envs.outcomes import any_of
+from gleanrl.envs.transforms.base import missing_key
+from gleanrl.envs.transforms.episodic import OfEnvironment
+from gleanrl.envs.transforms.row_view import Record, reset_rows, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
+from gleanrl.envs.transforms.transformed_env import TransformedEnv
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.schema import Field
-from gleanrl.tree import NestedKey, as_key, as_path
 
 _WAITING = "_waiting"
 """Where a keeper carries whose first observations it has."""

@@ -1,25 +1,183 @@
-"""`Transform`: what stands between an environment, or a replay buffer, and its user."""
+"""`Transform`: what stands between an environment, or a replay buffer, and its user.
+
+`Contained`: a transform's place in a chain, and the environment that it sees from there.
+
+The lists of keys that transforms read and write.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
+from gleanrl._state.rng import OwnedTorchGenerator
+from gleanrl._state.state import Stateful
+from gleanrl._util import is_ours, overridden
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.data.specs.mapping import SpecMapping
-from gleanrl.envs.transforms.contained import Contained
-from gleanrl.envs.transforms.keys import KeyList, Keys, missing_key, paired
-from gleanrl.envs.transforms.rows import Record
+from gleanrl.envs.module_state import StatefulModule
+from gleanrl.envs.transforms.row_view import Record
 from gleanrl.envs.transforms.spec_tools import map_leaves, rename_leaves
-from gleanrl.errors import UnsupportedError
-from gleanrl.overrides import is_ours, overridden
-from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.state import Stateful
-from gleanrl.tree import NestedKey
+from gleanrl.errors import (
+    ContainerError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    UnsupportedError,
+)
+
+
+class Contained(StatefulModule):
+    """Belongs to one container, a `Compose` or a `TransformedEnv`, which it doesn't keep alive.
+
+    What it sees of the environment, the base one with the transforms before it, is looked up once and forgotten by
+    `empty_cache`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._holder: weakref.ref[Any] | None = None  # a chain that nobody else keeps is gone
+        self._parent_found: list[Any] | None = None
+
+    @property
+    def holder(self) -> Any:
+        """The `Compose` or `TransformedEnv` that the transform stands in directly; None if it's in none."""
+        return None if self._holder is None else self._holder()
+
+    @property
+    def container(self) -> Any:
+        """The `TransformedEnv` around all that the transform is in; None if there is none."""
+        return None if self.holder is None else self.holder.container
+
+    def set_container(self, container: Any) -> None:
+        """Put the transform into `container`, a `Compose` or a `TransformedEnv`.
+
+        Raises:
+            ContainerError: if it is in another one already (also an AttributeError).
+        """
+        holder = self.holder
+        if holder not in (None, container) and not (holder.container is None and holder.lends):
+            raise ContainerError(
+                f"{type(self).__name__} is part of another Compose or TransformedEnv already; use transform.clone()"
+            )
+        self._holder = weakref.ref(container)
+        self.empty_cache()
+        self.enter()
+
+    def enter(self) -> None:
+        """Go into evaluation mode if this is in an environment, where everything is in it but what learns there."""
+        if self.container is not None and not self.learns:
+            self.eval()
+
+    def reset_parent(self) -> None:
+        """Take the transform out of its container."""
+        self._holder = None
+        self.empty_cache()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes, with what holds the transform: copies and pickles of that know their own."""
+        return {**self.__dict__, "_holder": self.holder}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the attributes of a copy."""
+        super().__setstate__(state)
+        holder = self.__dict__["_holder"]
+        self._holder = None if holder is None else weakref.ref(holder)
+
+    @property
+    def parent(self) -> Any:
+        """The environment as this transform sees it: the base one with the transforms before it; None outside one."""
+        if self._parent_found is None and self.holder is not None:
+            self._parent_found = [self.holder.environment_before(self)]
+        return self._parent_found[0] if self._parent_found else None
+
+    @property
+    def collector(self) -> Any:
+        """The collector that uses the environment; None if there is none."""
+        return None if self.container is None else self.container.collector
+
+    def home(self) -> torch.device | str | None:
+        """Return the device of what is carried: the environment's; None outside one."""
+        return None if self.parent is None else self.parent.device or "cpu"
+
+    def clone(self) -> Any:
+        """Return an independent copy that is in no container."""
+        holder, self._holder = self._holder, None
+        self.empty_cache()
+        try:
+            return copy.deepcopy(self)
+        finally:
+            self._holder = holder
+
+    def twin(self) -> Any:
+        """Return a clone that sees the same environment before it."""
+        parent, twin = self.parent, self.clone()
+        twin._parent_found = [parent]
+        return twin
+
+    def empty_cache(self) -> None:
+        """Forget what was found in the environment."""
+        self._parent_found = None
+
+
+Keys = NestedKey | Sequence[NestedKey]
+
+
+class KeyList:
+    """A list of a transform's keys: what it was set to, or, as long as that is None, the transform's default."""
+
+    def __init__(self, doc: str) -> None:
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, transform: Any, owner: type | None = None) -> list[NestedKey]:
+        if transform is None:
+            return self  # type: ignore[return-value]
+        given: list[NestedKey] | None = getattr(transform, f"_{self._name}")
+        return getattr(transform, f"_default_{self._name}")() if given is None else given
+
+    def __set__(self, transform: Any, keys: Keys | None) -> None:
+        setattr(transform, f"_{self._name}", as_keys(self._name, keys))
+        transform.empty_cache()
+
+
+def as_keys(name: str, keys: Keys | None) -> list[NestedKey] | None:
+    """Return `keys` as a list of keys in their shortest spelling; a string or a tuple of strings is one key."""
+    if keys is None:
+        return None
+    if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(k, str) for k in keys)):
+        keys = [keys]
+    if not isinstance(keys, Sequence):
+        raise InvalidTypeError(f"{name}: expected a list of keys, got {keys!r}")
+    return [as_key(as_path(key)) for key in keys]
+
+
+def paired(
+    transform: Any, name: str, ins: list[NestedKey], out_name: str, outs: list[NestedKey]
+) -> list[tuple[NestedKey, NestedKey]]:
+    """Return keys pair by pair; there must be as many of both."""
+    if len(ins) != len(outs):
+        raise InvalidArgumentError(
+            f"{type(transform).__name__}: expected as many {out_name} as {name}, got {outs} for {ins}"
+        )
+    return list(zip(ins, outs, strict=True))
+
+
+def missing_key(transform: Any, key: NestedKey, record: Record) -> MissingKeyError:
+    """Return the error of a transform that doesn't find `key` in what it was given."""
+    return MissingKeyError(
+        f"{type(transform).__name__}: key {key!r} not found; there are {sorted(map(str, record.keys()))}"
+    )
+
 
 _HOOKS = ("_call", "_step", "_reset", "_inv_call", "inv", "_reset_env_preprocess")
 

@@ -1,4 +1,7 @@
-"""Other dtypes and devices: `DTypeCastTransform`, `DoubleToFloat`, `DeviceCastTransform`, `PinMemoryTransform`."""
+"""Other dtypes and devices: `DTypeCastTransform`, `DoubleToFloat`, `DeviceCastTransform`, `PinMemoryTransform`.
+
+`FiniteTensorDictCheck`: no NaN, no infinity.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gleanrl._arrays.devices import as_device, pinned
+from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl.data.specs import Bounded, Composite, TensorSpec
-from gleanrl.devices import as_device, pinned
-from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform
-from gleanrl.envs.transforms.operations import CONVERSIONS, Operation
-from gleanrl.envs.transforms.rows import Record, leaf_keys
+from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.entrywise import CONVERSIONS, EntryTransform, Operation
+from gleanrl.envs.transforms.row_view import Record, leaf_keys
 from gleanrl.envs.transforms.spec_tools import keys_of
-from gleanrl.errors import InvalidTypeError, UnsupportedError
-from gleanrl.tree import NestedKey
+from gleanrl.errors import InvalidTypeError, NonFiniteError, UnsupportedError
 
 
 class DTypeCastTransform(EntryTransform):
@@ -239,3 +240,41 @@ def _cast_all(record: Record, before: torch.dtype, after: torch.dtype) -> Record
         if getattr(value, "dtype", None) is before:
             record.set(key, value.to(after))
     return record
+
+
+class FiniteTensorDictCheck(Transform):
+    """Raises where a number that comes out of an environment or a buffer, or goes in, is NaN or infinite.
+
+    A collector checks its batches by itself, once a batch, which costs less.
+
+    Raises:
+        NonFiniteError: it names the keys (also a ValueError).
+    """
+
+    on_rows = True
+    on_host = True
+
+    def _call(self, tensordict: Record) -> Record:
+        bad = [key for key in leaf_keys(tensordict) if _is_bad(tensordict.get(key))]
+        if bad:
+            raise NonFiniteError(f"FiniteTensorDictCheck: NaN or infinity under {bad}")
+        return tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._call(tensordict_reset)
+
+
+def check_finite(value: torch.Tensor) -> None:
+    """Raise if a number is NaN or infinite.
+
+    Raises:
+        NonFiniteError: if one is (also a ValueError).
+    """
+    if _is_bad(value):
+        raise NonFiniteError("check_finite: NaN or infinity")
+
+
+def _is_bad(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return False
+    return not bool(value.isfinite().all())

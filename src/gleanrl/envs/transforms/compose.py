@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl.data.specs import Composite
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.rows import Record
+from gleanrl.envs.transforms.row_view import Record
 from gleanrl.errors import ContainerError, InvalidTypeError, UnsupportedError
-from gleanrl.tree import NestedKey
 
 # How a transform of TorchRL's becomes one of ours; `foreign` fills this in, which derives from what stands here.
 FOREIGN: list[Callable[[Any], Transform]] = []

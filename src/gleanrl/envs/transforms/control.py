@@ -1,7 +1,11 @@
-"""Transforms that steer an environment: `FrameSkipTransform`, `NoopResetEnv`, `EndOfLifeTransform`, `TimeMaxPool`."""
+"""Transforms that steer an environment: `FrameSkipTransform`, `NoopResetEnv`, `EndOfLifeTransform`, `TimeMaxPool`.
+
+Steps that are skipped, or taken by another policy: `ConditionalSkip`, `ConditionalPolicySwitch`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -9,17 +13,17 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from gleanrl.arguments import non_negative, positive
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import NestedKey, as_path
+from gleanrl._rollout.step_mdp import advance, ended, step_on
+from gleanrl._state.rng import OwnedTorchGenerator
+from gleanrl._util import non_negative, positive
 from gleanrl.data.specs import Categorical, Composite, Unbounded
-from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.following import Following, OfEnvironment
-from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.rows import Record, trailing
+from gleanrl.envs.outcomes import any_of
+from gleanrl.envs.transforms.base import Keys, Transform
+from gleanrl.envs.transforms.episodic import Following, OfEnvironment
+from gleanrl.envs.transforms.row_view import Record, reset_rows, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
-from gleanrl.rollouts.stepping import advance, ended, step_on
-from gleanrl.schema import Field
-from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import NestedKey
 
 
 class FrameSkipTransform(OfEnvironment):
@@ -222,3 +226,97 @@ def _one_environment(transform: Transform) -> Any:
             "before others; give each member its own transform"
         )
     return parent
+
+
+Condition = Callable[[TensorDictBase], bool | Tensor]
+
+
+class ConditionalSkip(Transform):
+    """Leaves steps out: where a condition holds the outcome of a step is its root, with a reward of zero.
+
+    That goes for the environment that the transform is in, the transforms beside it included; those of an environment
+    around it (``auto_unwrap=False``) see the step.
+
+    Args:
+        cond: a function of the root and its action; returns whether the step is skipped, for all environments or
+            ``(*batch,)``.
+    """
+
+    def __init__(self, cond: Condition) -> None:
+        super().__init__()
+        self.cond = cond
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        skipped = (
+            torch.as_tensor(self.cond(tensordict)).reshape(-1).expand(max(1, tensordict.batch_size.numel()))
+        )
+        return tensordict.set("_step", ~skipped.reshape(tensordict.batch_size))
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: it needs an environment."""
+        raise UnsupportedError(
+            "ConditionalSkip leaves out an environment's steps; it can't be used in a buffer"
+        )
+
+
+class ConditionalPolicySwitch(Transform):
+    """Lets another policy take a step where a condition holds after a step, or after a reset; once, not repeatedly.
+
+    The user sees what came before it as the root, and what came out of it as the outcome, as if it were one step. Where
+    an episode has ended nothing is done. It uses the environment with the transforms before this one.
+
+    Args:
+        policy: writes actions into a root and returns it.
+        condition: a function of an outcome, or of a reset's observations; returns whether `policy` is to act, for all
+            environments or ``(*batch,)``.
+    """
+
+    policy: Callable[[TensorDictBase], TensorDictBase]
+
+    def __init__(self, policy: Callable[[TensorDictBase], TensorDictBase], condition: Condition) -> None:
+        super().__init__()
+        self.__dict__["policy"] = policy  # a module of the user's isn't part of this one
+        self.condition = condition
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        rows = self._holds(next_tensordict)
+        if not bool(rows.any()):
+            return next_tensordict
+        root = advance(tensordict.copy().set("next", next_tensordict), self.parent)
+        return _chosen(rows, self._acted(root, rows), next_tensordict)
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        rows, asked = self._holds(tensordict_reset), reset_rows(tensordict, self.parent.reset_keys)
+        rows = rows if asked is None else rows & asked
+        if not bool(rows.any()):
+            return tensordict_reset
+        outcome = self._acted(tensordict_reset.copy(), rows)
+        return _chosen(rows, outcome.select(*tensordict_reset.keys(True, True)), tensordict_reset)
+
+    def _holds(self, record: Record) -> Tensor:
+        """Return where the condition holds and the episode goes on, ``(*batch,)`` bool."""
+        size = record.batch_size
+        rows = torch.as_tensor(self.condition(record)).reshape(-1).expand(max(1, size.numel())).reshape(size)
+        done = [record.get(key) for key in self.parent.done_keys if as_path(key)[-1] == "done"]
+        return rows & ~any_of(done, size)
+
+    def _acted(self, root: TensorDictBase, rows: Tensor) -> TensorDictBase:
+        acted = self.policy(root)
+        if not bool(rows.all()):
+            acted.set("_step", rows)
+        return self.parent.step(acted).get("next")
+
+    def forward(self, tensordict: Any) -> Any:
+        """Raise: it needs an environment."""
+        raise UnsupportedError("ConditionalPolicySwitch acts in an environment; it can't be used in a buffer")
+
+
+def _chosen(rows: Tensor, fresh: TensorDictBase, before: TensorDictBase) -> TensorDictBase:
+    """Return `fresh` in `rows` and `before` elsewhere."""
+    if bool(rows.all()):
+        return fresh
+    out = before.copy()
+    for key in before.keys(True, True):
+        value = fresh.get(key)
+        out.set(key, torch.where(trailing(rows, value), value, before.get(key)))
+    return out

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.block import Block
-from gleanrl.envs.transforms.following import Following
-from gleanrl.envs.transforms.outputs import Output
-from gleanrl.tree import NestedKey
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.tensordicts import NestedKey
+from gleanrl.envs.transforms.episodic import Following
+from gleanrl.envs.transforms.row_columns import Output
 
 Values = dict[NestedKey, torch.Tensor]
 Array = np.ndarray[Any, Any]

@@ -11,8 +11,8 @@ from tensordict import is_non_tensor
 from torch import Tensor
 
 from gleanrl.data.specs import NonTensor, TensorSpec, Unbounded
-from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.entrywise import EntryTransform
 from gleanrl.errors import UnsupportedError
 
 

@@ -1,61 +1,266 @@
-"""The lists of keys that transforms read and write."""
+"""Which keys there are: `RenameTransform`, `SelectTransform`, `ExcludeTransform`, `RemoveEmptySpecs`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from gleanrl.envs.transforms.rows import Record
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError
-from gleanrl.tree import NestedKey, as_key, as_path
+from tensordict import TensorDictBase
 
-Keys = NestedKey | Sequence[NestedKey]
-
-
-class KeyList:
-    """A list of a transform's keys: what it was set to, or, as long as that is None, the transform's default."""
-
-    def __init__(self, doc: str) -> None:
-        self.__doc__ = doc
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, transform: Any, owner: type | None = None) -> list[NestedKey]:
-        if transform is None:
-            return self  # type: ignore[return-value]
-        given: list[NestedKey] | None = getattr(transform, f"_{self._name}")
-        return getattr(transform, f"_default_{self._name}")() if given is None else given
-
-    def __set__(self, transform: Any, keys: Keys | None) -> None:
-        setattr(transform, f"_{self._name}", as_keys(self._name, keys))
-        transform.empty_cache()
+from gleanrl._arrays.tensordicts import FLAGS, NestedKey, as_key, as_path
+from gleanrl._util import overridden
+from gleanrl.data.replay_buffers.storages.record_formats import ADDED_KEYS
+from gleanrl.data.specs import Composite
+from gleanrl.data.specs.mapping import SpecMapping
+from gleanrl.envs.transforms.base import Keys, Transform, as_keys, missing_key
+from gleanrl.envs.transforms.row_view import Record, Row
+from gleanrl.envs.transforms.spec_tools import keys_of
+from gleanrl.errors import UnsupportedError
 
 
-def as_keys(name: str, keys: Keys | None) -> list[NestedKey] | None:
-    """Return `keys` as a list of keys in their shortest spelling; a string or a tuple of strings is one key."""
-    if keys is None:
-        return None
-    if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(k, str) for k in keys)):
-        keys = [keys]
-    if not isinstance(keys, Sequence):
-        raise InvalidTypeError(f"{name}: expected a list of keys, got {keys!r}")
-    return [as_key(as_path(key)) for key in keys]
+class RenameTransform(Transform):
+    """Gives entries other keys: what comes out from `in_keys` to `out_keys`, what goes in from `out_keys_inv`.
 
+    The key of a group stands for all entries in it. Flags can't be renamed: environments and collectors look for them.
 
-def paired(
-    transform: Any, name: str, ins: list[NestedKey], out_name: str, outs: list[NestedKey]
-) -> list[tuple[NestedKey, NestedKey]]:
-    """Return keys pair by pair; there must be as many of both."""
-    if len(ins) != len(outs):
-        raise InvalidArgumentError(
-            f"{type(transform).__name__}: expected as many {out_name} as {name}, got {outs} for {ins}"
+    Args:
+        in_keys: the environment's keys of what comes out.
+        out_keys: the user's keys for them.
+        in_keys_inv: the environment's keys of what goes in.
+        out_keys_inv: the user's keys for them.
+        create_copy: whether the old keys stay too.
+    """
+
+    on_rows = True
+    on_host = True
+    by_keys = True
+    call_on_reset = True
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_keys_inv: Keys | None = None,
+        out_keys_inv: Keys | None = None,
+        create_copy: bool = False,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
+        self.pairs(), self.pairs_inv()  # raise if they don't fit
+        self.create_copy = create_copy
+        flags = [key for pair in self.pairs() for key in pair if as_path(key)[-1] in FLAGS]
+        if flags:
+            raise UnsupportedError(f"RenameTransform: {flags} are flags, which keep their names")
+
+    def _find_pairs(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return `in_keys` with `out_keys`, those of an environment's groups entry by entry."""
+        return self._by_entry(super()._find_pairs(), "full_observation_spec", "full_reward_spec")
+
+    def _find_pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
+        """Return `in_keys_inv` with `out_keys_inv`, those of an environment's groups entry by entry."""
+        return self._by_entry(super()._find_pairs_inv(), "full_action_spec", "full_state_spec")
+
+    def _by_entry(
+        self, pairs: list[tuple[NestedKey, NestedKey]], *specs: str
+    ) -> list[tuple[NestedKey, NestedKey]]:
+        known = (
+            [as_path(key) for name in specs for key in keys_of(getattr(self.parent, name))]
+            if self.parent
+            else []
         )
-    return list(zip(ins, outs, strict=True))
+        found = []
+        for in_key, out_key in pairs:
+            source, target = as_path(in_key), as_path(out_key)
+            below = [path for path in known if path[: len(source)] == source]
+            found += [(as_key(path), as_key((*target, *path[len(source) :]))) for path in below or [source]]
+        return found
+
+    def _call(self, tensordict: Record) -> Record:
+        return self._without_empty(self._moved(tensordict, self.pairs()))
+
+    def _without_empty(self, record: Record) -> Record:
+        """Drop the groups that were renamed as a whole."""
+        if isinstance(record, TensorDictBase) and not self.create_copy:
+            for key in self.in_keys:
+                group = record.get(key, None)
+                if isinstance(group, TensorDictBase) and group.is_empty():
+                    record = record.exclude(key)
+        return record
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        return self._moved(tensordict, [(out_key, in_key) for in_key, out_key in self.pairs_inv()])
+
+    def _moved(self, record: Record, pairs: list[tuple[NestedKey, NestedKey]]) -> Record:
+        # All are taken before the first is set: two keys may change places.
+        for source, target, value in [(*pair, self._taken(record, pair[0])) for pair in pairs]:
+            if value is not None:
+                record.set(target, value)
+            elif not self.missing_tolerance:
+                raise missing_key(self, source, record)
+        return record
+
+    def _taken(self, record: Record, key: NestedKey) -> Any:
+        if not self.create_copy:
+            return record.pop(key, None)
+        value = record.get(key, None)
+        return None if value is None else value.clone()
+
+    def _spec(self, role: str, spec: Any) -> Any:
+        if role == "done":
+            return spec
+        return self._renamed(spec, self.pairs() if role in ("observation", "reward") else self.pairs_inv())
+
+    def _renamed(self, spec: Composite, pairs: list[tuple[NestedKey, NestedKey]]) -> Composite:
+        known = keys_of(spec)
+        leaves = {out_key: spec[in_key] for in_key, out_key in pairs if in_key in known}
+        gone = [] if self.create_copy else [in_key for in_key, _ in pairs if in_key in known]
+        out = spec.clone()
+        for key in gone:
+            del out[key]
+        for key in () if self.create_copy else (*self.in_keys, *self.in_keys_inv):
+            if (
+                key in out.keys(True)
+                and isinstance(out[key], SpecMapping)
+                and out[key].is_empty(recurse=True)
+            ):
+                del out[key]
+        for key, leaf in leaves.items():
+            out[key] = leaf.clone()
+        return out
 
 
-def missing_key(transform: Any, key: NestedKey, record: Record) -> MissingKeyError:
-    """Return the error of a transform that doesn't find `key` in what it was given."""
-    return MissingKeyError(
-        f"{type(transform).__name__}: key {key!r} not found; there are {sorted(map(str, record.keys()))}"
-    )
+class _Keeping(Transform):
+    """Keeps some of what comes out, and no groups of which nothing is kept."""
+
+    on_rows = True
+    on_host = True
+
+    def _keeps(self, key: NestedKey) -> bool:
+        raise UnsupportedError("a subclass says what is kept")
+
+    def _call(self, tensordict: Record) -> Record:
+        if isinstance(tensordict, Row):
+            # What the specs don't declare isn't recorded; values made here would be.
+            for key in [key for key in tensordict.made if not self._keeps(key)]:
+                tensordict.pop(key)
+            return tensordict
+        assert isinstance(tensordict, TensorDictBase)
+        paths = [as_path(key) for key in tensordict.keys(True, True)]
+        kept = {path for path in paths if self._keeps(as_key(path))}
+        dropped = [path for path in paths if path not in kept]
+        empty = [group for group in _groups(tensordict) if all(path[: len(group)] != group for path in kept)]
+        dropped += [group for group in empty if not self._keeps(group)]
+        return tensordict.exclude(*map(as_key, dropped))
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._call(tensordict_reset)
+
+    def _spec(self, role: str, spec: Any) -> Any:
+        out = spec.clone()
+        for key in keys_of(spec) if role in ("observation", "reward", "done") else ():
+            if not self._keeps(key):
+                del out[key]
+        return out
+
+
+class SelectTransform(_Keeping):
+    """Drops what comes out but for some keys. Index and weights of a buffer's samples stay.
+
+    Args:
+        selected_keys: what stays; a key of a group keeps all of it.
+        keep_rewards: whether rewards stay; in a buffer ``"reward"`` at the root.
+        keep_dones: whether flags stay; without them no episode ends any more. In a buffer ``"done"`` at the root.
+    """
+
+    def __init__(self, *selected_keys: NestedKey, keep_rewards: bool = True, keep_dones: bool = True) -> None:
+        super().__init__()
+        self.selected_keys = as_keys("selected_keys", list(selected_keys)) or []
+        self.keep_rewards, self.keep_dones = keep_rewards, keep_dones
+
+    def _keeps(self, key: NestedKey) -> bool:
+        path = as_path(key)
+        if any(path[: len(as_path(kept))] == as_path(kept) for kept in self.selected_keys):
+            return True
+        parent = self.parent
+        if parent is None:  # a batch of a buffer
+            stays = {"done": self.keep_dones, "reward": self.keep_rewards}
+            return len(path) == 1 and (path[0] in ADDED_KEYS or stays.get(path[0], False))
+        if path[-1] in FLAGS:
+            return self.keep_dones
+        return self.keep_rewards and key in parent.reward_keys
+
+    def extra_repr(self) -> str:
+        """Show the keys."""
+        return f"{self.selected_keys}"
+
+
+class ExcludeTransform(_Keeping):
+    """Drops some keys of what comes out, or of what goes in.
+
+    In an environment done is made anew of the flags that are left beside it. Where none is, no episode ends any more.
+
+    Args:
+        excluded_keys: what is dropped; a key of a group drops all of it. None of them drops nothing.
+        inverse: whether that is done to what goes in (what is written to a buffer) instead.
+    """
+
+    on_rows = True
+
+    def __init__(self, *excluded_keys: NestedKey, inverse: bool = False) -> None:
+        super().__init__()
+        self.excluded_keys = as_keys("excluded_keys", list(excluded_keys)) or []
+        self.inverse = inverse
+
+    def _keeps(self, key: NestedKey) -> bool:
+        path = as_path(key)
+        return self.inverse or not any(path[: len(as_path(k))] == as_path(k) for k in self.excluded_keys)
+
+    def _call(self, tensordict: Record) -> Record:
+        return tensordict if self.inverse else super()._call(tensordict)
+
+    def _inv_call(self, tensordict: Record) -> Record:
+        if self.inverse and isinstance(tensordict, TensorDictBase):
+            return tensordict.exclude(*self.excluded_keys)
+        return tensordict
+
+    def inverts(self) -> bool:
+        """Return False, but for a subclass's own way: steppers read the keys that they need and no others."""
+        return bool(overridden(self, "_inv_call", of=ExcludeTransform))
+
+    def extra_repr(self) -> str:
+        """Show the keys."""
+        return f"{self.excluded_keys}, inverse={self.inverse}"
+
+
+class RemoveEmptySpecs(Transform):
+    """Drops groups without entries from the specs, and from what comes out."""
+
+    on_rows = True
+    on_host = True
+
+    def _call(self, tensordict: Record) -> Record:
+        if isinstance(tensordict, TensorDictBase):
+            for key in sorted(_groups(tensordict), key=len, reverse=True):
+                if tensordict.get(as_key(key)).is_empty():
+                    tensordict = tensordict.exclude(as_key(key))
+        return tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        return self._call(tensordict_reset)
+
+    def _transformed(self, specs: Composite, *roles: str) -> Composite:
+        return _without_empty(specs)
+
+
+def _groups(batch: TensorDictBase) -> list[tuple[str, ...]]:
+    leaves = set(batch.keys(True, True))
+    return [as_path(key) for key in batch.keys(True) if key not in leaves]
+
+
+def _without_empty(specs: Composite) -> Composite:
+    out = specs.clone()
+    for name in specs.keys():
+        part = out[name]
+        leaves = set(part.keys(True, True))
+        for key in sorted((as_path(k) for k in part.keys(True) if k not in leaves), key=len, reverse=True):
+            if part[as_key(key)].is_empty():
+                del part[as_key(key)]
+    return out

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gleanrl.arguments import integer
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
+from gleanrl._util import integer
 from gleanrl.data.specs import TensorSpec
-from gleanrl.envs.transforms.keys import Keys
-from gleanrl.envs.transforms.mapping import EntryTransform, beside
-from gleanrl.envs.transforms.operations import Operation, affine, scaled
+from gleanrl.envs.transforms.base import Keys
+from gleanrl.envs.transforms.entrywise import EntryTransform, Operation, affine, beside, scaled
 from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
-from gleanrl.tree import NestedKey, as_key, as_path
 
 
 class ObservationNorm(EntryTransform):

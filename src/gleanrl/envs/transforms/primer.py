@@ -10,13 +10,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
+from gleanrl._state.rng import OwnedTorchGenerator
 from gleanrl.data.specs import Composite, TensorSpec
 from gleanrl.envs.transforms.base import Transform
-from gleanrl.envs.transforms.rows import Record, reset_rows, trailing
+from gleanrl.envs.transforms.row_view import Record, reset_rows, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
-from gleanrl.seeding import OwnedTorchGenerator
-from gleanrl.tree import NestedKey, as_key, as_path
 
 
 class TensorDictPrimer(Transform):

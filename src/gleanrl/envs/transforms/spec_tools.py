@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
 from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
-from gleanrl.tree import NestedKey, as_key, as_path
 
 
 def keys_of(spec: Any) -> list[NestedKey]:

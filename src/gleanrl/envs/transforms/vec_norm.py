@@ -1,27 +1,193 @@
-"""`VecNorm`: normalisation by running statistics."""
+"""`VecNorm`: normalisation by running statistics.
+
+Running sums for `VecNorm`, in the process's own memory or shared between processes.
+
+`VecNormV2`: `VecNorm` for each environment by itself, its statistics in the transform or in the records.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from gleanrl._arrays.allocate import lasting
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
+from gleanrl._os.shared_memory import SharedMemory
+from gleanrl._rollout.env_traits import Env
+from gleanrl._state.state import Stateful, StateReader
 from gleanrl.data.specs import TensorSpec, Unbounded
+from gleanrl.envs.transforms.base import Keys, as_keys, missing_key
 from gleanrl.envs.transforms.compose import Compose
-from gleanrl.envs.transforms.keys import Keys, as_keys, missing_key
-from gleanrl.envs.transforms.mapping import EntryTransform
+from gleanrl.envs.transforms.entrywise import EntryTransform
+from gleanrl.envs.transforms.episodic import Following
 from gleanrl.envs.transforms.normalization import ObservationNorm
-from gleanrl.envs.transforms.rows import Record, reset_rows
-from gleanrl.envs.transforms.statistics import RunningSums, Sums, checked_sums
+from gleanrl.envs.transforms.row_view import Record, reset_rows, trailing
 from gleanrl.envs.vector.factories import is_environment
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, UnsupportedError
-from gleanrl.rollouts.traits import Env
-from gleanrl.state import Stateful, StateReader
-from gleanrl.tree import NestedKey, as_key, as_path
+from gleanrl.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    SchemaError,
+    UnsupportedError,
+)
+
+_DOUBLE = 8
+_NONE = torch.Size()
+
+Result = TypeVar("Result")
+
+Sums = Mapping[NestedKey, Tensor]
+"""For each key ``(m (1 + 2 n),)`` float64: count, sums and sums of squares of n elements, for each of m members."""
+
+
+@runtime_checkable
+class SharesStatistics(Protocol):
+    """A transform, or a part of one, whose statistics those of other environments can use; see `EnvCreator`."""
+
+    def share_statistics(self) -> Any:
+        """Keep the statistics where other processes can use them, too, from now on; return them."""
+
+    def use_statistics(self, shared: Any, /) -> None:
+        """Use the statistics that another one's `share_statistics` returned."""
+
+
+class RunningSums(Stateful[Sums]):
+    """For each key the number, the sum and the sum of squares of what was seen, with geometric forgetting.
+
+    Float64, so that squares of large numbers don't swallow their differences. An update is computed aside and written
+    in one go under the lock: whoever dies meanwhile leaves whole sums, or, killed within that one copy, numbers that
+    the decay forgets.
+
+    Args:
+        shapes: for each key the shape of its sums.
+        shared: whether copies of this object (by pickle or deepcopy) share the numbers.
+        members: the batch dimensions of environments each of which has sums of its own; ``()`` for the same for all.
+    """
+
+    def __init__(
+        self, shapes: Mapping[NestedKey, torch.Size], shared: bool = False, members: torch.Size = _NONE
+    ) -> None:
+        self.shapes, self.members = dict(shapes), members
+        size = sum(self._sizes().values())
+        self._memory = SharedMemory(_DOUBLE * size) if shared else None
+        self._local = None if shared else lasting(torch.zeros)(size, dtype=torch.float64)
+        self._views: dict[NestedKey, Tensor] = {}
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can have the same numbers."""
+        return self._memory is not None
+
+    def _sizes(self) -> dict[NestedKey, int]:
+        """Return how many numbers each key has."""
+        return {key: prod(self.members) * (1 + 2 * prod(shape)) for key, shape in self.shapes.items()}
+
+    def copied(self, shared: bool = False) -> RunningSums:
+        """Return the same numbers in memory of their own, which other processes can have or not."""
+        copy = RunningSums(self.shapes, shared, self.members)
+        copy.adopt(self.snapshot())
+        return copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the views out: each copy makes its own."""
+        return {**self.__dict__, "_views": {}}
+
+    def _view(self, key: NestedKey) -> Tensor:
+        """Return ``(m, 1 + 2 n)``: count, sums, sums of squares of each of m members."""
+        if not self._views:
+            flat = self._local
+            if flat is None:
+                assert self._memory is not None
+                flat = lasting(torch.frombuffer)(self._memory.map, dtype=torch.float64)
+            parts = zip(self.shapes, flat.split([*self._sizes().values()]), strict=True)
+            self._views = {key: part.view(prod(self.members), -1) for key, part in parts}
+        return self._views[key]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.adopt({key: torch.zeros(size, dtype=torch.float64) for key, size in self._sizes().items()})
+
+    def _alone(self, call: Callable[[], Result]) -> Result:
+        return call() if self._memory is None else self._memory.alone(call)
+
+    def update(self, key: NestedKey, value: Tensor, decay: float, rows: Tensor | None = None) -> None:
+        """Forget a little, then count `value`.
+
+        Args:
+            key: whose sums.
+            value: ``(*members, *shape)``, or any number of values, ``(..., *shape)``, where all have the same sums.
+            decay: by what the past is weighted down.
+            rows: which environments count, ``(*batch,)`` bool; the sums of the other members stay. None for all.
+        """
+        value = value.detach().to("cpu", torch.float64)
+        rows = None if rows is None else rows.cpu()
+        if rows is not None and not self.members:
+            value, rows = value[rows], None
+        each = value.reshape(-1, prod(self.members), prod(self.shapes[key]))
+        number = each.new_full((each.shape[1], 1), len(each))
+        seen = torch.cat([number, each.sum(0), each.square().sum(0)], -1)
+        counted = slice(None) if rows is None else rows.flatten()
+
+        def change() -> None:
+            view = self._view(key)
+            view[counted] = torch.add(seen, view, alpha=decay)[counted]
+
+        self._alone(change)
+
+    def moments(self, key: NestedKey) -> tuple[Tensor, Tensor] | None:
+        """Return mean and variance, ``(*members, *shape)`` float64; None if nothing was seen.
+
+        They are 0 and 1 of a member of which nothing was seen.
+        """
+        size, shape = prod(self.shapes[key]), (*self.members, *self.shapes[key])
+        count, total, squares = self._alone(lambda: self._view(key).clone()).split([1, size, size], -1)
+        if not bool(count.any()):
+            return None
+        seen, mean = count > 0, total / count
+        variance = (squares / count - mean.square()).clamp_min(0)
+        return mean.where(seen, 0.0).reshape(shape), variance.where(seen, 1.0).reshape(shape)
+
+    def snapshot(self) -> Sums:
+        """Return a copy of all numbers."""
+        copies = self._alone(lambda: {key: self._view(key).clone().flatten() for key in self.shapes})
+        return MappingProxyType(copies)
+
+    def parse(self, state: Any) -> Sums:
+        """Return the numbers of a saved state, checked against the shapes."""
+        sums = checked_sums(state)
+        sizes, found = self._sizes(), {key: len(numbers) for key, numbers in sums.items()}
+        if found != sizes:
+            raise SchemaError(f"statistics: expected as many numbers by key as {sizes}, got {found}")
+        return sums
+
+    def adopt(self, value: Sums) -> None:
+        """Go on from numbers that fit; shared ones change for everybody."""
+
+        def change() -> None:
+            for key, numbers in value.items():
+                self._view(key).view(-1).copy_(numbers)
+
+        self._alone(change)
+
+
+def checked_sums(state: Any) -> Sums:
+    """Return copies of the numbers of a state, of whatever shapes; `SchemaError` if there is something else in it."""
+    numbers = state.values() if isinstance(state, Mapping) else [None]
+    fits = all(
+        isinstance(n, Tensor) and n.dtype is torch.float64 and n.ndim == 1 and bool(n.isfinite().all())
+        for n in numbers
+    )
+    if not fits:
+        raise SchemaError(f"statistics: expected finite float64 by key, got {state!r:.100}")
+    return MappingProxyType({key: value.detach().to("cpu", copy=True) for key, value in state.items()})
 
 
 class VecNorm(EntryTransform):
@@ -334,3 +500,128 @@ def _shape(env: Env, key: NestedKey) -> torch.Size:
                 )
             return torch.Size(leaf.shape[len(env.batch_size) :])
     raise MissingKeyError(f"VecNorm: {key!r} is neither an observation nor a reward of the environment")
+
+
+_STATISTICS = ("_vecnorm_loc", "_vecnorm_var", "_vecnorm_count")
+
+
+class VecNormV2(VecNorm):
+    """`VecNorm` whose statistics are for each environment of a batch by itself, unless they are put together.
+
+    Mean and deviation are those of `VecNorm`. Where only some environments are reset, the others' statistics stay as
+    they are.
+
+    Args:
+        in_keys: what to normalise.
+        out_keys: where the results stand; None for in place.
+        lock: no effect.
+        stateful: whether the statistics are the transform's own. Otherwise `step` goes by those in the root that it is
+            given, and they begin anew with each episode: below ``"_vecnorm_loc"``, ``"_vecnorm_var"`` and
+            ``"_vecnorm_count"`` stand the mean, the variance and the number (int64) of the values so far, in the shape
+            of each entry. As all keys that begin with an underscore they are left out of the batches of rollouts.
+        decay: see `VecNorm`.
+        eps: the least standard deviation.
+        shared_data: see `shared_td` of `VecNorm`.
+        reduce_batch_dims: whether the environments of a batch have one statistic; needs `stateful`.
+
+    Raises:
+        UnsupportedError: options of shared statistics without `stateful`.
+    """
+
+    def __new__(cls, *args: Any, stateful: bool = True, **options: Any) -> Any:
+        """Make the one that keeps statistics, or the one that leaves them in the records."""
+        return super().__new__(cls if stateful or cls is not VecNormV2 else _InRecords)
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys | None = None,
+        *,
+        lock: Any = None,
+        stateful: bool = True,
+        decay: float = 0.9999,
+        eps: float = 1e-4,
+        shared_data: RunningSums | None = None,
+        reduce_batch_dims: bool = False,
+    ) -> None:
+        if not stateful and (
+            not isinstance(self, _InRecords) or shared_data is not None or reduce_batch_dims
+        ):
+            raise UnsupportedError(
+                f"{type(self).__name__}: stateful=False goes without shared_data and reduce_batch_dims, and without "
+                "a subclass: each environment's records carry its statistics"
+            )
+        super().__init__(in_keys, out_keys, shared_data, lock, decay, eps)
+        self.stateful = bool(stateful)
+        self.reduce_batch_dims = reduce_batch_dims
+
+    def _members(self, record: Record | None) -> torch.Size:
+        some: Any = record if self.parent is None else self.parent
+        return torch.Size() if self.reduce_batch_dims else torch.Size(some.batch_size)
+
+
+class _InRecords(VecNormV2, Following):
+    """A `VecNormV2` whose statistics are what the root says, and nothing else."""
+
+    on_rows = True
+
+    def _statistics(self, record: Record | None = None) -> RunningSums:
+        raise UnsupportedError(
+            f"VecNormV2(stateful=False) keeps no statistics: read {', '.join(_STATISTICS)} of the records"
+        )
+
+    def _keys(self) -> list[NestedKey]:
+        return [(name, *as_path(key)) for key in self.in_keys for name in _STATISTICS]
+
+    def carries(self) -> dict[NestedKey, Field]:
+        """Return the statistics."""
+        env = self.surroundings()
+        found: list[Field] = []
+        for key in self.in_keys:
+            shape = torch.Size((*self._members(None), *self.shape_of(key, None)))
+            leaf = (env.full_reward_spec if key in env.reward_keys else env.full_observation_spec)[key]
+            found += [Field(shape, leaf.dtype), Field(shape, leaf.dtype), Field(shape, torch.int64)]
+        return dict(zip(self._keys(), found, strict=True))
+
+    def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
+        for (in_key, out_key), keys in self._entries():
+            value, before = next_tensordict.get(in_key), [self.last(tensordict, key) for key in keys]
+            after = self._counted(value, *before)
+            for key, statistic in zip(keys, after, strict=True):
+                self.carried[key] = statistic
+                next_tensordict.set(key, statistic)
+            next_tensordict.set(out_key, self._scaled(value, *after))
+        return next_tensordict
+
+    def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
+        rows, fields = self.asked(tensordict), self.carries()
+        for (in_key, out_key), keys in self._entries():
+            value = tensordict_reset.get(in_key, None)  # rewards aren't there
+            fresh = [torch.zeros(fields[k].shape, dtype=fields[k].dtype, device=self.home()) for k in keys]
+            if value is not None:
+                fresh = self._counted(value, *fresh)
+                tensordict_reset.set(out_key, self._scaled(value, *fresh))
+            for key, statistic in zip(keys, fresh, strict=True):
+                mask = None if rows is None else trailing(rows, statistic)
+                kept = self.renewed(key, statistic, mask, self.own(tensordict, key))
+                tensordict_reset.set(key, kept)
+        return tensordict_reset
+
+    def _entries(self) -> list[tuple[tuple[NestedKey, NestedKey], list[NestedKey]]]:
+        """Return input and result of each entry, with its three statistics."""
+        keys, count = self._keys(), len(_STATISTICS)
+        return [(pair, keys[count * i : count * (i + 1)]) for i, pair in enumerate(self.pairs())]
+
+    def _counted(self, value: Tensor, loc: Tensor, var: Tensor, count: Tensor) -> list[Tensor]:
+        """Return mean, variance and number with `value` counted, every earlier one `decay` times less than the next."""
+        if self.frozen or not self.training:
+            return [loc.clone(), var.clone(), count.clone()]
+        count = count + 1
+        n = count.double()  # 1 - 0.9999 ** n needs more digits than float32 has
+        weight = 1 / n if self.decay == 1.0 else (1 - self.decay) / (1 - self.decay**n)
+        off = value.double() - loc
+        mean, variance = loc + weight * off, (1 - weight) * (var + weight * off.square())
+        return [mean.to(loc.dtype), variance.to(var.dtype), count]
+
+    def _scaled(self, value: Tensor, loc: Tensor, var: Tensor, count: Tensor) -> Tensor:
+        return torch.where(count > 0, (value - loc) / var.sqrt().clamp_min(self.eps), value)

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gleanrl._rollout.env_traits import extra
 from gleanrl.errors import InvalidArgumentError
-from gleanrl.rollouts.traits import extra
 
 _DECLARES = (("action_space", "observation_space"), ("full_action_spec", "full_observation_spec"))
 """What environments declare: gymnasium's and those like them, and those on TensorDicts."""

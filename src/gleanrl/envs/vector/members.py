@@ -1,6 +1,8 @@
 """Live environments side by side in one process, stepped and reset through their TensorDict protocol.
 
 `SerialEnv` holds one group of all its members; every worker process of a `ParallelEnv` holds one of its share.
+
+Where a group of environments is at work.
 """
 
 from __future__ import annotations
@@ -8,22 +10,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from tensordict import TensorDictBase
 
+from gleanrl._rollout.env_traits import is_closed, live_actions
+from gleanrl._rollout.errors import StepFault
+from gleanrl._rollout.policies import MaskWatch
+from gleanrl._rollout.protocol import EpisodeRules, Stepper
+from gleanrl._rollout.tensordict_stepper import make_stepper
+from gleanrl._state.rng import OwnedTorchGenerator
 from gleanrl.data.specs import from_torchrl, is_masked
-from gleanrl.envs.state import adopt_state, parse_state
+from gleanrl.envs.env_state import adopt_state, parse_state
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.independence import require_independent
-from gleanrl.envs.vector.place import Place
 from gleanrl.errors import MissingKeyError
-from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.policies import MaskWatch
-from gleanrl.rollouts.protocol import EpisodeRules, Stepper
-from gleanrl.rollouts.steppers import make_stepper
-from gleanrl.rollouts.traits import is_closed, live_actions
-from gleanrl.seeding import OwnedTorchGenerator
+
+
+class Place(Protocol):
+    """A row of integers that can be set: a list, or shared memory. Its first entry is the environment at work."""
+
+    def __getitem__(self, position: int, /) -> int:
+        """Return an entry."""
+
+    def __setitem__(self, position: int, value: int, /) -> None:
+        """Set an entry."""
+
 
 STEP, RESET = "step", "reset"
 

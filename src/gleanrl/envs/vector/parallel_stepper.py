@@ -14,18 +14,16 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl.block import Block
-from gleanrl.envs.vector.packing import pack
-from gleanrl.envs.vector.steppers import require_one_schema
-from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan
-from gleanrl.objects import Leaf, Objects, cat_leaves
-from gleanrl.pool import BufferPool
-from gleanrl.rollouts.faults import StepFault
-from gleanrl.rollouts.protocol import EpisodeRules, Stepper
-from gleanrl.rollouts.usage import Lease
-from gleanrl.schema import Schema
-from gleanrl.tree import Path
-from gleanrl.workers.segment import Region, Rows, Segment
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.ragged import Leaf, Objects, cat_leaves
+from gleanrl._arrays.schema import Schema
+from gleanrl._arrays.tensordicts import Path
+from gleanrl._process.shared_columns import Region, Rows, Segment
+from gleanrl._rollout.errors import StepFault
+from gleanrl._rollout.protocol import EpisodeRules, Lease, Stepper
+from gleanrl.envs.vector.serial import require_one_schema
+from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan, pack
 
 
 class Shares(Protocol):

@@ -12,7 +12,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from gleanrl.checkpoint.folder import Folder
+from gleanrl._checkpoint.folder import Folder
+from gleanrl._os import fault_points
 from gleanrl.data import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
@@ -34,7 +35,6 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.system import faults
 
 SAMPLERS = {
     "random": RandomSampler,
@@ -124,7 +124,7 @@ def test_objects_of_a_list_are_written_as_they_are_and_copied_for_the_background
     made.extend([torch.zeros(2), torch.ones(2)])
     kept = made.storage.moment_dict()["items"].make()
     assert kept[0] is made[0] and kept[1] is made[1]
-    with faults.inject({"fs.lock": leave.wait}):
+    with fault_points.inject({"fs.lock": leave.wait}):
         dump = made.dumps(tmp_path, wait=False)
         made[0].fill_(7)
         made.extend([torch.full((2,), 5.0)] * 4)

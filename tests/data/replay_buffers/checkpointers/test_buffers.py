@@ -13,7 +13,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.checkpoint.folder import Folder
+from gleanrl._checkpoint.folder import Folder
+from gleanrl._os import fault_points
 from gleanrl.data import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
@@ -27,7 +28,6 @@ from gleanrl.data import (
     TensorStorageCheckpointer,
 )
 from gleanrl.errors import CheckpointError
-from gleanrl.system import faults
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_it_is_the_buffer_of_the_call_whatever_is_written_then(
         made.extend(numbered(made.storage.rows_written, 7_000))
         at_call = made.storage.rows_written
         go.clear()
-        with faults.inject({"fs.write": faults.At(write, repeat=True)}):
+        with fault_points.inject({"fs.write": fault_points.At(write, repeat=True)}):
             dump = made.dumps(tmp_path, wait=False)
             expected = pickle.loads(pickle.dumps(made))
             go.set()
@@ -209,14 +209,14 @@ def test_the_next_dump_waits_and_tells_of_an_error(tmp_path: Path) -> None:
     ensemble = ReplayBufferEnsemble(prioritized(), prioritized(), batch_size=4)
     for dumping in (made, ensemble):
         folder = tmp_path / type(dumping).__name__
-        with faults.inject({"fs.rename": OSError(errno.ENOSPC, "full")}):
+        with fault_points.inject({"fs.rename": OSError(errno.ENOSPC, "full")}):
             assert dumping.dumps(folder, wait=False) is not None
             with pytest.raises(OSError, match="full"):
                 dumping.dumps(folder)
         with pytest.raises(ValueError, match="keep"):
             dumping.dumps(folder, keep=0, wait=False)
         leave = threading.Event()
-        with faults.inject({"fs.sync": leave.wait}):
+        with fault_points.inject({"fs.sync": leave.wait}):
             dump = dumping.dumps(folder, keep=2, wait=False)
             threading.Timer(0.05, leave.set).start()
             dumping.dumps(folder, keep=2)
@@ -230,13 +230,13 @@ def test_a_load_waits_for_the_dump_under_way(tmp_path: Path) -> None:
     made.extend(numbered(0, 100))
     made.dumps(tmp_path)
     made.extend(numbered(100, 100))
-    with faults.inject({"fs.sync": leave.wait}):
+    with fault_points.inject({"fs.sync": leave.wait}):
         dump = made.dumps(tmp_path, wait=False)
         made.empty()
         threading.Timer(0.05, leave.set).start()
         made.loads(tmp_path)
         assert dump is not None and dump.done() and len(made) == 200
-    with faults.inject({"fs.rename": OSError(errno.ENOSPC, "full")}):
+    with fault_points.inject({"fs.rename": OSError(errno.ENOSPC, "full")}):
         made.dumps(tmp_path, wait=False)
         made.empty()
         made.loads(tmp_path)  # what was there before; the error is the next dump's

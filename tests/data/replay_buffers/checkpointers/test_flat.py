@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from gleanrl.data import FlatStorageCheckpointer, LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
-from tests.data.replay_buffers.checkpointers.test_whole import size
+from tests.data.replay_buffers.checkpointers.test_base_whole import size
 
 
 def test_bytes(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from gleanrl._os import fault_points
+from gleanrl._os.fault_points import At
 from gleanrl.data import (
     H5StorageCheckpointer,
     LazyTensorStorage,
@@ -27,9 +29,7 @@ from gleanrl.errors import (
     InvalidArgumentError,
     MissingLibraryError,
 )
-from gleanrl.system import faults
-from gleanrl.system.faults import At
-from tests.data.replay_buffers.checkpointers.test_whole import size
+from tests.data.replay_buffers.checkpointers.test_base_whole import size
 
 
 def buffer(**options: Any) -> ReplayBuffer:
@@ -92,7 +92,7 @@ def test_a_failing_disk_leaves_the_older_file(tmp_path: Path) -> None:
     path, made, other = tmp_path / "x.h5", filled(), buffer()
     made.storage.checkpointer.dumps(made.storage, path)
     for point in ("fs.create", "fs.write", "fs.sync", "fs.rename"):
-        with faults.inject({point: At(OSError("full"))}), pytest.raises(OSError, match="full"):
+        with fault_points.inject({point: At(OSError("full"))}), pytest.raises(OSError, match="full"):
             made.storage.checkpointer.dumps(made.storage, path)
         other.storage.checkpointer.loads(other.storage, path)
         assert [file.name for file in tmp_path.iterdir()] == ["x.h5"]
@@ -160,7 +160,7 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next_one(tmp_path: Path) 
     for act in (lambda: form.dumps(storage, tmp_path / "b.h5"), lambda: form.dumps(storage, tmp_path)):
         child = os.fork()
         if child == 0:
-            with faults.inject({"fs.rename": lambda: os._exit(7)}):
+            with fault_points.inject({"fs.rename": lambda: os._exit(7)}):
                 form.dumps(storage, tmp_path / "a.h5")
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         (left,) = tmp_path.glob("a.h5.tmp-*")

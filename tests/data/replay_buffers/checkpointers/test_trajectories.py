@@ -19,9 +19,9 @@ from gleanrl.data import (
     ReplayBuffer,
     StorageCheckpointerBase,
 )
-from gleanrl.data.replay_buffers.checkpointers.rows import InMemory
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
+    InMemory,
     Streams,
     check_rows,
     join,

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage, RandomSampler
-from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
+from gleanrl.data.replay_buffers.samplers.episode_index import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.samplers.hindsight import (
     CHOSEN,
     GOAL,
@@ -17,7 +17,7 @@ from gleanrl.data.replay_buffers.samplers.hindsight import (
     with_hindsight,
     without_hindsight,
 )
-from gleanrl.data.replay_buffers.samplers.units import Transitions
+from gleanrl.data.replay_buffers.samplers.transitions import Transitions
 from gleanrl.testing import check_sampler
 
 RULE = HindsightRule(HindsightStrategy.FINAL, 0.5, ("t",))

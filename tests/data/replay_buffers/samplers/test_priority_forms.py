@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gleanrl.data.replay_buffers import ListStorage, PrioritizedSampler, ReplayBuffer
-from gleanrl.data.replay_buffers.samplers import priorities
+from gleanrl.data.replay_buffers.samplers import priority_table
 from gleanrl.errors import IndexRangeError, InvalidArgumentError, InvalidTypeError, SchemaError
-from tests.data.replay_buffers.samplers.test_priorities import filled, table_of
+from tests.data.replay_buffers.samplers.test_priority_table_priorities import filled, table_of
 from tests.lazy import freed, negated
 from tests.ways import both_ways
 
@@ -32,7 +32,7 @@ FORMS = [
 ]
 
 
-by = both_ways(priorities, "_BY_CORE")
+by = both_ways(priority_table, "_BY_CORE")
 
 
 @given(data=st.data())
@@ -66,7 +66,7 @@ def test_updates_in_whatever_form(by, data):
 
 def test_plain_tensors_are_asked_nothing(by, monkeypatch):
     asked = []
-    monkeypatch.setattr(priorities, "per_slot", lambda name, values, *more: asked.append(name) or values)
+    monkeypatch.setattr(priority_table, "per_slot", lambda name, values, *more: asked.append(name) or values)
     storage, table, slots = filled(8), table_of(), torch.arange(3)
     table.update(storage, slots, torch.ones(3), None)
     table.update(storage, slots, torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.int64))

@@ -12,7 +12,7 @@ from gleanrl.data import (
     PrioritizedSliceSampler,
     TensorDictReplayBuffer,
 )
-from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
+from gleanrl.data.replay_buffers.samplers.episode_index import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.samplers.hindsight import (
     Hindsight,
     HindsightRule,

@@ -18,8 +18,8 @@ from gleanrl.data.replay_buffers import (
     TensorDictReplayBuffer,
 )
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized
-from gleanrl.data.replay_buffers.samplers.slicing import Slices
-from gleanrl.data.replay_buffers.samplers.units import Transitions, UnitSampler
+from gleanrl.data.replay_buffers.samplers.slice_drawing import Slices
+from gleanrl.data.replay_buffers.samplers.transitions import Transitions, UnitSampler
 from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSampler
 from gleanrl.errors import (
     InvalidArgumentError,

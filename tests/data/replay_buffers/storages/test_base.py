@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tensordict import TensorDict
 
+from gleanrl._arrays.results import Selection
 from gleanrl.data.replay_buffers import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -22,9 +23,8 @@ from gleanrl.data.replay_buffers import (
     Storage,
     TensorDictPrioritizedReplayBuffer,
 )
-from gleanrl.data.replay_buffers.versions import Version, touched
+from gleanrl.data.replay_buffers.change_log import Version, touched
 from gleanrl.errors import SchemaError
-from gleanrl.records import Selection
 from tests.interrupts import interruptions
 
 CAPACITY = 7

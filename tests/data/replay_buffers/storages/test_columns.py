@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers.storages.columns import ColumnStore, DeviceColumns
-from gleanrl.data.replay_buffers.storages.host_columns import BorrowedColumns, OwnColumns, column_store
-from gleanrl.schema import Field
+from gleanrl._arrays.schema import Field
+from gleanrl.data.replay_buffers.storages.columns import (
+    BorrowedColumns,
+    ColumnStore,
+    DeviceColumns,
+    OwnColumns,
+    column_store,
+)
 
 ROWS = 10
 FIELDS = [

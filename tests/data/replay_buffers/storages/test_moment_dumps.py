@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl._os import fault_points
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer, TensorStorage
-from gleanrl.system import faults
 from tests.data.replay_buffers.moments import ROWS, SEGMENTS, buffer, cut_small, data
 
 
@@ -21,7 +21,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dump(made: ReplayBuffer, folder: Path) -> tuple[int, int]:
     """Dump; return how many files of rows were linked, and how many bytes were compared with earlier ones."""
-    with faults.inject({}) as visits:
+    with fault_points.inject({}) as visits:
         made.dumps(folder)
     (newest,) = folder.glob("ckpt-*")
     other = buffer(storage=type(made.storage)) if type(made.storage) is not TensorStorage else buffer()
@@ -38,7 +38,7 @@ def test_only_what_changed_is_written(tmp_path: Path, storage: Any) -> None:
     made.dumps(tmp_path)
     for start in range(3):
         made.extend(data(start, 60))  # around the end, the first time
-        with faults.inject({}) as visits:
+        with fault_points.inject({}) as visits:
             made.dumps(tmp_path)
         touched = 2 if start == 0 else 1
         assert visits.counts["fs.link"] == SEGMENTS - touched
@@ -56,7 +56,7 @@ def test_a_loaded_buffer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     made.dumps(tmp_path)
     other.loads(tmp_path)
     other.extend(data(7_000, 100))
-    with faults.inject({}) as visits:
+    with fault_points.inject({}) as visits:
         other.dumps(tmp_path)
     assert visits.counts["fs.link"] == SEGMENTS - 1 and visits.counts["fs.read"] == 1
     made.loads(tmp_path)  # into a filled one: generations move on, so that nothing is taken for known
@@ -132,6 +132,6 @@ def test_priorities_that_didnt_change_are_linked(tmp_path: Path) -> None:
     made.sample()  # so that the sampler has a generator
     made.dumps(tmp_path)
     made.update_priority(torch.tensor([5]), torch.tensor([3.0]))
-    with faults.inject({}) as visits:
+    with fault_points.inject({}) as visits:
         made.dumps(tmp_path)
     assert visits.counts["fs.create"] == 3  # what is small, a piece of the priorities, the manifest

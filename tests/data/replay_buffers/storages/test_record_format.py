@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
-from gleanrl.data.replay_buffers.storages.formats import find_format
+from gleanrl.data.replay_buffers.storages.record_formats import find_format
 from gleanrl.errors import SchemaError
 from tests.data.replay_buffers.oracle import fill, fingerprint
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict
 
+from gleanrl._os import fault_points
 from gleanrl.data.replay_buffers import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage, share
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import CapacityError, SchemaError, UnsupportedError
-from gleanrl.system import faults
 from tests.data.replay_buffers.sharing import check, in_child, killed_at, made, rows
 
 POINTS = ["segment.journal", "segment.begun", "segment.commit", "segment.committed"]
@@ -197,7 +197,10 @@ def test_a_storage_that_fails_to_move_is_what_it_was(kind):
     buffer = ReplayBuffer(storage=kind(SIZE))
     buffer.extend(rows(0, 0, 5))
     before = looks(buffer)
-    with faults.inject({"segment.journal": OSError("no space")}), pytest.raises(OSError, match="no space"):
+    with (
+        fault_points.inject({"segment.journal": OSError("no space")}),
+        pytest.raises(OSError, match="no space"),
+    ):
         buffer.share()
     assert type(buffer.storage) is kind and not buffer.shared and looks(buffer) == before
     buffer.extend(rows(0, 5, 5))
@@ -207,7 +210,7 @@ def test_a_storage_that_fails_to_move_is_what_it_was(kind):
 def test_a_disk_without_room_is_named(tmp_path, monkeypatch):
     buffer = ReplayBuffer(storage=LazyMemmapStorage(SIZE, scratch_dir=tmp_path), shared=True)
     with monkeypatch.context() as patch:
-        patch.setattr("gleanrl.system.fs.free_bytes", lambda folder: 100)
+        patch.setattr("gleanrl._os.files.free_bytes", lambda folder: 100)
         with pytest.raises(CapacityError, match=rf"20 rows need .* of disk at {tmp_path}, 100 are free"):
             buffer.extend(rows(0, 0, 5))
     buffer.extend(rows(0, 0, 5))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from gleanrl.data.replay_buffers import LazyTensorStorage
-from gleanrl.data.replay_buffers.storages.formats import find_format
-from gleanrl.data.replay_buffers.storages.memory import HeapAllocator
+from gleanrl.data.replay_buffers.storages.allocators import HeapAllocator
+from gleanrl.data.replay_buffers.storages.record_formats import find_format
 from gleanrl.data.replay_buffers.storages.table import Table
 from tests.data.replay_buffers.oracle import fill, fingerprint, ted
 

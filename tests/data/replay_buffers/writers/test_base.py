@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, RoundRobinWriter
-from gleanrl.data.replay_buffers.storages.direct import Prepared
+from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.errors import UnsupportedError
 
 

@@ -10,7 +10,7 @@ from tensordict import tensorclass
 
 from gleanrl.data import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictRoundRobinWriter
 from gleanrl.data.replay_buffers import RoundRobinWriter
-from gleanrl.data.replay_buffers.storages.direct import Prepared
+from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.errors import SchemaError
 from tests.data.replay_buffers.oracle import clock, fill, fingerprint, ted
 

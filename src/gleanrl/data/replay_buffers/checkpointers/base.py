@@ -1,4 +1,7 @@
-"""What every checkpointer does: states of storages in another form, and back, bit for bit."""
+"""What every checkpointer does: states of storages in another form, and back, bit for bit.
+
+Records written as they are.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gleanrl.checkpoint.folder import Folder
-from gleanrl.checkpoint.reading import all_read
-from gleanrl.checkpoint.segments import Fresh, Segmented, Unread
-from gleanrl.checkpoint.values import Items, Later
+from gleanrl._checkpoint.folder import Folder
+from gleanrl._checkpoint.reader import all_read
+from gleanrl._checkpoint.row_segments import Fresh, Segmented, Unread
+from gleanrl._checkpoint.tree_codec import Items, Later
+from gleanrl._util import is_ours
 from gleanrl.errors import (
     CheckpointError,
     CorruptCheckpointError,
     IncompatibleCheckpointError,
     UnsupportedError,
 )
-from gleanrl.overrides import is_ours
 
 _STORAGE = "Storage"
 _PACKED = "packed"
@@ -182,3 +185,37 @@ def in_memory(state: Any) -> Any:
     if isinstance(state, Mapping):
         return with_tensors({name: in_memory(part) for name, part in state.items()})
     return [in_memory(part) for part in state] if isinstance(state, list) else state
+
+
+class TensorStorageCheckpointer(StorageCheckpointerBase):
+    """Writes records as they are, the stored ones only: what storages do by themselves.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from gleanrl.data import LazyTensorStorage, ReplayBuffer
+        >>> buffer, other = (ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2) for _ in range(2))
+        >>> _ = buffer.extend(torch.arange(4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     buffer.dumps(folder)
+        ...     other.loads(folder)
+        >>> other[:]
+        tensor([0, 1, 2, 3])
+    """
+
+    form = "whole"
+    takes_segments = True
+
+    def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state as it is."""
+        return dict(state)
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state as it is; its columns may be rows that are still in their files."""
+        return dict(packed)
+
+
+class ListStorageCheckpointer(TensorStorageCheckpointer):
+    """Writes the objects of lists: tensors, TensorDicts, numbers, strings, and containers of them, no others."""
+
+    form = "list"

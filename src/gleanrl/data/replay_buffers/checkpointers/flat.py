@@ -1,4 +1,7 @@
-"""Records without what they say twice: an observation stands under ``"next"``, and again in the step that follows."""
+"""Records without what they say twice: an observation stands under ``"next"``, and again in the step that follows.
+
+Records as trajectories, one after the other, each observation once.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl.checkpoint.reading import spread
-from gleanrl.checkpoint.segments import Array, Unread, rows_of
+from gleanrl._arrays.tensordicts import as_path
+from gleanrl._checkpoint.reader import spread
+from gleanrl._checkpoint.row_segments import Array, Unread, rows_of
+from gleanrl._os.parallel_read import Target
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
-from gleanrl.data.replay_buffers.checkpointers.rows import Rows, laid_out
 from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
     IN_PLACE,
     Plan,
+    Rows,
     Runs,
+    Streams,
     check_flags,
     check_rows,
+    join,
+    laid_out,
     paths_of,
+    split,
     spread_out,
     twins,
 )
 from gleanrl.errors import CorruptCheckpointError
-from gleanrl.system.file_reading import Target
 
 
 class FlatStorageCheckpointer(StorageCheckpointerBase):
@@ -116,3 +124,62 @@ def _following(state: Mapping[str, Any]) -> Array:
     after = np.arange(width, count + width)
     after[count - width :] -= count
     return after
+
+
+class NestedStorageCheckpointer(StorageCheckpointerBase):
+    """Writes records as trajectories, one after the other, each observation once.
+
+    Beside the columns stands where trajectories begin (``offsets``), so that a reader can make nested tensors of them
+    without copying: ``torch.nested.nested_tensor_from_jagged(column, offsets)``. Columns that stand under ``"next"``,
+    too, have one row more in each trajectory, what came last: ``offsets + torch.arange(len(offsets))``.
+
+    The rows left out are found by comparing bytes, so that any data come back exactly; data that repeat nothing (of n
+    steps, or of streams that were written in turns) are kept as they are.
+
+    Args:
+        done_keys: flags under ``"next"`` that end trajectories; None for ``"done"``, ``"terminated"``, ``"truncated"``,
+            wherever they stand. What comes back doesn't depend on them.
+        reward_keys: has no effect: rewards are kept as they are.
+
+    Raises:
+        CheckpointError: when it writes: flags with more elements than the storage has slots.
+    """
+
+    form = "nested"
+    makes_columns = True
+    takes_segments = True
+
+    def __init__(self, done_keys: Any = None, reward_keys: Any = None) -> None:
+        self.done_keys, self.reward_keys = done_keys, reward_keys
+
+    def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state with its columns as trajectories, and ``offsets``."""
+        if "columns" not in state:
+            return dict(state)
+        paths = paths_of(state)
+        done = flags_of(self.done_keys)
+        check_flags(paths, state["format"]["shapes"], done)
+
+        def lay(rows: Rows) -> dict[str, Any]:
+            columns, offsets = split(paths, rows, Streams.of(state), done)
+            return {"columns": columns, "offsets": offsets}
+
+        return laid_out(state, lay)
+
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state with its rows in their places."""
+        state = dict(packed)
+        if "columns" in state:
+            check_rows(state)
+            offsets = state.pop("offsets")
+            state["columns"] = join(paths_of(state), state["columns"], Streams.of(state), offsets)
+        return state
+
+
+def flags_of(keys: Any) -> tuple[Any, ...]:
+    """Return which flags end trajectories: last keys, and whole paths."""
+    if keys is None:
+        return DONE
+    several = keys if isinstance(keys, list) else (keys,) if isinstance(keys, str) else tuple(keys)
+    return tuple(key if isinstance(key, str) else as_path(key) for key in several)

@@ -12,12 +12,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from gleanrl import optional
-from gleanrl.arguments import positive
-from gleanrl.checkpoint import hdf5
-from gleanrl.checkpoint.values import ATTACHED, Attachment, Pieces, sources_in
+from gleanrl import _util
+from gleanrl._checkpoint import hdf5
+from gleanrl._checkpoint.tree_codec import ATTACHED, Attachment, Pieces, sources_in
+from gleanrl._os import atomic_files, files
+from gleanrl._util import positive
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
-from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer
+from gleanrl.data.replay_buffers.checkpointers.flat import NestedStorageCheckpointer
 from gleanrl.data.replay_buffers.checkpointers.trajectories import paths_of
 from gleanrl.errors import (
     CheckpointError,
@@ -26,7 +27,6 @@ from gleanrl.errors import (
     IncompleteCheckpointError,
     InvalidArgumentError,
 )
-from gleanrl.system import fs, new_files
 
 _OPTIONS = ("chunks", "compression", "compression_opts", "fletcher32", "shuffle")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ -]*")
@@ -67,7 +67,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         reward_keys: Any = None,
         h5_kwargs: Any = None,
     ) -> None:
-        optional.h5py()
+        _util.h5py()
         options = dict(h5_kwargs or {})
         known = options.get("compression") in (None, "gzip", "lzf", *range(10))
         if not known or not options.keys() <= set(_OPTIONS):
@@ -130,11 +130,11 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         elif positive("keep", keep) != 1:
             raise InvalidArgumentError(f"keep: {place} is a file, which holds one checkpoint; got {keep}")
         else:
-            fs.make_lasting_dir(place.parent)
-            new_files.remove_abandoned(place.parent, fs.names(place.parent), ".h5")
+            files.make_lasting_dir(place.parent)
+            atomic_files.remove_abandoned(place.parent, files.names(place.parent), ".h5")
             state = storage.moment_dict()
             try:
-                new_files.replace_file(place, partial(self._write, state))
+                atomic_files.replace_file(place, partial(self._write, state))
             except IsADirectoryError as cause:
                 raise CheckpointError(
                     f"{place}: expected a file, which '.h5' says, got a directory: give the file another name, "
@@ -166,9 +166,9 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
 def _read(place: Path) -> dict[str, Any]:
     """Return the state in a file that stands alone."""
     try:
-        with fs.reading(place) as file:
-            data = np.empty(fs.size_of(file), np.uint8)
-            fs.read_into(file, data, 0)
+        with files.reading(place) as file:
+            data = np.empty(files.size_of(file), np.uint8)
+            files.read_into(file, data, 0)
         if hdf5.is_foreign(data):
             raise IncompatibleCheckpointError(
                 f"{place}: another program wrote it; expected a file that H5StorageCheckpointer().dumps(storage, path) "

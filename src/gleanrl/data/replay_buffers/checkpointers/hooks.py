@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path, flatten
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
-from gleanrl.data.replay_buffers.checkpointers.flat import FlatStorageCheckpointer
+from gleanrl.data.replay_buffers.checkpointers.flat import (
+    FlatStorageCheckpointer,
+    NestedStorageCheckpointer,
+    flags_of,
+)
 from gleanrl.data.replay_buffers.checkpointers.h5 import H5StorageCheckpointer
-from gleanrl.data.replay_buffers.checkpointers.nested import NestedStorageCheckpointer, flags_of
-from gleanrl.data.replay_buffers.checkpointers.rows import InMemory
-from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, Path, Streams, join, split
+from gleanrl.data.replay_buffers.checkpointers.trajectories import DONE, InMemory, Path, Streams, join, split
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, UnsupportedError
-from gleanrl.tree import NestedKey, as_key, as_path, flatten
 
 _OFFSETS, _LENGTHS, _SIZES = (("trajectories", name) for name in ("offsets", "lengths", "sizes"))
 

@@ -10,10 +10,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.data.boundaries import marks_among
-from gleanrl.data.replay_buffers.ownership import Part
+from gleanrl._arrays.results import Draw, new_tuple
+from gleanrl._arrays.tensordicts import NestedKey, Path
+from gleanrl._state.rng import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource, Words
+from gleanrl._state.state import Stateful, StateReader
+from gleanrl._util import overridden
+from gleanrl.data.replay_buffers.component_base import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import slots_of_update
+from gleanrl.data.trajectories import marks_among
 from gleanrl.errors import (
     EmptyBufferError,
     InvalidArgumentError,
@@ -21,11 +26,6 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.overrides import overridden
-from gleanrl.records import Draw, new_tuple
-from gleanrl.seeding import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource, Words
-from gleanrl.state import Stateful, StateReader
-from gleanrl.tree import NestedKey, Path
 
 _MOST_REDRAWS = 2  # of slices that an end was written into
 

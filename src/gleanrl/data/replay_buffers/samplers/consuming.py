@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.arguments import positive
+from gleanrl._arrays.results import Draw
+from gleanrl._state.rng import RandomSource
+from gleanrl._state.state import StateReader
+from gleanrl._util import positive
+from gleanrl.data.replay_buffers.change_log import changes_since, slots_in, touched
 from gleanrl.data.replay_buffers.samplers.base import Sampler, SamplerState
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.versions import changes_since, slots_in, touched
 from gleanrl.errors import EmptyBufferError
-from gleanrl.records import Draw
-from gleanrl.seeding import RandomSource
-from gleanrl.state import StateReader
 
 
 class Left(NamedTuple):

@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
+from gleanrl._arrays.results import Draw
+from gleanrl._arrays.tensordicts import NestedKey, Path, as_key
+from gleanrl._state.rng import RandomSource
 from gleanrl.data.replay_buffers.samplers.base import Sampler
-from gleanrl.data.replay_buffers.samplers.episodes import EpisodeTable, expanded, later, locate
-from gleanrl.data.replay_buffers.samplers.masked import redrawn_masked
-from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
-from gleanrl.data.replay_buffers.samplers.units import Unit, UnitSampler
+from gleanrl.data.replay_buffers.samplers.episode_index import EpisodeTable, expanded, later, locate
+from gleanrl.data.replay_buffers.samplers.priority_table import PriorityTable
+from gleanrl.data.replay_buffers.samplers.transitions import Unit, UnitSampler, redrawn_masked
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import EmptyBufferError, MissingKeyError, UnsupportedError
-from gleanrl.records import Draw
-from gleanrl.seeding import RandomSource
-from gleanrl.tree import NestedKey, Path, as_key
 
 GOAL, CHOSEN, STEPS = "_goal", "_relabelled", "_goal_steps"
 """Where a batch has the goal of each row, which rows get it, ``(n,)`` bool, and how many steps of the trajectory later

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl._arrays.results import Draw
 from gleanrl.data.replay_buffers.samplers.base import Sampler, SamplerState
-from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
-from gleanrl.data.replay_buffers.samplers.priority_values import check_reduction, reduce_priority
-from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit, UnitSampler
+from gleanrl.data.replay_buffers.samplers.priority_table import (
+    PriorityTable,
+    check_reduction,
+    reduce_priority,
+)
+from gleanrl.data.replay_buffers.samplers.transitions import Transitions, Unit, UnitSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.records import Draw
 
 _PARTS_OF_A_DRAW = frozenset({"sample", "draw", "_draw", "on_serve"})
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from typing_extensions import Self
 
-from gleanrl.data.replay_buffers.samplers.episodes import BoundaryKeys, EpisodeTable
-from gleanrl.data.replay_buffers.samplers.priorities import PriorityTable
+from gleanrl._arrays.tensordicts import NestedKey, Path, key_argument
+from gleanrl.data.replay_buffers.samplers.episode_index import BoundaryKeys, EpisodeTable
 from gleanrl.data.replay_buffers.samplers.prioritized import Prioritized, PrioritizedSampler
-from gleanrl.data.replay_buffers.samplers.slicing import Slices, slice_rule
-from gleanrl.data.replay_buffers.samplers.units import UnitSampler
+from gleanrl.data.replay_buffers.samplers.priority_table import PriorityTable
+from gleanrl.data.replay_buffers.samplers.slice_drawing import Slices, slice_rule
+from gleanrl.data.replay_buffers.samplers.transitions import UnitSampler
 from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSampler, SamplerWithoutReplacement
 from gleanrl.errors import InvalidTypeError, UnsupportedError
-from gleanrl.tree import NestedKey, Path, key_argument
 
 
 def _told(name: str, what: str) -> Any:

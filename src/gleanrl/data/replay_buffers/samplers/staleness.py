@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gleanrl.arguments import integer, optional_callable
+from gleanrl._arrays.results import Draw
+from gleanrl._arrays.tensordicts import NestedKey, as_key, key_argument
+from gleanrl._state.state import StateReader
+from gleanrl._util import integer, optional_callable
+from gleanrl.data.replay_buffers.change_log import Version
 from gleanrl.data.replay_buffers.samplers.base import Sampler, SamplerState
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.data.replay_buffers.versions import Version
 from gleanrl.errors import (
     EmptyBufferError,
     InvalidArgumentError,
@@ -19,9 +22,6 @@ from gleanrl.errors import (
     SchemaError,
     UnsupportedError,
 )
-from gleanrl.records import Draw
-from gleanrl.state import StateReader
-from gleanrl.tree import NestedKey, as_key, key_argument
 
 
 class _Weights(NamedTuple):

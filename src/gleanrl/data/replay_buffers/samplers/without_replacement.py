@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gleanrl.arguments import flag
+from gleanrl._arrays.results import Draw, new_tuple
+from gleanrl._state.state import StateReader
+from gleanrl._util import flag
 from gleanrl.data.replay_buffers.samplers.base import SamplerState
-from gleanrl.data.replay_buffers.samplers.units import Transitions, Unit, UnitSampler
+from gleanrl.data.replay_buffers.samplers.transitions import Transitions, Unit, UnitSampler
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import InvalidArgumentError
-from gleanrl.records import Draw, new_tuple
-from gleanrl.state import StateReader
 
 
 class Epoch(NamedTuple):

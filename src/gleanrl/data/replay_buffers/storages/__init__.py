@@ -2,13 +2,9 @@
 
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.compressed import CompressedListStorage
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
-from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
-from gleanrl.data.replay_buffers.storages.lazy_stack import LazyStackStorage
-from gleanrl.data.replay_buffers.storages.lists import ListStorage
-from gleanrl.data.replay_buffers.storages.memmap import LazyMemmapStorage
-from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.data.replay_buffers.storages.lists import CompressedListStorage, LazyStackStorage, ListStorage
+from gleanrl.data.replay_buffers.storages.tensor import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 
 __all__ = [
     "CompressedListStorage",

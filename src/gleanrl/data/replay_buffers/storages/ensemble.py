@@ -10,10 +10,10 @@ from torch import nn
 
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
-from gleanrl.data.replay_buffers.ending import end_trajectories
-from gleanrl.data.replay_buffers.showing import Shown
+from gleanrl.data.replay_buffers.component_base import Shown
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import members_at
+from gleanrl.data.replay_buffers.truncate import end_trajectories
 from gleanrl.data.replay_buffers.utils import load_all, loading_all, states_in
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 

@@ -1,27 +1,40 @@
-"""Storage for objects of any kind."""
+"""Storage for objects of any kind.
+
+Storage for objects whose tensors are kept compressed.
+
+Storage for TensorDicts that differ in shapes or keys.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import inspect
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from typing_extensions import Self
 
-from gleanrl.checkpoint.values import Items
-from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.direct import Prepared
+from gleanrl._arrays.devices import usable_device
+from gleanrl._arrays.tensordicts import Path
+from gleanrl._checkpoint.tree_codec import Items
+from gleanrl._state.state import StateReader
+from gleanrl._util import integer, optional_callable
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, AtEnd, ContentCopy, StorageState
-from gleanrl.devices import usable_device
-from gleanrl.errors import EmptyBufferError, InvalidTypeError, SchemaError, UnsupportedError
-from gleanrl.state import StateReader
-from gleanrl.tree import Path
+from gleanrl.errors import (
+    EmptyBufferError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
 
 
 class ListStorage(Storage):
@@ -290,3 +303,195 @@ def collate(items: list[Any]) -> Any:
 def unshared(batch: Any) -> Any:
     """Return a stack of TensorDicts that shares nothing with them: what is lazy in it is a copy."""
     return batch if batch.is_contiguous() else batch.clone()
+
+
+Packed = tuple[Any, list[torch.Tensor]]
+"""A record in which each tensor is one number, expanded to its shape; and the bytes of each tensor."""
+
+
+class CompressedListStorage(ListStorage):
+    """A `ListStorage` whose records hold their tensors compressed: images that take a fraction of their memory so.
+
+    Tensors are compressed at each write, before the buffer's records change, and decompressed at each read, outside of
+    its lock: `prefetch` has threads do that. What isn't a tensor is kept as it is.
+
+    Args:
+        max_size: see `ListStorage`.
+        compression_fn: maps a tensor to a tensor of bytes, ``(n,)`` uint8; None for zlib.
+        decompression_fn: maps such bytes, and a dictionary with the tensor's ``"shape"`` and ``"dtype"``, if it takes
+            one, to a tensor of that dtype with as many elements; None for zlib. Give both or none.
+        compression_level: zlib's, 1 to 9, the smallest; larger ones, up to 22, mean 9.
+        device: where the bytes are, and the tensors of batches.
+        compilable: see `ListStorage`.
+
+    Raises:
+        InvalidArgumentError: a level out of range, or one function of the two.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data import ReplayBuffer
+        >>> buffer = ReplayBuffer(storage=CompressedListStorage(100), batch_size=2)
+        >>> index = buffer.extend(TensorDict({"pixels": torch.zeros(10, 3, 84, 84, dtype=torch.uint8)}, [10]))
+        >>> buffer.sample()["pixels"].shape
+        torch.Size([2, 3, 84, 84])
+        >>> 10 * 3 * 84 * 84 // buffer.storage.bytes() > 100
+        True
+    """
+
+    _compresses = True
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        compression_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        decompression_fn: Callable[..., torch.Tensor] | None = None,
+        compression_level: int = 3,
+        device: torch.device | str | int = "cpu",
+        compilable: bool = False,
+    ) -> None:
+        super().__init__(max_size, compilable=compilable, device=device)
+        self.compression_level = integer("compression_level", compression_level, 1)
+        if self.compression_level > 22:
+            raise InvalidArgumentError(f"compression_level: expected 1 to 22, got {compression_level}")
+        if (compression_fn is None) != (decompression_fn is None):
+            raise InvalidArgumentError("compression_fn, decompression_fn: give both or none")
+        self._compress = optional_callable("compression_fn", compression_fn) or self._zipped
+        self._decompress = optional_callable("decompression_fn", decompression_fn) or _unzipped
+        self._informed = _takes_two(self._decompress)
+
+    def bytes(self) -> int:
+        """Return the bytes that the compressed tensors take."""
+        stored = super().fetch(torch.arange(len(self), device="cpu"))
+        return sum(packed.numel() for _, leaves in stored for packed in leaves)
+
+    def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> list[Any]:
+        """Return the objects in `slots`, their tensors decompressed."""
+        return [self._unpacked(packed) for packed in super().fetch(slots, paths)]
+
+    def _at(self, index: int | slice) -> Any:
+        found = super()._at(index)
+        if isinstance(index, slice):
+            return [self._unpacked(packed) for packed in found]
+        return self._unpacked(found)
+
+    def _moved(self, items: list[Any]) -> list[Any]:
+        return [self._packed(item) for item in super()._moved(items)]
+
+    def _packed(self, item: Any) -> Packed:
+        leaves: list[torch.Tensor] = []
+
+        def take_out(leaf: Any) -> Any:
+            if is_tensor_collection(leaf):
+                return leaf.apply(take_out)
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            packed = self._compress(leaf.detach())
+            if not isinstance(packed, torch.Tensor) or packed.dtype != torch.uint8 or packed.ndim != 1:
+                raise InvalidTypeError(
+                    f"compression_fn: expected a tensor of bytes, (n,) uint8, got {packed!r:.99}"
+                )
+            leaves.append(packed)
+            return leaf.new_zeros(()).expand(leaf.shape)
+
+        return _pytree.tree_map(take_out, item, is_leaf=is_tensor_collection), leaves
+
+    def _unpacked(self, packed: Packed) -> Any:
+        shell, leaves = packed
+        coming = iter(leaves)
+
+        def put_in(leaf: Any) -> Any:
+            if is_tensor_collection(leaf):
+                return leaf.apply(put_in)
+            return self._restored(next(coming), leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        return _pytree.tree_map(put_in, shell, is_leaf=is_tensor_collection)
+
+    def _restored(self, packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of some bytes; `like` has its shape and dtype."""
+        about = ({"shape": like.shape, "dtype": like.dtype},) if self._informed else ()
+        made = self._decompress(packed, *about)
+        fits = isinstance(made, torch.Tensor) and made.numel() == like.numel() and made.dtype == like.dtype
+        if not fits:
+            raise SchemaError(
+                f"decompression_fn: expected a tensor {tuple(like.shape)} {like.dtype}, got {made!r:.99}"
+            )
+        return made.reshape(like.shape)
+
+    def _zipped(self, tensor: torch.Tensor) -> torch.Tensor:
+        data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        return _bytes(zlib.compress(data, min(self.compression_level, 9))).to(tensor.device)
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    """Return bytes as a tensor on the CPU, ``(n,)`` uint8, in memory of its own."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _unzipped(packed: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
+    return _bytes(zlib.decompress(packed.cpu().numpy().data)).view(about["dtype"]).to(packed.device)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Return whether a function takes a second argument."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):  # a ValueError for one without a signature
+        return False
+    return True
+
+
+class LazyStackStorage(ListStorage):
+    """A `ListStorage` of TensorDicts whose batches are lazy stacks: records may differ in shapes and in keys.
+
+    What all records of a batch have, in one shape, is stacked when it is asked for; the rest is in the records
+    (``batch.unbind(0)``), or padded by ``batch.get(key, as_padded_tensor=True)``.
+
+    Args:
+        max_size: records that fit; see `ListStorage`.
+        compilable: see `ListStorage`.
+        stack_dim: where the dimension of the records goes; negative ones count from the end.
+        device: see `ListStorage`.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data import ReplayBuffer
+        >>> rb = ReplayBuffer(storage=LazyStackStorage(10), batch_size=4)
+        >>> index = rb.extend([TensorDict(words=torch.arange(n), text="a" * n) for n in (1, 2, 3)])
+        >>> batch = rb.sample()
+        >>> all(len(record["words"]) == len(record["text"]) for record in batch.unbind(0))
+        True
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        *,
+        compilable: bool = False,
+        stack_dim: int = 0,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        super().__init__(max_size, compilable=compilable, device=device)
+        self.stack_dim = integer("stack_dim", stack_dim)
+        self.collate = self._collated
+
+    def collated_by(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return what makes a batch of fetched records by a user's function, which gets the lazy stack."""
+        return lambda items: collate_fn(self._collated(items))
+
+    def _collated(self, items: Any) -> Any:
+        """Return a batch of copies of records in a list, or of what is stacked already."""
+        batch = self._together(items) if isinstance(items, list) else items
+        return unshared(batch) if is_tensor_collection(batch) else batch
+
+    def _together(self, items: list[Any]) -> Any:
+        """Return a lazy stack of TensorDicts; of other objects what a `ListStorage` gives."""
+        if not items:
+            return items
+        if is_tensor_collection(items[0]):
+            return LazyStackedTensorDict.lazy_stack(items, self.stack_dim)
+        return collate(items)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gleanrl.data.boundaries import EPISODE, MASK, STEPS, TRAJ_IDS, same_bits, telling, twins
+from gleanrl._arrays.schema import Schema
+from gleanrl._arrays.tensordicts import FLAGS, Path
 from gleanrl.data.replay_buffers.storages.columns import ColumnStore
-from gleanrl.schema import Schema
-from gleanrl.tree import FLAGS, Path
+from gleanrl.data.trajectories import EPISODE, MASK, STEPS, TRAJ_IDS, same_bits, telling, twins
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -7,23 +7,20 @@ from typing import Any, TypeGuard
 
 import torch
 
+from gleanrl._arrays.results import Placement
+from gleanrl._os import files
+from gleanrl._os.shared_memory import SharedMemory
+from gleanrl._state.state import StateReader
+from gleanrl.data.replay_buffers.change_log import Version
 from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.formats import format_from_state
-from gleanrl.data.replay_buffers.storages.generations import Generations
-from gleanrl.data.replay_buffers.storages.lazy import LazyTensorStorage
-from gleanrl.data.replay_buffers.storages.memmap import LazyMemmapStorage
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
-from gleanrl.data.replay_buffers.storages.saved import Records
-from gleanrl.data.replay_buffers.storages.segment import Books, Segment, SegmentAllocator
-from gleanrl.data.replay_buffers.storages.snapshots import StorageState
+from gleanrl.data.replay_buffers.storages.record_formats import format_from_state
+from gleanrl.data.replay_buffers.storages.shared_segment import Books, Segment, SegmentAllocator
+from gleanrl.data.replay_buffers.storages.slots import Generations
+from gleanrl.data.replay_buffers.storages.snapshots import Records, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
-from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.data.replay_buffers.versions import Version
+from gleanrl.data.replay_buffers.storages.tensor import LazyMemmapStorage, LazyTensorStorage, TensorStorage
 from gleanrl.errors import SchemaError, UnsupportedError
-from gleanrl.records import Placement
-from gleanrl.state import StateReader
-from gleanrl.system import fs
-from gleanrl.system.shared_memory import SharedMemory
 
 
 class SharedTensorStorage(LazyTensorStorage):
@@ -213,8 +210,8 @@ def share(storage: Storage) -> SharedTensorStorage:
         )
     folder = None
     if isinstance(storage, LazyMemmapStorage):
-        folder = storage.scratch_dir or fs.temporary_place()
-        fs.make_dir(folder)
+        folder = storage.scratch_dir or files.temporary_place()
+        files.make_dir(folder)
     kind, before, segment = type(storage), dict(storage.__dict__), Segment(folder)
     held = storage.snapshot() if storage.initialized else None
     shared = _opened(storage, segment)

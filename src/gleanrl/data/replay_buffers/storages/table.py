@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.storages.host_columns import ParentsColumns, column_store
-from gleanrl.data.replay_buffers.storages.memory import Allocator, GivenColumns
+from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.schema import new_column
+from gleanrl._arrays.tensordicts import Path, as_key
+from gleanrl._os.interrupts import renew_in_child
+from gleanrl.data.replay_buffers.storages.allocators import Allocator, GivenColumns
+from gleanrl.data.replay_buffers.storages.columns import ParentsColumns, Source, StoredSchema, column_store
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.seams import Seams
-from gleanrl.data.replay_buffers.storages.stored import Source, StoredSchema
-from gleanrl.data.rows import take_rows
+from gleanrl.data.trajectories import take_rows
 from gleanrl.errors import UnsupportedError
-from gleanrl.objects import Leaf, Objects
-from gleanrl.schema import new_column
-from gleanrl.system.forks import renew_in_child
-from gleanrl.tree import Path, as_key
 
 _CPU = torch.device("cpu")
 

@@ -1,36 +1,390 @@
-"""Tensor storages: one column per leaf, all leaves of many records fetched in one call."""
+"""Tensor storages: one column per leaf, all leaves of many records fetched in one call.
+
+Storages whose records stand in a table: taking its memory, and saving and loading it.
+
+Tensor storage in memory, taken at the first write.
+
+Tensor storage in memory-mapped files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl.arguments import positive
-from gleanrl.data.replay_buffers.storages.base import count_all_as_written
-from gleanrl.data.replay_buffers.storages.columns import apart
-from gleanrl.data.replay_buffers.storages.direct import Prepared
-from gleanrl.data.replay_buffers.storages.formats import (
+from gleanrl._arrays.devices import device_of, usable_device
+from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.results import Placement, new_tuple
+from gleanrl._arrays.schema import allocate
+from gleanrl._arrays.tensordicts import NestedKey, Path, as_key
+from gleanrl._checkpoint.reader import Stored
+from gleanrl._os.interrupts import to_the_end
+from gleanrl._state.state import StateReader
+from gleanrl._util import positive
+from gleanrl.data.replay_buffers.storages.allocators import (
+    Allocator,
+    FileAllocator,
+    GivenColumns,
+    HeapAllocator,
+    file_of,
+)
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
+from gleanrl.data.replay_buffers.storages.columns import apart, plain
+from gleanrl.data.replay_buffers.storages.copy_on_write import Mark, Moment
+from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
+from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
+from gleanrl.data.replay_buffers.storages.record_formats import (
+    as_tensor,
     check_all_storable,
     find_format,
     stack_records,
     swap_batch_dims,
 )
-from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
-from gleanrl.data.replay_buffers.storages.memory import GivenColumns, HeapAllocator
-from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
+from gleanrl.data.replay_buffers.storages.seams import Numbers, Pieces, numbered, seam_slots
+from gleanrl.data.replay_buffers.storages.snapshots import (
+    Ahead,
+    AtEnd,
+    ContentCopy,
+    LiveRecords,
+    Records,
+    RecordsCopy,
+    StorageState,
+    read_records,
+    stored_rows,
+)
 from gleanrl.data.replay_buffers.storages.table import Table
-from gleanrl.data.replay_buffers.storages.tabled import TabledStorage, first_table, table_of
-from gleanrl.data.replay_buffers.storages.tree_format import as_tensor
-from gleanrl.data.rows import take_rows
-from gleanrl.devices import device_of, usable_device
-from gleanrl.errors import GleanError, IndexRangeError, InvalidArgumentError, SchemaError
-from gleanrl.objects import Objects
-from gleanrl.records import new_tuple
-from gleanrl.tree import NestedKey, Path, as_key
+from gleanrl.data.trajectories import take_rows
+from gleanrl.errors import (
+    EmptyBufferError,
+    GleanError,
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
+
+_MARKS = 8  # checkpoints of which a storage knows what changed since
+
+
+class TabledStorage(Storage):
+    """Records in the columns of a `Table`, which the first write makes, or the first load; see `TensorStorage`.
+
+    Args:
+        max_size: transitions that fit, at least 1.
+        allocator: what makes the columns.
+        device: where they are.
+        ndim: batch dimensions of a storage, at least 1; the first is time.
+        follows_data: whether the device, and memory on it, is that of the first data instead.
+    """
+
+    def __init__(
+        self, max_size: int, allocator: Allocator, device: torch.device, ndim: int, follows_data: bool = False
+    ) -> None:
+        super().__init__(max_size, ndim=ndim)
+        self.device = device
+        self.allocator = allocator
+        """What makes the columns."""
+        self._follows_data = follows_data
+        self._table: Table | None = None
+
+    @property
+    def initialized(self) -> bool:
+        """Whether a first write has fixed the schema and taken the memory."""
+        return self._table is not None
+
+    @property
+    def exposed(self) -> bool:
+        """Whether live views were given, or the memory is that of a user, of files, or of other processes."""
+        if self._table is None:
+            return False
+        lent = self._table.columns.lent
+        return lent.always or lent.count > 0 or self._table.shared
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether others may hold tensors of the columns' memory, and move it."""
+        return table_of(self).columns.lent.always
+
+    @property
+    def format(self) -> RecordFormat:
+        """The frozen structure of the records (`EmptyBufferError` before the first write)."""
+        return table_of(self).form
+
+    def _settle(self, device: torch.device) -> None:
+        """Choose the device of the first data, if that was asked for."""
+        if self._follows_data:
+            self.device = device
+            self.allocator = HeapAllocator(device)
+
+    def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
+        table = Table(form, self.steps_that_fit(batch) * batch.numel(), self.allocator, self.device)
+        if self.ndim > 1:  # with one dimension writes leave out rows that are no steps
+            table.watch_mask()
+        return table
+
+    def _begin(self, table: Table, batch: torch.Size) -> None:
+        table.keep()
+        self.fix_batch(batch)
+        self.device, self._table, self.find_seams = table.device, table, table.find_seams
+
+    # Pieces
+
+    _pieces: Numbers | None
+
+    def _pieces_of(self, placement: Placement, begins: bytes | None) -> Pieces:
+        start, count, _, _, length, capacity = placement
+        known, stored = self._pieces, self.num_steps
+        if known is None or not stored or count == capacity:  # nothing is numbered, or nothing of it stays
+            numbers = np.zeros(self.rows_per_step, np.int64)
+        else:
+            numbers = known[(self.end - 1) % capacity]
+        if begins is not None:
+            numbers = numbers + np.frombuffer(begins, np.uint8)
+        elif (
+            stored and count < capacity and start != self.end
+        ):  # a correction; the stored part may grow by it
+            return Pieces(stored, length - stored, numbers)
+        return Pieces(start, count, numbers)
+
+    def _number(self, pieces: Pieces) -> None:
+        first, count, numbers = pieces
+        known = self._new_pieces() if self._pieces is None else self._pieces
+        known[first : first + count] = numbers
+        if first + count > len(known):
+            known[: first + count - len(known)] = numbers
+
+    def _new_pieces(self) -> Numbers:
+        """Begin to number pieces: all rows are of one."""
+        self._pieces = np.zeros((self.capacity_steps, self.rows_per_step), np.int64)
+        return self._pieces
+
+    def _seam_slots(self) -> torch.Tensor:
+        pieces = self._pieces
+        return super()._seam_slots() if pieces is None else seam_slots(pieces, self.num_steps, self.end)
+
+    def _number_as_saved(self, value: StorageState) -> None:
+        self._forget()
+        if value.seams.numel():
+            numbered(value.seams, self._new_pieces(), value.num_steps, value.end)
+
+    def _forget(self) -> None:
+        self._pieces = None
+
+    # State
+
+    _alone = True  # whether nobody but this process writes here
+    _marks: dict[str, Mark] = {}
+
+    def moment_ahead(self) -> Ahead:
+        """Begin a snapshot whose records are copied when they are saved, or written on; those with lists are now."""
+        table = self._table
+        return (
+            super().moment_ahead() if table is None or table.lists or not self._alone else AtEnd(self.moment)
+        )
+
+    def moment(self) -> tuple[Any, int]:
+        """Return the records of this moment as a snapshot's content (see `Ahead.end`); the caller holds the lock."""
+        table = table_of(self)
+        if table.lists:
+            return self.copy_ahead().end()
+        lent = table.columns.lent
+        earlier = {
+            name: self.changed_since(mark.version)
+            for name, mark in self._marks.items()
+            if mark.lent == lent.count
+        }
+        columns = [self.generations.of_all(), *table.all]
+        start = self.end * self.rows_per_step
+        moment = Moment(columns, len(self), start, {} if lent.alive else earlier, table.columns.begin)
+        self._mark(moment.identity)
+        self.moments = (*self.moments, weakref.ref(moment))
+        return LiveRecords(table.form, moment), 0
+
+    def _mark(self, name: str) -> None:
+        """Remember that what is stored now has this name in checkpoints."""
+        lent = table_of(self).columns.lent
+        if not lent.alive:
+            last = [*self._marks.items()][1 - _MARKS :]
+            self._marks = {**dict(last), name: Mark(self.version, lent.count)}
+
+    def _remember(self, content: Any) -> None:
+        if isinstance(content, Records) and content.identity is not None:
+            self._mark(content.identity)
+
+    def plain_state(self, value: StorageState) -> dict[str, Any]:
+        """Return a snapshot as plain values and its own tensors; the rows of a moment as they are."""
+        state = super().plain_state(value)
+        if isinstance(value.content, LiveRecords):
+            del state["generations"]
+        return state
+
+    def parse(self, state: Any) -> StorageState:
+        """Return the value of a foreign state (see `Storage.parse`); records in files are read to where they stay."""
+        stored = state.get("columns") if isinstance(state, Mapping) else None
+        if not isinstance(stored, Stored) or not self._alone:
+            return super().parse(state)
+        return self._read(stored, StateReader(state, f"a {type(self).__name__}"))
+
+    def _read(self, stored: Stored, reader: StateReader) -> StorageState:
+        """Return the value of a state whose records stand in files, in memory that is nobody's yet."""
+        saved, table = StorageState.read(reader), self._table
+        value = saved.fitted_to(self)
+        form = stored_rows(reader, value, None if table is None else table.form)
+        place: Table | None = None
+        if table is None:
+            self._settle(torch.device("cpu"))
+            place = self._make_table(form, torch.Size(value.batch_shape))
+        else:
+            self._check_form(form, value)
+            if isinstance(self.allocator, FileAllocator):
+                place = Table(table.form, table.columns.num_rows, self.allocator.another())
+        if place is None:
+            columns: list[Any] = [
+                allocate((value.rows, *field.row_shape), field.dtype, self.device)
+                for field in form.schema.fields
+            ]
+        else:
+            own = [column[: value.rows] for column in place.all]
+            columns = [own[place.form.schema.index(path)] for path in form.schema.paths]
+        generations = allocate((value.rows,), torch.int64)
+        try:
+            stored.read([generations, *columns], value.moved or 0)
+        except BaseException:
+            if place is not None:
+                place.discard()
+            raise
+        identity = None if value.moved else stored.identity
+        rows = (
+            replace(Records(form, columns), identity=identity).into(table_of(self))
+            if place is None
+            else Records(place.form, own, place, True, identity=identity)
+        )
+        return replace(value.with_generations(generations, reader), content=rows)
+
+    def _turned(self, content: Records, rows: int) -> Records:
+        return content.turned(rows)
+
+    def _check_form(self, form: RecordFormat, state: StorageState) -> None:
+        """Raise `SchemaError` if records of that format can't be loaded."""
+        table = table_of(self)
+        if not table.form.same_as(form) or state.batch_shape != self.batch_shape:
+            raise SchemaError(
+                f"load_state_dict: the state's schema {form.schema!r} with batch {state.batch_shape} isn't "
+                f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}"
+            )
+        table.columns.ready(table.columns.columns)  # raises where nothing may be written
+
+    def _start_copy(self) -> ContentCopy | None:
+        return None if self._table is None else RecordsCopy(self._table)
+
+    def _plain_content(self, content: Records | LiveRecords | None) -> dict[str, Any]:
+        if content is None:
+            return {}
+        if isinstance(content, LiveRecords):
+            return {"format": content.form.state(), "columns": content.moment}
+        columns = [column.items() if isinstance(column, Objects) else column for column in content.columns]
+        return {"format": content.form.state(), "columns": columns}
+
+    def _parse_content(self, reader: StateReader, state: StorageState) -> Records | None:
+        rows = read_records(reader, state, None if self._table is None else self._table.form)
+        if rows is None:
+            return None
+        table = self._table
+        if table is None:
+            self._settle(device_of(rows.columns))
+            batch = torch.Size(state.batch_shape)
+            full = state.rows == self.steps_that_fit(batch) * batch.numel()
+            if (
+                self._alone
+                and rows.fresh
+                and full
+                and isinstance(self.allocator, HeapAllocator)
+                and self.device.type == "cpu"
+            ):
+                given = Table(rows.form, state.rows, GivenColumns(rows.columns, exclusive=True))
+                if self.ndim > 1:
+                    given.watch_mask()
+                return replace(rows.into(given), there=True)
+            table = self._make_table(rows.form, batch)
+        else:
+            self._check_form(rows.form, state)
+        return rows.into(table)
+
+    def _take_content(self, content: Records | None, rows: int) -> None:
+        if content is None:
+            return
+        if content.there and content.table is not None:
+            table = content.table
+            table.settle(content.columns)
+        else:
+            table = self._table or content.table or self._make_table(content.form, self.batch_shape)
+            table.take(content.columns)
+        self._begin(table, self.batch_shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the stored records; unpickling takes new memory for them.
+
+        Raises:
+            UnsupportedError: for records in files of a `scratch_dir`: they belong to this storage.
+        """
+        value = self.snapshot()
+        state = super().__getstate__()
+        state["_saved"] = self.plain_state(value)
+        if value.content is not None:
+            state["_saved"]["format"] = value.content.form.state(by_name=False)
+        state["_table"] = state["_pieces"] = state["find_seams"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        saved = state.pop("_saved")
+        super().__setstate__(state)
+        self.num_steps = 0  # there is nothing to clear: generations are those of the pickle
+        self.adopt(self.parse(saved))
+
+
+def table_of(storage: TabledStorage) -> Table:
+    """Return a storage's table; `EmptyBufferError` before the first write."""
+    if storage._table is None:
+        raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
+    return storage._table
+
+
+def first_table(
+    storage: TabledStorage, form: RecordFormat, batch: torch.Size, leaves: Sequence[Leaf]
+) -> tuple[Table, list[Leaf]]:
+    """Take a storage's memory, for records like the first ones, and fix its schema.
+
+    It changes only once every column exists.
+
+    Args:
+        storage: without a table.
+        form: of the records.
+        batch: their batch dimensions after time.
+        leaves: theirs, in the format's order.
+
+    Returns:
+        the table, and the leaves on the storage's device.
+
+    Raises:
+        CapacityError: too little memory or disk.
+    """
+    storage._settle(device_of(leaves))
+    # Whatever fails does so before the memory is taken and the schema fixed.
+    there = [plain(leaf, storage.device) for leaf in leaves]
+    table = storage._make_table(form, batch)
+    to_the_end(lambda: storage._begin(table, batch))
+    return table, there
 
 
 class TensorStorage(TabledStorage):
@@ -333,3 +687,100 @@ def _repeated(data: Any, shape: torch.Size, item_shape: torch.Size) -> Any:
     if not 0 < missing < len(shape) or data.batch_size != whole[missing:]:
         return data
     return data.expand(whole)
+
+
+class LazyTensorStorage(TensorStorage):
+    """A tensor storage in memory, allocated zeroed at the first write.
+
+    Args:
+        max_size: transitions that fit.
+        device: where the records are kept and come back; ``"auto"`` for the device of the first data.
+        ndim: leading batch dimensions of the data that are slots; the first is time.
+        compilable: has no effect, see `ListStorage`.
+        consolidated: has no effect: the columns lie in one region of memory anyway.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> storage = LazyTensorStorage(100, ndim=2)
+        >>> storage.set(slice(4), TensorDict({"x": torch.arange(12).view(4, 3)}, [4, 3]))
+        >>> storage.max_size, storage.shape, len(storage)
+        (102, torch.Size([4, 3]), 12)
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: torch.device | str | int = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        consolidated: bool = False,
+    ) -> None:
+        place = usable_device("cpu" if device == "auto" else device)
+        if place.type == "meta":
+            raise UnsupportedError("device: meta tensors hold no data; use a real device")
+        TabledStorage.__init__(self, max_size, HeapAllocator(place), place, ndim, device == "auto")
+
+
+class LazyMemmapStorage(TensorStorage):
+    """A tensor storage in memory-mapped files, made at the first write with their space reserved on the disk.
+
+    The operating system keeps the pages in use in memory and the rest on the disk, so that a storage may be
+    larger than memory.
+
+    Args:
+        max_size: transitions that fit.
+        scratch_dir: where the files stay, ``next/reward.memmap`` for ``("next", "reward")``. None for
+            nameless files in the system's temporary directory, which vanish with the storage. Existing files
+            are refused, unless `existsok`.
+        device: the CPU; mapped files live nowhere else.
+        ndim: leading batch dimensions of the data that are slots; the first is time.
+        existsok: whether files that exist in `scratch_dir` are replaced at the first write. What they hold is
+            lost; a storage that still has them mapped keeps its own.
+        compilable: has no effect, see `ListStorage`.
+
+    The tensors of ``storage._storage`` have an attribute `filename`, which is None for nameless files.
+
+    Raises:
+        InvalidArgumentError: a device other than the CPU.
+
+    Examples:
+        >>> import torch
+        >>> storage = LazyMemmapStorage(10)
+        >>> storage.set(range(3), torch.arange(3.0))
+        >>> storage.get(2)
+        tensor(2.)
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        scratch_dir: str | os.PathLike[str] | None = None,
+        device: torch.device | str = "cpu",
+        ndim: int = 1,
+        existsok: bool = False,
+        compilable: bool = False,
+    ) -> None:
+        if str(device).partition(":")[0] != "cpu":
+            raise InvalidArgumentError(
+                f"device: memory-mapped files live on the CPU, got {device!r}; use LazyTensorStorage"
+            )
+        if scratch_dir is not None and not isinstance(scratch_dir, (str, os.PathLike)):
+            raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
+        self.scratch_dir = None if scratch_dir is None else FilePath(scratch_dir)
+        allocator = FileAllocator(self.scratch_dir, existsok)
+        TabledStorage.__init__(self, max_size, allocator, torch.device("cpu"), ndim)
+
+    @property
+    def _storage(self) -> Any:
+        """All slots as one live view, whose tensors say which file they are in; None before the first write."""
+        whole = super()._storage
+        if whole is not None:
+            form = self.format
+            for path, leaf in zip(form.schema.paths, form.read(whole, self.ndim, "storage")[1], strict=True):
+                if isinstance(leaf, torch.Tensor):
+                    named = None if self.scratch_dir is None else str(file_of(self.scratch_dir, path))
+                    leaf.filename = named  # type: ignore[attr-defined]
+        return whole

@@ -1,24 +1,26 @@
-"""What a writer is: it decides where new records go."""
+"""What a writer is: it decides where new records go.
+
+No writer at all: a dataset that is only read.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
-from gleanrl.data.replay_buffers.familiar import make_concrete
-from gleanrl.data.replay_buffers.ownership import Part
-from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.direct import Prepared
+from gleanrl._arrays.results import Placement, Selection
+from gleanrl._state.state import Stateful, StateReader
+from gleanrl._util import overridden
+from gleanrl.data.replay_buffers.adapters import make_concrete
+from gleanrl.data.replay_buffers.component_base import Part
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
-from gleanrl.overrides import overridden
-from gleanrl.records import Placement, Selection
-from gleanrl.state import Stateful, StateReader
 
 
 class NoState(NamedTuple):
@@ -210,3 +212,40 @@ def _spread(index: Any, kept: torch.Tensor, single: bool) -> Any:
     spread = torch.full(kept.shape, -1, dtype=torch.int64, device="cpu")
     spread[kept] = index
     return spread
+
+
+class ImmutableDatasetWriter(Writer):
+    """Refuses every write and `empty`: what the storage holds stays as it is.
+
+    Restoring a saved state is no write: `load_state_dict` of the buffer works, also with the state of a buffer
+    that had another writer.
+
+    Examples:
+        >>> import torch
+        >>> from gleanrl.data.replay_buffers import ReplayBuffer, TensorStorage
+        >>> buffer = ReplayBuffer(storage=TensorStorage(torch.arange(4)), writer=ImmutableDatasetWriter())
+        >>> len(buffer), buffer[1]
+        (4, tensor(1))
+    """
+
+    def check_write(self, data: Any, where: str) -> None:
+        """Raise `UnsupportedError`."""
+        self._refuse(where)
+
+    def place(self, prepared: Prepared) -> NoReturn:
+        """Raise `UnsupportedError`."""
+        self._refuse("place")
+
+    def check_clear(self) -> None:
+        """Raise `UnsupportedError`."""
+        self._refuse("empty")
+
+    def _refuse(self, where: str) -> NoReturn:
+        raise UnsupportedError(
+            f"{where}: the buffer has an ImmutableDatasetWriter and can't be changed; for a buffer that can, use "
+            "another writer (set_writer)"
+        )
+
+    def parse(self, state: Any, stored: Any = None) -> NoState:
+        """Accept every state: whatever position it names isn't needed."""
+        return NoState()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gleanrl.data.replay_buffers.showing import Shown
+from gleanrl.data.replay_buffers.component_base import Shown
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.data.replay_buffers.writers.base import Writer

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict, is_tensor_collection
 
-from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.data.replay_buffers.storages.direct import Prepared
+from gleanrl._arrays.results import Placement, new_tuple
+from gleanrl._state.state import StateReader
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import SchemaError
-from gleanrl.records import Placement, new_tuple
-from gleanrl.state import StateReader
 
 
 class Cursor(NamedTuple):

@@ -1,0 +1,1 @@
+"""Tensors, TensorDicts and blocks of rows: memory, schemas and conversions."""

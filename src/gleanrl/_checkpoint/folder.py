@@ -1,0 +1,362 @@
+"""The folder that a user names: checkpoints in it are complete, or they aren't there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+
+from gleanrl import __version__
+from gleanrl._checkpoint.incremental import Earlier
+from gleanrl._checkpoint.manifest import MOST_BYTES, Manifest
+from gleanrl._checkpoint.reader import FileReader
+from gleanrl._checkpoint.tree_codec import Decoder, Encoder, sources_in
+from gleanrl._checkpoint.writer import FileWriter
+from gleanrl._os import files
+from gleanrl._os.atomic_files import remove_abandoned
+from gleanrl._os.proc import identity
+from gleanrl._util import flag, named, positive
+from gleanrl.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    IncompatibleCheckpointError,
+    IncompleteCheckpointError,
+)
+
+_CHECKPOINT = re.compile(r"ckpt-([0-9]{8,})-[0-9a-f]{32}")  # 8 digits are written, more after a larger number
+_LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
+_LOCK, _MANIFEST = "LOCK", "manifest.json"
+_NOT_PLAIN = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
+_MOST_LISTINGS = 100  # of a folder in which each checkpoint is removed before it is read
+_LIBRARIES = ("torch", "tensordict", "numpy")
+_SHOWN = 4  # names in a message
+_REMEMBERED = 8  # folders of which this process knows what it wrote last
+# Any thread writes it, without a lock. It's believed of that path only, while the manifest has that hash.
+_written: dict[Path, tuple[bytes, Earlier]] = {}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was loaded.
+
+    Attributes:
+        path: where it is.
+        kind: what it is a state of.
+        state: its value.
+        skipped: why newer ones weren't taken, by their names.
+    """
+
+    path: Path
+    kind: str
+    state: Any
+    skipped: dict[str, str]
+
+
+class Folder:
+    """Commits and loads checkpoints. Several processes may use one folder; one writes at a time.
+
+    Args:
+        path: the folder; it's made by the first commit.
+
+    Raises:
+        InvalidArgumentError: the path is empty (also a ValueError).
+    """
+
+    def __init__(self, path: os.PathLike[str] | str) -> None:
+        # A dump may be under way when the current directory changes.
+        self.path = Path(named("path", os.fspath(path))).absolute()
+
+    # ---------------------------------------------------------------- writing
+    def commit(self, kind: str, state: Any, keep: int = 1, aside: Event | None = None) -> Path:
+        """Write a checkpoint; once this returns, it is on the disk.
+
+        Whatever ends the process or the machine meanwhile: the folder holds the checkpoints that it held, or this one,
+        too. Older ones than the last `keep` are removed, and so is what killed processes left.
+
+        What the newest checkpoint holds already is in links to its files: each checkpoint is complete by itself.
+
+        Args:
+            kind: what it is a state of.
+            state: a value of the kinds that `values` names.
+            keep: how many checkpoints there are to be, 1 or more.
+            aside: given if it's done beside something more urgent: see `FileWriter`.
+
+        Raises:
+            CheckpointError: the state can't be saved; or another process is writing, which it names; or the folder
+                holds checkpoints of something else.
+            OSError: the disk is full, or fails; nothing is left of the attempt.
+        """
+        try:
+            return self._alone(partial(self._commit, kind, state, positive("keep", keep), aside))
+        finally:
+            for source in sources_in(state):
+                source.close()
+
+    def _commit(self, kind: str, state: Any, keep: int, aside: Event | None) -> Path:
+        names = self._names()
+        self._collect(names)
+        older = self._checkpoints(names)
+        newest = self._newest(older)
+        if newest is not None and newest.kind != kind:
+            raise CheckpointError(
+                f"{self.path}: it holds checkpoints of a {newest.kind}, which those of a {kind} would "
+                "replace: use another folder"
+            )
+        number = older[0][0] + 1 if older else 1
+        draft = self.path / f"tmp-{uuid.uuid4().hex}"
+        place = self.path / f"ckpt-{number:08d}-{uuid.uuid4().hex}"
+        try:
+            files.make_dir(draft, exist_ok=False)
+            with FileWriter(draft, newest, aside) as writer:
+                manifest = self._write(writer, kind, state)
+                written = writer.as_earlier(place, kind)
+            files.rename(draft, place)
+            files.sync_dir(self.path)
+        except BaseException:
+            with suppress(OSError):
+                files.remove_tree(draft)
+            with suppress(OSError):  # a name that isn't surely on the disk is none
+                self._remove(place)
+            raise
+        _note(self.path, manifest, written)
+        self._retire(older[keep - 1 :])
+        return place
+
+    @staticmethod
+    def _write(writer: FileWriter, kind: str, state: Any) -> bytes:
+        tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
+        manifest = Manifest(kind, tree, *writer.write(), _libraries()).encoded()
+        if len(manifest) > MOST_BYTES:
+            raise CheckpointError(
+                f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
+            )
+        writer.add(_MANIFEST, manifest)
+        writer.sync()
+        return manifest
+
+    def _newest(self, checkpoints: list[tuple[int, Path]]) -> Earlier | None:
+        """Return the first of checkpoints, for links to its files; None for none, and if nothing can be told of it."""
+        for _, path in checkpoints[:1]:
+            with suppress(CheckpointError):
+                manifest = _manifest_bytes(path / _MANIFEST)
+                digest, written = _written.get(self.path, (b"", None))
+                if written is not None and written.path == path and digest == sha256(manifest).digest():
+                    return written
+                return Earlier.of(path, Manifest.decoded(manifest))
+        return None
+
+    def _alone(self, commit: Callable[[], Path]) -> Path:
+        """Return what a commit returns, during which no other one writes here."""
+        if not self._checkpoints(self._names()):
+            files.make_lasting_dir(self.path)
+        owner, lock = identity(), self.path / _LOCK
+        begun = False
+
+        def work() -> Path:
+            nonlocal begun
+            begun = True
+            return commit()
+
+        try:
+            return files.while_locked(lock, owner.encode(), work)
+        except OSError as cause:
+            if begun:
+                raise
+            if isinstance(cause, BlockingIOError):
+                who = f"another process is writing a checkpoint here: {cause}"
+                if str(cause) == owner:
+                    who = "this process is writing a checkpoint here already: wait for it, or give each its own folder"
+                raise CheckpointError(f"{self.path}: {who}") from cause
+            if not isinstance(cause, files.NotPlainError) and cause.errno not in _NOT_PLAIN:
+                raise
+            raise CheckpointError(
+                f"{lock}: expected the plain file that a dump makes, got a directory, a link, a pipe or a socket: "
+                "remove it, or dump into another folder"
+            ) from cause
+
+    def _names(self) -> list[str]:
+        """Return what is in the folder; nothing if it isn't there.
+
+        Raises:
+            CheckpointError: a file is there, or above it.
+            OSError: the operating system refuses.
+        """
+        try:
+            return files.names(self.path)
+        except NotADirectoryError as cause:
+            raise CheckpointError(
+                f"{self.path}: expected a folder of checkpoints, got a file (or a path below one): give the folder "
+                "that a dump makes, or has made; H5StorageCheckpointer().loads(storage, path) reads a file of its dumps"
+            ) from cause
+
+    def _collect(self, names: list[str]) -> None:
+        """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more.
+
+        What can't be removed stays, with a warning: it's no checkpoint, and in nobody's way.
+        """
+        removals = [
+            partial(files.remove_tree, self.path / name) for name in names if _LEFTOVER.fullmatch(name)
+        ]
+        for remove in [*removals, partial(remove_abandoned, self.path, names, ".h5")]:
+            try:
+                remove()
+            except OSError as cause:
+                warnings.warn(
+                    f"{self.path}: a leftover of a process that ended can't be removed: {cause}", stacklevel=4
+                )
+
+    def _retire(self, checkpoints: list[tuple[int, Path]]) -> None:
+        """Remove older checkpoints; the newest one is complete, whether that succeeds or not."""
+        try:
+            for _, old in checkpoints:
+                self._remove(old)
+        except OSError as cause:
+            warnings.warn(f"{self.path}: older checkpoints are still there: {cause}", stacklevel=4)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint: it's none from the first moment on."""
+        gone = self.path / f"trash-{uuid.uuid4().hex}"
+        files.rename(path, gone)
+        files.remove_tree(gone)
+
+    # ---------------------------------------------------------------- reading
+    def _checkpoints(self, names: list[str]) -> list[tuple[int, Path]]:
+        """Return number and path of what is called like a checkpoint, the newest first."""
+        found = [
+            (int(match[1]), self.path / name) for name in names if (match := _CHECKPOINT.fullmatch(name))
+        ]
+        return sorted(found, reverse=True)
+
+    def load(self, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> Found:
+        """Return the newest checkpoint that is whole; a warning says which newer ones aren't, and why.
+
+        Another process may write into the folder meanwhile: the folder is listed again while its checkpoints change.
+
+        Rows in segments (`Stored`) are read by who takes them, straight to their place, and compared there.
+
+        Args:
+            verify: whether checksums are compared; sizes are always.
+            take: gets kind and state, reads rows, and returns what is to be found instead of the state; if it raises
+                `CorruptCheckpointError`, an older checkpoint is tried. None for the state itself, whose rows are read
+                twice then: they are compared before.
+
+        Raises:
+            IncompleteCheckpointError: there is none.
+            CorruptCheckpointError: those that there are are damaged; it says where.
+            IncompatibleCheckpointError: a later library wrote the newest one.
+            CheckpointError: a writer removed each checkpoint while it was read.
+        """
+        flag("verify", verify)
+        skipped: dict[str, str] = {}
+        before, listings = None, 0
+        while (listed := self._checkpoints(self._names())) != before:
+            if listings == _MOST_LISTINGS:
+                raise CheckpointError(
+                    f"{self.path}: a writer removed the newest checkpoint while it was read, {listings} times, since "
+                    "it writes faster than this process reads; let it keep more (keep=3), or load while it rests"
+                )
+            before, skipped, listings = listed, {}, listings + 1
+            for _, path in listed:
+                try:
+                    kind, state = read(path, verify, take)
+                except CorruptCheckpointError as damage:
+                    if path.name not in self._names():
+                        break  # a writer has removed it since it was listed, after a newer one was complete
+                    skipped[path.name] = str(damage)
+                    continue
+                if skipped:
+                    lines = "; ".join(f"{name}: {why}" for name, why in skipped.items())
+                    warnings.warn(f"{path} is loaded; newer ones are damaged: {lines}", stacklevel=3)
+                return Found(path, kind, state, skipped)
+        if skipped:
+            raise CorruptCheckpointError("; ".join(skipped.values()))
+        raise IncompleteCheckpointError(f"{self.path}: there is no complete checkpoint{_hint(self._names())}")
+
+
+def expecting(
+    path: os.PathLike[str] | str, kind: str, take: Callable[[dict[str, Any]], Any]
+) -> Callable[[str, Any], None]:
+    """Return what takes a state of one kind only, for `Folder.load`.
+
+    Args:
+        path: the folder that was given, for messages.
+        kind: what `Folder.commit` was told.
+        take: gets the state.
+    """
+
+    def checked(found: str, state: Any) -> None:
+        if found != kind or not isinstance(state, dict):
+            raise IncompatibleCheckpointError(f"{path}: expected a {kind}, it's a {found}")
+        take(state)
+
+    return checked
+
+
+def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> tuple[str, Any]:
+    """Return kind and state of one checkpoint; see `Folder.load`.
+
+    Raises:
+        CorruptCheckpointError: it is damaged; it says where.
+        IncompatibleCheckpointError: a later library wrote it.
+    """
+    manifest = Manifest.decoded(_manifest_bytes(path / _MANIFEST))
+    reader = FileReader(path, manifest.files, manifest.extents, verify)
+    reader.fill(manifest.state, unread=take is not None)
+    state = Decoder(reader.fetch, reader.rows).value(manifest.state)
+    reader.finish(rows=take is None)
+    return manifest.kind, state if take is None else take(manifest.kind, state)
+
+
+def _hint(names: Sequence[str]) -> str:
+    """Return what to say of a folder that holds no checkpoint, but something else."""
+    if _MANIFEST in names:
+        return ", it is one itself: give the folder above it"
+    others = sorted(name for name in names if name != _LOCK and not _LEFTOVER.fullmatch(name))
+    if not others:
+        return ""
+    return (
+        f"; it holds {', '.join(map(repr, others[:_SHOWN]))}{', …' if others[_SHOWN:] else ''}, which no dump of this "
+        "library wrote: data of another library are loaded there, and extended into a buffer here"
+    )
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    # What was never installed, a source tree on the path, has no metadata.
+    return {"gleanrl": __version__, **{name: version(name) for name in _LIBRARIES}}
+
+
+def _note(folder: Path, manifest: bytes, written: Earlier) -> None:
+    """Remember what was written last into a folder: that saves reading it again, which takes longer than writing."""
+    _written.pop(folder, None)
+    _written[folder] = sha256(manifest).digest(), written
+    for old in list(_written)[:-_REMEMBERED]:
+        _written.pop(old, None)
+
+
+def _manifest_bytes(path: Path) -> bytes:
+    try:
+        if not files.is_dir(path.parent):
+            raise CorruptCheckpointError(f"{path.parent}: it isn't a folder")
+        with files.reading(path) as file:
+            size = files.size_of(file)
+            if size > MOST_BYTES:
+                raise CorruptCheckpointError(f"{path}: {size} bytes are too many")
+            data = np.empty(size, np.uint8)
+            files.read_into(file, data, 0)
+    except OSError as cause:
+        raise CorruptCheckpointError(f"{path}: {cause}") from cause
+    return data.tobytes()

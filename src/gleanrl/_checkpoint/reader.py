@@ -1,0 +1,335 @@
+"""Data files, read: each byte once, into the place where it stays, and compared with its checksum on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl._checkpoint.manifest import BLOCK_BYTES, DataFile, Extents, arrays_in, columns_in
+from gleanrl._checkpoint.row_segments import (
+    ALIGNMENT,
+    Array,
+    Layout,
+    Segmented,
+    Unread,
+    empty_columns,
+    rows_of,
+)
+from gleanrl._os import files as fs
+from gleanrl._os.parallel_read import Reading, Spread, Target, Targets, read_files, spread_rows
+from gleanrl.errors import CorruptCheckpointError
+
+_CALL_BYTES, _CALL_PIECES = 1 << 28, 1 << 18  # read by one call, for which interrupts wait
+_FEW_BYTES = 1 << 22  # read by one thread
+_THREADS = 2
+_NOTHING: Array = np.empty((0, 2), np.int64)  # memory for no bytes
+
+
+class FileReader:
+    """Reads arrays and rows out of the data files of a checkpoint: first `fill`, then the others, and last `finish`.
+
+    Args:
+        folder: the checkpoint.
+        files: those of its manifest.
+        extents: likewise.
+        verify: whether checksums are compared; sizes are always.
+
+    Raises:
+        CorruptCheckpointError: a file is missing, of another size, or not a plain file.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[DataFile], extents: Extents, verify: bool) -> None:
+        self._paths = [f"{folder}/{file.name}" for file in files]
+        self._extents, self._verify = extents, verify
+        self._reached: dict[int, int] = {}  # where the last array ends, of each extent of arrays
+        self._rows: list[Stored] = []
+        self._later: set[int] = set()  # extents that are read by who takes their rows
+        for path, file in zip(self._paths, files, strict=True):
+            try:
+                size = fs.size_at(path)
+            except OSError as cause:
+                raise CorruptCheckpointError(f"{path}: {cause}") from cause
+            if size != file.size:
+                raise CorruptCheckpointError(f"{path}: {size} bytes instead of {file.size}")
+
+    def fill(self, tree: Any, unread: bool = False) -> None:
+        """Read the arrays of a state's tree, and put each one in the tree in place of what was noted of it.
+
+        Args:
+            tree: of a state.
+            unread: whether columns with extents of their own are left there, for who takes them (`Unread`).
+
+        Raises:
+            CorruptCheckpointError: an array stands nowhere, or where another one does, or was damaged.
+        """
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        columns = {id(node) for node in columns_in(tree)} if unread else ()
+        for node, key in arrays_in(tree):
+            places = self._checked(node[key])
+            own = id(node) in columns and self._left(places)
+            node[key] = own or self._place(places, pieces)
+        self._read(pieces)
+
+    def _left(self, places: list[tuple[int, int, int]]) -> Unread | None:
+        """Return an array that is left in its extents; None if it's short, or these aren't its own."""
+        numbers = [number for number, _, _ in places]
+        extents = [self._extents[number] for number in numbers]
+        size = sum(extent.size for extent in extents)
+        if not size or [(0, extent.size) for extent in extents] != [place[1:] for place in places]:
+            return None
+        for number in numbers:
+            if number in self._reached or number in self._later:
+                raise CorruptCheckpointError(f"an array in extent {number}, where another one stands")
+            self._later.add(number)
+        return Unread(torch.uint8, (size,), tuple(self._reading(number, _NOTHING) for number in numbers))
+
+    def _place(self, places: list[tuple[int, int, int]], pieces: dict[int, list[tuple[int, int]]]) -> Array:
+        """Return memory for an array, whose pieces are noted to be read, extent by extent."""
+        data: Array = np.empty(sum(count for _, _, count in places), np.uint8)
+        at = data.ctypes.data
+        for number, offset, count in places:
+            gap = offset - self._reached.get(number, 0)
+            if gap < 0 or number in self._later:
+                raise CorruptCheckpointError(
+                    f"an array at {[number, offset, count]}, where another one stands"
+                )
+            pieces.setdefault(number, []).extend([(0, gap), (at, count)] if gap else [(at, count)])
+            self._reached[number] = offset + count
+            at += count
+        return data
+
+    def _checked(self, noted: Any) -> list[tuple[int, int, int]]:
+        """Return extent, offset in it and bytes of each piece of an array."""
+        found: list[tuple[int, int, int]] = []
+        if not isinstance(noted, list):
+            raise CorruptCheckpointError("an array without a place")
+        for piece in noted:
+            if (
+                not isinstance(piece, list)
+                or len(piece) != 3
+                or not all(type(n) is int and n >= 0 for n in piece)
+            ):
+                raise CorruptCheckpointError(f"an array at {piece!r:.50}")
+            number, offset, count = piece
+            if number >= len(self._extents) or offset + count > self._extents[number].size or not count:
+                raise CorruptCheckpointError(f"an array at {piece}, where there's nothing")
+            found.append((number, offset, count))
+        return found
+
+    def _read(self, pieces: dict[int, list[tuple[int, int]]]) -> None:
+        """Read extents of arrays to their ends, as far as anybody wants or compares them."""
+        for number, parts in pieces.items():
+            if self._verify and (rest := self._extents[number].size - self._reached.get(number, 0)):
+                parts.append((0, rest))
+        _read_all(self._reading(number, _table(parts)) for number, parts in pieces.items())
+
+    def _reading(self, number: int, pieces: Array) -> Reading:
+        file, offset, size, checksums = self._extents[number]
+        return Reading(self._paths[file], offset, size, pieces, checksums if self._verify else ())
+
+    def fetch(self, array: Any, size: int) -> Array | Unread:
+        """Return the bytes of an array, in memory of their own, or unread.
+
+        Args:
+            array: what `fill` put into the tree.
+            size: how many there are.
+
+        Raises:
+            CorruptCheckpointError: it put nothing there, or another number of bytes.
+        """
+        found = array.shape[0] if isinstance(array, Unread) else getattr(array, "size", None)
+        if found != size:
+            raise CorruptCheckpointError(f"an array of {size} bytes that stands in others")
+        return array
+
+    def rows(self, first: int, layout: Layout, identity: str) -> Stored:
+        """Return rows, which aren't read yet.
+
+        Args:
+            first: number of the extent of their first segment.
+            layout: how they lie.
+            identity: see `Segmented`.
+
+        Raises:
+            CorruptCheckpointError: the extents aren't of that layout.
+        """
+        numbers = range(first, first + layout.count)
+        fits = layout.count <= len(self._extents) and numbers.stop <= len(self._extents)
+        if not fits or any(number in self._reached or number in self._later for number in numbers):
+            raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop}, where others stand")
+        if self._extents.sizes[first : numbers.stop].tolist() != layout.sizes():
+            raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop} that have other sizes")
+        self._later.update(numbers)
+        stored = Stored([self._reading(number, _NOTHING) for number in numbers], layout, identity)
+        self._rows.append(stored)
+        return stored
+
+    def finish(self, rows: bool) -> None:
+        """Compare the checksums of extents that hold nothing.
+
+        Args:
+            rows: whether those of rows, too; they are compared when these are read.
+
+        Raises:
+            CorruptCheckpointError: something was damaged.
+        """
+        if not self._verify:
+            return
+        numbers = range(len(self._extents))
+        self._read({n: [] for n in numbers if n not in self._later and n not in self._reached})
+        for stored in self._rows if rows else ():
+            stored.check()
+
+
+class Stored(Segmented):
+    """Rows in the files of a checkpoint.
+
+    Args:
+        segments: where each one stands, into nothing yet.
+        layout: how they lie.
+        identity: see `Segmented`.
+    """
+
+    def __init__(self, segments: Sequence[Reading], layout: Layout, identity: str) -> None:
+        self.layout, self.identity, self._segments = layout, identity, segments
+
+    def read(self, columns: Sequence[torch.Tensor], behind: int = 0) -> None:
+        """Read the rows into the first rows of columns, ``[rows or more, *shape]`` each, on any device.
+
+        Args:
+            columns: where to.
+            behind: how many of the rows, the first ones, come behind the others.
+
+        Raises:
+            CorruptCheckpointError: a file is damaged; columns hold something then.
+        """
+        layout = self.layout
+        if not layout.count:
+            return
+        at_once = min(_CALL_BYTES // max(layout.size(0), 1), _CALL_PIECES // max(len(columns), 1))
+        at_once = max(at_once, 1)
+        for first in range(0, layout.count, at_once):
+            self._read_some(np.arange(first, min(first + at_once, layout.count)), columns, behind)
+
+    def _read_some(self, numbers: Array, columns: Sequence[torch.Tensor], behind: int) -> None:
+        """Read segments that follow each other; see `read`."""
+        layout, rows = self.layout, self.layout.rows
+        starts = numbers * layout.step
+        stops = np.minimum(starts + layout.step, rows)
+        begin, end = int(starts[0]), int(stops[-1])
+        middle = np.clip(behind, starts, stops)  # what is before it goes elsewhere than what is behind it
+        edges, counts = np.stack((starts, middle), 1), np.stack((middle - starts, stops - middle), 1)
+        # Of each column: before, behind, padding.
+        pieces = np.zeros((len(numbers), len(columns), 3, 2), np.int64)
+        staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for place, (column, width) in enumerate(zip(columns, layout.widths, strict=True)):
+            to = (edges - behind) % rows
+            if not (column.is_cpu and column.is_contiguous()):
+                part = torch.empty(end - begin, *column.shape[1:], dtype=column.dtype, device="cpu")
+                staged.append((column, part))
+                column, to = part, edges - begin
+            pieces[:, place, :2, 0] = column.data_ptr() + to * width
+            pieces[:, place, :2, 1] = counts * width
+            pieces[:, place, 2, 1] = -(stops - starts) * width % ALIGNMENT
+        _read_all(
+            self._segments[number]._replace(into=table) for number, table in zip(numbers, pieces, strict=True)
+        )
+        for column, part in staged:
+            for start, stop in _cut_at(behind, begin, end):
+                first = (start - behind) % rows
+                column[first : first + stop - start].copy_(part[start - begin : stop - begin])
+
+    def check(self) -> None:
+        """Compare checksums only.
+
+        Raises:
+            CorruptCheckpointError: a file is damaged.
+        """
+        _read_all(segment._replace(into=_table([(0, segment.size)])) for segment in self._segments)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all columns in memory.
+
+        Raises:
+            CorruptCheckpointError: a file is damaged.
+        """
+        columns = self.layout.empty()
+        self.read(columns)
+        return columns
+
+
+def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) -> None:
+    """Copy rows of columns to where they go, out of their files or out of memory.
+
+    Raises:
+        CorruptCheckpointError: a file is damaged; targets hold something then.
+    """
+    parts: list[Reading] = []
+    held: list[tuple[Array, Sequence[Target]]] = []
+    for column, targets in columns:
+        if isinstance(column, Unread):
+            before, together = 0, Targets(targets)
+            for part in column.parts:
+                parts.append(part._replace(into=Spread(column.width, before, together)))
+                before += part.size
+        elif column.numel():
+            held.append((rows_of(column), targets))
+    spread_rows(held, _THREADS)
+    _read_all(parts)
+
+
+def all_read(columns: Sequence[Any]) -> list[Any]:
+    """Return columns, of which those that are unread are in memory of their own.
+
+    Raises:
+        CorruptCheckpointError: a file is damaged.
+    """
+    found = [
+        empty_columns([(column.dtype, column.shape[1:])], column.shape[0])[0]
+        if isinstance(column, Unread)
+        else column
+        for column in columns
+    ]
+    start = np.zeros(1, np.int64)
+    spread(
+        (column, [Target(rows_of(made), start, start)])
+        for column, made in zip(columns, found, strict=True)
+        if isinstance(column, Unread)
+    )
+    return found
+
+
+def _table(pieces: Sequence[tuple[int, int]]) -> Array:
+    """Return addresses and sizes as a `Reading` has them."""
+    return np.array(pieces, np.int64).reshape(-1, 2)
+
+
+def _read_all(parts: Iterable[Reading]) -> None:
+    """Read parts of files, some at a time."""
+    for some in _batches(parts):
+        threads = _THREADS if sum(part.size for part in some) > _FEW_BYTES else 1
+        damage = read_files(some, BLOCK_BYTES, threads)
+        if damage is not None:
+            raise CorruptCheckpointError(f"{damage.path}: {damage.what}")
+
+
+def _batches(parts: Iterable[Reading]) -> Iterator[list[Reading]]:
+    some: list[Reading] = []
+    size = 0
+    for part in parts:
+        some.append(part)
+        size += part.size
+        if size >= _CALL_BYTES or len(some) >= _CALL_PIECES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _cut_at(row: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return a span in one piece, or two where one ends at `row`."""
+    return [(start, row), (row, stop)] if start < row < stop else [(start, stop)]

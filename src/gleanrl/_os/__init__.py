@@ -1,0 +1,1 @@
+"""The operating system: files, time, processes, shared memory and fault points."""

@@ -1,0 +1,207 @@
+"""Data on its way to another process: one pickle of what isn't tensors, and beside it the tensors' own memory.
+
+Buffers beside a pickle (protocol 5) are what shared memory and object stores take as they are: nothing is copied on the
+way out, and whoever gets them looks straight at the memory in which they arrived. Small tensors share one buffer: one
+for each would cost more than their bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import cloudpickle
+import numpy as np
+import torch
+from tensordict import MemoryMappedTensor, TensorDict
+
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.tensordicts import SLICE_ENDS, dict_batch, level_of
+
+_Buffer: TypeAlias = Any  # of the buffer protocol
+_SMALL = 1 << 14
+"""Bytes up to which a tensor goes into the buffer that small ones share, and other memory into the pickle."""
+_ALIGNED = 16
+_pool = BufferPool()
+
+
+class Parcel:
+    """Data that are packed when they are pickled, and arrive as `Arrived`.
+
+    Tensors on the CPU go as buffers, whatever holds them: TensorDicts, lists, tensorclasses. All else is pickled
+    with cloudpickle.
+
+    Args:
+        data: isn't copied before it's pickled.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as what arrives."""
+        file = io.BytesIO()
+        packer = _Packer(file)
+        packer.dump(self._data)
+        return Arrived, (file.getvalue(), packer.buffers())
+
+
+class Arrived:
+    """A parcel that has arrived.
+
+    Args:
+        pickled: the data without what is in `buffers`.
+        buffers: the memory in which it arrived, read-only as a rule.
+    """
+
+    def __init__(self, pickled: bytes, buffers: Sequence[_Buffer]) -> None:
+        self._pickled, self._buffers = pickled, buffers
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors beside the pickle."""
+        return sum(memoryview(buffer).nbytes for buffer in self._buffers)
+
+    def open(self) -> Any:
+        """Return the data in fresh memory, which is the caller's own."""
+        return pickle.loads(self._pickled, buffers=[_fresh(buffer) for buffer in self._buffers])
+
+    def view(self) -> Any:
+        """Return the data in the memory in which it arrived, which lives as long as they do: only to be read."""
+        return pickle.loads(self._pickled, buffers=self._buffers)
+
+
+class _SharedBuffer:
+    """Stands for the buffer of small tensors, which is complete when all else is packed."""
+
+
+class _Packer(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        buffers, place = list[pickle.PickleBuffer](), pickle.PickleBuffer(b"")
+
+        def beside(buffer: pickle.PickleBuffer) -> bool:
+            """Take a buffer; return whether it goes into the pickle instead."""
+            if buffer is not place and buffer.raw().nbytes <= _SMALL:
+                return True
+            buffers.append(buffer)
+            return False
+
+        # No method of this object: in a cycle the data would live until the garbage collector comes.
+        super().__init__(file, protocol=5, buffer_callback=beside)
+        self._buffers, self._place = buffers, place
+        self._shared, self._small, self._end = _SharedBuffer(), list[Any](), 0
+
+    def buffers(self) -> list[pickle.PickleBuffer]:
+        """Return what stands beside the pickle, once that is made."""
+        small = pickle.PickleBuffer(b"".join(self._small))
+        return [small if buffer is self._place else buffer for buffer in self._buffers]
+
+    def reducer_override(self, found: Any) -> Any:
+        kind = type(found)
+        if kind is torch.Tensor or kind is MemoryMappedTensor:
+            if found.device.type == "cpu" and found.layout is torch.strided and not found.requires_grad:
+                return self._taken_apart(found)
+        elif kind is TensorDict:
+            names = found.names
+            named = names if any(name is not None for name in names) else None
+            return _level, (
+                dict(level_of(found)),
+                tuple(found.batch_size),
+                found.device,
+                named,
+                found.is_locked,
+                vars(found).get(SLICE_ENDS),
+            )
+        elif kind is _SharedBuffer:
+            return _memory, (self._place,)
+        return super().reducer_override(found)
+
+    def _taken_apart(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        name, shape, array = _NAMES[tensor.dtype], tuple(tensor.shape), _array(tensor)
+        if array.nbytes > _SMALL:
+            return _whole, (pickle.PickleBuffer(array), name, shape)
+        begin, padding = self._end, -array.nbytes % _ALIGNED
+        self._end += array.nbytes + padding
+        self._small += array, bytes(padding)
+        return _part, (self._shared, name, shape, begin)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    try:
+        return tensor.contiguous().numpy()
+    except (
+        TypeError,
+        RuntimeError,
+    ):  # dtypes that NumPy hasn't got, and views that aren't as they are in memory
+        return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def _memory(buffer: _Buffer) -> np.ndarray[Any, Any]:
+    """Return a buffer's bytes."""
+    if not memoryview(buffer).nbytes:  # one at no address
+        return np.empty(0, np.uint8)
+    return np.asarray(_Memory(buffer))
+
+
+def _part(memory: np.ndarray[Any, Any], name: str, shape: tuple[int, ...], begin: int) -> torch.Tensor:
+    """Return the tensor that begins at a byte: over the memory, and yet with a storage of its own."""
+    dtype = _DTYPES[name]
+    known = _KNOWN.get(name)
+    if known is not None:
+        return torch.from_numpy(np.ndarray(shape, known, memory, begin))
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(memory[begin : begin + num_bytes]).view(dtype).view(shape)
+
+
+def _whole(buffer: _Buffer, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return _part(_memory(buffer), name, shape, 0)
+
+
+class _Memory:
+    """A buffer as NumPy knows memory that may be written: torch warns of any other, and has no word for "read-only"."""
+
+    def __init__(self, buffer: _Buffer) -> None:
+        self._array = np.frombuffer(buffer, np.uint8)  # keeps the buffer alive
+        address, _ = self._array.__array_interface__["data"]
+        self.__array_interface__ = {**self._array.__array_interface__, "data": (address, False)}
+
+
+_DTYPES = {
+    str(found).removeprefix("torch."): found
+    for found in vars(torch).values()
+    if isinstance(found, torch.dtype)
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+_KNOWN = {
+    name: np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+"""Dtypes that NumPy has, too."""
+
+
+def _level(
+    entries: dict[str, Any], size: tuple[int, ...], device: Any, names: Any, locked: bool, ends: Any
+) -> TensorDict:
+    level = dict_batch(entries, torch.Size(size), device)
+    if ends is not None:
+        level.__dict__[SLICE_ENDS] = ends
+    if names is not None:
+        level.names = names
+    return level.lock_() if locked else level
+
+
+def _fresh(buffer: _Buffer) -> _Buffer:
+    if memoryview(buffer).nbytes < _pool.min_bytes:
+        return bytearray(buffer)
+    arrived = np.frombuffer(buffer, np.uint8)
+    own = _pool.empty(arrived.shape, arrived.dtype)
+    own[...] = arrived
+    return own

@@ -1,0 +1,299 @@
+"""The plan of a rollout: which actor, which stepper, which columns. Made once, before the first step.
+
+A block that gradients flow through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.devices import columns_device, on_cpu, said_of, same_device
+from gleanrl._arrays.ragged import Leaf, stack_leaves
+from gleanrl._arrays.schema import Field, Schema, new_column
+from gleanrl._arrays.tensordicts import FLAGS, Path, as_key, as_path, flatten, outermost
+from gleanrl._rollout.actors import PolicyActor, RandomActor, RowLayout
+from gleanrl._rollout.env_traits import Env, EnvTraits
+from gleanrl._rollout.errors import StepFault, explain
+from gleanrl._rollout.infer_outputs import Trial, outputs_of, sizes_of_groups
+from gleanrl._rollout.loop import with_gradients
+from gleanrl._rollout.policies import Compiler, OwnActions, drawing_policy, draws_all, only_draws, wrap_policy
+from gleanrl._rollout.protocol import FREELY, Actor, EpisodeRules, Stepper
+from gleanrl._rollout.tensordict_stepper import TensorDictStepper, make_stepper
+from gleanrl._state.rng import OwnedTorchGenerator
+from gleanrl.data.specs import from_torchrl, is_masked
+from gleanrl.data.trajectories import MASK
+from gleanrl.errors import PolicyError
+
+
+class GraphBlock(Block):
+    """A block whose rows are tensors of their own, so that gradients flow through what is written into them.
+
+    Columns written in place can't carry gradients: here they are stacked when they are asked for, once the rows are
+    written. A step costs some more, and each row keeps the graph that it came from.
+
+    The arguments are those of `Block`.
+    """
+
+    keeps_graph = True
+
+    def __init__(
+        self, schema: Schema, batch_size: Sequence[int], num_steps: int, device: torch.device | None = None
+    ) -> None:
+        super().__init__(schema, batch_size, num_steps, columns=())
+        self._rows = {
+            path: tuple(new_column(batch_size, field, device) for _ in range(num_steps))
+            for path, field in schema.items().items()
+        }
+
+    def column(self, path: Path) -> Leaf:
+        """Return a copy of the column at `path`, with its graph."""
+        return stack_leaves(self._rows[path], self.time_dim)
+
+    def rows(self, path: Path) -> tuple[Leaf, ...]:
+        """Return the T rows of the column at `path`."""
+        return self._rows[path]
+
+    def fill(self, path: Path, values: torch.Tensor) -> None:
+        """Write all rows of the column at `path`."""
+        for row, value in zip(self._rows[path], values, strict=True):
+            row.copy_(value)
+
+    def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> Any:
+        """Return a TensorDict of copies; see `Block.batch`."""
+        columns = [self.column(path) for path in self.schema.paths]
+        whole = Block(self.schema, self.batch_size[:-1], self.num_steps, columns=columns)
+        return whole.batch(num_steps, device)
+
+
+@dataclass(frozen=True)
+class Handling:
+    """How a policy is taken.
+
+    Attributes:
+        trusted: whether it is called on TensorDicts, whatever its signature says.
+        compiler: makes faster callables of what it calls; None for none.
+    """
+
+    trusted: bool = False
+    compiler: Compiler | None = None
+
+
+AS_IT_IS = Handling()
+
+
+@dataclass(frozen=True, repr=False)
+class RolloutPlan:
+    """What a rollout is made of; `actor` and `stepper` name the choices that were made."""
+
+    stepper: Stepper
+    actor: Actor
+    make_random_actor: Callable[[], Actor]
+    """Makes `random_actor`."""
+    policy: Any
+    """The policy as the actor calls it."""
+    schema: Schema
+    """The columns of a batch, the collector's own not included."""
+    batch_size: torch.Size
+    device: torch.device | None
+    """What TensorDicts of its blocks say of their device."""
+    policy_paths: tuple[Path, ...]
+    """The columns that the actor writes, actions first."""
+    gradients: bool
+    """Whether gradients flow through the rollout: its blocks keep their graph."""
+    done_paths: tuple[Path, ...]
+    """The done flags under ``next`` that end an episode: those of the environment, or, where it has none, those of
+    every group of agents."""
+
+    @cached_property
+    def random_actor(self) -> Actor:
+        """Draws from the action spec and writes the same columns as `actor`.
+
+        It is made when it's needed: a batch in other processes is asked for its masks then.
+        """
+        return self.make_random_actor()
+
+    def __repr__(self) -> str:
+        """Show the choices by name."""
+        parts = (self.stepper, self.actor, self.random_actor, self.policy)
+        names = ("stepper", "actor", "random_actor", "policy")
+        chosen = ", ".join(f"{name}={type(part).__name__}" for name, part in zip(names, parts, strict=True))
+        return f"RolloutPlan({chosen}, batch_size={tuple(self.batch_size)}, schema={self.schema!r})"
+
+    def block(self, num_steps: int, schema: Schema | None = None, pool: BufferPool | None = None) -> Block:
+        """Return columns for `num_steps` steps: fresh ones, or borrowed ones (see `Block.owned`).
+
+        Args:
+            num_steps: T.
+            schema: the columns, if the owner adds some of its own to this plan's.
+            pool: where large columns come from.
+        """
+        if self.gradients:
+            return GraphBlock(self.schema, self.batch_size, num_steps, self.stepper.device)
+        return self.stepper.block(schema or self.schema, num_steps, pool)
+
+    @property
+    def rewrites_blocks(self) -> bool:
+        """Whether its blocks may be written again, unless a policy keeps what it was shown of them."""
+        stepper = self.stepper
+        return stepper.shows_nothing and not stepper.lends and not self.gradients and on_cpu(stepper.device)
+
+
+def plan_rollout(
+    env: Env,
+    policy: Any,
+    policy_device: torch.device | None = None,
+    root: TensorDictBase | None = None,
+    act_now: bool = False,
+    rules: EpisodeRules = FREELY,
+    generator: OwnedTorchGenerator | None = None,
+    handling: Handling = AS_IT_IS,
+    on_host: bool = False,
+) -> RolloutPlan:
+    """Find out what `env` and `policy` read and write, and choose how they are run.
+
+    The environment is reset if it never was; that reset is the first one of the rollout, none is lost.
+
+    Args:
+        env: anything that keeps EnvBase's protocol.
+        policy: as in the collectors (see `wrap_policy`).
+        policy_device: where the policy runs; None for where it is.
+        root: where to start from instead of a reset.
+        act_now: whether the rollout follows at once. A policy whose outputs can't be known without calling it
+            is then called on the first root for real, and that call's output is its first; otherwise a copy
+            of it is tried. With grad mode on, gradients flow through such a rollout if anything requires them.
+        rules: what becomes of episodes.
+        generator: what random actions are drawn with; None for torch's global generator.
+        handling: how the policy is taken.
+        on_host: see `make_stepper`; the policy still finds its input where the environment says that it is.
+
+    Raises:
+        PolicyError: if the policy's output doesn't fit the environment.
+        EnvironmentFailure: if the reset raised.
+    """
+    gradients = act_now and torch.is_grad_enabled()
+    stepper = make_stepper(env, rules, on_host and not EnvTraits.of(env).own_actions)
+    if policy_device is None and not same_device(stepper.device, env.device):
+        policy_device = env.device
+    if gradients and (stepper.through_tensordicts or _requires_gradients(env, policy, root)):
+        stepper = TensorDictStepper(env, rules)
+    env_schema = _schema_from(stepper, env, root)
+    actions = action_fields(env, len(env.batch_size))
+    wrapped = policy
+    if not (handling.trusted and callable(policy)):
+        wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
+    if only_draws(wrapped) or isinstance(wrapped, OwnActions):
+        policy_device = None
+    traits = EnvTraits.of(env)  # after the first reset: what of a spec varies may show then only
+    primed = traits.primed_paths
+    trial = Trial(stepper, env, policy_device, act_now, primed)
+    wrapped, written = with_gradients(gradients, outputs_of, wrapped, policy, trial, actions)
+    if gradients and not isinstance(stepper, TensorDictStepper):
+        gradients = any(_on_graph(value) for value in (trial.first or {}).values())
+        if gradients:  # a policy that isn't a module, and learns all the same
+            stepper = TensorDictStepper(env, rules)
+            env_schema = _schema_from(stepper, env, trial.root())
+    _check_written(written, env_schema, primed)
+    fields = {**env_schema.items(), **written}
+    sizes = sizes_of_groups(env, len(env.batch_size), fields)
+    layout = _row_layout(env, stepper, tuple(actions), policy_device, sizes)
+
+    def make_random_actor() -> Actor:
+        if traits.own_actions:
+            return PolicyActor(OwnActions(env, written), written, replace(layout, policy_device=None))
+        return RandomActor(
+            drawing_policy(env, traits), written, generator=generator, redrawn=stepper.may_mask
+        )
+
+    actor: Actor
+    if only_draws(wrapped):
+        # A mask of the policy's own spec, which the environment lacks, is the user's choice.
+        redrawn = (
+            stepper.may_mask and not is_masked(from_torchrl(wrapped.action_spec)) and draws_all(wrapped, env)
+        )
+        actor = RandomActor(wrapped, written, traits.actions_vary, generator, redrawn)
+    else:
+        actor = PolicyActor(wrapped, written, layout, trial.first, handling.compiler)
+    groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
+    return RolloutPlan(
+        stepper,
+        actor,
+        make_random_actor,
+        wrapped,
+        Schema(fields, sizes),
+        stepper.batch_size,
+        said_of(stepper.device, env.device),
+        tuple(written),
+        gradients,
+        tuple((*group, "done") for group in groups),
+    )
+
+
+def _schema_from(stepper: Stepper, env: Env, root: TensorDictBase | None) -> Schema:
+    """Return the environment's columns, from `root` on; an environment that never was is reset."""
+    if root is not None:
+        stepper.load(root)
+    try:
+        return stepper.schema()
+    except StepFault as fault:
+        raise explain(fault, env) from fault.cause
+
+
+def _row_layout(
+    env: Env,
+    stepper: Stepper,
+    actions: tuple[Path, ...],
+    policy_device: torch.device | None,
+    sizes: Mapping[Path, tuple[int, ...]],
+) -> RowLayout:
+    """Return what a policy on that device finds in a row."""
+    schema = stepper.schema()
+    roots = tuple(path for path in schema.paths if path[0] != "next" and path != MASK)
+    moved = policy_device if policy_device != columns_device(stepper.device) else None
+    shown = (
+        policy_device if policy_device is not None and moved is None else said_of(stepper.device, env.device)
+    )
+    return RowLayout(roots, actions, stepper.batch_size, shown, moved, sizes, frozenset(schema.lists))
+
+
+def _on_graph(leaf: Leaf) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def _requires_gradients(env: Env, policy: Any, root: TensorDictBase | None) -> bool:
+    """Return whether anything that is known before the first step requires gradients."""
+    if root is not None and any(_on_graph(leaf) for leaf in flatten(root).values()):
+        return True
+    modules = [part for part in (env, policy) if isinstance(part, torch.nn.Module)]
+    return any(weight.requires_grad for module in modules for weight in module.parameters())
+
+
+def _check_written(written: Mapping[Path, Field], env_schema: Schema, primed: frozenset[Path]) -> None:
+    """Raise if the policy writes what isn't its to write; `primed` is what it may write below ``next``."""
+    for path, field in written.items():
+        if (
+            path[0] == "collector"
+            or (path[0] == "next" and path not in primed)
+            or (path in env_schema and path[-1] in FLAGS)
+        ):
+            raise PolicyError(f"policy: {as_key(path)!r} isn't a policy's to write")
+        if path in env_schema and field != env_schema[path]:
+            raise PolicyError(
+                f"policy: it overwrites {as_key(path)!r} with {field}, "
+                f"the environment writes {env_schema[path]}"
+            )
+
+
+def action_fields(env: Env, dims: int) -> dict[Path, Field]:
+    """Return the action columns that `env` declares; `dims` batch dimensions are left out of each shape."""
+    spec = env.full_action_spec
+    return {
+        as_path(key): Field(torch.Size(spec[key].shape[dims:]), spec[key].dtype) for key in env.action_keys
+    }

@@ -1,0 +1,395 @@
+"""Taking policies apart into the modules that they run one after the other.
+
+A sequence is taken apart into its members, whatever they are: those that can't be called on tensors get the TensorDict.
+What the sequence itself does beside (another `forward`, hooks, selected outputs) leaves it whole.
+
+Taking TensorDict modules apart, so that a rollout can call what they wrap on plain tensors.
+
+Only modules whose whole behaviour is "read in_keys, call, write out_keys" are taken apart; everything else (another
+`forward`, hooks, selected outputs, keyword extras) is left to the module itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    CompositeDistribution,
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+    set_interaction_type,
+    skip_existing,
+)
+from tensordict.nn.probabilistic import interaction_type
+from torch.distributions import Distribution
+from torch.nn.modules.module import _has_any_global_hook
+
+from gleanrl._arrays.tensordicts import Layout, Path, as_key, as_path, leaf_at, put_leaf, stand_apart
+from gleanrl._rollout.policies import Compiler
+from gleanrl._util import is_native
+from gleanrl.errors import PolicyError
+
+_NUMBERS = (np.ndarray, np.generic, bool, int, float)
+"""What becomes a tensor: modules and functions may put it out, too."""
+
+_ONE = torch.Size()
+
+CALL = ("__call__", "forward")
+"""What runs when a module is called."""
+
+Values = dict[Path, torch.Tensor]
+"""The tensors that a chain of calls passes along, by path."""
+
+
+_READING_IN_KEYS = frozenset({"QValueModule", "EGreedyModule", "AdditiveGaussianModule"})
+"""TorchRL's modules that are known to read their in_keys and a mask only; others may look at any entry."""
+
+
+class HasKeys(Protocol):
+    """What reads some entries and writes others."""
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The paths that it reads."""
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The paths that it writes."""
+
+
+class Keys(NamedTuple):
+    """See `HasKeys`."""
+
+    inputs: list[Path]
+    outputs: list[Path]
+
+
+class PlainCall:
+    """Calls what a plain TensorDictModule wraps.
+
+    Args:
+        module: a TensorDictModule for which `_is_plain` holds.
+        compiler: gives what is called in place of the wrapped callable; None for itself.
+    """
+
+    def __init__(self, module: TensorDictModule, compiler: Compiler | None = None) -> None:
+        self.inputs: list[Path] = [as_path(key) for key in module.in_keys]
+        self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
+        self._names: list[str] | None = module._kwargs
+        self._call: Callable[..., Any] = module.module if compiler is None else compiler(module.module)
+
+    def __call__(self, values: Values) -> None:
+        """Read the inputs from `values` and add the outputs."""
+        given = map(values.__getitem__, self.inputs)
+        if self._names is None:
+            out = self._call(*given)
+        else:
+            out = self._call(**dict(zip(self._names, given, strict=True)))
+        if len(self.outputs) == 1 and isinstance(out, torch.Tensor):
+            values[self.outputs[0]] = out
+        else:
+            self._write(values, out)
+
+    def _write(self, values: Values, out: Any) -> None:
+        if not isinstance(out, tuple):  # asked first: to be no TensorDict takes long to find out
+            named: tuple[Any, ...] = (None,)
+            if isinstance(out, (dict, TensorDictBase)):
+                named = tuple(out.get(as_key(path), None) for path in self.outputs)
+            out = (out,) if any(value is None for value in named) else named
+        if len(out) != len(self.outputs):
+            keys = [as_key(path) for path in self.outputs]
+            raise PolicyError(f"policy: {len(out)} outputs for the {len(keys)} out_keys {keys}")
+        for path, value in zip(self.outputs, out, strict=True):
+            plain = isinstance(value, torch.Tensor) or not isinstance(value, _NUMBERS)
+            values[path] = value if plain else torch.as_tensor(value)
+
+
+class ProbabilisticCall:
+    """Draws from the distribution that a ProbabilisticTensorDictModule makes of its inputs.
+
+    Args:
+        module: the module; it decides by the interaction type how to sample.
+        batch_size: the batch size of a row.
+    """
+
+    def __init__(self, module: ProbabilisticTensorDictModule, batch_size: torch.Size) -> None:
+        keys: Any = module.in_keys, module.out_keys
+        self.inputs: list[Path] = [as_path(key) for key in keys[0]]
+        self.outputs: list[Path] = [as_path(key) for key in keys[1]]
+        self._module = module
+        self._batch_size = batch_size
+        self._record = Layout(dict.fromkeys(self.inputs))
+        names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
+        self._parameters = list(zip(names, self.inputs, strict=True))
+        self._scores = bool(module.return_log_prob)
+        # Another number of outputs is a composite distribution's.
+        self._on_tensors = module._generator is None and len(self.outputs) == 1 + self._scores
+        self._known: type[Distribution] | None = None  # what came before, and is one of tensors
+        known = hasattr(module.distribution_class, "rsample_and_log_prob")
+        self._draws_with_score = self._scores and known and _safe_class(module) is not None
+
+    def __call__(self, values: Values) -> None:
+        """Sample from the distribution of the inputs and add the outputs to `values`."""
+        self.of_type(interaction_type())(values)
+
+    def of_type(self, kind: InteractionType | None) -> Callable[[Values], None]:
+        """Return the call where `kind` is the interaction type that is set, and stays so."""
+        if not self._on_tensors:
+            return self._on_batch
+        random = (kind or self._module.default_interaction_type) is InteractionType.RANDOM
+        drawn_key, score_key = self.outputs[0], self.outputs[-1]
+
+        def draw(values: Values) -> None:
+            distribution: Any = self._distribution(values)
+            if distribution is None:
+                self._on_batch(values)
+                return
+            if random and self._draws_with_score:
+                values[drawn_key], values[score_key] = _draw_with_score(distribution)
+                return
+            if random:
+                drawn = (distribution.rsample if distribution.has_rsample else distribution.sample)(_ONE)
+            else:
+                drawn = self._module._dist_sample(distribution, interaction_type=kind)
+            values[drawn_key] = drawn
+            if self._scores:
+                values[score_key] = distribution.log_prob(drawn)
+
+        return draw
+
+    def _on_batch(self, values: Values) -> None:
+        given = [values[path] for path in self._record.paths]
+        batch = self._module.forward(self._record.build(given, self._batch_size))
+        for path in self.outputs:
+            values[path] = batch.get(as_key(path))
+
+    def _distribution(self, values: Values) -> Distribution | None:
+        """Return the distribution that the module would make, if it's one of tensors."""
+        module = self._module
+        parameters = {name: values[path] for name, path in self._parameters}
+        try:
+            found: Distribution = module.distribution_class(**parameters, **module.distribution_kwargs)
+        except TypeError:  # which the module explains
+            return None
+        if found.__class__ is not self._known:
+            if not isinstance(found, Distribution) or isinstance(found, CompositeDistribution):
+                return None
+            self._known = found.__class__
+        return found
+
+
+def _draw_with_score(distribution: Any) -> Any:
+    """Return a draw and its log-probability, of a distribution of TorchRL's that scores what it made the draw of."""
+    reparametrised = distribution.has_rsample
+    return (distribution.rsample_and_log_prob if reparametrised else distribution.sample_and_log_prob)(_ONE)
+
+
+ModuleCall = PlainCall | ProbabilisticCall
+
+
+def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = None) -> ModuleCall | None:
+    """Return the call that does what `policy` does; None if that can't be known.
+
+    Args:
+        policy: what a rollout calls on a TensorDict.
+        batch_size: the batch size of a row.
+        compiler: see `PlainCall`.
+    """
+    if is_hooked(policy):
+        return None
+    if is_native(policy, *CALL, "_call_module", "_write_to_tensordict", of=TensorDictModule):
+        return PlainCall(policy, compiler) if _is_plain(policy) else None
+    drawing = ("get_dist", "log_prob", "_dist_sample", "_draw_dist_sample")
+    if is_native(policy, *drawing, of=ProbabilisticTensorDictModule):
+        known = is_native(policy, *CALL, of=_safe_class(policy) or ProbabilisticTensorDictModule)
+        return ProbabilisticCall(policy, batch_size) if known and _only_samples(policy) else None
+    return None
+
+
+def keys_of(module: Any) -> Keys | None:
+    """Return what a module reads and writes; None if it may look at anything, as modules may beyond their in_keys."""
+    cls = type(module)
+    known = cls.__name__ in _READING_IN_KEYS and cls.__module__.startswith("torchrl.")
+    if not known or cls.forward.__module__ != cls.__module__:
+        return None
+    if is_hooked(module) or not is_native(module, *CALL, of=cls):
+        return None
+    mask = getattr(module, "action_mask_key", None)  # which may have been set since
+    reads = dict.fromkeys([*module.in_keys, *([] if mask is None else [mask])])
+    return Keys([as_path(key) for key in reads], [as_path(key) for key in module.out_keys])
+
+
+def inputs_of(chain: Sequence[HasKeys]) -> list[Path]:
+    """Return the paths that `chain` reads before any of its members wrote them."""
+    made: set[Path] = set()
+    found: list[Path] = []
+    for call in chain:
+        found += [path for path in call.inputs if path not in made and path not in found]
+        made.update(call.outputs)
+    return found
+
+
+def _is_plain(module: Any) -> bool:
+    return (
+        module.inplace is True
+        and module.method is None
+        and not module.method_kwargs
+        and not module._get_kwargs
+        and module.out_keys_source == module.out_keys
+        and "_" not in module.out_keys
+    )
+
+
+def _only_samples(module: Any) -> bool:
+    apart = stand_apart([as_path(key) for key in module.in_keys])
+    return apart and module._generator_key is None and module.num_samples is None
+
+
+def _safe_class(module: Any) -> type[Any] | None:
+    """Return the class of TorchRL's that `module` is of if it does what its base does: its draws aren't projected."""
+    for cls in type(module).__mro__:
+        if cls.__name__ == "SafeProbabilisticModule" and cls.__module__.startswith("torchrl."):
+            return None if module.safe else cls
+    return None
+
+
+def is_hooked(module: Any) -> bool:
+    """Return whether calling the module is more than calling its `forward`, or it's none."""
+    if not isinstance(module, torch.nn.Module):
+        return True
+    hooks = (module._forward_pre_hooks, module._forward_hooks)
+    backward = (module._backward_pre_hooks, module._backward_hooks)
+    return any(hooks) or any(backward) or module._compiled_call_impl is not None
+
+
+class Member:
+    """One step of a policy: a module that isn't taken apart any further.
+
+    Args:
+        module: what runs on a TensorDict.
+        call: does the same on tensors; None if that can't be known.
+        kind: the interaction type that it runs with; None for the one that is set.
+    """
+
+    def __init__(
+        self, module: Callable[..., Any], call: ModuleCall | None = None, kind: InteractionType | None = None
+    ) -> None:
+        self.module, self.call, self.kind = module, call, kind
+
+    def on_values(self) -> Callable[[Values], Any]:
+        """Return what reads the inputs from tensors by path and adds the outputs."""
+        return self._typed(self._settled())
+
+    def on_batch(self) -> Callable[[Any], Any]:
+        """Return what runs on a TensorDict, past its checks where `call` is known, and returns it."""
+        return self._typed(self.module if self.call is None else partial(self._run, self._settled()))
+
+    def _settled(self) -> Callable[[Values], Any]:
+        """Return the call, with the interaction type that it runs with looked up: that takes as long as a draw."""
+        assert self.call is not None
+        if isinstance(self.call, ProbabilisticCall):
+            return self.call.of_type(self.kind or interaction_type())
+        return self.call
+
+    def _run(self, run: Callable[[Values], Any], batch: Any) -> Any:
+        call, values = self.call, {}
+        assert call is not None
+        for path in call.inputs:
+            leaf = leaf_at(batch, path)
+            if leaf is None:  # text, or nothing yet: the module knows what to make of that
+                return self.module(batch)
+            values[path] = leaf
+        run(values)
+        for path in call.outputs:
+            put_leaf(batch, path, values[path])
+        return batch
+
+    def _typed(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if self.kind is None:
+            return run
+
+        def run_typed(values: Any) -> Any:
+            with set_interaction_type(self.kind):
+                return run(values)
+
+        return run_typed
+
+
+class InTurn:
+    """Runs the members of a policy one after the other on a TensorDict.
+
+    Args:
+        members: the steps.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._run = [member.on_batch() for member in members]
+
+    def __call__(self, batch: Any) -> Any:
+        """Return what the last member returns."""
+        for run in self._run:
+            batch = run(batch)
+        return batch
+
+
+def members_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = None) -> list[Member]:
+    """Return the steps that do together what `policy` does on a row, in this context: the policy itself at the least.
+
+    Args:
+        policy: what a rollout calls on a TensorDict.
+        batch_size: the batch size of a row.
+        compiler: see `PlainCall`.
+    """
+    if skip_existing() or _has_any_global_hook():
+        return [Member(policy)]
+    return _members(policy, batch_size, compiler)
+
+
+def reads_of(members: Sequence[Member]) -> list[Path] | None:
+    """Return the paths that members find in a row, not in what one before them wrote; None if that can't be known."""
+    keys: list[HasKeys | None] = [member.call or keys_of(member.module) for member in members]
+    return None if None in keys else inputs_of([one for one in keys if one is not None])
+
+
+def calls_of(
+    policy: Any, batch_size: torch.Size, compiler: Compiler | None = None
+) -> list[ModuleCall] | None:
+    """Return the calls that do what `policy` does, or None if some member of it needs a TensorDict."""
+    found = [member.call for member in members_of(policy, batch_size, compiler)]
+    return [call for call in found if call is not None] if None not in found else None
+
+
+def _members(policy: Any, batch_size: torch.Size, compiler: Compiler | None) -> list[Member]:
+    call = call_of(policy, batch_size, compiler)
+    if call is None and not is_hooked(policy):
+        return _of_sequence(policy, batch_size, compiler)
+    return [Member(policy, call)]
+
+
+def _of_sequence(policy: Any, batch_size: torch.Size, compiler: Compiler | None) -> list[Member]:
+    own = (*CALL, "_run_module", "_module_iter")
+    draws = is_native(policy, *own, "get_dist_params", of=ProbabilisticTensorDictSequential)
+    if (
+        not (draws or is_native(policy, *own, of=TensorDictSequential))
+        or policy.inplace not in (None, True)  # both write into the input
+        or policy.partial_tolerant
+        or policy._select_before_return
+        or (draws and (policy.return_composite or not policy._requires_sample))
+    ):
+        return [Member(policy)]
+    modules = list(policy._module_iter())
+    found = [_members(module, batch_size, compiler) for module in modules]
+    if draws and interaction_type() is None:  # all but the last run with the last type that a member names
+        kinds = [m.default_interaction_type for m in modules if hasattr(m, "default_interaction_type")]
+        found[:-1] = [[Member(m.module, m.call, kinds[-1]) for m in members] for members in found[:-1]]
+    if draws and isinstance(modules[-1], ProbabilisticTensorDictModule) and found[-1][0].call is None:
+        found[-1] = [Member(partial(modules[-1], _requires_sample=True))]
+    return [member for members in found for member in members]

@@ -1,0 +1,343 @@
+"""Actions of another dtype, or with a trailing dimension of size one more or less, than the environment declares.
+
+Such policies are everywhere: an `argmax` as float, a one-hot vector of integers, ``(N,)`` for ``(N, 1)``. An action is
+converted if that keeps every value, and nothing but actions is.
+
+Rows of several columns that are written by one call of the core, whatever batch dimensions there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.dlpack import EXCHANGE
+from gleanrl._arrays.native import Columns, TensorRows
+from gleanrl._arrays.ragged import Leaf, Objects, as_leaf
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import Path, as_key
+from gleanrl.errors import PolicyError
+
+
+def written_whole(block: Block, path: Path) -> bool:
+    """Return whether `WholeRows` writes a column of `block`: it is on the CPU, and its rows lie at equal distances.
+
+    Complex numbers aren't for it, which would have to see whether they are conjugated.
+    """
+    column = block.column(path) if block.columns and block.batch_size.numel() else None
+    if not isinstance(column, torch.Tensor) or not column.is_cpu or column.is_complex():
+        return False
+    if EXCHANGE is not None and column.stride(block.time_dim) == 0:  # a single row, seen as many
+        column = column.select(block.time_dim, 0)
+    return column.is_contiguous()
+
+
+class WholeRows(Protocol):
+    """Writes rows of some columns, ``[*batch, T, *leaf]``."""
+
+    def write(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None:
+        """Write row `t`, and the roots' behind it; return whether a flag is set.
+
+        Args:
+            t: the row.
+            values: one for each key.
+            exactly: whether there must be no others.
+
+        Returns:
+            None, and nothing is written, if a value isn't there, isn't a plain tensor as declared, or is large and in
+            several pieces.
+        """
+
+
+def whole_rows(
+    block: Block,
+    paths: Mapping[Any, Path],
+    roots: Mapping[Any, Path] | None = None,
+    flags: Collection[Any] = (),
+) -> WholeRows | None:
+    """Return what writes rows of columns by one call; None if `paths` is empty, or a column isn't `written_whole`.
+
+    To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does. The core looks at
+    tensors itself, where torch offers DLPack's exchange interface, as newer releases do; else they are asked here.
+
+    Args:
+        block: has the columns.
+        paths: where, by the key of what is written there.
+        roots: by key the column whose next row gets the same values, where there is one.
+        flags: the keys of flags of which `write` tells.
+    """
+    roots = roots or {}
+    if not paths or not all(written_whole(block, path) for path in (*paths.values(), *roots.values())):
+        return None
+    if EXCHANGE is None:
+        return _AskedRows(block, paths, roots, flags)
+    columns, behind = ({key: block.column(path) for key, path in given.items()} for given in (paths, roots))
+    return TensorRows(EXCHANGE, torch.Tensor, columns, behind, [*flags], block.time_dim)
+
+
+class _AskedRows:
+    """Asks tensors for their form and address in Python; see `WholeRows`."""
+
+    def __init__(
+        self, block: Block, paths: Mapping[Any, Path], roots: Mapping[Any, Path], flags: Collection[Any]
+    ) -> None:
+        lead, steps = block.batch_size[:-1], block.num_steps
+        columns = {key: block.column(path) for key, path in paths.items()}
+        self._forms = [
+            (key, torch.Size((*lead, *c.shape[len(lead) + 1 :])), c.dtype) for key, c in columns.items()
+        ]
+        self._flags = flags
+        ours = [*columns.values(), *map(block.column, roots.values())]
+        self._storages = {column.untyped_storage().data_ptr() for column in ours}
+        self._copied = [position for position, key in enumerate(paths) if key in roots]
+        self._last, self._parts = steps - 1, lead.numel()
+        self._rows = _rows(block, [*paths.values()])
+        self._root_rows = _rows(block, [roots[key] for key in paths if key in roots])
+        self._at = _places(steps, self._parts)
+        self._first, self._stride = self._at.ctypes.data, self._parts * self._at.itemsize
+
+    def write(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None:
+        if exactly and len(values) != len(self._forms):
+            return None
+        found: list[int] = []
+        held = []
+        for key, shape, dtype in self._forms:
+            value = values.get(key)
+            if (
+                value.__class__ is not torch.Tensor
+                or value.dtype is not dtype
+                or value.shape != shape
+                or not value.is_cpu
+                or value.layout is not torch.strided
+                or value.is_neg()  # lazily: it has other bytes
+            ):
+                return None
+            if not value.is_contiguous():  # a half of what a layer put out, say
+                held.append(value := value.contiguous())
+            elif value.untyped_storage().data_ptr() in self._storages:  # another value may be written over it
+                held.append(value := value.clone())
+            found.append(value.data_ptr())
+        at = self._first + t * self._stride
+        self._rows.put(at, self._parts, found)
+        if self._copied and t < self._last:
+            self._root_rows.put(
+                at + self._stride, self._parts, [found[position] for position in self._copied]
+            )
+        return any(bool(values[key].any()) for key in self._flags)
+
+
+@lru_cache(maxsize=8)
+def _places(steps: int, parts: int) -> np.ndarray[Any, Any]:
+    """Return where each environment's row of a step stands in a column, ``(T, P)`` int64, for reading.
+
+    The memory of an environment's steps follows that of another one's.
+    """
+    return np.add.outer(np.arange(steps), np.arange(parts) * steps)
+
+
+def _rows(block: Block, paths: Sequence[Path]) -> Columns:
+    columns, count = [block.column(path) for path in paths], block.batch_size.numel()
+    return Columns([c.data_ptr() for c in columns], [c.nbytes // count for c in columns], count)
+
+
+class _Converted(NamedTuple):
+    """An action of one row, ``[*batch, *leaf]``, in the form that came and in the declared one."""
+
+    t: int
+    came: torch.Tensor
+    became: torch.Tensor
+
+
+class Conversions:
+    """Converts the actions of one block that came otherwise than declared.
+
+    A step pays one conversion and one copy; whether all values were kept is checked once for the whole block, by
+    `check`, and for the first row at once, so that scores of choices never reach an environment.
+
+    Args:
+        block: where the actions stand.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._batch = block.batch_size[:-1]
+        self._came: dict[tuple[Path, torch.dtype], list[_Converted]] = {}
+
+    def fit(
+        self, path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype, t: int
+    ) -> torch.Tensor:
+        """Return an action of row `t` in the declared form.
+
+        Raises:
+            PolicyError: it has another shape, or it is the block's first of its dtype and a value would change.
+        """
+        reshaped = with_shape(value, shape, len(self._batch))
+        if reshaped is None or reshaped.is_complex() is not dtype.is_complex:
+            raise misfit(path, value, shape, dtype)
+        if value.dtype is dtype:
+            return reshaped
+        fitting = reshaped.to(dtype)
+        # A policy may write into its output again.
+        row = _Converted(t, reshaped.detach().clone(), fitting.detach())
+        rows = self._came.get((path, value.dtype))
+        if rows is not None:
+            rows.append(row)
+        else:
+            self._check_kept(path, [row])
+            self._came[path, value.dtype] = [row]
+        return fitting
+
+    def check(self) -> None:
+        """Raise if any value of the block changed.
+
+        Raises:
+            PolicyError: naming the key, the environment, the step of the batch, and the value.
+        """
+        for (path, _), rows in self._came.items():
+            self._check_kept(path, rows)
+
+    def _check_kept(self, path: Path, rows: Sequence[_Converted]) -> None:
+        came, fitting = torch.stack([row.came for row in rows]), torch.stack([row.became for row in rows])
+        changed = first_change(came, fitting)
+        if changed is None:
+            return
+        row, rest = divmod(changed, came[0].numel())
+        env = rest * self._batch.numel() // came[0].numel()
+        value, became = came.flatten()[changed].item(), fitting.flatten()[changed].item()
+        raise PolicyError(
+            f"policy: {as_key(path)!r} holds {value} for environment {env} at step {rows[row].t} of the batch, which "
+            f"{fitting.dtype} can't hold (it would become {became}): {advice((), came.dtype, (), fitting.dtype)}"
+        )
+
+
+class RowWriter:
+    """Writes a policy's outputs into the columns of a row, after checking shape and dtype; see `Conversions`.
+
+    Args:
+        block: has the columns.
+        fields: the policy's.
+        actions: those of them that are actions.
+    """
+
+    def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
+        self.conversions = Conversions(block)
+        self._block, self._fields, self._actions = block, fields, actions
+        # Values in the declared form, at a fraction of the cost.
+        self._whole = whole_rows(block, {path: path for path in fields})
+
+    @cached_property
+    def _targets(self) -> list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]]:
+        """Path, shape, dtype, and rows as an array, or as tensors, of each column; most blocks are written whole."""
+        block, targets = self._block, []
+        for path, field in self._fields.items():
+            if not field.is_list:
+                array = block.row_arrays(path)
+                rows = block.rows(path) if array is None else ()
+                shape = torch.Size((*block.batch_size[:-1], *field.shape))
+                targets.append((path, shape, field.dtype, array, rows))
+        return targets
+
+    @cached_property
+    def _lists(self) -> list[tuple[Path, Any]]:
+        """Path and rows of each list."""
+        return [(path, self._block.rows(path)) for path, field in self._fields.items() if field.is_list]
+
+    def write(self, t: int, values: Mapping[Path, Any]) -> None:
+        """Write `values` into row t, in whatever form they come.
+
+        Raises:
+            PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.
+        """
+        if self._whole is not None and self._whole.write(t, values) is not None:
+            return
+        for path, shape, dtype, array, rows in self._targets:
+            value = values.get(path)
+            if not isinstance(value, torch.Tensor):
+                came = "nothing" if value is None else type(value).__name__
+                raise PolicyError(f"policy: expected a tensor under {as_key(path)!r}, got {came}")
+            if value.shape != shape or value.dtype is not dtype:
+                if path not in self._actions:
+                    raise misfit(path, value, shape, dtype)
+                value = self.conversions.fit(path, value, shape, dtype, t)
+            if array is None:
+                rows[t].copy_(value)
+            elif value.requires_grad or not value.is_cpu or value.is_neg() or value.is_conj():
+                array[t] = value.numpy(force=True)
+            else:
+                array[t] = value.numpy()
+        for path, rows in self._lists:
+            rows[t].copy_(_list_output(path, values.get(path)))
+
+
+def _list_output(path: Path, value: Any) -> Leaf:
+    leaf = as_leaf(value)
+    if not isinstance(leaf, (torch.Tensor, Objects)):
+        raise PolicyError(
+            f"policy: expected non-tensor data under {as_key(path)!r}, got {type(value).__name__}"
+        )
+    return leaf
+
+
+def with_shape(value: torch.Tensor, shape: torch.Size, dims: int) -> torch.Tensor | None:
+    """Return `value` in a shape that it has but for a trailing dimension of size one; None if it hasn't.
+
+    Args:
+        value: a tensor.
+        shape: the shape, batch dimensions first.
+        dims: the batch dimensions.
+    """
+    if value.shape == shape:
+        return value
+    if value.shape == (*shape, 1):
+        return value.squeeze(-1)
+    if len(shape) > dims and shape == (*value.shape, 1):
+        return value.unsqueeze(-1)
+    return None
+
+
+def first_change(came: torch.Tensor, became: torch.Tensor) -> int | None:
+    """Return the flat position of the first value that a conversion changed; None if it kept them all."""
+    # There and back finds all but integers that wrapped around; these change their sign.
+    kept = (became.to(came.dtype) == came) & ((became < 0) == (came < 0))
+    if came.is_floating_point() and became.is_floating_point():
+        kept |= came.isnan() & became.isnan()
+    changed = ~kept.flatten()
+    return int(changed.int().argmax()) if bool(changed.any()) else None
+
+
+def misfit(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> PolicyError:
+    """Return the error for an output of another form than declared."""
+    return PolicyError(
+        f"policy: {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(value.shape)} "
+        f"{value.dtype}; nothing is broadcast, and only actions are cast: "
+        f"{advice(value.shape, value.dtype, shape, dtype)}"
+    )
+
+
+def advice(came: Sequence[int], came_dtype: torch.dtype, shape: Sequence[int], dtype: torch.dtype) -> str:
+    """Return what to write instead of an action of another form than declared.
+
+    Args:
+        came: the shape that came.
+        came_dtype: its dtype.
+        shape: the declared shape.
+        dtype: the declared dtype.
+    """
+    if came_dtype.is_floating_point and not dtype.is_floating_point:
+        return (
+            "the action is a choice, and these may be scores or logits; put out their argmax (and make the "
+            "environment with categorical_action_encoding=True), or the one-hot vector of it"
+        )
+    came, shape = tuple(came), tuple(shape)
+    if not dtype.is_floating_point and shape and came in (shape[:-1], (*shape[:-1], 1)):
+        return (
+            "if the action is the index of a choice, make the environment with categorical_action_encoding=True, or "
+            "put out the one-hot vector of it (torch.nn.functional.one_hot); else make it match the action spec"
+        )
+    if not dtype.is_floating_point and came and shape in (came[:-1], (*came[:-1], 1)):
+        return "if the action is a one-hot vector, put out its argmax; else make it match the action spec"
+    return "make the policy's output match the action spec"

@@ -1,0 +1,1 @@
+"""State as plain values: parsing, attributes of objects, random generators."""

@@ -1,0 +1,295 @@
+"""Objects' attributes as plain values: a walk from an object to everything that it reaches.
+
+The kinds of values that attributes have: constants, containers, generators, and objects made of attributes.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl._state.rng import check_position
+from gleanrl._state.state import Stateful
+from gleanrl.compat.moved import MOVED
+from gleanrl.errors import SchemaError, UnsupportedError
+
+_CONSTANTS = (
+    *(type, types.ModuleType, types.FunctionType, functools.partial, np.ufunc),
+    *(Enum, PurePath, re.Pattern, range, slice, type(Ellipsis), np.dtype, torch.dtype, torch.device),
+)
+MAPPINGS: dict[str, Any] = {
+    kind.__name__: kind for kind in (dict, OrderedDict, Counter, types.MappingProxyType)
+}
+SEQUENCES: dict[str, Any] = {
+    kind.__name__: kind for kind in (list, tuple, set, frozenset, deque, torch.Size, bytes, bytearray)
+}
+_BITS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937),
+        *(np.random.Philox, np.random.SFC64),
+    )
+}
+Fixed = Mapping[type, Collection[str]]
+"""Names of attributes that are left out, of objects of some classes: they never change, or follow from others."""
+NOTHING: Fixed = types.MappingProxyType({})
+_MANAGED_DICT, _MANAGED_WEAKREFS = 1 << 4, 1 << 3
+_POINTER = 8
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether a value never changes: a class, a function, a dtype; no method of an object."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
+    return isinstance(value, _CONSTANTS)
+
+
+def has_hooks(value: Any) -> bool:
+    """Return whether an object says what it lives by in methods ``get_state()`` and ``set_state(state)``."""
+    return all(callable(getattr(type(value), name, None)) for name in ("get_state", "set_state"))
+
+
+def left_out(value: Any, fixed: Fixed) -> set[str]:
+    """Return the names of the attributes of `value` that are left out."""
+    return {name for cls, names in fixed.items() if isinstance(value, cls) for name in names}
+
+
+def class_name(value: Any) -> str:
+    """Return the name of a value's class."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def present_name(saved: str) -> str:
+    """Return the present name of a class or constant that a state names; modules have moved since some releases."""
+    return re.sub(r"gleanrl(\.\w+)+", lambda found: _moved(found[0]), str(saved))
+
+
+def _moved(name: str) -> str:
+    module, rest = name, ""
+    while module not in MOVED and "." in module:
+        module, _, last = module.rpartition(".")
+        rest = f".{last}{rest}"
+    return MOVED.get(module, module) + rest
+
+
+def constant_name(value: Any) -> str:
+    """Return what a value that never changes is known by."""
+    if isinstance(value, functools.partial):
+        return f"partial {constant_name(value.func)}"
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, (types.ModuleType, np.ufunc)):
+        return str(value.__name__)
+    text: str = f"{class_name(value)} {value!s}"
+    return text
+
+
+def slots(cls: type) -> list[str]:
+    """Return the names of a class's slots."""
+    each = [vars(base).get("__slots__", ()) for base in cls.__mro__]
+    names = [name for slots in each for name in ((slots,) if isinstance(slots, str) else slots)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots included.
+
+    Raises:
+        UnsupportedError: it holds more than its attributes: memory of C.
+    """
+    cls, names = type(value), slots(type(value))
+    # As `pickle` finds out whether attributes are all there is.
+    pointers = len(names)
+    pointers += cls.__dictoffset__ != 0 and not cls.__flags__ & _MANAGED_DICT
+    pointers += cls.__weakrefoffset__ != 0 and not cls.__flags__ & _MANAGED_WEAKREFS
+    if cls.__itemsize__ or cls.__basicsize__ > object.__basicsize__ + _POINTER * pointers:
+        raise UnsupportedError(
+            f"a {class_name(value)} isn't made of attributes; define get_state() and set_state(state) where it's used"
+        )
+    found = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def generator_state(value: Any) -> Any:
+    """Return the place of a random generator in its sequence; None for anything else."""
+    kind = type(value)
+    if kind is np.random.Generator and type(value.bit_generator).__name__ in _BITS:
+        return value.bit_generator.state
+    if kind is np.random.RandomState:
+        return value.get_state(legacy=False)
+    if kind is random.Random:
+        return value.getstate()
+    if kind is torch.Generator:
+        return {"device": str(value.device), "state": value.get_state()}
+    return None
+
+
+def generator(kind: str, state: Any) -> Any:
+    """Return a new generator at a place that `generator_state` returned."""
+    if kind == "numpy.random._generator.Generator":
+        bits = _BITS[state["bit_generator"]]()
+        bits.state = state
+        check_position(bits.state)
+        return np.random.Generator(bits)
+    if kind == "numpy.random.mtrand.RandomState":
+        legacy = np.random.RandomState()
+        legacy.set_state(state)
+        check_position(legacy.get_state(legacy=False))
+        return legacy
+    if kind == "random.Random":
+        plain = random.Random()
+        plain.setstate(state)
+        return plain
+    if kind != "torch._C.Generator":
+        raise SchemaError(f"load_state_dict: {kind!r:.100} isn't a kind of generator")
+    given = torch.Generator(state["device"])
+    given.set_state(state["state"])
+    return given
+
+
+_LARGEST = 2**63
+
+
+def saved(root: Any, fixed: Fixed = NOTHING) -> dict[str, Any]:
+    """Return what an object lives by, as `torch.load(weights_only=True)` takes it.
+
+    Args:
+        root: the object.
+        fixed: attributes that are left out.
+
+    Raises:
+        UnsupportedError: something isn't data; it says where.
+    """
+    saver = _Saver(fixed)
+    try:
+        saver.child(root, type(root).__name__)
+        saver.check_apart()
+    except RecursionError as cause:
+        raise UnsupportedError(f"{type(root).__name__}: its attributes are nested too deeply") from cause
+    return {"nodes": saver.nodes}
+
+
+class _Saver:
+    """One walk. Everything that isn't a number or text is a node; whoever holds it has the node's number."""
+
+    def __init__(self, fixed: Fixed) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self._fixed = fixed
+        self._met: dict[int, tuple[int, Any]] = {}  # values are kept, so that no other one gets their ids
+        self._spans: list[tuple[int, int, str]] = []  # memory of arrays
+
+    def child(self, value: Any, where: str) -> Any:
+        """Return what stands for a value where it's held."""
+        if value is None or type(value) in (bool, str, float):
+            return value
+        if type(value) is int and -_LARGEST <= value < _LARGEST:
+            return value
+        if id(value) not in self._met:
+            number = len(self.nodes)
+            self._met[id(value)] = number, value
+            self.nodes.append({})
+            self.nodes[number] = self._node(value, where)
+        return {"node": self._met[id(value)][0]}
+
+    def _node(self, value: Any, where: str) -> dict[str, Any]:
+        kind = type(value)
+        if kind is int:
+            return {"kind": "integer", "digits": str(value)}
+        if is_constant(value):
+            return {"kind": "constant", "is": constant_name(value)}
+        if kind is complex or isinstance(value, np.generic):
+            return {**self._array(np.asarray(value), where), "kind": "scalar", "plain": kind is complex}
+        if kind is np.ndarray:
+            return self._array_node(value, where)
+        if isinstance(value, torch.Tensor):
+            return {"kind": "tensor", "data": self._tensor(value, where), "device": str(value.device)}
+        if isinstance(value, types.MethodType):
+            owner = self.child(value.__self__, f"{where}.__self__")
+            return {"kind": "method", "name": value.__name__, "owner": owner}
+        found = generator_state(value)
+        if found is not None:
+            return {"kind": "generator", "class": class_name(value), "state": self.child(found, where)}
+        if kind.__name__ in MAPPINGS and kind is MAPPINGS[kind.__name__] or kind is defaultdict:
+            pairs = [[self.child(k, where), self.child(v, f"{where}[{k!r:.50}]")] for k, v in value.items()]
+            return {"kind": "mapping", "class": kind.__name__, "pairs": pairs}
+        if SEQUENCES.get(kind.__name__) is kind or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+            items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+            found = [self.child(item, f"{where}[{place}]") for place, item in enumerate(items)]
+            return {"kind": "sequence", "class": kind.__name__, "items": found}
+        if isinstance(value, Stateful) and not isinstance(value, torch.nn.Module):
+            return {"kind": "stateful", "class": class_name(value), "state": value.state_dict()}
+        if has_hooks(value):
+            return {
+                "kind": "hooks",
+                "class": class_name(value),
+                "state": self.child(value.get_state(), where),
+            }
+        return self._object(value, where)
+
+    def _object(self, value: Any, where: str) -> dict[str, Any]:
+        fixed = left_out(value, self._fixed)
+        try:
+            found = attributes(value)
+        except UnsupportedError as cause:
+            raise UnsupportedError(f"{where}: {cause}") from None
+        children = {
+            name: self.child(part, f"{where}.{name}") for name, part in found.items() if name not in fixed
+        }
+        return {"kind": "object", "class": class_name(value), "attributes": children}
+
+    def _array_node(self, array: Any, where: str) -> dict[str, Any]:
+        if array.dtype == object:
+            items = [self.child(item, f"{where}[{place}]") for place, item in enumerate(array.flat)]
+            return {"kind": "objects", "items": items, "shape": list(array.shape)}
+        self._spans.append((*_bounds(array), where))
+        turned = array.flags.f_contiguous and not array.flags.c_contiguous
+        return {**self._array(array, where), "kind": "array", "turned": turned}
+
+    def _array(self, array: Any, where: str) -> dict[str, Any]:
+        array, text = np.array(array, order="C"), array.dtype.kind in "SU"
+        data = np.frombuffer(array.tobytes(), np.uint8).copy() if text else array
+        try:
+            found = torch.from_numpy(data)
+        except TypeError as cause:
+            raise UnsupportedError(f"{where}: an array of {array.dtype} can't be saved") from cause
+        return {"data": found, "text": array.dtype.str if text else "", "shape": list(array.shape)}
+
+    def _tensor(self, tensor: torch.Tensor, where: str) -> torch.Tensor:
+        alone = tensor.is_leaf and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if not alone or tensor.layout is not torch.strided or tensor.is_meta:
+            raise UnsupportedError(
+                f"{where}: a {class_name(tensor)}, or one of a graph or without values, can't be saved"
+            )
+        found = tensor.detach()
+        if found.device.type == "cpu" and found.numel():
+            storage = found.untyped_storage()
+            self._spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes(), where))
+        return found.cpu().clone(memory_format=torch.contiguous_format)
+
+    def check_apart(self) -> None:
+        """Raise unless every array has memory of its own: what is written through one must not show in another."""
+        end, before = 0, ""
+        for start, stop, where in sorted(self._spans):
+            if start < end and stop > start:
+                raise UnsupportedError(f"{before} and {where} share memory; let one of them be a copy")
+            if stop > end:
+                end, before = stop, where
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    """Return the first address of an array's memory and the one after the last."""
+    first = array.__array_interface__["data"][0]
+    reach = [stride * (size - 1) for size, stride in zip(array.shape, array.strides, strict=True)]
+    if not array.size:
+        return first, first
+    return first + sum(min(0, r) for r in reach), first + sum(max(0, r) for r in reach) + array.itemsize

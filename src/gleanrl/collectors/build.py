@@ -1,0 +1,236 @@
+"""How one process collects: an environment, a policy and a recipe become a collection.
+
+Where the environment, the policy and the batches of a collector live.
+
+The environment of a collector: the one that the user passed, or the one that the user's callable makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from gleanrl._arrays.devices import as_device, columns_device, require_device, same_device
+from gleanrl._rollout.env_traits import Env, extra
+from gleanrl._rollout.infer_outputs import is_unmade, place_of_policy
+from gleanrl._rollout.plan import Handling, plan_rollout
+from gleanrl._rollout.policies import compiler_of, drawing_device
+from gleanrl._rollout.protocol import EpisodeRules
+from gleanrl._state.rng import OwnedTorchGenerator
+from gleanrl.collectors.frame_accounting import Numbering
+from gleanrl.collectors.policy_weights import PolicyWeights
+from gleanrl.collectors.single_source import Collection
+from gleanrl.collectors.source import CollectionOptions
+from gleanrl.envs.policy_state import with_policy_state
+from gleanrl.envs.transforms.transformed_env import TransformedEnv
+from gleanrl.envs.vector.factories import is_environment, know_truncated
+from gleanrl.errors import InvalidTypeError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices of a collector's parts; None means: wherever they are."""
+
+    env: torch.device | None
+    policy: torch.device | None
+    storing: torch.device | None
+
+    @classmethod
+    def of(cls, device: Any, env: Any, policy: Any, storing: Any, env_own: torch.device | None) -> Devices:
+        """Fill the unset devices.
+
+        Args:
+            device: fills every unset one.
+            env: the environment's; unset, the device that it has.
+            policy: the policy's.
+            storing: the batches'; unset, the environment's if the policy's agrees with it.
+            env_own: the device that the environment has already.
+        """
+        general = as_device(device)
+        env_device = as_device(env) or general or as_device(env_own)
+        policy_device = as_device(policy) or general
+        storing_device = as_device(storing) or general
+        if storing_device is None and policy_device in (None, env_device):
+            storing_device = env_device
+        return cls(
+            require_device("env_device", env_device),
+            require_device("policy_device", policy_device),
+            require_device("storing_device", storing_device),
+        )
+
+
+def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
+    """Return the environment that the user passed, or the one that the user's callable makes.
+
+    Args:
+        create_env_fn: an environment or a callable.
+        kwargs: keyword arguments for the callable; an environment takes them if it has `update_kwargs`.
+
+    Raises:
+        InvalidTypeError: if it's neither, or the callable makes none.
+        UnsupportedError: for keyword arguments to an environment that doesn't take them.
+    """
+    if is_environment(create_env_fn):
+        if not kwargs:
+            return create_env_fn
+        if not hasattr(create_env_fn, "update_kwargs"):
+            raise UnsupportedError(
+                "create_env_kwargs: the environment exists already; pass a callable that makes it"
+            )
+        create_env_fn.update_kwargs(kwargs)
+        return create_env_fn
+    made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
+    if not is_environment(made):
+        raise InvalidTypeError(
+            f"create_env_fn: expected an environment or a callable that makes one, "
+            f"got {type(made).__name__}; wrap a gymnasium environment in GymWrapper"
+        )
+    return made
+
+
+@contextmanager
+def made_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Iterator[Any]:
+    """Give what `make_env` does; should the block raise, close what was made."""
+    env = make_env(create_env_fn, kwargs)
+    try:
+        yield env
+    except BaseException:
+        if env is not create_env_fn:
+            with suppress(Exception):  # the first error is the cause
+                env.close()
+        raise
+
+
+def has_truncated(env: Env) -> bool:
+    """Return whether any group of flags of `env` has a truncated one."""
+    return any((key if isinstance(key, str) else key[-1]) == "truncated" for key in env.done_keys)
+
+
+def innermost(env: Any) -> Any:
+    """Return what stands inside of all transforms."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one process collects; it can be sent to another process.
+
+    Attributes:
+        options: how batches are collected.
+        device: fills whichever of the following are unset.
+        env_device: where the environment is moved to.
+        policy_device: where the policy runs.
+        storing_device: where batches are delivered.
+        set_truncated: whether the environment needs a truncated flag.
+        trust_policy: whether the policy is called on TensorDicts, whatever its signature says.
+        compile_policy: whether, or how, the policy is compiled.
+        cudagraph_policy: whether, or how, it is captured.
+    """
+
+    options: CollectionOptions
+    device: Any = None
+    env_device: Any = None
+    policy_device: Any = None
+    storing_device: Any = None
+    set_truncated: bool = False
+    trust_policy: bool = False
+    compile_policy: bool | Mapping[str, Any] | None = None
+    cudagraph_policy: bool | Mapping[str, Any] | None = None
+
+    @property
+    def places_policy(self) -> bool:
+        """Whether it says where the policy runs."""
+        return self.device is not None or self.policy_device is not None
+
+    def runs_on(self, device: Any) -> bool:
+        """Return whether the policy was sent to a device."""
+        own = self.device if self.policy_device is None else self.policy_device
+        return own is not None and same_device(torch.device(own), torch.device(device))
+
+
+class Assembly(NamedTuple):
+    """A collection, and what it was made of."""
+
+    collection: Collection
+    devices: Devices
+    moved_to: torch.device | None
+    """Where its batches have to be moved; None for nowhere."""
+
+
+def assemble(
+    env: Any,
+    policy: Any,
+    recipe: Recipe,
+    weights_for: Callable[[Any, torch.device | None], PolicyWeights] = PolicyWeights,
+    prepared: Callable[[Any], Any] | None = None,
+    numbering: Numbering | None = None,
+    first_id: int = 0,
+) -> Assembly:
+    """Return what collects.
+
+    Args:
+        env: the environment; the collection's may be a wrapper around it.
+        policy: as users give it.
+        recipe: how.
+        weights_for: makes the holder of the policy.
+        prepared: called on the environment once it is where it should be.
+        numbering: of the trajectories' ids.
+        first_id: the first local id that may be used.
+
+    Raises:
+        UnsupportedError: the environment has no flag to truncate by; or a device isn't there.
+        InvalidTypeError, PolicyError: the policy doesn't fit.
+    """
+    if (reopen := extra(env, "_reopen")) is not None:  # another collector's end closed it
+        reopen()
+    devices = Devices.of(
+        recipe.device, recipe.env_device, recipe.policy_device, recipe.storing_device, env.device
+    )
+    if devices.env is not None and env.device != devices.env:
+        env = env.to(devices.env)
+    if prepared is not None:
+        prepared(env)
+    if recipe.set_truncated and not has_truncated(env):
+        raise UnsupportedError(
+            "set_truncated: the environment has no 'truncated' flag; call env.add_truncated_keys() first"
+        )
+    options = recipe.options
+    if options.max_steps is not None and not has_truncated(innermost(env)):
+        know_truncated(env)  # the limit needs a flag to set: one that only transforms write is theirs
+    env = with_policy_state(env, policy, place_of_policy(policy) or devices.policy)
+    if is_unmade(policy):
+        plan_rollout(env, policy, place_of_policy(policy))  # its first call, where it is
+    generator = OwnedTorchGenerator(device=drawing_device(env.full_action_spec))
+    weights = weights_for(policy, devices.policy)
+    plan = plan_rollout(
+        env,
+        weights.policy,
+        devices.policy,
+        rules=EpisodeRules(max_steps=options.max_steps),
+        generator=generator,
+        handling=Handling(recipe.trust_policy, compiler_of(recipe.compile_policy, recipe.cudagraph_policy)),
+        on_host=True,
+    )
+    here = columns_device(plan.stepper.device)
+    target = devices.storing
+    if target is None and not same_device(here, env.device):
+        target = env.device
+    shown = here if target == here else plan.device
+    collection = Collection(env, plan, options, shown, weights, generator, numbering, first_id)
+    return Assembly(collection, devices, None if target == here else target)
+
+
+def registered(collector: Any) -> Callable[[Any], None]:
+    """Return what tells an environment with transforms which collector it belongs to."""
+
+    def tell(env: Any) -> None:
+        if isinstance(env, TransformedEnv):
+            env.register_collector(collector)
+
+    return tell

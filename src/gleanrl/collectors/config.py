@@ -1,0 +1,154 @@
+"""What the public collectors are told in the same words, and what follows from it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from tensordict.nn import InteractionType
+
+from gleanrl._arrays.tensordicts import NestedKey
+from gleanrl._util import flag, integer, optional_callable, positive
+from gleanrl.collectors.delivery import CollectorProgress, Delivery, Feed, Handover, place_postproc
+from gleanrl.collectors.source import Budget, CollectionOptions, Source, stop_of
+from gleanrl.collectors.trajectory_batches import WholeTrajectories
+from gleanrl.envs.exploration import exploration_from_string
+from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of collectors, under their names; those that a collector doesn't have keep their defaults."""
+
+    max_frames_per_traj: int = 0
+    """0 for no limit."""
+    reset_at_each_iter: bool = False
+    reset_when_done: bool = True
+    exploration_type: InteractionType | None = InteractionType.RANDOM
+    nonfinite: str = "raise"
+    track_policy_version: bool = False
+    return_same_td: bool = False
+    interruptor: Any = None
+    set_truncated: bool = False
+    postproc: Callable[[Any], Any] | None = None
+    split_trajs: bool = False
+    replay_buffer: Any = None
+    extend_buffer: bool = True
+    trajs_per_batch: int | None = None
+    trajs_per_write: int | None = None
+    traj_format: str | None = None
+    pre_collect_hook: Callable[[], Any] | None = None
+    post_collect_hook: Callable[[Any], Any] | None = None
+    cat_results: Any = None
+    preemptive_threshold: float | None = None
+    update_at_each_batch: bool = False
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Settings:
+        """Return those of a constructor, which calls this first of all with its ``locals()``.
+
+        Raises:
+            InvalidArgumentError, InvalidTypeError: for a bad value.
+            UnsupportedError, MissingArgumentError: for arguments that can't work together, or need each other.
+        """
+        given = {field.name: arguments[field.name] for field in fields(cls) if field.name in arguments}
+        kind, mode = given["exploration_type"], arguments.get("exploration_mode")
+        if mode is not None:
+            message = "exploration_mode is deprecated; pass exploration_type"
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
+            kind = mode
+        given["exploration_type"] = exploration_from_string(kind) if isinstance(kind, str) else kind
+        limit = given["max_frames_per_traj"]
+        given["max_frames_per_traj"] = 0 if limit is None else max(0, integer("max_frames_per_traj", limit))
+        flag("track_policy_version", given["track_policy_version"])
+        for name in ("split_trajs", "set_truncated", "extend_buffer"):
+            given[name] = bool(given.get(name, getattr(cls, name)))
+        settings = cls(**given)
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        if not self.reset_when_done:
+            raise InvalidArgumentError(
+                "reset_when_done: False isn't supported; write a loop over env.step for that"
+            )
+        fed, seen = self.feed is not None, self.postproc is not None or self.split_trajs
+        if fed and not self.extend_buffer and seen:
+            raise UnsupportedError("extend_buffer=False: postproc and split_trajs need whole batches")
+        optional_callable("pre_collect_hook", self.pre_collect_hook)
+        if self.traj_format not in (None, "padded", "cat"):
+            raise InvalidArgumentError(f"traj_format: expected 'padded' or 'cat', got {self.traj_format!r}")
+        for name in ("trajs_per_batch", "trajs_per_write"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+        for name in ("traj_format", "trajs_per_write"):
+            if self.trajs_per_batch is None and getattr(self, name) is not None:
+                raise MissingArgumentError(f"{name}: it's for whole trajectories: give trajs_per_batch, too")
+
+    def options(self) -> CollectionOptions:
+        """Return how batches are collected."""
+        return CollectionOptions(
+            max_steps=self.max_frames_per_traj or None,
+            exploration_type=self.exploration_type,
+            nonfinite=self.nonfinite,
+            reuse_block=self.return_same_td,
+            reset_each=self.reset_at_each_iter,
+            stop=stop_of(self.interruptor),
+            versioned=self.track_policy_version,
+        )
+
+    @cached_property
+    def feed(self) -> Feed | None:
+        """What puts batches into a buffer, if there is one."""
+        return None if self.replay_buffer is None else Feed(self.replay_buffer, self.extend_buffer)
+
+    def handover(
+        self,
+        source: Source,
+        budget: Budget,
+        storing: torch.device | None,
+        moved_to: torch.device | None,
+        truncated: Sequence[NestedKey] = (),
+        progress: bool = False,
+    ) -> Handover:
+        """Return what hands out batches of a source, or whole trajectories of it.
+
+        Args:
+            source: makes batches.
+            budget: how many frames of them.
+            storing: where they are delivered, for who processes them.
+            moved_to: where they have to be moved for that; None for nowhere.
+            truncated: see `Delivery`.
+            progress: whether counters are shown.
+        """
+        source = self.whole_or_not(source)
+        place_postproc(self.postproc, storing)
+        steps = (self.split_trajs, self.postproc, self.return_same_td, self.post_collect_hook)
+        delivery = Delivery(moved_to, truncated, *steps)
+        shown = CollectorProgress(budget.total_frames) if progress else None
+        return Handover(source, budget, delivery, self.feed, self.pre_collect_hook, shown)
+
+    def whole_or_not(self, source: Source) -> Source:
+        """Return what hands out whole trajectories, if that is asked for; else the source itself.
+
+        Raises:
+            UnsupportedError: for arguments that can't be given with `trajs_per_batch`.
+        """
+        if self.trajs_per_batch is None:
+            return source
+        clashes = {
+            "set_truncated": self.set_truncated,
+            "return_same_td": self.return_same_td,
+            "extend_buffer": not self.extend_buffer,
+            "nonfinite": self.nonfinite == "mark",
+            "preemptive_threshold": self.preemptive_threshold is not None,
+        }
+        for name, clash in clashes.items():
+            if clash:
+                raise UnsupportedError(f"trajs_per_batch: not together with {name}")
+        count = None if self.replay_buffer is not None else int(self.trajs_per_batch)
+        return WholeTrajectories(source, count, self.traj_format != "cat")

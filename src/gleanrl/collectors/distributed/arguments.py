@@ -1,0 +1,198 @@
+"""What keywords of collectors with nodes mean: mostly one value for each node."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gleanrl._util import overridden, positive
+from gleanrl.collectors.base import SourceCollector
+from gleanrl.collectors.distributed.actor import NodeMaker, NodeRecipe
+from gleanrl.collectors.frame_accounting import Numbering
+from gleanrl.collectors.multi import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    WorkersCollector,
+    aSyncDataCollector,
+)
+from gleanrl.collectors.single import SyncDataCollector
+from gleanrl.collectors.workers.arguments import each, policies_of
+from gleanrl.envs.vector.factories import factories, with_own_copies
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
+
+CLASSES: dict[str, type[SourceCollector]] = {
+    "single": SyncDataCollector,
+    "sync": MultiSyncDataCollector,
+    "async": MultiaSyncDataCollector,
+}
+"""What nodes collect with, by the names that users give it."""
+_BYPASSED = ("iterator", "__iter__", "next", "take", "rollout", "reset", "set_seed")
+_OPTIONS = {"num_cpus": 1}
+"""What a node's actor asks for, if nothing else is said."""
+_OWN_OPTIONS = ("max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups")
+_OURS = (
+    *("create_env_fn", "policy", "policy_factory", "frames_per_batch", "total_frames", "init_random_frames"),
+    *("storing_device", "postproc", "split_trajs", "replay_buffer", "extend_buffer", "weight_updater"),
+    *("update_at_each_batch", "trajs_per_batch", "trajs_per_write", "traj_format", "pre_collect_hook"),
+    *("post_collect_hook", "progress", "interruptor", "return_same_td", "num_workers"),
+)
+"""Keywords of collectors that a collector with nodes sees to itself, or has no use for."""
+_fleets = itertools.count()
+
+
+def class_of(collector_class: Any, num_workers: int, sync: bool = False) -> type[SourceCollector]:
+    """Return the class of the nodes' collectors; `sync` says whether each batch has a share of every node.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: nodes can't collect with it; or not with so many workers.
+    """
+    found = CLASSES.get(collector_class) if isinstance(collector_class, str) else collector_class
+    if found is None:
+        raise InvalidArgumentError(
+            f"collector_class: expected one of {sorted(CLASSES)} or a collector's class, got {collector_class!r}"
+        )
+    bases = (SyncDataCollector, MultiSyncDataCollector, MultiaSyncDataCollector)
+    base = next((base for base in bases if isinstance(found, type) and issubclass(found, base)), None)
+    if base is None:
+        raise UnsupportedError(
+            f"collector_class: nodes collect with {', '.join(base.__name__ for base in bases)} or classes of these, "
+            f"not with {found!r}"
+        )
+    replaced = overridden(found, *_BYPASSED, of=base)
+    if replaced:
+        raise UnsupportedError(
+            f"collector_class: {found.__name__} replaces {replaced}, which nodes don't call"
+        )
+    if num_workers != 1 and (
+        not issubclass(found, WorkersCollector) or issubclass(found, aSyncDataCollector)
+    ):
+        raise UnsupportedError(
+            f"num_workers_per_collector={num_workers}: {found.__name__} hasn't several workers; give "
+            "collector_class='sync' or 'async'"
+        )
+    if sync and num_workers > 1 and issubclass(found, MultiaSyncDataCollector):
+        raise UnsupportedError(
+            "sync: nothing is stepped between two batches, so that only one worker of each node would be at work; "
+            "give collector_class='sync'"
+        )
+    return found
+
+
+def count_of(create_env_fn: Any, num_collectors: Any) -> int:
+    """Return how many nodes there are.
+
+    Raises:
+        MissingArgumentError: nothing says it.
+    """
+    if num_collectors is not None:
+        return positive("num_collectors", num_collectors)
+    if not isinstance(create_env_fn, Sequence):
+        raise MissingArgumentError("num_collectors: how many nodes? Give it, or a list of create_env_fn")
+    if not create_env_fn:
+        raise InvalidArgumentError("create_env_fn: expected an entry for each node, got none")
+    return len(create_env_fn)
+
+
+def environments_of(create_env_fn: Any, count: int, num_workers: int, kwargs: Sequence[Any]) -> list[Any]:
+    """Return what each node's collector gets as its ``create_env_fn``: a list if it has workers.
+
+    Args:
+        create_env_fn: for all nodes, or a list with an entry for each; entries may be lists with one for each worker.
+        count: of the nodes.
+        num_workers: of each node; 0 for collectors without.
+        kwargs: of each node, for callables.
+    """
+    found = []
+    for entry, given in zip(each("create_env_fn", create_env_fn, count), kwargs, strict=True):
+        if num_workers and isinstance(entry, (list, tuple)):
+            entry = each("create_env_fn", entry, num_workers)
+        found.append(factories(max(num_workers, 1), entry, given))
+    flat = iter(with_own_copies([factory for made in found for factory in made]))
+    own: list[Any] = [[next(flat) for _ in made] for made in found]
+    return own if num_workers else [made[0] for made in own]
+
+
+def keywords_of(collector_kwargs: Any, count: int) -> list[dict[str, Any]]:
+    """Return the further keywords of each node's collector.
+
+    Raises:
+        InvalidTypeError: they aren't dictionaries.
+        UnsupportedError: one is the business of the collector with nodes.
+    """
+    found = []
+    for given in each("collector_kwargs", collector_kwargs, count):
+        if not isinstance(given, (Mapping, type(None))):
+            raise InvalidTypeError(f"collector_kwargs: expected a dictionary, got {type(given).__name__}")
+        unfit = [name for name in _OURS if name in (given or {})]
+        if unfit:
+            raise UnsupportedError(
+                f"collector_kwargs: {unfit} can't be given to nodes; give it to the collector"
+            )
+        found.append(dict(given or {}))
+    return found
+
+
+def options_of_actors(remote_configs: Any, count: int) -> list[dict[str, Any]]:
+    """Return the options of each node's actor.
+
+    Raises:
+        InvalidTypeError: they aren't dictionaries.
+        UnsupportedError: one would let Ray do what the collector sees to.
+    """
+    found = []
+    for given in each("remote_configs", remote_configs, count):
+        if not isinstance(given, (Mapping, type(None))):
+            raise InvalidTypeError(f"remote_configs: expected a dictionary, got {type(given).__name__}")
+        unfit = [name for name in _OWN_OPTIONS if name in (given or {})]
+        if unfit:
+            raise UnsupportedError(
+                f"remote_configs: {unfit}: the collector makes lost nodes anew itself, and calls them one by one; give "
+                "on_worker_error and max_restarts"
+            )
+        found.append({**_OPTIONS, **(given or {})})
+    return found
+
+
+def makers_of_nodes(
+    ray: Any,
+    collector: type[SourceCollector],
+    environments: Sequence[Any],
+    keywords: Sequence[Mapping[str, Any]],
+    policies: tuple[Any, Any],
+    options: Sequence[Mapping[str, Any]],
+    num_lent: int,
+) -> list[NodeMaker]:
+    """Return how nodes are made; what their policies are made of is put into the object store once.
+
+    Args:
+        ray: the module.
+        collector: the class of their collectors.
+        environments: of each.
+        keywords: of each.
+        policies: the policy, or None and what makes it (or a list with one for each).
+        options: of each actor.
+        num_lent: see `NodeMaker`.
+    """
+    count, fleet = len(environments), next(_fleets)
+    placed = [any(own.get(name) is not None for name in ("device", "policy_device")) for own in keywords]
+    given = policies_of(*policies, placed)
+    put: Callable[[Any], Any] = ray.put
+    refs = {id(one): put(one) for one in given}
+    return [
+        NodeMaker(
+            NodeRecipe(
+                collector,
+                environments[number],
+                keywords[number],
+                Numbering(number, count),
+                (torch.initial_seed(), fleet, number),
+            ),
+            refs[id(given[number])],
+            options[number],
+            num_lent,
+        )
+        for number in range(count)
+    ]

@@ -1,0 +1,477 @@
+"""Orders, outcomes, losses and requests: the owner's dealings with its nodes.
+
+How nodes get their orders: those on their owner's machine lend it memory, and have pipes; all others have Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from gleanrl._os import clock
+from gleanrl._os.clock import Deadline
+from gleanrl._process.ray import RayRuntime
+from gleanrl._process.remote_errors import Report
+from gleanrl.collectors.distributed.actor import (
+    Allowance,
+    Answer,
+    NodeDescription,
+    NodeMaker,
+    NodeRecipe,
+    Order,
+    Outcome,
+    Published,
+    Starting,
+    unlike,
+)
+from gleanrl.collectors.distributed.local_transport import (
+    Arrivals,
+    Borrowed,
+    Message,
+    Name,
+    Offer,
+    Place,
+    Share,
+    StoredShare,
+)
+from gleanrl.collectors.distributed.progress import Arrival, Call, NodeState, Standing
+from gleanrl.collectors.frame_accounting import Ledger
+from gleanrl.collectors.source import Grant
+from gleanrl.collectors.workers.progress import Restarts
+from gleanrl.errors import WorkerCrashedError, WorkerTimeoutError
+
+
+class NearNodes:
+    """The nodes on their owner's machine, by their numbers. One thread at a time.
+
+    Args:
+        ray: the module.
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self._borrowed: dict[int, Borrowed] = {}
+        self._arrivals = Arrivals(ray)
+
+    def meet(self, number: int, name: Name | None, offer: Offer) -> None:
+        """Take note of a node, if it is a near one; see `Borrowed.opened`."""
+        found = Borrowed.opened(name, offer)
+        if found is not None:
+            self._borrowed[number] = found
+
+    def forget(self, number: int) -> None:
+        """Forget a node, if it's one of these."""
+        self._borrowed.pop(number, None)
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether a node is one of these."""
+        return number in self._borrowed
+
+    def share(self, number: int, place: Place) -> Share:
+        """Return a batch that a node has lent."""
+        return self._borrowed[number].share(place)
+
+    def give(self, number: int, actor: Any, order: Order, last: Outcome) -> tuple[Any, Any]:
+        """Give a node an order; return where its outcome and its batch will be, see `Call`.
+
+        One whose last batch was lent gets it through its pipe: what is answered there is small.
+
+        Args:
+            number: the node's.
+            actor: the node's.
+            order: with all that its weights are.
+            last: what came of its last order.
+        """
+        weights = order.weights
+        known = weights._replace(refs=())  # Ray keeps books of every reference
+        if last.batch.place is not None and number in self._borrowed:
+            line = self._borrowed[number].line
+            line.attend(actor, weights)
+            return line.give(order._replace(weights=known)), None
+        weights = known if weights.number == last.weights else weights
+        order = order._replace(weights=weights, after=self.let_go(number))
+        outcome, batch = actor.collect.options(num_returns=2).remote(order)
+        return outcome, batch
+
+    def let_go(self, number: int) -> int:
+        """Have a node leave its pipe for a call of Ray; return how many orders it was given there before."""
+        return self._borrowed[number].line.leave() if number in self._borrowed else 0
+
+    def first(self, number: int) -> Message | None:
+        """Return the first answer of a node that has come and wasn't dropped."""
+        return self._borrowed[number].line.first() if number in self._borrowed else None
+
+    def drop(self, number: int) -> None:
+        """Drop that answer."""
+        if number in self._borrowed:
+            self._borrowed[number].line.drop()
+
+    def go_on(self, number: int, actor: Any) -> None:
+        """Have a node attend that was given orders which it hasn't carried out."""
+        self._borrowed[number].line.attend(actor)
+
+    @property
+    def attendances(self) -> dict[Any, int]:
+        """The nodes, by Ray's references to calls in which they attend: they are there if one ended, or its node."""
+        lines = {number: borrowed.line for number, borrowed in self._borrowed.items()}
+        return {line.attendance: number for number, line in lines.items() if line.attendance is not None}
+
+    def ended(self, number: int) -> None:
+        """Note that a node doesn't attend any more."""
+        self._borrowed[number].line.ended()
+
+    def wait(self, numbers: Sequence[int], refs: Sequence[Any], seconds: float | None) -> list[Any]:
+        """Wait until an answer of one of the nodes has come, or a reference is there; see `Arrivals.wait`."""
+        return self._arrivals.wait([self._borrowed[number].line for number in numbers], refs, seconds)
+
+
+LOST = "worker"
+"""Why frames of a node that was lost are discarded."""
+
+
+class Fleet:
+    """Gives orders to nodes, takes what comes of them, and makes lost nodes anew. One thread at a time.
+
+    What counts stands in `now`; an interrupt comes before or after each of its changes. An order that was given and not
+    noted is given again under the same number, and the node doesn't carry it out twice.
+
+    Args:
+        runtime: Ray.
+        makers: of the nodes.
+        restarts: what becomes of lost ones.
+        made_again: returns the recipe of a node that was lost, given its number.
+        start_s: how long a node may take to start, placement included; None for ever.
+
+    Attributes:
+        now: where the collection stands.
+        actors: Ray's handles, of the nodes.
+    """
+
+    def __init__(
+        self,
+        runtime: RayRuntime,
+        makers: Sequence[NodeMaker],
+        restarts: Restarts,
+        made_again: Callable[[int], NodeRecipe],
+        start_s: float | None,
+    ) -> None:
+        self._runtime, self._ray = runtime, runtime.ray
+        self._restarts, self._made_again, self._start_s = restarts, made_again, start_s
+        self.now = Standing(Ledger(), ())
+        self.actors: list[Any] = []
+        self._makers: list[NodeMaker] = []
+        self._starting: dict[int, Starting] = {}
+        self._near = NearNodes(self._ray)
+        self._descriptions: dict[int, NodeDescription] = {}
+        self.closed = False
+        self.add(makers)
+
+    @property
+    def description(self) -> NodeDescription:
+        """What the nodes' collectors are like."""
+        return self._descriptions[0]
+
+    # ----------------------------------------------------------------- members
+    def add(self, makers: Sequence[NodeMaker]) -> None:
+        """Start further nodes, and wait for them; if one can't be started all of them end.
+
+        Raises:
+            SchemaError: their batches differ from the others'.
+            WorkerTimeoutError: one wasn't started in time.
+            Exception: what making a collector raised.
+        """
+        first = len(self._makers)
+        new = range(first, first + len(makers))
+        self._makers += makers
+        self.actors += [None] * len(makers)
+        self.now = self.now._replace(nodes=(*self.now.nodes, *[NodeState()] * len(makers)))
+        try:
+            for number in new:
+                self._start(number, self._makers[number].recipe)
+            while any(self.now.nodes[number].down for number in new):
+                self.wait()
+        except BaseException:
+            for number in new:
+                self._kill(number)
+                self._starting.pop(number, None)
+            del self._makers[first:], self.actors[first:]
+            self.now = self.now._replace(nodes=self.now.nodes[:first])
+            raise
+
+    def _start(self, number: int, recipe: NodeRecipe) -> None:
+        self._starting[number] = self._makers[number].started(self._ray, recipe, Deadline(self._start_s))
+        self.actors[number] = self._starting[number].actor
+
+    def _started(self, number: int, ref: Any) -> None:
+        """Take note of a node that was made, or couldn't be."""
+        offer = self._starting.pop(number).offer
+        answer = self._got(number, ref)
+        if answer is None:
+            return
+        error = None if answer.report is None else answer.report.error(self._origin(number))
+        if error is None:
+            self._descriptions[number] = answer.value
+            if offer is not None:
+                self._near.meet(number, answer.value.memory, offer)
+            error = unlike(self._descriptions, number)
+        if error is None:
+            self.now = self.now.with_node(number, down=False)
+        elif self.now.nodes[number].losses.number:
+            self._lost(number, error)
+        else:
+            raise error
+
+    def _late(self, number: int) -> None:
+        """Count a node that wasn't made in time as lost."""
+        del self._starting[number]
+        error = WorkerTimeoutError(
+            f"node {number} didn't start within {self._start_s} s: it asks for {dict(self._makers[number].options)}, "
+            f"and of the cluster's {self._ray.cluster_resources()} there are {self._ray.available_resources()} left; "
+            "give remote_configs that fit"
+        )
+        if not self.now.nodes[number].losses.number:
+            raise error
+        self._lost(number, error)
+
+    def _origin(self, number: int) -> str:
+        return f"node {number}"
+
+    # ------------------------------------------------------------------ orders
+    def order(
+        self, number: int, grants: Sequence[Grant], num_envs: int, weights: Published, afresh: bool = False
+    ) -> None:
+        """Tell a node to collect a batch.
+
+        Args:
+            number: of the node.
+            grants: what it may collect beyond what it was granted before.
+            num_envs: environments that step at once there.
+            weights: that it uses.
+            afresh: whether what is left of earlier grants is forgotten.
+        """
+        node = self.now.nodes[number]
+        afresh |= node.afresh
+        lends = number in self._near
+        order = Order(node.asked, tuple(grants), weights, afresh, node.reset, node.wanted, lends)
+        outcome, batch = self._near.give(number, self.actors[number], order, node.outcome)
+        frames = sum(Allowance.frames(grant, num_envs) for grant in grants)
+        call = Call(node.asked, frames, outcome, batch)
+        self.now = self.now.with_node(
+            number,
+            asked=node.asked + 1,
+            calls=(*node.calls, call),
+            reset=False,
+            afresh=False,
+            outcome=node.outcome._replace(left=0) if afresh else node.outcome,
+        )
+
+    def wait(self, *others: Any) -> None:
+        """Wait until an outcome has arrived, a node was made or is to be made, or one of `others` is there.
+
+        Raises:
+            Exception: what a node raised, if its batch is wanted.
+            WorkerError: a node was lost, and isn't made anew.
+        """
+        self._runtime.check()
+        self._revive()
+        heads = {number: node.calls[0].outcome for number, node in enumerate(self.now.nodes) if node.calls}
+        near = [number for number, head in heads.items() if isinstance(head, int)]
+        if any(self._heard(number) for number in near):
+            return
+        takers = {head: (self._receive, number) for number, head in heads.items() if number not in near}
+        takers |= {one.ref: (self._started, number) for number, one in self._starting.items()}
+        takers |= {ref: (self._attended, number) for ref, number in self._near.attendances.items()}
+        remaining = [deadline.remaining() for deadline in self._deadlines()]
+        soonest = min((seconds for seconds in remaining if seconds is not None), default=None)
+        refs = [*takers, *others]
+        if not refs and not near:
+            clock.sleep(soonest or 0.0)
+            return
+        found = self._near.wait(near, refs, soonest)
+        for number in near:
+            self._heard(number)
+        for ref in found:
+            if ref in takers:
+                take, number = takers[ref]
+                take(number, ref)
+        for number, one in list(self._starting.items()):
+            if one.deadline.passed():
+                self._late(number)
+
+    def _deadlines(self) -> Iterable[Deadline]:
+        yield from (one.deadline for one in self._starting.values())
+        for number, node in enumerate(self.now.nodes):
+            if node.down and number not in self._starting and isinstance(node.losses.verdict, Deadline):
+                yield node.losses.verdict
+
+    def _heard(self, number: int) -> bool:
+        """Take what came through a node's pipe; return whether anything did."""
+        heard = False
+        while (message := self._near.first(number)) is not None:
+            heard, calls = True, self.now.nodes[number].calls
+            if calls and calls[0].outcome == message.ticket:
+                self._answered(number, message.value)
+            elif any(call.outcome == message.ticket for call in calls):
+                break  # what was ordered before comes by Ray
+            self._near.drop(number)
+        calls = self.now.nodes[number].calls
+        if calls and isinstance(calls[0].outcome, int):
+            self._near.go_on(number, self.actors[number])
+        return heard
+
+    def _answered(self, number: int, value: Any) -> None:
+        """Take what came of a node's first order under way, which went through its pipe."""
+        if isinstance(value, Report):
+            self._unsent(number)
+            raise value.error(self._origin(number))
+        outcome, batch = value
+        self._arrived(number, outcome, batch and StoredShare(batch))
+
+    def _attended(self, number: int, ref: Any) -> None:
+        """Take note of a call in which a node attended, which has ended."""
+        if self._near.attendances.get(ref) == number:
+            try:
+                self._ray.get(ref)
+            except Exception as error:
+                self._lost(number, error)
+            else:
+                self._near.ended(number)
+
+    def _receive(self, number: int, ref: Any) -> None:
+        calls = self.now.nodes[number].calls
+        if calls and calls[0].outcome == ref:  # else the node was lost just now
+            outcome = self._got(number, ref)
+            if outcome is not None:
+                self._arrived(number, outcome, calls[0].batch)
+
+    def _arrived(self, number: int, outcome: Outcome, batch: Any) -> None:
+        wanted = not self.now.nodes[number].unwanted
+        place = outcome.batch.place
+        batch = self._near.share(number, place) if place else batch
+        self.now = self.now.arriving(number, outcome, batch)
+        if outcome.report is None:
+            return
+        error = outcome.report.error(self._origin(number))
+        if outcome.is_final:
+            self._lost(number, error)
+        elif wanted:
+            raise error
+
+    def _got(self, number: int, ref: Any) -> Any:
+        """Return what a node's call gave; None if the node was lost."""
+        try:
+            return self._ray.get(ref)
+        except self._runtime.losses as error:
+            self._lost(number, error)
+            return None
+        except self._ray.exceptions.RayTaskError as error:
+            calls = self.now.nodes[number].calls
+            if calls and calls[0].outcome == ref:
+                self._unsent(number)
+            raise error.as_instanceof_cause() from None
+
+    def _unsent(self, number: int) -> None:
+        """Drop a node's first order under way, whose batch couldn't be sent: the next outcome tells of its frames."""
+        self.now = self.now.with_node(number, calls=self.now.nodes[number].calls[1:])
+
+    def fetched(self, number: int, arrival: Arrival) -> Share | None:
+        """Return a node's batch; None if it was lost with its machine, and is discarded."""
+        if isinstance(arrival.batch, Share):
+            return arrival.batch
+        try:
+            return StoredShare(self._ray.get(arrival.batch))
+        except self._runtime.losses:
+            self.discard(number, LOST)
+            return None
+
+    def discard(self, number: int, reason: str) -> None:
+        """Discard what a node has collected since its last batch; its next order begins with a reset."""
+        self.now = self.now.discarding(number, reason)
+
+    def discard_all(self, reason: str) -> None:
+        """Discard what all nodes have collected since their last batches."""
+        for number, node in enumerate(self.now.nodes):
+            if node.calls or node.ready:
+                self.discard(number, reason)
+
+    def settle(self, deadline: Deadline | None = None) -> None:
+        """Wait until no order is under way, or a deadline has passed."""
+        while any(node.calls for node in self.now.nodes) and not (deadline and deadline.passed()):
+            self.wait()
+
+    # ------------------------------------------------------------------ losses
+    def _lost(self, number: int, error: BaseException) -> None:
+        """Count what a lost node had under way; raise, unless another one is to take its place."""
+        node = self.now.nodes[number]
+        before = [other.losses for other in self.now.nodes]
+        losses = self._restarts.after_loss(before, number, node.served, node.owed)
+        self.now = self.now.losing(number, node.owed, LOST, losses)
+        self._kill(number)  # afterwards: an interrupt before that leaves what tells of the loss
+        self._starting.pop(number, None)
+        if isinstance(losses.verdict, str):
+            with suppress(Exception):
+                self.close()
+            raise WorkerCrashedError(f"node {number} was lost: {error}; {losses.verdict}") from error
+
+    def _revive(self) -> None:
+        """Make those nodes anew whose time has come."""
+        for number, node in enumerate(self.now.nodes):
+            verdict = node.losses.verdict
+            if node.down and number not in self._starting and isinstance(verdict, Deadline):
+                if verdict.passed():
+                    self._start(number, self._made_again(number))
+
+    def _kill(self, number: int) -> None:
+        actor, self.actors[number] = self.actors[number], None
+        self._near.forget(number)
+        if actor is not None and not self._runtime.ended:
+            with suppress(Exception):
+                self._ray.kill(actor)
+
+    # ---------------------------------------------------------------- requests
+    def ask(self, name: str, arguments: Mapping[int, tuple[Any, ...]] | None = None) -> list[Any]:
+        """Call a method of nodes; return what each gave, in their order.
+
+        Nodes answer after the orders that they were given before. One that is lost meanwhile is asked again once it was
+        made anew.
+        """
+        self._runtime.check()
+        given = dict.fromkeys(range(len(self.actors)), ()) if arguments is None else dict(arguments)
+        asked: dict[int, tuple[Any, Any]] = {}
+        answers: dict[int, Answer] = {}
+        while len(answers) < len(given):
+            for number, values in given.items():
+                actor = self.actors[number]
+                if number not in answers and not self.now.nodes[number].down:
+                    if number not in asked or asked[number][0] is not actor:
+                        after = self._near.let_go(number)
+                        asked[number] = actor, actor.ask.remote(name, *values, after=after)
+            refs = {ref: number for number, (_, ref) in asked.items() if number not in answers}
+            self.wait(*refs)
+            for ref in self._ray.wait([*refs], num_returns=len(refs), timeout=0)[0] if refs else ():
+                number = refs[ref]
+                if asked[number][0] is self.actors[number]:
+                    answer = self._got(number, ref)
+                    if answer is not None:
+                        answers[number] = answer
+        for number in given:
+            report = answers[number].report
+            if report is not None:
+                raise report.error(self._origin(number))
+        return [answers[number].value for number in given]
+
+    def close(self, close_s: float = 0.0) -> None:
+        """End all nodes: those that haven't ended by themselves after so many seconds are killed."""
+        self.closed = True
+        try:
+            if close_s and not self._runtime.ended:
+                refs = [
+                    actor.ask.remote("close", after=self._near.let_go(number))
+                    for number, actor in enumerate(self.actors)
+                    if actor is not None
+                ]
+                if refs:
+                    self._ray.wait(refs, num_returns=len(refs), timeout=close_s)
+        finally:
+            for number in range(len(self.actors)):
+                self._kill(number)

@@ -1,0 +1,479 @@
+"""Other names of the collector on Ray, whose programs were written for torch.distributed and torch RPC.
+
+The public collector whose nodes are Ray actors, on this machine or on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
+from gleanrl._arrays.devices import as_device, require_device
+from gleanrl._process.ray import RayRuntime
+from gleanrl._process.worker import Timeouts
+from gleanrl._util import flag, integer, positive
+from gleanrl.collectors.base import SourceCollector, shown
+from gleanrl.collectors.config import Settings
+from gleanrl.collectors.distributed.actor import NodeMaker
+from gleanrl.collectors.distributed.arguments import (
+    class_of,
+    count_of,
+    environments_of,
+    keywords_of,
+    makers_of_nodes,
+    options_of_actors,
+)
+from gleanrl.collectors.distributed.asynchronous import AsynchronousNodes
+from gleanrl.collectors.distributed.source import Company, NodeSource
+from gleanrl.collectors.distributed.synchronous import SynchronousNodes
+from gleanrl.collectors.multi import MultiaSyncDataCollector, WorkersCollector
+from gleanrl.collectors.source import Budget
+from gleanrl.collectors.weight_updaters import WeightUpdaterBase
+from gleanrl.collectors.workers.arguments import each, following_of, timeouts_of
+from gleanrl.collectors.workers.progress import Restarts
+from gleanrl.collectors.workers.source import initialised
+from gleanrl.data.replay_buffers.ray import RayReplayBuffer
+from gleanrl.envs.exploration import ExplorationType
+from gleanrl.errors import BatchSizeError, IndexRangeError, UnsupportedError
+
+
+class RayCollector(SourceCollector):
+    """Collects in Ray actors, each with a collector of its own: on this machine, or on all of a cluster.
+
+    One machine needs no preparation. On a cluster, start the program on any of its machines with
+    ``ray_init_config={"address": "auto"}``; all need the same Python environment. Environments and the policy reach the
+    nodes by cloudpickle.
+
+    Each batch is written into Ray's object store once, from the memory where it was collected, and read from there
+    once; into a `RayReplayBuffer` it goes past the learner, unless somebody is to see it before. The policy's weights
+    are put there once a version; they are compared with the last ones at every hand-over, and every batch is collected
+    with one version of them. When they are sent is as in `WorkersCollector`.
+
+    What an environment or the policy raises in a node is raised here. A node that is lost (its process, its machine, or
+    what its own workers can't get over) is a `WorkerCrashedError`, and the collector ends; with
+    ``on_worker_error="restart"`` another one is made, wherever Ray finds a place, with seeds and trajectories of its
+    own, while the others go on. The frames that a lost node was granted and hadn't delivered are counted as discarded
+    (``"worker"``): how many of them it had made nobody can say.
+
+    Args:
+        create_env_fn: a callable that makes an environment, or one that nobody has used; or a list with an entry for
+            each node, which may be lists with an entry for each of its workers.
+        policy: as in `SyncDataCollector`. Nodes have copies of it.
+        policy_factory: a callable that makes the policy in each node, instead of `policy`; or a list of them.
+        frames_per_batch: frames of a batch.
+        total_frames: frames to deliver; -1 or None for endless. The last batches are short if need be.
+        device: fills whichever of `env_device` and `policy_device` are unset; one for all, or a list of each node's.
+        storing_device: where batches are delivered, here; None for the CPU.
+        env_device: where environments are moved to, in the nodes.
+        policy_device: where policies run there.
+        max_frames_per_traj: see `SyncDataCollector`; so for `init_random_frames`, `reset_at_each_iter`, `postproc`,
+            `split_trajs`, `exploration_type`, `replay_buffer`, `extend_buffer`, `trust_policy`, `no_cuda_sync`,
+            `trajs_per_batch`, `trajs_per_write`, `traj_format`, `track_policy_version`, `pre_collect_hook`,
+            `post_collect_hook`, `nonfinite` and `progress`.
+        collector_class: what nodes collect with: ``"single"``, a `SyncDataCollector`; ``"sync"``, a
+            `MultiSyncDataCollector`; ``"async"``, a `MultiaSyncDataCollector`; or such a class.
+        collector_kwargs: its further keywords, ``cat_results`` or ``create_env_kwargs`` say; or a list of each node's.
+        num_workers_per_collector: workers of each node, with ``"sync"`` and ``"async"``.
+        sync: whether every batch has a share of each node, ``[nodes, *batch, T]``, and nothing is stepped between two
+            batches; else each is one node's, ``[*batch, T]``, and nodes collect ahead.
+        ray_init_config: arguments of `ray.init`, if Ray doesn't run yet; without an address Ray starts here, and ends
+            with the last collector and buffer that use it.
+        remote_configs: options of the actors, ``num_cpus``, ``num_gpus``, ``memory`` or ``resources`` say; or a list of
+            each one's. They ask for one CPU if nothing else is said.
+        num_collectors: how many nodes there are; None for as many as `create_env_fn` has entries.
+        update_after_each_batch: whether the weights of `policy` are sent at every hand-over, whatever was sent before.
+        max_weight_update_interval: after how many batches of a node at most it gets them; -1 for no such limit.
+        weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector.
+        on_worker_error: ``"raise"``, or ``"restart"``; for nodes, and for their workers.
+        max_restarts: nodes that may be made anew in the collector's life; likewise.
+        timeouts: how long nodes may take to start, and their workers for a step; None for the defaults of `Timeouts`.
+
+    Raises:
+        MissingLibraryError: Ray isn't installed; it comes with the extra ``ray``.
+        InvalidArgumentError: for a bad value; it names the argument (also a ValueError).
+        LengthError: if a list hasn't one entry for each node (also a ValueError).
+        SchemaError: if nodes' batches differ in their dimensions (also a RuntimeError).
+        UnsupportedError: for arguments that can't work together; it says which.
+        WorkerTimeoutError: if a node isn't started in time: the cluster may lack what `remote_configs` ask for.
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> make_env = lambda: GymEnv("CartPole-v1")
+        >>> collector = RayCollector(  # doctest: +SKIP
+        ...     make_env, num_collectors=2, frames_per_batch=50, total_frames=100
+        ... )
+    """
+
+    _ready = False
+    _nodes: NodeSource
+    _joined: int | None = None
+    """How shares of a synchronous batch are put together; see `Arrangement.dim`."""
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+        frames_per_batch: int,
+        total_frames: int | None = -1,
+        device: Any = None,
+        storing_device: Any = None,
+        env_device: Any = None,
+        policy_device: Any = None,
+        max_frames_per_traj: int | None = -1,
+        init_random_frames: int | None = -1,
+        reset_at_each_iter: bool = False,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        split_trajs: bool | None = False,
+        exploration_type: InteractionType | str | None = ExplorationType.RANDOM,
+        collector_class: Any = "single",
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        num_workers_per_collector: int = 1,
+        sync: bool = False,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        num_collectors: int | None = None,
+        update_after_each_batch: bool = False,
+        max_weight_update_interval: int = -1,
+        replay_buffer: Any = None,
+        extend_buffer: bool = True,
+        trust_policy: bool | None = None,
+        no_cuda_sync: bool | None = None,
+        weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
+        trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
+        traj_format: str | None = None,
+        track_policy_version: bool = False,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+        nonfinite: str = "raise",
+        on_worker_error: str = "raise",
+        max_restarts: int = 10,
+        timeouts: Timeouts | None = None,
+        progress: bool = False,
+    ) -> None:
+        settings = Settings.of(locals())
+        workers = positive("num_workers_per_collector", num_workers_per_collector)
+        collector = class_of(collector_class, workers, sync)
+        has_workers = issubclass(collector, WorkersCollector)
+        frames = positive("frames_per_batch", frames_per_batch)
+        interval = _interval_of(max_weight_update_interval, update_after_each_batch)
+        restarts, patience = Restarts(on_worker_error, max_restarts), timeouts_of(timeouts)
+        storing = require_device("storing_device", as_device(storing_device))
+        count = count_of(create_env_fn, num_collectors)
+        extra, options = keywords_of(collector_kwargs, count), options_of_actors(remote_configs, count)
+        self._num_workers, self._collector = workers if has_workers else 0, collector
+        environments = self._environments(create_env_fn, extra)
+        keywords: dict[str, Any] = {
+            "frames_per_batch": -(-frames // count) if sync else frames,
+            "max_frames_per_traj": max_frames_per_traj,
+            "reset_at_each_iter": reset_at_each_iter,
+            "exploration_type": exploration_type,
+            "trust_policy": trust_policy,
+            "no_cuda_sync": bool(no_cuda_sync),
+            "track_policy_version": track_policy_version,
+            "nonfinite": nonfinite,
+        }
+        if has_workers:
+            keywords.update(on_worker_error=on_worker_error, max_restarts=max_restarts, timeouts=patience)
+        places = {
+            "device": each("device", device, count),
+            "env_device": each("env_device", env_device, count),
+            "policy_device": each("policy_device", policy_device, count),
+        }
+        self._keywords = [
+            {**keywords, **{name: place[number] for name, place in places.items()}} for number in range(count)
+        ]
+        seen = (storing, postproc, post_collect_hook, trajs_per_batch, split_trajs or None)
+        by_reference = (
+            isinstance(replay_buffer, RayReplayBuffer)
+            and extend_buffer
+            and not sync
+            and all(one is None for one in seen)
+        )
+        ahead = 2 * workers + 1 if issubclass(collector, MultiaSyncDataCollector) else 2
+        moved = any(place is not None for place in (*places["device"], *places["policy_device"]))
+        self.policy = initialised(policy, _first(environments[0]))
+        self._policies = self.policy, policy_factory
+        self._sync = sync
+        self._num_lent = 0 if by_reference else 1 if sync else ahead
+        self._runtime = RayRuntime(ray_init_config)
+        try:
+            company = Company(
+                self._makers(environments, extra, options),
+                restarts,
+                None if policy_factory is not None else self.policy,
+                following_of(update_after_each_batch, moved),
+                interval,
+                patience.start_s,
+                ahead,
+                by_reference,
+            )
+            source = self._nodes = self._source(company)
+            self._ready = True  # from here on the last reference's end ends the nodes
+            budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
+            source.lay_out(budget.steps_per_batch)
+            handover = settings.handover(source, budget, storing, storing, progress=progress)
+            super().__init__(settings, budget, handover, weight_updater, policy)
+        except BaseException:
+            ready, self._ready = self._ready, False  # at first: a second interrupt may come while it closes
+            if ready:
+                with suppress(Exception):  # the first error is the cause
+                    self._nodes.close()
+            self._runtime.release()
+            raise
+
+    def _source(self, company: Company) -> NodeSource:
+        if self._sync:
+            return SynchronousNodes(self._runtime, company, self._joined)
+        return AsynchronousNodes(self._runtime, company)
+
+    def _environments(self, create_env_fn: Any, extra: Sequence[dict[str, Any]]) -> list[Any]:
+        kwargs = [one.pop("create_env_kwargs", None) for one in extra]
+        return environments_of(create_env_fn, len(extra), self._num_workers, kwargs)
+
+    def _makers(
+        self,
+        environments: Sequence[Any],
+        extra: Sequence[Mapping[str, Any]],
+        options: Sequence[Mapping[str, Any]],
+    ) -> list[NodeMaker]:
+        keywords = [
+            {**self._keywords[number % len(self._keywords)], **more} for number, more in enumerate(extra)
+        ]
+        return makers_of_nodes(
+            self._runtime.ray,
+            self._collector,
+            environments,
+            keywords,
+            self._policies,
+            options,
+            self._num_lent,
+        )
+
+    @property
+    def num_workers(self) -> int:
+        """Nodes."""
+        return self._nodes.num_nodes
+
+    def local_policy(self) -> Any:
+        """Return the policy whose weights the nodes' copies get."""
+        return self.policy
+
+    def remote_collectors(self) -> list[Any]:
+        """Return the nodes' Ray actors; None for one that is being made anew."""
+        return list(self._nodes.fleet.actors)
+
+    def stop_remote_collectors(self) -> None:
+        """End the nodes, and with them the collector; Ray goes on until `shutdown`."""
+        self.closed = True
+        self.stop()
+        self._nodes.end()
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int | None = None,
+        policy: Any = None,
+        collector_kwargs: Any = None,
+        remote_configs: Any = None,
+    ) -> None:
+        """Start further nodes.
+
+        Args:
+            create_env_fn: of one more node, or a list of several.
+            num_envs: workers of each; as the others have them.
+            policy: that of the others, or None.
+            collector_kwargs: see the constructor.
+            remote_configs: likewise.
+
+        Raises:
+            UnsupportedError: batches have a share of each node, or are of whole trajectories; or another policy.
+        """
+        if self._sync or self.settings.trajs_per_batch is not None:
+            raise UnsupportedError(
+                "add_collectors: batches with a share of each node, and whole trajectories, are of a fixed number of "
+                "nodes; make a new collector"
+            )
+        if policy not in (None, self.policy) or num_envs not in (None, max(self._num_workers, 1)):
+            raise UnsupportedError(
+                "add_collectors: all nodes have one policy, and as many workers; make a new collector"
+            )
+        with self.pause():
+            several = isinstance(create_env_fn, (list, tuple))
+            count = len(create_env_fn) if several else 1
+            extra, options = keywords_of(collector_kwargs, count), options_of_actors(remote_configs, count)
+            self._nodes.add(self._makers(self._environments(create_env_fn, extra), extra, options))
+
+    def __repr__(self) -> str:
+        """Show the nodes and the budget."""
+        return shown(self, f"num_collectors={self.num_workers}")
+
+
+def _interval_of(max_weight_update_interval: Any, update_after_each_batch: bool) -> int | None:
+    """Return after how many batches weights are sent at the latest; None for no such number."""
+    interval = integer("max_weight_update_interval", max_weight_update_interval, -1)
+    if interval == -1:
+        return None
+    if update_after_each_batch:
+        raise UnsupportedError(
+            "update_after_each_batch: it sends weights at every hand-over; leave out max_weight_update_interval"
+        )
+    return interval
+
+
+def _first(environment: Any) -> Any:
+    return environment[0] if isinstance(environment, list) else environment
+
+
+class DistributedDataCollector(RayCollector):
+    """A `RayCollector` with a node for each entry of `create_env_fn`.
+
+    Nodes are placed by Ray: on this machine, or, with ``ray_init_config={"address": "auto"}``, on those of its cluster.
+
+    Args:
+        create_env_fn: a list with an entry for each node.
+        policy: see `RayCollector`.
+        frames_per_batch: frames of a batch; with `sync` a multiple of the number of nodes.
+        sync: see `RayCollector`.
+        **keywords: see there.
+
+    Raises:
+        BatchSizeError: frames that can't be divided among the nodes (also a RuntimeError).
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Sequence[Any],
+        policy: Any = None,
+        *,
+        frames_per_batch: int,
+        sync: bool = False,
+        **keywords: Any,
+    ) -> None:
+        if flag("sync", sync):
+            _require_even(create_env_fn, keywords, frames_per_batch=frames_per_batch)
+        super().__init__(create_env_fn, policy, frames_per_batch=frames_per_batch, sync=sync, **keywords)
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        worker_ids: Any = None,
+        worker_rank: int | None = None,
+        **named: Any,
+    ) -> None:
+        """Send weights to the nodes; see `SyncDataCollector`.
+
+        Args:
+            policy_or_weights: see there.
+            worker_ids: numbers of nodes, from 0; None for all.
+            worker_rank: one node, counted from 1, as it was in torch.distributed.
+            **named: see there.
+
+        Raises:
+            IndexRangeError: there is no such node.
+        """
+        if worker_rank is not None:
+            if worker_rank < 1:
+                raise IndexRangeError(f"worker_rank: expected 1 or more, got {worker_rank}")
+            worker_ids = worker_rank - 1
+        super().update_policy_weights_(policy_or_weights, worker_ids=worker_ids, **named)
+
+
+class DistributedSyncDataCollector(RayCollector):
+    """A `RayCollector` whose batches have a share of each node: nothing is stepped between two of them.
+
+    Args:
+        create_env_fn: a list with an entry for each node.
+        policy: see `RayCollector`.
+        frames_per_batch: frames of a batch; a multiple of the number of nodes.
+        total_frames: likewise; -1 or None for endless.
+        update_interval: every how many batches the policy's current weights are sent.
+        **keywords: see `RayCollector`.
+
+    Raises:
+        BatchSizeError: frames that can't be divided among the nodes (also a RuntimeError).
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Sequence[Any],
+        policy: Any = None,
+        *,
+        frames_per_batch: int,
+        total_frames: int | None = -1,
+        update_interval: int = 1,
+        **keywords: Any,
+    ) -> None:
+        frames = {"frames_per_batch": frames_per_batch}
+        if total_frames is not None and total_frames > 0:
+            frames["total_frames"] = total_frames
+        _require_even(create_env_fn, keywords, **frames)
+        interval = positive("update_interval", update_interval)
+        if interval > 1:
+            keywords["max_weight_update_interval"] = interval
+        super().__init__(
+            create_env_fn,
+            policy,
+            frames_per_batch=frames_per_batch,
+            total_frames=total_frames,
+            sync=True,
+            **keywords,
+        )
+        if interval > 1:
+            self.source.stop_following()
+
+
+class RPCDataCollector(RayCollector):
+    """A `RayCollector` with a node for each entry of `create_env_fn`; shares of nodes follow each other in dimension 0.
+
+    Args:
+        create_env_fn: a list with an entry for each node.
+        policy: see `RayCollector`.
+        **keywords: see there.
+    """
+
+    _joined = 0
+
+    def __init__(self, create_env_fn: Sequence[Any], policy: Any = None, **keywords: Any) -> None:
+        super().__init__(create_env_fn, policy, **keywords)
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        worker_ids: Any = None,
+        workers: Any = None,
+        wait: bool = True,
+        **named: Any,
+    ) -> None:
+        """Send weights to the nodes; see `SyncDataCollector`.
+
+        Args:
+            policy_or_weights: see there.
+            worker_ids: numbers of nodes; None for all.
+            workers: the same.
+            wait: no effect: every batch that a node begins from now on is collected with these weights.
+            **named: see there.
+        """
+        super().update_policy_weights_(
+            policy_or_weights, worker_ids=workers if worker_ids is None else worker_ids, **named
+        )
+
+
+def _require_even(create_env_fn: Any, keywords: dict[str, Any], **frames: int) -> None:
+    """Raise unless frames can be divided among the nodes."""
+    count = keywords.get("num_collectors") or (
+        len(create_env_fn) if isinstance(create_env_fn, Sequence) else 1
+    )
+    for name, value in frames.items():
+        if positive(name, value) % count:
+            raise BatchSizeError(
+                f"{name}={value} can't be divided among {count} nodes; use a multiple of {count}"
+            )

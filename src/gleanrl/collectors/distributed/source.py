@@ -1,0 +1,344 @@
+"""Nodes as a source of batches: what both kinds have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDictBase
+
+from gleanrl._os.clock import Deadline
+from gleanrl._process.ray import RayRuntime
+from gleanrl._state.state import StateReader, plain
+from gleanrl.collectors import checkpoint
+from gleanrl.collectors.distributed.actor import NodeMaker, NodeRecipe
+from gleanrl.collectors.distributed.controller import Fleet
+from gleanrl.collectors.distributed.weights import BroadcastWeights, LoadedPolicy
+from gleanrl.collectors.frame_accounting import (
+    NUM_RECENT,
+    CollectorStats,
+    Episode,
+    Ledger,
+    Numbering,
+    WorkerStats,
+    means_of,
+)
+from gleanrl.collectors.source import Collected, Loading, Source
+from gleanrl.collectors.workers.controller import UNFINISHED
+from gleanrl.collectors.workers.progress import Restarts, Taken
+from gleanrl.collectors.workers.weights import Following
+from gleanrl.errors import ClosedError, IndexRangeError, LengthError
+
+_SETTLE_S, _CLOSE_S = 1.0, 5.0
+_LATER = 40
+"""Nodes that are added have local ids from two to this power on, which the first ones never reach."""
+
+
+@dataclass(frozen=True)
+class Company:
+    """What nodes are made of.
+
+    Attributes:
+        makers: of the nodes.
+        restarts: what becomes of lost ones.
+        policy: the user's, whose weights are followed; None if it is made in the nodes.
+        following: until when.
+        interval: see `BroadcastWeights`.
+        start_s: how long a node may take to start; None for ever.
+        ahead: batches that a node is granted at a time.
+        by_reference: whether batches are left in the object store: they go to a buffer that takes them from there.
+    """
+
+    makers: Sequence[NodeMaker]
+    restarts: Restarts
+    policy: Any
+    following: Following
+    interval: int | None = None
+    start_s: float | None = None
+    ahead: int = 1
+    by_reference: bool = False
+
+
+class NodeSource(Source):
+    """Collectors in Ray actors. One caller at a time; `push_weights` at any time.
+
+    Args:
+        runtime: Ray.
+        company: what they are made of.
+    """
+
+    pushes_anytime = True
+
+    def __init__(self, runtime: RayRuntime, company: Company) -> None:
+        self._runtime = runtime
+        self._recipes = [maker.recipe for maker in company.makers]
+        self._seed: tuple[int, bool, int] | None = None
+        self._last_state: dict[str, Any] | None = None
+        self.fleet = Fleet(runtime, company.makers, company.restarts, self._made_again, company.start_s)
+        self.description = self.fleet.description
+        self.done_paths = self.description.done_paths
+        self.weights = BroadcastWeights(
+            runtime.ray, company.policy, self.description.weights, company.following, company.interval
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that there are, or will be again."""
+        return len(self._recipes)
+
+    @property
+    def width(self) -> int:
+        """Environments that step at once in a node."""
+        return max(1, self.description.batch_size.numel())
+
+    def add(self, makers: Sequence[NodeMaker]) -> None:
+        """Start further nodes, whose ids nobody else has.
+
+        Raises:
+            ClosedError: the nodes have ended.
+        """
+        if self.fleet.closed:
+            raise ClosedError("add_collectors: the nodes have ended; make a new collector")
+        first, count = self._recipes[0].numbering.num_workers, len(self._recipes)
+        fresh = []
+        for number, maker in enumerate(makers, count):
+            row, place = divmod(number, first)
+            recipe = replace(
+                maker.recipe,
+                numbering=Numbering(place, first),
+                first_id=row << _LATER,
+                seed=self._seed_of(number, 1),
+            )
+            fresh.append(replace(maker, recipe=recipe))
+        self._recipes += [maker.recipe for maker in fresh]
+        try:
+            self.fleet.add(fresh)
+        except BaseException:
+            del self._recipes[count:]
+            raise
+
+    def _made_again(self, number: int) -> NodeRecipe:
+        recipe, node = self._recipes[number], self.fleet.now.nodes[number]
+        generation = node.losses.number
+        return replace(
+            recipe,
+            entropy=(*recipe.entropy, generation),
+            first_id=max(recipe.first_id, node.next_id),
+            seed=self._seed_of(number, generation),
+        )
+
+    def _seed_of(self, number: int, generation: int) -> tuple[int, bool] | None:
+        """Return the seed of a node that takes the place of another one, or comes later: one of its own."""
+        if self._seed is None:
+            return None
+        seed, static_seed, step = self._seed
+        entropy = np.random.SeedSequence([seed + number * step, generation])
+        return int(entropy.generate_state(1)[0]) >> 1, static_seed
+
+    @abstractmethod
+    def lay_out(self, num_steps: int) -> None:
+        """Take note of the steps of a full batch, once they are known."""
+
+    # ---------------------------------------------------------------- weights
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """Batches that every node has delivered, on average."""
+
+    def refresh_weights(self) -> None:
+        """Publish the current weights of the user's policy, if they are followed."""
+        self._runtime.check()  # Ray would start anew
+        self.weights.refresh(self.rounds)
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy got other weights by the user's hands."""
+        return self.weights.version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self.weights.mark(version)
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version that is meant for a node."""
+        return self.weights.oldest_version(self.num_nodes)
+
+    def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Publish weights; nodes take them before their next batch.
+
+        Args:
+            weights: for all of `worker_ids`.
+            worker_ids: numbers of nodes, one or several; None for all.
+        """
+        self._runtime.check()
+        nodes = None
+        if worker_ids is not None:
+            nodes = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+            for number in nodes:
+                if number not in range(self.num_nodes) or isinstance(number, bool):
+                    raise IndexRangeError(
+                        f"worker_ids: expected numbers of nodes below {self.num_nodes}, got {number!r}"
+                    )
+        self.weights.push(weights, nodes, self.rounds)
+
+    def stop_following(self) -> None:
+        """Publish weights that are pushed only."""
+        self.weights.stop_following()
+
+    # --------------------------------------------------------------- controls
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset the environments of all nodes, or of those for which `index`, a list of bools, says so."""
+        chosen: Sequence[int] = range(self.num_nodes)
+        if index is not None:
+            flags = [bool(flag) for flag in index]
+            if len(flags) != self.num_nodes:
+                raise LengthError(
+                    f"reset: expected {self.num_nodes} flags, one for each node, got {len(flags)}"
+                )
+            chosen = [number for number, wanted in enumerate(flags) if wanted]
+        self._begin_anew("reset", dict.fromkeys(chosen, (kwargs,)))
+
+    def set_seed(self, seed: int, static_seed: bool) -> int:
+        """Seed the environments of all nodes, and reset; return the last seed that was used."""
+        (last,) = self._begin_anew("seed", {0: (seed, static_seed)})
+        step = 0 if static_seed else last - seed + 1
+        self._seed = seed, static_seed, step
+        others = {number: (seed + number * step, static_seed) for number in range(1, self.num_nodes)}
+        found: list[int] = [last, *self._begin_anew("seed", others)]
+        return found[-1]
+
+    def _begin_anew(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        """Have nodes reset by a request; what they have collected since their last batch is discarded."""
+        for number in arguments:
+            self.fleet.discard(number, "reset")
+        answers = self.fleet.ask(name, arguments)
+        for number in arguments:
+            self.fleet.now = self.fleet.now.with_node(number, reset=False)
+        return answers
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of every node under ``"worker0"`` and so on; what is under way isn't part of it."""
+        if self.fleet.closed:
+            if self._last_state is None:
+                raise ClosedError("state_dict: the nodes have ended, and with them what is to be saved")
+            return self._last_state
+        self.fleet.settle()
+        ledger = self.fleet.now.ledger
+        under_way = sorted(name for names in self.fleet.now.under_way.values() for name in names)
+        state: dict[str, Any] = {"frames": ledger.spent, "iter": ledger.batches}
+        state["source"] = {**plain(ledger), "under_way": under_way}
+        state.update((f"worker{number}", found) for number, found in enumerate(self.fleet.ask("save")))
+        return state
+
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
+        """Return what goes on from a saved state of as many nodes, with new trajectories: none keeps its id."""
+        names = [f"worker{number}" for number in range(self.num_nodes)]
+        checkpoint.check_entries(
+            state, {"frames", "iter", *names}, strict, f"this collector has {self.num_nodes} nodes"
+        )
+        counts = Ledger.read(state["source"]) if "source" in state else None
+        counted = checkpoint.with_counts(counts or self.fleet.now.ledger, state, type(self).__name__)
+        reader = StateReader(state.get("source", {}), type(self).__name__)
+        cut = tuple(reader.numbers("under_way", int)) if "under_way" in reader else ()
+        parts = {number: state[name] for number, name in enumerate(names) if name in state}
+        given = {number: (part, strict) for number, part in parts.items()}
+        loaded = self._parsed_policies(parts, strict, kwargs)
+        self.fleet.ask("parse", given)  # everything is checked before anything changes
+
+        def change() -> None:
+            self.fleet.settle()
+            loaded_nodes = self.fleet.ask("load", given)
+            if loaded is not None:
+                self.weights.adopt(loaded)
+            self.fleet.discard_all("state")
+            now = self.fleet.now
+            for number, (found, _) in zip(parts, loaded_nodes, strict=True):
+                outcome = now.nodes[number].outcome._replace(stats=found, left=0, weights=0)
+                now = now.with_node(number, reset=False, outcome=outcome)
+            # When the episodes of a state ended isn't known: those of all nodes take turns.
+            ranked = [(-rank, one) for _, recent in loaded_nodes for rank, one in enumerate(reversed(recent))]
+            recent = tuple(one for _, one in sorted(ranked, key=lambda one: one[0])[-NUM_RECENT:])
+            ledger = replace(counts or now.ledger, spent=counted.spent, batches=counted.batches)
+            self.fleet.now = now._replace(ledger=ledger.cutting(len(cut)), under_way={}, recent=recent)
+
+        return Loading(change, cut)
+
+    def _parsed_policies(
+        self, parts: Mapping[int, Mapping[str, Any]], strict: bool, arguments: Mapping[str, Any]
+    ) -> LoadedPolicy | None:
+        found = {number: part.get("worker0", part).get("policy_state_dict") for number, part in parts.items()}
+        policies = {number: policy for number, policy in found.items() if policy is not None}
+        if not policies or self.description.weights is None:
+            return None
+        return self.weights.parse(policies, strict, arguments)
+
+    # ------------------------------------------------------------------ counts
+    @property
+    def spent(self) -> int:
+        """Frames that were delivered and count against the budget."""
+        return self.fleet.now.ledger.spent
+
+    def stats(self) -> CollectorStats:
+        """Return the counters, as far as batches have arrived."""
+        workers = tuple(self._worker_stats(number) for number in range(self.num_nodes))
+        mean_return, mean_length = means_of(self.fleet.now.recent)
+        return replace(
+            self.fleet.now.ledger.stats(),
+            episodes=sum(worker.episodes for worker in workers),
+            mean_return=mean_return,
+            mean_length=mean_length,
+            workers=workers,
+        )
+
+    def recent_episodes(self) -> Sequence[Episode]:
+        """Return the last episodes of all nodes that have ended, as their batches arrived."""
+        return self.fleet.now.recent
+
+    def _worker_stats(self, number: int) -> WorkerStats:
+        node = self.fleet.now.nodes[number]
+        outcome, (frames, episodes) = node.outcome, node.former
+        stats = outcome.stats
+        return WorkerStats(
+            frames=stats.stepped + frames,
+            episodes=stats.episodes + episodes,
+            mean_return=stats.mean_return,
+            mean_length=stats.mean_length,
+            frames_per_s=stats.frames_per_s,
+            idle_share=outcome.idle_share,
+            versions_behind=max(self.weights.latest(number).number - outcome.weights, 0),
+            restarts=node.losses.number,
+        )
+
+    def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
+        """Count the open batch as handed out and return `batch`, what became of it."""
+        # One line: an interrupt comes before the assignment, or after the batch was returned.
+        return (batch, self._become(collected.after))[0]
+
+    def _become(self, taken: Taken) -> Any:
+        self.fleet.now = self.fleet.now.delivering(taken)
+
+    def end(self) -> None:
+        """End the nodes; what they have under way is discarded."""
+        fleet = self.fleet
+        if fleet.closed or self._runtime.ended:
+            return
+        with suppress(Exception):
+            fleet.discard_all(UNFINISHED)
+            fleet.settle(Deadline(_SETTLE_S))
+            if not any(node.calls or node.down for node in fleet.now.nodes):
+                self._last_state = self.save()
+        fleet.close(_CLOSE_S)
+
+    def close(self, close_env: bool = True) -> None:
+        """End the nodes, and this part in Ray."""
+        try:
+            self.end()
+        finally:
+            self._runtime.release()

@@ -1,0 +1,221 @@
+"""The policy's weights on their way to the nodes: put into the object store once a version, fetched by each node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import Path, as_key, flatten
+from gleanrl._process.serialization import Parcel
+from gleanrl.collectors.distributed.actor import Published
+from gleanrl.collectors.policy_weights import check_loads, matched_weights, weights_of
+from gleanrl.collectors.workers.weights import Following
+from gleanrl.errors import PolicyError
+
+
+class BroadcastWeights:
+    """The owner's side. `push` and `mark` may be called by one thread while another one calls `refresh`.
+
+    Weights that are followed are put again only if they have changed, which is seen by comparing them with those that
+    were put last.
+
+    Args:
+        ray: the module.
+        policy: the user's, whose current weights are followed; None if only the nodes have one.
+        fields: of the weights, as the nodes have them; None if the policy has none.
+        following: until when.
+        interval: after how many batches of a node, at most, it gets the policy's current weights, whatever it was given
+            before; None for never.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        policy: Any,
+        fields: Mapping[Path, Field] | None,
+        following: Following,
+        interval: int | None = None,
+    ) -> None:
+        self._ray, self._following, self._interval = ray, following, interval
+        self._policy = policy if fields is not None and isinstance(policy, torch.nn.Module) else None
+        self._fields = fields
+        self._follows = self._policy is not None
+        self._all, self._own = Published(), dict[int, Published]()
+        self._last: dict[Path, torch.Tensor] | None = (
+            None  # the policy's, as they were put; in the object store
+        )
+        self._batches = 0
+        self._lock = threading.Lock()
+        """Held by whoever publishes."""
+        self.puts = 0
+        """How often weights were put into the object store."""
+
+    @property
+    def version(self) -> int:
+        """How often the policy got other weights by the user's hands: the latest version that a node has."""
+        return max(self._all.version, *(own.version for own in self._own.values()), 0)
+
+    def oldest_version(self, num_nodes: int) -> int:
+        """Return the lowest version that is meant for one of so many nodes."""
+        return min(self.latest(node).version for node in range(num_nodes))
+
+    def latest(self, node: int) -> Published:
+        """Return the weights that a node's next batch is collected with."""
+        return self._own.get(node, self._all)
+
+    def refresh(self, batches: int) -> None:
+        """Publish the current weights of the user's policy if they are followed, or the interval has passed.
+
+        Args:
+            batches: that every node was told to collect so far, on average.
+        """
+        with self._lock:
+            due = self._interval is not None and batches - self._batches >= max(self._interval, 1)
+            if self._policy is None or not (self._follows or due):
+                return
+            self._batches = batches
+            found = _leaves(self._policy)
+            if not any(leaf.is_meta for leaf in found.values()) and self._changed(found):
+                self._put(found, self.version)
+
+    def _changed(self, found: Mapping[Path, torch.Tensor]) -> bool:
+        last = self._last
+        if last is None or last.keys() != found.keys() or self._own:
+            return True
+        return not all(torch.equal(leaf, last[path]) for path, leaf in found.items())
+
+    def push(self, weights: Any, nodes: list[int] | None, batches: int) -> None:
+        """Publish weights; nodes take them before their next batch.
+
+        Args:
+            weights: see `PolicyWeights.push`.
+            nodes: which of them; None for all.
+            batches: see `refresh`.
+
+        Raises:
+            PolicyError: there are none to take.
+            SchemaError, InvalidTypeError: they don't fit; nothing has changed then.
+        """
+        if self._fields is None:
+            if weights is not None:
+                raise PolicyError("update_policy_weights_: the policy isn't a module and has no weights")
+            return
+        if weights is None and self._policy is None:
+            raise PolicyError(
+                "update_policy_weights_: the policy was made in the nodes: give the weights, a TensorDict of them, a "
+                "module like it, or its state_dict()"
+            )
+        others = weights is not None or nodes is not None
+        given = self._policy if weights is None else weights
+        found = self._matched(weights_of(given))
+        ends = Following.UNTIL_GIVEN if others else Following.UNTIL_UPDATED
+        with self._lock:
+            self._put(found, self.version + 1, nodes)
+            self._follows &= self._following not in (ends, Following.UNTIL_UPDATED)
+            self._batches = batches
+
+    def _put(self, found: Mapping[Path, torch.Tensor], version: int, nodes: list[int] | None = None) -> None:
+        ref = self._ray.put(Parcel(_record(found)))
+        self.puts += 1
+        made = Published(self.puts, version, (ref,))
+        if nodes is None:
+            self._last = flatten(self._ray.get(ref).view())
+            self._all, self._own = made, {}
+        else:
+            self._own = {**self._own, **dict.fromkeys(nodes, made)}
+
+    def mark(self, version: int) -> None:
+        """Have frames say a later version of the same weights, since somebody else has sent others."""
+        with self._lock:
+            self._all = self._all._replace(version=version)
+            self._own = {node: own._replace(version=version) for node, own in self._own.items()}
+
+    def stop_following(self) -> None:
+        """Publish weights that are pushed only."""
+        with self._lock:
+            self._follows = False
+
+    def _matched(self, weights: TensorDictBase) -> dict[Path, torch.Tensor]:
+        """Return weights by their paths in the nodes' policy; raise if they don't fit."""
+        assert self._fields is not None
+        target = _record({path: _blank(field) for path, field in self._fields.items()})
+        pairs = matched_weights(weights, target)
+        return {path: _here(given) for path, (_, given) in zip(flatten(target), pairs, strict=True)}
+
+    # ------------------------------------------------------------------- state
+    def parse(self, states: Mapping[int, Any], strict: bool, arguments: Mapping[str, Any]) -> LoadedPolicy:
+        """Return what saved policies of nodes stand for, checked.
+
+        Args:
+            states: state dictionaries, by node.
+            strict: whether a missing or unexpected entry is an error.
+            arguments: of the policy's `load_state_dict`.
+
+        Raises:
+            SchemaError, InvalidTypeError: they don't fit.
+        """
+        assert self._fields is not None
+        states = {node: self._unwrapped(state) for node, state in states.items()}
+        first = next(iter(states.values()))
+        known, kept = dict(self._last or {}), dict[str, Any]()
+        if self._policy is not None:
+            names = {".".join(path) for path in self._fields} - set(self._policy.state_dict())
+            kept = {name: value for name, value in first.items() if name not in names}
+            check_loads(self._policy, kept, strict, arguments)
+            known = known or _leaves(self._policy)
+        current = {".".join(path): leaf for path, leaf in known.items()}
+        found = {node: self._matched(weights_of({**current, **state})) for node, state in states.items()}
+        return LoadedPolicy(found, kept, strict, arguments)
+
+    def _unwrapped(self, state: Any) -> Any:
+        """Return a state dictionary by the names of the policy itself; nodes' may be those of a wrapper around it."""
+        prefix = "module."
+        own = any(path[0] == "module" for path in self._fields or ())
+        if own or not isinstance(state, Mapping) or not all(name.startswith(prefix) for name in state):
+            return state
+        return {name.removeprefix(prefix): value for name, value in state.items()}
+
+    def adopt(self, loaded: LoadedPolicy) -> None:
+        """Give the user's policy and the nodes weights that were parsed."""
+        first = next(iter(loaded.found.values()))
+        if self._policy is not None:
+            self._policy.load_state_dict(loaded.of_policy, strict=loaded.strict, **loaded.arguments)
+        with self._lock:
+            self._put(first, self.version)
+            for node, found in loaded.found.items():
+                if not all(torch.equal(leaf, first[path]) for path, leaf in found.items()):
+                    self._put(found, self.version, [node])
+                    self._follows = False
+
+
+class LoadedPolicy(NamedTuple):
+    """Saved policies that were checked."""
+
+    found: Mapping[int, Mapping[Path, torch.Tensor]]
+    """Weights by node."""
+    of_policy: Mapping[str, Any]
+    """What the user's policy loads."""
+    strict: bool
+    arguments: Mapping[str, Any]
+
+
+def _leaves(policy: torch.nn.Module) -> dict[Path, torch.Tensor]:
+    return {path: _here(leaf) for path, leaf in flatten(TensorDict.from_module(policy)).items()}
+
+
+def _here(leaf: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's values on the CPU; its own memory if that is there."""
+    return leaf.detach() if leaf.is_meta else leaf.detach().cpu()
+
+
+def _blank(field: Field) -> torch.Tensor:
+    return torch.empty((), dtype=field.dtype, device="cpu").expand(field.shape)
+
+
+def _record(leaves: Mapping[Path, torch.Tensor]) -> TensorDict:
+    return TensorDict({as_key(path): leaf for path, leaf in leaves.items()})

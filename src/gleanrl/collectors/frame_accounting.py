@@ -1,0 +1,376 @@
+"""The frame ledger: every frame that was stepped is delivered, flagged or discarded for a reason.
+
+Which trajectory a frame belongs to: ids, step counts and returns, from the done column, once a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gleanrl._arrays.native import record
+from gleanrl._state.state import StateReader
+
+Array = np.ndarray[Any, Any]
+
+NUM_RECENT = 100
+"""Ended trajectories whose returns and lengths are remembered, those of all workers together."""
+
+
+class Episode(NamedTuple):
+    """A trajectory that has ended."""
+
+    episode_return: float
+    """NaN where returns aren't followed."""
+    length: int
+
+
+class Numbering(NamedTuple):
+    """Ids that are unique over workers: worker w of W multiplies, ``local id * W + w``."""
+
+    worker: int
+    num_workers: int
+
+    def __call__(self, ids: Any) -> Any:
+        """Return what local ids are called outside."""
+        return ids * self.num_workers + self.worker
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Where the trajectories of P environments stand between two batches, an immutable value.
+
+    Ids never name two trajectories. The environments begin with 0 … P-1; each trajectory that ends gives its
+    environment the next free id. Ends at the same step are taken in the environments' order. An id that has no frame
+    yet is used again after a reset.
+    """
+
+    ids: Array  # (P,) int64: of the trajectories under way
+    steps: Array  # (P,) int64: frames that these have
+    returns: Array  # (P,) float64: their rewards so far
+    next_id: int
+    num_ended: int = 0
+    recent_returns: tuple[float, ...] = ()
+    recent_lengths: tuple[int, ...] = ()
+
+    @property
+    def recent(self) -> list[Episode]:
+        """The last ones that have ended, in order."""
+        lengths = self.recent_lengths
+        returns = (
+            self.recent_returns if len(self.recent_returns) == len(lengths) else [math.nan] * len(lengths)
+        )
+        return [Episode(*one) for one in zip(returns, lengths, strict=True)]
+
+    @property
+    def local_ids(self) -> list[int]:
+        """The local ids of those that have frames."""
+        found: list[int] = self.ids[self.steps > 0].tolist()
+        return found
+
+    @staticmethod
+    def begin(num_envs: int, first_id: int = 0) -> Trajectories:
+        """Return those of environments that have no frame yet."""
+        ids = np.arange(first_id, first_id + num_envs, dtype=np.int64)
+        return Trajectories(ids, np.zeros_like(ids), np.zeros(num_envs), first_id + num_envs)
+
+    def where(self, done: Array, env: int) -> tuple[int, int]:
+        """Return where environment `env` stands after some steps: ``(local id, steps within the trajectory)``.
+
+        For environments whose every step is a frame.
+
+        Args:
+            done: ``(P, t)`` bool, the steps since.
+            env: its index.
+        """
+        ends = np.argwhere(done.T)  # (k, 2): step, environment
+        mine = [k for k, (_, p) in enumerate(ends) if p == env]
+        if not mine:
+            return int(self.ids[env]), int(self.steps[env]) + done.shape[1]
+        return self.next_id + mine[-1], done.shape[1] - 1 - int(ends[mine[-1]][0])
+
+    def record(
+        self,
+        done: Array,
+        reward: Array | None,
+        ids: Array,
+        counts: Array | None = None,
+        mask: Array | None = None,
+        numbering: Numbering | None = None,
+    ) -> Trajectories:
+        """Fill in the columns of a batch and return where the trajectories stand after it.
+
+        Args:
+            done: ``(P, T)`` bool, whether the trajectory ended with this step.
+            reward: ``(P, T)`` float32 or float64, or None if returns aren't followed.
+            ids: ``(P, T)`` int64 with contiguous rows, written: -1 on steps that are no frames.
+            counts: likewise, written: steps of the trajectory before this one; None if not wanted.
+            mask: ``(P, T)`` bool, False on steps that are no frames; None if all are.
+            numbering: of the ids that are written; None for the local ones.
+        """
+        own_ids, own_steps, own_returns = self.ids.copy(), self.steps.copy(), self.returns.copy()
+        factor, offset = (1, 0) if numbering is None else (numbering.num_workers, numbering.worker)
+        done = np.ascontiguousarray(done)
+        reward = None if reward is None else np.ascontiguousarray(reward)
+        mask = None if mask is None else np.ascontiguousarray(mask)
+        lengths, returns = record(
+            done, reward, mask, ids, counts, own_ids, own_steps, own_returns, self.next_id, factor, offset
+        )
+        count = len(lengths)
+        return Trajectories(
+            own_ids,
+            own_steps,
+            own_returns,
+            self.next_id + count,
+            self.num_ended + count,
+            (*self.recent_returns, *returns)[-NUM_RECENT:] if count else self.recent_returns,
+            (*self.recent_lengths, *lengths)[-NUM_RECENT:] if count else self.recent_lengths,
+        )
+
+    def abandon(self, mask: Array | None = None) -> Trajectories:
+        """Return where they stand after a reset: environments whose trajectory has frames get new ids.
+
+        Args:
+            mask: ``(P,)`` bool, which environments were reset; None for all.
+        """
+        stale = self.steps > 0
+        if mask is not None:
+            stale &= mask
+        return replace(
+            self,
+            ids=_renumbered(self.ids, stale, self.next_id),
+            steps=np.where(stale, 0, self.steps),
+            returns=np.where(stale, 0.0, self.returns),
+            next_id=self.next_id + int(stale.sum()),
+        )
+
+    def apart_from(self, used: Trajectories, go_on: bool = False) -> Trajectories:
+        """Return them with no id that frames of `used` have.
+
+        Args:
+            used: where the trajectories stand whose frames were handed out; these here are of another past of theirs.
+            go_on: whether these go on; if not, a reset of all environments follows.
+        """
+        next_id = max(self.next_id, used.next_id)
+        unused = np.isin(self.ids, used.ids[used.steps == 0]) | (self.ids >= used.next_id)
+        if go_on:  # those that stand where they stood have no other frames
+            same = (
+                (self.ids == used.ids) & (self.steps == used.steps)
+                if len(self.ids) == len(used.ids)
+                else unused
+            )
+            taken = ~(unused | same)
+        else:  # the others get new ids by that reset
+            taken = (self.steps == 0) & ~unused
+        return replace(
+            self,
+            ids=_renumbered(self.ids, taken, next_id),
+            next_id=next_id + int(taken.sum()),
+        )
+
+    @staticmethod
+    def read(state: Any) -> Trajectories:
+        """Return the value of a saved state; `SchemaError` for anything else."""
+        reader = StateReader(state, "trajectories")
+        next_id = reader.integer("next_id")
+        ids = reader.tensor("ids", torch.int64, (None,)).numpy()
+        value = Trajectories(
+            ids,
+            reader.tensor("steps", torch.int64, ids.shape).numpy(),
+            reader.tensor("returns", torch.float64, ids.shape).numpy(),
+            next_id,
+            reader.integer("num_ended"),
+            reader.numbers("recent_returns", float),
+            reader.numbers("recent_lengths", int),
+        )
+        if bool((ids < 0).any()) or bool((ids >= next_id).any()) or len(np.unique(ids)) < len(ids):
+            raise reader.wrong("ids", f"different numbers below {next_id}")
+        if bool((value.steps < 0).any()):
+            raise reader.wrong("steps", "numbers of 0 or more")
+        return value
+
+    def of_environments(self, num_envs: int) -> Trajectories:
+        """Return these, or new ones, numbered after these, if they are of another number of environments."""
+        if len(self.ids) == num_envs:
+            return self
+        begun = Trajectories.begin(num_envs, self.next_id)
+        return replace(self, ids=begun.ids, steps=begun.steps, returns=begun.returns, next_id=begun.next_id)
+
+
+def _renumbered(ids: Array, which: Array, next_id: int) -> Array:
+    """Return ids of which some are the next free ones, in order."""
+    renumbered: Array = np.where(which, next_id + which.cumsum() - 1, ids)
+    return renumbered
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """A worker's counters at one moment, those of the processes that had its place before included.
+
+    Attributes:
+        frames: frames that its environments were stepped for.
+        episodes: episodes that ended.
+        mean_return: mean undiscounted return of its last 100 episodes; NaN before the first.
+        mean_length: their mean length in steps; NaN before the first.
+        frames_per_s: frames per second of collection, waiting not included.
+        idle_share: the part of its time that it waited for leave to go on, in ``[0, 1]``.
+        versions_behind: how many versions of the policy's weights were published since those that it uses.
+        restarts: how often its process was made anew.
+    """
+
+    frames: int
+    episodes: int
+    mean_return: float
+    mean_length: float
+    frames_per_s: float
+    idle_share: float
+    versions_behind: int
+    restarts: int
+
+
+@dataclass(frozen=True)
+class CollectorStats:
+    """A collector's counters at one moment; all counts are since its construction (or the loaded state).
+
+    Attributes:
+        stepped: frames that environments were stepped for: ``delivered + flagged + discarded``.
+        delivered: frames handed out and good.
+        flagged: frames handed out and marked (not finite).
+        discarded: frames that were never handed out.
+        reasons: discarded frames by reason.
+        batches: batches handed out.
+        episodes: episodes that ended.
+        mean_return: mean undiscounted return of the last 100 episodes, those of all workers together by the time of
+            their ends; NaN before the first.
+        mean_length: their mean length in steps; NaN before the first.
+        frames_per_s: frames per second of collection alone, the learner's time not included.
+        workers: of each worker process; none without any.
+        cut: trajectories that were under way in a state that was loaded, and couldn't go on.
+    """
+
+    stepped: int
+    delivered: int
+    flagged: int
+    discarded: int
+    reasons: Mapping[str, int]
+    batches: int
+    episodes: int
+    mean_return: float
+    mean_length: float
+    frames_per_s: float
+    workers: tuple[WorkerStats, ...] = ()
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The counts of a source, an immutable value. Python integers: no count ever wraps."""
+
+    delivered: int = 0
+    """Frames that were handed out and are good."""
+    flagged: int = 0
+    """Frames that were handed out and are marked."""
+    discards: Mapping[str, int] = field(default_factory=dict)
+    """Frames that were stepped and never handed out, by reason."""
+    seconds: float = 0.0
+    """Time that collection took, the learner's not included."""
+    spent: int = 0
+    """Frames that count against the budget."""
+    batches: int = 0
+    """Batches that do."""
+    cut: int = 0
+    """Trajectories that were under way in a state that was loaded, and couldn't go on."""
+
+    @property
+    def discarded(self) -> int:
+        """Frames that were stepped and never handed out."""
+        return sum(self.discards.values())
+
+    @property
+    def stepped(self) -> int:
+        """Frames that environments were stepped for."""
+        return self.delivered + self.flagged + self.discarded
+
+    def lasting(self, seconds: float) -> Ledger:
+        """Return the counts after collecting for so much longer."""
+        return replace(self, seconds=self.seconds + seconds)
+
+    def delivering(self, frames: int, flagged: int = 0, counted: bool = True, seconds: float = 0.0) -> Ledger:
+        """Return the counts after another batch was handed out.
+
+        Args:
+            frames: that it has.
+            flagged: how many of them are marked.
+            counted: whether it counts against the budget.
+            seconds: that its collection took.
+        """
+        return Ledger(  # `replace` would take three times as long, for each batch
+            self.delivered + frames - flagged,
+            self.flagged + flagged,
+            self.discards,
+            self.seconds + seconds,
+            self.spent + frames * counted,
+            self.batches + counted,
+            self.cut,
+        )
+
+    def cutting(self, trajectories: int) -> Ledger:
+        """Return the counts after so many trajectories couldn't go on."""
+        return replace(self, cut=self.cut + trajectories)
+
+    def discarding(self, frames: int, reason: str) -> Ledger:
+        """Return the counts after `frames` more were stepped that will never be handed out."""
+        if not frames:
+            return self
+        return replace(self, discards={**self.discards, reason: self.discards.get(reason, 0) + frames})
+
+    def stats(self, trajectories: Trajectories | None = None) -> CollectorStats:
+        """Return the counters that users see; without trajectories those of none, for who follows them elsewhere."""
+        mean_return, mean_length = means_of(() if trajectories is None else trajectories.recent)
+        return CollectorStats(
+            stepped=self.stepped,
+            delivered=self.delivered,
+            flagged=self.flagged,
+            discarded=self.discarded,
+            reasons=MappingProxyType(dict(self.discards)),
+            batches=self.batches,
+            episodes=0 if trajectories is None else trajectories.num_ended,
+            mean_return=mean_return,
+            mean_length=mean_length,
+            frames_per_s=self.stepped / self.seconds if self.seconds else 0.0,
+            cut=self.cut,
+        )
+
+    @staticmethod
+    def read(state: Any) -> Ledger:
+        """Return the counts of a saved state; `SchemaError` for anything else."""
+        reader = StateReader(state, "a frame ledger")
+        discards = reader.part("discards")
+        return Ledger(
+            reader.integer("delivered"),
+            reader.integer("flagged"),
+            {reason: discards.integer(reason) for reason in discards},
+            reader.number("seconds", 0),
+            reader.integer("spent"),
+            reader.integer("batches"),
+            reader.integer("cut"),
+        )
+
+
+def means_of(episodes: Iterable[Episode]) -> tuple[float, float]:
+    """Return the mean return and the mean length of the last `NUM_RECENT`; NaN without any.
+
+    Args:
+        episodes: by the time of their ends.
+    """
+    recent = [*episodes][-NUM_RECENT:]
+    if not recent:
+        return math.nan, math.nan
+    return fmean([one.episode_return for one in recent]), fmean([one.length for one in recent])

@@ -1,0 +1,438 @@
+"""The source of one process: blocks filled by the loop, one after the other.
+
+The public collectors and the workers of the multi-process ones are made of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.block import Block, KeptBlock, can_keep
+from gleanrl._arrays.schema import Schema
+from gleanrl._os import clock
+from gleanrl._rollout.env_traits import is_closed, seed_env
+from gleanrl._rollout.errors import BATCH, StepFault, explain
+from gleanrl._rollout.loop import collect, exploring, with_gradients
+from gleanrl._rollout.plan import RolloutPlan
+from gleanrl._rollout.protocol import CarriedOutputs
+from gleanrl._state.rng import OwnedTorchGenerator
+from gleanrl._state.state import Stateful, StateReader
+from gleanrl.collectors import checkpoint
+from gleanrl.collectors.batch_columns import Columns, Completed
+from gleanrl.collectors.checkpoint import Place
+from gleanrl.collectors.frame_accounting import CollectorStats, Episode, Ledger, Numbering, Trajectories
+from gleanrl.collectors.policy_weights import PolicyWeights
+from gleanrl.collectors.source import Collected, CollectionOptions, Grant, Grants, Loading, Source, warn
+from gleanrl.errors import (
+    GleanError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NonFiniteError,
+    PolicyError,
+    UnsupportedError,
+    WorkerError,
+)
+
+_REASONS: tuple[tuple[type[BaseException], str], ...] = (
+    (StepFault, "environment"),
+    (PolicyError, "policy"),
+    (NonFiniteError, "nonfinite"),
+    (Exception, "error"),
+    (BaseException, "interrupted"),
+)
+"""Under which reason the ledger counts frames that were lost to an exception; the first that fits."""
+
+
+@dataclass(frozen=True)
+class CollectionState:
+    """What a collection lives by, beside its environment and its policy."""
+
+    ledger: Ledger
+    trajectories: Trajectories
+    generator: torch.Tensor | None
+    """State of the generator of random actions; None before its first use."""
+    carry: CarriedOutputs
+    """What the policy finds again in the next row."""
+    policy_version: int
+    place: Place
+    """Where the environments stand."""
+
+
+class Filled(NamedTuple):
+    """A block that holds a batch, which is open until it is delivered."""
+
+    block: Block
+    num_steps: int
+    """Steps that were written."""
+    done: Completed
+    """What the columns hold."""
+    after: Any
+    """What the collection lives by once the batch has arrived."""
+
+
+class _Moment(NamedTuple):
+    """Where a collection stands. It goes from one to the next by one assignment, which no interrupt can cut."""
+
+    ledger: Ledger
+    trajectories: Trajectories
+    open: Block | int | None = None
+    """Frames that aren't in the ledger: those of a block being filled, or so many."""
+    reset_first: bool = False
+    """Whether the next batch begins with a reset of every environment."""
+
+    def opened(self, frames: Block | int) -> _Moment:
+        """Return it with those frames open."""
+        return _Moment(self.ledger, self.trajectories, frames, self.reset_first)
+
+
+class Collection(Source, Stateful[CollectionState]):
+    """Fills one batch after the other.
+
+    After a failure (an environment, a policy, a value that isn't finite, an interrupt) the batch is discarded and
+    accounted for, and the next one begins with a reset of every environment.
+
+    Args:
+        env: the environment; it is used, not owned.
+        plan: which actor, which stepper, which columns.
+        options: how batches are collected.
+        device: what batches say of their device.
+        weights: of the policy.
+        generator: that of the plan's random actions.
+        numbering: of the trajectories' ids.
+        first_id: the first local id that may be used.
+    """
+
+    pushes_between = True
+
+    def __init__(
+        self,
+        env: Any,
+        plan: RolloutPlan,
+        options: CollectionOptions,
+        device: torch.device | None = None,
+        weights: PolicyWeights | None = None,
+        generator: OwnedTorchGenerator | None = None,
+        numbering: Numbering | None = None,
+        first_id: int = 0,
+    ) -> None:
+        self.env, self.plan, self.options, self.numbering = env, plan, options, numbering
+        self.columns = Columns(env, plan, options, numbering)
+        self.num_envs, self.batch_size = self.columns.num_envs, plan.batch_size
+        self.done_paths = plan.done_paths
+        self.device = device
+        """What batches say of their device."""
+        self.weights = weights or PolicyWeights(None, None)
+        self._draws = generator or OwnedTorchGenerator()
+        self._now = _Moment(Ledger(), Trajectories.begin(self.num_envs, first_id))
+        self._block: Block | None = None
+        self._kept: Block | None = None  # what `_batch` shows, where the block itself is borrowed
+        self._batch: TensorDict | None = None
+        self._pool = BufferPool()
+        self.target: Callable[[Schema, torch.Size, int], Block | None] | None = None
+        """Gives what batches that may be lent are filled into (see `fill`), by columns, dimensions and steps."""
+
+    @property
+    def goes_on(self) -> bool:  # type: ignore[override]
+        """Whether the trajectories under way go on with the next batch."""
+        return not self._now.reset_first
+
+    @property
+    def spent(self) -> int:
+        """Frames that were delivered and count against the budget."""
+        return self._now.ledger.spent
+
+    @property
+    def ledger(self) -> Ledger:
+        """The counts; an open batch isn't in them."""
+        return self._now.ledger
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """Where they stand after the last batch that arrived."""
+        return self._now.trajectories
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy got other weights."""
+        return self.weights.version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self.weights.version = version
+
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
+        """Return the next batch that `budget`, which isn't spent, grants; see `collect`."""
+        grant = budget.grant(self.spent)
+        assert grant is not None, "the budget is spent"
+        return self.collect(grant, lend)
+
+    def collect(self, grant: Grant, lend: bool = False) -> Collected:
+        """Return a batch, ``[*batch, T]``; it is shorter if the rollout was stopped. See `fill`."""
+        wants = self.target if lend else None
+        filled = self.fill(grant, wants and wants(self.columns.schema, self.batch_size, grant.num_steps))
+        return Collected(self._wrap(filled.block, filled.num_steps, lend), filled.after)
+
+    def fill(self, grant: Grant, target: Block | None = None) -> Filled:
+        """Collect a batch into a block.
+
+        Args:
+            grant: what may be collected.
+            target: the block, of the grant's number of steps; None for one that this returns. Environments that write
+                elsewhere than into the memory of this process have their columns copied there.
+
+        Raises:
+            EnvironmentFailure, EnvironmentContractError: the environment raised or broke its declaration.
+            PolicyError: the policy's output doesn't fit.
+            NonFiniteError: a value isn't finite (with ``nonfinite="raise"``).
+        """
+        self.lose("interrupted")
+        self.weights.refresh()
+        self._prepare()
+        block = self._fresh_block(grant.num_steps) if target is None or self._elsewhere else target
+        block.num_whole = 0
+        begin = clock.monotonic()
+        self._now = self._now.opened(block)
+        count = None
+        try:
+            count = self._fill(block, grant.random)
+            self._now = self._now.opened(self.columns.frames(block, count))
+            done = self.columns.complete(block, count, self._now.trajectories, grant.most)
+            if self.options.versioned:
+                self.columns.note_version(block, self.policy_version)
+        except BaseException as error:
+            explained = None
+            if isinstance(error, StepFault):
+                explained = self._explained(error, block)
+                self._now = self._now.opened(self.columns.frames(block, error.made(self.num_envs)))
+            earlier = self._overlooked(block, error) if count is None else None
+            reason = next(reason for kind, reason in _REASONS if isinstance(earlier or error, kind))
+            if reason == "error" and block.policy_failed:
+                reason = "policy"
+            self.lose(reason, clock.monotonic() - begin)
+            if earlier is not None:
+                raise earlier from explained or error
+            if explained is None:
+                raise
+            raise explained from explained.__cause__
+        seconds = clock.monotonic() - begin
+        ledger = self._now.ledger.delivering(done.frames, done.flagged, grant.counted, seconds)
+        after = _Moment(ledger.discarding(done.excess, "budget"), done.trajectories)
+        if target is not None and block is not target:
+            for column, found in zip(target.columns, block.columns, strict=True):
+                column.copy_(found)
+            block = target
+        return Filled(block, count, done, after)
+
+    def _overlooked(self, block: Block, error: BaseException) -> GleanError | None:
+        """Return what the checks of a whole batch would have found in the rows before the one that failed.
+
+        Columns are checked once a batch, so that a NaN of an earlier row may be the cause of `error`.
+        """
+        if not isinstance(error, Exception) or isinstance(
+            error, WorkerError
+        ):  # rows that no worker has written
+            return None
+        acted = stepped = block.num_whole
+        if isinstance(error, StepFault):
+            stepped = acted = min(error.made(self.num_envs))
+            if error.during == "step":  # an action is written before its step
+                acted = error.t + 1
+        try:
+            self.columns.check(block, acted, stepped)
+        except (PolicyError, NonFiniteError) as found:
+            return found
+        except Exception:  # the check itself may fail on a block that isn't whole: `error` matters more
+            return None
+        return None
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether the environments write into memory of their own."""
+        device = self.plan.stepper.device
+        return self.plan.stepper.lends or (device is not None and device.type != "cpu")
+
+    def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
+        """Count the open batch as handed out and return `batch`, what became of it."""
+        # One line: an interrupt comes before the assignment, or after the batch was returned.
+        return (batch, self.become(collected.after))[0]
+
+    def become(self, moment: _Moment) -> Any:
+        """Live by what followed from a batch: it has arrived."""
+        self._now = moment
+
+    def lose(self, reason: str, seconds: float = 0.0) -> None:
+        """Count an open batch, which took so many seconds, as discarded; the next one begins with a reset."""
+        now = self._now
+        if now.open is None:
+            return
+        frames = now.open if isinstance(now.open, int) else self.columns.frames(now.open, now.open.num_whole)
+        ledger = now.ledger.lasting(seconds).discarding(frames, reason)
+        self._now = _Moment(ledger, now.trajectories.abandon(), reset_first=True)
+
+    def _prepare(self) -> None:
+        """Reset the environments if they have to be before a batch."""
+        if self.options.reset_each or self._now.reset_first:
+            self.reset()
+        elif self.plan.stepper.disturbed:
+            warn(
+                f"{type(self.env).__name__}: it was stepped or reset outside the collector, whose trajectories can't "
+                "go on; the collector resets it (give the collector an environment of its own)"
+            )
+            self.reset()
+
+    def _fill(self, block: Block, random: bool) -> int:
+        actor = self.plan.random_actor if random else self.plan.actor
+        run = (collect, actor, self.plan.stepper, block, self.options.stop)
+        return with_gradients(False, exploring, self.options.exploration_type, *run)
+
+    def _fresh_block(self, num_steps: int) -> Block:
+        if not self.options.reuse_block:
+            return self._kept_block(num_steps) or self.plan.block(num_steps, self.columns.schema, self._pool)
+        if self._block is None or self._block.num_steps != num_steps:
+            self._block = self.plan.block(num_steps, self.columns.schema, self._pool)
+            self._block.rewritten = True
+            self._batch = self._kept = None
+        return self._block
+
+    def _kept_block(self, num_steps: int) -> KeptBlock | None:
+        """Return a block that many batches are written into, one after the other; None where that isn't worth while."""
+        block = self._block
+        if not isinstance(block, KeptBlock) or block.num_steps != num_steps or not block.is_free:
+            self._block, schema = None, self.columns.schema
+            if self.plan.rewrites_blocks and can_keep(schema, self.batch_size, num_steps):
+                self._block = KeptBlock(schema, self.batch_size, num_steps)
+            block = self._block
+        return block
+
+    def _wrap(self, block: Block, count: int, lend: bool) -> TensorDict:
+        if lend and not isinstance(block, KeptBlock):
+            return block.batch(count, self.device)
+        if not self.options.reuse_block or count != block.num_steps:
+            return block.owned(self._pool).batch(count, self.device)
+        self._kept = block.owned(into=self._kept)
+        if self._batch is None or self.columns.schema.lists:
+            self._batch = self._kept.batch(count, self.device)
+        return self._batch
+
+    def _explained(self, fault: StepFault, block: Block) -> Exception:
+        if fault.env < 0:
+            return explain(fault, self.env)
+        where = self.columns.where(block, self._now.trajectories, fault.env)
+        action = self.columns.action(block, fault.env, fault.t)
+        return explain(fault.counted_from(self.columns.first_env), self.env, *where, action)
+
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset the environments; after a failure all of them, whatever `index` says.
+
+        Raises:
+            EnvironmentFailure, EnvironmentContractError: it failed; the next batch begins with another one.
+        """
+        self.lose("interrupted")
+        mask = None if self._now.reset_first else self._mask(index, kwargs)
+        self._now = self._now._replace(reset_first=True)
+        try:
+            if kwargs:
+                self._load(kwargs)
+            else:
+                self.plan.stepper.reset(mask)
+        except StepFault as fault:
+            raise explain(fault, self.env) from fault.cause
+        if mask is None:
+            self.plan.actor.carry.clear()
+        flat = None if mask is None else mask.reshape(-1).numpy()
+        self._now = _Moment(self._now.ledger, self._now.trajectories.abandon(flat))
+
+    def _mask(self, index: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        if index is None:
+            return None
+        if kwargs:
+            raise UnsupportedError("reset: keyword arguments go to all environments; leave index out")
+        if not self.env.batch_size:
+            raise InvalidArgumentError("reset: index is for a batch of environments; this is a single one")
+        mask = torch.zeros(self.env.batch_size, dtype=torch.bool, device="cpu")
+        mask[index.cpu() if isinstance(index, torch.Tensor) else index] = True
+        return mask
+
+    def _load(self, kwargs: dict[str, Any]) -> None:
+        try:
+            self.plan.stepper.load(self.env.reset(**kwargs))
+        except Exception as cause:
+            raise StepFault(0, 0 if self.num_envs == 1 else BATCH, "reset", cause) from cause
+
+    def set_seed(self, seed: int, static_seed: bool) -> int:
+        """Seed the environments and the random actions, and reset."""
+        last = seed_env(self.env, seed, static_seed)
+        self._draws.seed(seed)
+        self.reset()
+        return last
+
+    def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Copy weights into the policy that collects."""
+        if worker_ids is not None:
+            raise InvalidTypeError("worker_ids: the collector has neither workers nor a weight_updater")
+        self.weights.push(weights)
+        self.policy_version += 1
+
+    def stop_following(self) -> None:
+        """Have the policy get other weights by `push_weights`, or by the user's hands, only."""
+        self.weights.stop_following()
+
+    def close(self, close_env: bool = True) -> None:
+        """Close the environment, if it is to be."""
+        if close_env and not is_closed(self.env):
+            self.env.close()
+
+    def stats(self) -> CollectorStats:
+        """Return the counters at this moment."""
+        return self._now.ledger.stats(self._now.trajectories)
+
+    def recent_episodes(self) -> list[Episode]:
+        """Return the last episodes that have ended."""
+        return self._now.trajectories.recent
+
+    def snapshot(self) -> CollectionState:
+        """Return what the collection lives by."""
+        return CollectionState(
+            self._now.ledger,
+            self._now.trajectories,
+            self._draws.snapshot(),
+            self.plan.actor.carry.snapshot(),
+            self.policy_version,
+            Place.of(self.env, self.plan.stepper, self._now.reset_first or self.plan.stepper.disturbed),
+        )
+
+    def parse(self, state: Any) -> CollectionState:
+        """Return the value of a saved state."""
+        reader = StateReader(state, "a collection")
+        return CollectionState(
+            Ledger.read(reader.get("ledger")),
+            Trajectories.read(reader.get("trajectories")).of_environments(self.num_envs),
+            self._draws.parse(reader.get("generator")),
+            self.plan.actor.carry.parse(reader.get("carry")),
+            reader.integer("policy_version"),
+            Place.read(reader.get("place"), self.env, self.plan.stepper) if "place" in reader else Place(),
+        )
+
+    def adopt(self, value: CollectionState) -> None:
+        """Go on from a value; environments that can't be taken to where they were are reset before the next batch."""
+        self._draws.adopt(value.generator)
+        self.plan.actor.carry.adopt(value.carry)
+        self.policy_version = value.policy_version
+        value.place.take_up(self.env, self.plan.stepper)
+        self._now = _Moment(value.ledger, value.trajectories, reset_first=value.place.carry is None)
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of the environment, of the policy, and of the collection under ``"source"``."""
+        return checkpoint.saved(self)
+
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
+        """Return what goes on from a saved state; it can't fail."""
+        return checkpoint.loading(self, state, strict, keep_ids, kwargs)

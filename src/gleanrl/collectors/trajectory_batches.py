@@ -1,0 +1,286 @@
+"""Batches of whole trajectories: steps are held back until their trajectory has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
+
+from gleanrl._arrays.ragged import as_entry, as_leaf
+from gleanrl._arrays.tensordicts import as_key
+from gleanrl._os.interrupts import to_the_end
+from gleanrl._state.state import StateReader, objects_from, plain
+from gleanrl.collectors.frame_accounting import CollectorStats, Episode
+from gleanrl.collectors.source import BudgetSpent, Collected, Grant, Grants, Loading, Source
+from gleanrl.collectors.trajectories import split_trajectories
+from gleanrl.errors import UnsupportedError
+
+Pieces = tuple[TensorDictBase, ...]
+"""Steps of one trajectory, ``[t]`` each."""
+
+
+class _Held(NamedTuple):
+    """What is held back, an immutable value: it becomes another one by one assignment."""
+
+    under_way: Mapping[int, Pieces]
+    """Trajectories that go on, by their ids."""
+    whole: tuple[Pieces, ...] = ()
+    """Those that have ended, in the order of their ends."""
+    open: int = 0
+    """How many of these are being handed out."""
+    discards: Mapping[str, int] = {}
+    """Frames that will never be, by reason."""
+
+    def frames(self) -> int:
+        return _frames(self.under_way.values()) + _frames(self.whole)
+
+    def without(self, reason: str, under_way: Iterable[int] = (), whole: int = 0) -> _Held:
+        """Return it without some trajectories under way and the first whole ones, which are lost."""
+        gone = [self.under_way[name] for name in under_way]
+        lost = _frames(gone) + _frames(self.whole[:whole])
+        left = {name: pieces for name, pieces in self.under_way.items() if name not in set(under_way)}
+        discards = {**self.discards, reason: self.discards.get(reason, 0) + lost} if lost else self.discards
+        return _Held(left, self.whole[whole:], 0, discards)
+
+
+class WholeTrajectories(Source):
+    """Joins the pieces of trajectories that another source delivers, and hands out whole ones only.
+
+    What is held back isn't in the counts, as a batch under way isn't. Trajectories that can't end any more (after a
+    reset or a failure, and at the end of the budget) are counted as discarded, as ``"unfinished"``.
+
+    Args:
+        source: makes batches, ``[*batch, T]``, each in memory of its own.
+        count: trajectories of a batch; None for those that a batch of the source completes, one after the other.
+        padded: whether those of a batch are padded side by side; else one after the other, too.
+    """
+
+    steady = False
+
+    def __init__(self, source: Source, count: int | None, padded: bool = True) -> None:
+        self._source, self._count = source, count
+        self._padded = padded and count is not None
+        self.num_envs, self.batch_size = source.num_envs, source.batch_size
+        self.done_paths = source.done_paths
+        self._done_keys = [as_key(path) for path in source.done_paths]
+        self._held = _Held({})
+
+    def more(self, budget: Grants) -> bool:
+        """Return whether another batch can be had, should enough trajectories end."""
+        return self._enough() or self._source.more(budget)
+
+    def _enough(self) -> bool:
+        return self._count is not None and len(self._held.whole) >= self._count
+
+    def next(self, budget: Grants, lend: bool = False) -> Collected:
+        """Return ``[count, T]``, padded; or ``[frames]``, which may be none without a count.
+
+        Raises:
+            BudgetSpent: not enough trajectories have ended.
+        """
+        while not self._enough():
+            if not self._source.more(budget):
+                raise BudgetSpent
+            collected = self._source.next(budget)
+            held = self._with(collected)
+            to_the_end(partial(self._keep, collected, held))
+            if self._count is None:
+                break
+        held = self._held
+        ready = held.whole if self._count is None else held.whole[: self._count]
+        self._held = held._replace(open=len(ready))
+        if not ready:
+            return Collected(collected.batch.reshape(-1)[:0], held)
+        batch: Any = torch.cat([piece for pieces in ready for piece in pieces])
+        if self._padded:
+            batch = split_trajectories(batch, prefix="collector")
+        return Collected(batch, held._replace(whole=held.whole[len(ready) :]))
+
+    def _with(self, collected: Collected) -> _Held:
+        """Return what is held once a batch was taken in."""
+        batch, (part, num_parts) = collected.batch, collected.part
+        rows = batch.reshape(self.num_envs, batch.shape[-1])
+        under_way, whole, going_on = dict(self._held.under_way), list(self._held.whole), set()
+        for name, piece, ended in sorted(self._pieces(rows), key=lambda found: found[-1]):
+            pieces = (*under_way.pop(name, ()), piece)
+            if ended < 0:
+                under_way[name] = pieces
+                going_on.add(name)
+            else:
+                whole.append(pieces)
+        # Those that were reset meanwhile.
+        stale = {name for name in under_way.keys() - going_on if name % num_parts == part}
+        return self._held._replace(under_way=under_way, whole=tuple(whole)).without("unfinished", stale)
+
+    def _pieces(self, rows: TensorDictBase) -> Iterator[tuple[int, TensorDictBase, int]]:
+        """Yield id and steps of each trajectory in ``[P, T]``, and where it ended, -1 for one that goes on."""
+        ids = rows["collector", "traj_ids"].tolist()
+        done = torch.stack([rows[key].flatten(2).any(-1) for key in self._done_keys]).any(0).tolist()
+        for env, names in enumerate(ids):
+            begin = 0
+            for end in range(1, len(names) + 1):
+                if end < len(names) and names[end] == names[begin]:
+                    continue
+                if names[begin] >= 0:  # else steps that are no frames
+                    yield names[begin], rows[env, begin:end], end - 1 if done[env][end - 1] else -1
+                begin = end
+
+    def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
+        """Let go of the trajectories of a batch and return `batch`, what became of it."""
+        return (batch, self._become(collected.after))[0]
+
+    def _become(self, held: _Held) -> Any:
+        self._held = held
+
+    def _keep(self, collected: Collected, held: _Held) -> None:
+        """Hold back a batch that the source lets go of: frames are with the one or with the other."""
+        self._source.deliver(collected, collected.batch)
+        self._held = held
+
+    def lose(self, reason: str) -> None:
+        """Count what is open as discarded."""
+        self._source.lose(reason)
+        if self._held.open:
+            self._held = self._held.without(reason, whole=self._held.open)
+
+    def collect(self, grant: Grant) -> Collected:
+        """Refuse: a batch aside would make holes in trajectories."""
+        raise UnsupportedError("rollout: not with trajs_per_batch, whose trajectories would have holes")
+
+    @property
+    def spent(self) -> int:
+        """Frames that count against the budget, those that are held back included."""
+        return self._source.spent
+
+    def stats(self) -> CollectorStats:
+        """Return the counters at this moment."""
+        held, found = self._held, self._source.stats()
+        unfinished, away = sum(held.discards.values()), held.frames()
+        return replace(
+            found,
+            stepped=found.stepped - away,
+            delivered=found.delivered - away - unfinished,
+            discarded=found.discarded + unfinished,
+            reasons={
+                name: found.reasons.get(name, 0) + held.discards.get(name, 0)
+                for name in {**found.reasons, **held.discards}
+            },
+        )
+
+    def recent_episodes(self) -> Sequence[Episode]:
+        """Return the last episodes that have ended."""
+        return self._source.recent_episodes()
+
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset; if all environments are, nothing from before is handed out any more."""
+        self._source.reset(index, **kwargs)
+        if index is None:
+            self._empty()
+
+    def set_seed(self, seed: int, static_seed: bool) -> int:
+        """Seed environments and random actions, and reset."""
+        last = self._source.set_seed(seed, static_seed)
+        self._empty()
+        return last
+
+    def _empty(self) -> None:
+        self._held = self._held.without("unfinished", self._held.under_way, len(self._held.whole))
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy got other weights."""
+        return self._source.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._source.policy_version = version
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version that workers have."""
+        return self._source.oldest_version
+
+    def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Give the policy other weights."""
+        self._source.push_weights(weights, worker_ids)
+
+    def stop_following(self) -> None:
+        """Have the policy get weights by hand only."""
+        self._source.stop_following()
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of the source; beside it, under ``"source"``, what is held back."""
+        state, held = self._source.save(), self._held
+        state["source"]["held"] = {
+            "under_way": {name: _saved(torch.cat(list(pieces))) for name, pieces in held.under_way.items()},
+            "whole": [_saved(torch.cat(list(pieces))) for pieces in held.whole],
+            "discards": dict(held.discards),
+        }
+        return state
+
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
+        """Return what goes on from a saved state; it can't fail if the source's can't."""
+        load = self._source.loading(state, strict, keep_ids, **kwargs)
+        source = state.get("source", {})
+        held = _read(source["held"], load.renamed) if "held" in source else _Held({})
+
+        def change() -> None:
+            load.change()
+            self._held = held if self._source.goes_on else held.without("unfinished", held.under_way)
+
+        # What was handed out had ended: nothing of it is cut.
+        return Loading(partial(to_the_end, change), kept=load.kept, renamed=load.renamed)
+
+    def close(self, close_env: bool = True) -> None:
+        """Close the source; what is held back is lost."""
+        self._empty()
+        self._source.close(close_env)
+
+
+def _frames(trajectories: Iterable[Pieces]) -> int:
+    return sum(piece.numel() for pieces in trajectories for piece in pieces)
+
+
+def _read(state: Any, renamed: Mapping[int, int]) -> _Held:
+    """Return what was held back, with the new ids of trajectories under way; `SchemaError` for anything else."""
+    reader = StateReader(state, "what is held back")
+    discards = reader.part("discards")
+    try:
+        names = {int(name): saved for name, saved in reader.get("under_way").items()}
+        under_way = {renamed.get(name, name): (_steps(saved),) for name, saved in names.items()}
+        whole = tuple((_steps(saved),) for saved in reader.get("whole"))
+        for name, (steps,) in under_way.items():
+            steps["collector", "traj_ids"].fill_(name)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as cause:
+        raise reader.wrong("under_way", f"trajectories ({cause})") from cause
+    return _Held(under_way, whole, 0, {reason: discards.integer(reason) for reason in discards})
+
+
+def _saved(steps: Any) -> dict[str, Any]:
+    """Return steps as plain values."""
+    entries = {
+        key: _saved(entry)
+        if is_tensor_collection(entry) and not is_non_tensor(entry)
+        else plain(as_leaf(entry))
+        for key, entry in steps.items()
+    }
+    device = None if steps.device is None else str(steps.device)
+    return {"entries": entries, "size": list(steps.batch_size), "names": list(steps.names), "device": device}
+
+
+def _steps(saved: Any) -> TensorDict:
+    """Return the steps that `_saved` took."""
+    entries = {key: _entry(entry) for key, entry in saved["entries"].items()}
+    return TensorDict(entries, saved["size"], device=saved["device"], names=saved["names"])
+
+
+def _entry(saved: Any) -> Any:
+    if isinstance(saved, torch.Tensor):
+        return saved.clone()
+    return _steps(saved) if "entries" in saved else as_entry(objects_from(saved))

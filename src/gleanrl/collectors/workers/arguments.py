@@ -1,0 +1,112 @@
+"""What keywords of collectors with workers mean: mostly one value for each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gleanrl._process.worker import Timeouts
+from gleanrl._util import optional_callable, positive
+from gleanrl.collectors.build import Recipe
+from gleanrl.collectors.workers.weights import Following
+from gleanrl.collectors.workers.worker import Given
+from gleanrl.envs.vector.factories import Factory, factories, with_own_copies
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
+
+
+def makers_of(create_env_fn: Any, create_env_kwargs: Any, num_workers: Any) -> tuple[Factory, ...]:
+    """Return how each worker's environment is made."""
+    several = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, (str, bytes))
+    if not several and num_workers is None:
+        raise InvalidTypeError(
+            f"create_env_fn: expected a list with an entry for each worker, got {type(create_env_fn).__name__}; "
+            "write [create_env_fn] * num_workers, or give num_workers="
+        )
+    if several and not create_env_fn:
+        raise LengthError("create_env_fn: expected an entry for each worker, got none")
+    count = len(create_env_fn) if num_workers is None else positive("num_workers", num_workers)
+    given = list(create_env_fn) if several else [create_env_fn] * count
+    return with_own_copies(factories(count, given, create_env_kwargs))
+
+
+def frames_of(frames_per_batch: Any, num_workers: int, shared: bool) -> int:
+    """Return the frames of a batch.
+
+    Args:
+        frames_per_batch: as users give it: a number, or a list of each worker's frames.
+        num_workers: how many there are.
+        shared: whether all workers have their share in each batch.
+
+    Raises:
+        UnsupportedError: the workers' frames differ.
+    """
+    if not isinstance(frames_per_batch, (list, tuple)):
+        return positive("frames_per_batch", frames_per_batch)
+    frames = [
+        positive("frames_per_batch", one) for one in each("frames_per_batch", frames_per_batch, num_workers)
+    ]
+    if len(set(frames)) > 1:
+        raise UnsupportedError(
+            f"frames_per_batch: {frames} differ; workers collect alike: give the frames of a batch, one number"
+        )
+    return sum(frames) if shared else frames[0]
+
+
+def each(name: str, value: Any, count: int) -> list[Any]:
+    """Return one value for each worker."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise LengthError(f"{name}: expected {count} entries, one for each worker, got {len(value)}")
+    return list(value)
+
+
+def recipes_of(recipe: Recipe, count: int, **places: Any) -> list[Recipe]:
+    """Return how each worker collects: by the same recipe, at its places; a place is one for all or a list."""
+    given = {name: each(name, place, count) for name, place in places.items()}
+    return [
+        replace(recipe, **{name: of_workers[worker] for name, of_workers in given.items()})
+        for worker in range(count)
+    ]
+
+
+def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> list[Given]:
+    """Return what each worker's policy is made of; what is the same for several is pickled once.
+
+    Args:
+        policy: the policy, or None.
+        policy_factory: what makes it, or a list with one for each worker, or None.
+        placed: for each worker, whether the caller chose the device that its policy runs on.
+    """
+    if policy is not None and policy_factory is not None:
+        raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
+    made: dict[tuple[int, bool], Given] = {}
+    factories = each("policy_factory", policy_factory, len(placed))
+    for factory, is_placed in zip(factories, placed, strict=True):
+        if (id(optional_callable("policy_factory", factory)), is_placed) not in made:
+            made[id(factory), is_placed] = Given.of(policy, factory, is_placed)
+    return [made[id(factory), is_placed] for factory, is_placed in zip(factories, placed, strict=True)]
+
+
+def enough_of(threshold: Any, count: int) -> int | None:
+    """Return how many shares end the others; the threshold is clipped to ``[0, 1]``."""
+    if threshold is None:
+        return None
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or threshold != threshold:
+        raise InvalidArgumentError(f"preemptive_threshold: expected a number in [0, 1], got {threshold!r}")
+    return max(1, int(count * min(max(threshold, 0.0), 1.0)))
+
+
+def following_of(update_at_each_batch: Any, placed: bool) -> Following:
+    """Return until when the policy's weights are sent; `placed` says whether the user chose where it runs."""
+    if update_at_each_batch:
+        return Following.ALWAYS
+    return Following.UNTIL_UPDATED if placed else Following.UNTIL_GIVEN
+
+
+def timeouts_of(timeouts: Any) -> Timeouts:
+    """Return how long workers may take."""
+    if timeouts is not None and not isinstance(timeouts, Timeouts):
+        raise InvalidTypeError(f"timeouts: expected Timeouts, got {type(timeouts).__name__}")
+    return timeouts or Timeouts()

@@ -1,0 +1,345 @@
+"""Policies whose parameters are made by their first call: that call is made once, before copies go to the workers.
+
+Worker processes as a source of batches: what both kinds have in common.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from gleanrl._os.clock import Deadline
+from gleanrl._process.shared_columns import Region, Rows
+from gleanrl._rollout.infer_outputs import is_unmade
+from gleanrl._rollout.plan import plan_rollout
+from gleanrl._state.state import plain
+from gleanrl.collectors import checkpoint
+from gleanrl.collectors.frame_accounting import (
+    NUM_RECENT,
+    CollectorStats,
+    Episode,
+    Ledger,
+    WorkerStats,
+    means_of,
+)
+from gleanrl.collectors.source import Collected, Loading, Source
+from gleanrl.collectors.workers.controller import UNFINISHED, Dispatcher, Team
+from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.shared_counters import BUSY, EPISODES, IDLE
+from gleanrl.collectors.workers.weights import SharedWeights
+from gleanrl.collectors.workers.worker import Bound, CollectorMaker
+from gleanrl.envs.vector.factories import Factory
+from gleanrl.errors import ClosedError, IndexRangeError, InvalidTypeError, LengthError
+
+SIBLING = "sibling"
+"""Why frames of a batch are discarded to which another worker's share is lacking."""
+_SETTLE_S = 1.0
+
+
+class CrewSource(Source):
+    """Collections in worker processes. One caller at a time; `push_weights` and `stats` at any time.
+
+    Args:
+        team: what they are made of.
+    """
+
+    pushes_anytime = True
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._seed: tuple[int, bool] | None = None
+        self._last_state: dict[str, Any] | None = None
+        self._weights: SharedWeights | None = None
+        self._told: set[int] = set()  # workers that know where weights of their own stand
+        self._region: Region | None = None
+        self.dispatcher = Dispatcher(team, self._made_again)
+        self.description = self.dispatcher.description
+        self.done_paths = self.description.done_paths
+        self.num_workers = self.dispatcher.num_workers
+
+    def lay_out(self, num_steps: int) -> None:
+        """Give every worker its blocks, for batches of so many steps; once."""
+        described, segment, words = self.description, self.dispatcher.segment, self.dispatcher.words
+        if described.weights is not None:
+            progress = [view.words for view in words]
+            team = self._team
+            self._weights = SharedWeights(team.policy, described.weights, segment, progress, team.following)
+            self._weights.refresh()
+        size = torch.Size((self.num_workers, *described.batch_size))
+        rows = Rows(described.schema, size, max(self.steps(num_steps)))
+        self._region = segment.region("rows", rows, self._team.makers[0].num_slots)
+        self.dispatcher.use(self._region)
+        self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
+
+    def _bound(self, worker: int) -> Bound | None:
+        """Return what a worker is bound to; None while workers are made: they are told once all stand."""
+        weights = self._weights
+        if self._region is None:
+            return None
+        if weights is None:
+            return Bound(self._region, worker)
+        return Bound(self._region, worker, weights.region, weights.own_region(worker))
+
+    def _made_again(self, worker: int, generation: int, first_id: int) -> CollectorMaker:
+        seed = self._seed_of(worker, generation)
+        return self._team.makers[worker].again(first_id, seed, self._bound(worker))
+
+    @abstractmethod
+    def steps(self, num_steps: int) -> Sequence[int]:
+        """Return the steps of each worker's share of a batch of so many steps."""
+
+    @property
+    def width(self) -> int:
+        """Environments of each worker."""
+        return max(1, self.description.batch_size.numel())
+
+    def _seed_of(self, worker: int, generation: int = 0) -> tuple[int, bool] | None:
+        """Return a worker's seed; those that take the place of others get seeds of their own."""
+        if self._seed is None:
+            return None
+        seed, static_seed = self._seed
+        own = seed if static_seed else seed + worker * self.width
+        if generation:
+            own = int(np.random.SeedSequence([own, generation]).generate_state(1)[0]) >> 1
+        return own, static_seed
+
+    # ---------------------------------------------------------------- weights
+    def refresh_weights(self) -> None:
+        """Publish the current weights of the user's policy, if they are followed."""
+        self.dispatcher.check()  # a fork shares the memory, too
+        if self._weights is not None:
+            self._weights.refresh()
+
+    @property
+    def policy_version(self) -> int:
+        """How often the policy got other weights by the user's hands."""
+        return 0 if self._weights is None else self._weights.version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        if self._weights is not None:
+            self._weights.mark(version)
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version that was published for a worker."""
+        return 0 if self._weights is None else self._weights.oldest_version
+
+    def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
+        """Publish weights; workers take them before their next share.
+
+        Args:
+            weights: for all of `worker_ids`, or, without these, a dictionary of weights by worker.
+            worker_ids: numbers of workers, or devices that their policies run on.
+        """
+        self.dispatcher.check()
+        given: dict[int | None, Any]
+        if isinstance(weights, dict) and weights and all(isinstance(key, int) for key in weights):
+            if worker_ids is not None:
+                raise InvalidTypeError("worker_ids: the weights are given by worker already")
+            given = {worker: weights[worker] for worker in self._workers_named(weights)}
+        elif worker_ids is None:
+            given = {None: weights}
+        else:
+            given = dict.fromkeys(self._workers_named(worker_ids), weights)
+        if self._weights is None:
+            if weights is not None:
+                raise InvalidTypeError("update_policy_weights_: the policy isn't a module and has no weights")
+            return
+        self._own_weights_for([worker for worker in given if worker is not None])
+        self._weights.push(given, self.policy_version + 1)
+
+    def _own_weights_for(self, workers: Sequence[int]) -> None:
+        """Tell workers where weights of their own will stand, those that weren't told yet."""
+        assert self._weights is not None
+        new = [worker for worker in workers if worker not in self._told]
+        for worker in new:
+            self._weights.own_region(worker, new=True)
+        self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in new})
+        self._told.update(new)
+
+    def _workers_named(self, worker_ids: Any) -> list[int]:
+        one = isinstance(worker_ids, (int, str, torch.device))
+        named: list[int] = []
+        for name in [worker_ids] if one else worker_ids:
+            if isinstance(name, (str, torch.device)):
+                found = [w for w, maker in enumerate(self._team.makers) if maker.recipe.runs_on(name)]
+            else:
+                found = [name] if name in range(self.num_workers) and name is not True else []
+            if not found:
+                raise IndexRangeError(
+                    f"worker_ids: expected numbers below {self.num_workers}, or devices that policies were sent to, "
+                    f"got {name!r}"
+                )
+            named += found
+        return named
+
+    def stop_following(self) -> None:
+        """Publish weights that are pushed only."""
+        if self._weights is not None:
+            self._weights.stop_following()
+
+    # --------------------------------------------------------------- controls
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset the environments of all workers, or of those for which `index`, a list of bools, says so."""
+        chosen = range(self.num_workers)
+        if index is not None:
+            flags = [bool(flag) for flag in index]
+            if len(flags) != self.num_workers:
+                raise LengthError(
+                    f"reset: expected {self.num_workers} flags, one for each worker, got {len(flags)}"
+                )
+            chosen = [worker for worker, wanted in enumerate(flags) if wanted]  # type: ignore[assignment]
+        self._begin_anew("reset", dict.fromkeys(chosen, (None, kwargs)))
+
+    def set_seed(self, seed: int, static_seed: bool) -> int:
+        """Seed the environments of all workers, and reset; return the last seed that was used."""
+        self._seed = seed, static_seed
+        given = {worker: self._seed_of(worker) for worker in range(self.num_workers)}
+        last: int = self._begin_anew("seed", given)[-1]  # type: ignore[arg-type]
+        return last
+
+    def _begin_anew(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        """Have workers reset by a request; what they have collected since their last batch is discarded."""
+        for worker in arguments:
+            self.dispatcher.discard(worker, "reset")
+        self.dispatcher.settle()
+        answers = self.dispatcher.ask(name, arguments)
+        self.dispatcher.were_reset(arguments)
+        return answers
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of every worker under ``"worker0"`` and so on; shares under way aren't part of it."""
+        if self.dispatcher.closed:
+            if self._last_state is None:
+                raise ClosedError("state_dict: the workers have ended, and with them what is to be saved")
+            return self._last_state
+        self.dispatcher.settle()
+        ledger = self.dispatcher.now.ledger
+        taken = {worker: (count,) for worker, count in enumerate(self.dispatcher.now.taken)}
+        state: dict[str, Any] = {"frames": ledger.spent, "iter": ledger.batches, "source": plain(ledger)}
+        for worker, found in enumerate(self.dispatcher.ask("save", taken)):
+            weights = None if self._weights is None else self._weights.state_of(worker)
+            state[f"worker{worker}"] = found if weights is None else {**found, "policy_state_dict": weights}
+        return state
+
+    def loading(
+        self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
+    ) -> Loading:
+        """Return what goes on from a saved state of as many workers, with new trajectories: none keeps its id."""
+        names = [f"worker{worker}" for worker in range(self.num_workers)]
+        hint = f"this collector has {self.num_workers} workers"
+        checkpoint.check_entries(state, {"frames", "iter", *names}, strict, hint)
+        counts = Ledger.read(state["source"]) if "source" in state else None
+        counted = checkpoint.with_counts(counts or self.dispatcher.now.ledger, state, type(self).__name__)
+        parts = {worker: dict(state[name]) for worker, name in enumerate(names) if name in state}
+        policies = {worker: part.pop("policy_state_dict", None) for worker, part in parts.items()}
+        weights = {worker: found for worker, found in policies.items() if found is not None}
+        given = {worker: (part, strict) for worker, part in parts.items()}
+        # Everything is checked before anything changes.
+        cut = sum(self.dispatcher.ask("parse", given), ())
+        loaded = self._weights.parse(weights, strict, kwargs) if weights and self._weights else None
+
+        def change() -> None:
+            self.dispatcher.discard_all("state")
+            self.dispatcher.settle()
+            if loaded is not None and self._weights is not None:
+                self._own_weights_for(loaded.own)
+                self._weights.adopt(loaded)
+            self.dispatcher.ask("adopt", given)
+            self.dispatcher.were_reset(given)
+            ledger = counts or self.dispatcher.now.ledger  # with what was discarded meanwhile
+            ledger = replace(ledger, spent=counted.spent, batches=counted.batches).cutting(len(cut))
+            self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
+
+        return Loading(change, cut)
+
+    # ------------------------------------------------------------------ counts
+    @property
+    def spent(self) -> int:
+        """Frames that were delivered and count against the budget."""
+        return self.dispatcher.now.ledger.spent
+
+    def stats(self) -> CollectorStats:
+        """Return the counters at this moment: those of workers as they stand in the shared memory."""
+        found = self.dispatcher.now.ledger.stats()
+        workers = tuple(self._worker_stats(worker) for worker in range(self.num_workers))
+        mean_return, mean_length = means_of(self.recent_episodes())
+        return replace(
+            found,
+            episodes=sum(worker.episodes for worker in workers),
+            mean_return=mean_return,
+            mean_length=mean_length,
+            workers=workers,
+        )
+
+    def recent_episodes(self) -> list[Episode]:
+        """Return the last episodes of all workers that have ended, by the time of their ends."""
+        found = [one for view in self.dispatcher.words for one in view.recent_episodes()]
+        return [episode for _, episode in sorted(found, key=lambda one: one[0])[-NUM_RECENT:]]
+
+    def _worker_stats(self, worker: int) -> WorkerStats:
+        view = self.dispatcher.words[worker]
+        words = view.words
+        under_way = 0 if self.dispatcher.is_down(worker) else view.under_way * self.width
+        seconds = words[BUSY] / 1e9
+        spanned = words[BUSY] + words[IDLE]
+        mean_return, mean_length = means_of([episode for _, episode in view.recent_episodes()])
+        return WorkerStats(
+            frames=view.frames + under_way + self.dispatcher.now.losses[worker].frames,
+            episodes=words[EPISODES],
+            mean_return=mean_return,
+            mean_length=mean_length,
+            frames_per_s=view.frames / seconds if seconds else 0.0,
+            idle_share=words[IDLE] / spanned if spanned else 0.0,
+            versions_behind=0 if self._weights is None else self._weights.behind(worker),
+            restarts=self.dispatcher.generation(worker),
+        )
+
+    def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
+        """Count the open batch as handed out and return `batch`, what became of it."""
+        # One line: an interrupt comes before the assignment, or after the batch was returned.
+        return (batch, self._become(collected.after))[0]
+
+    def _become(self, taken: Taken) -> Any:
+        self.dispatcher.now = self.dispatcher.now.delivering(taken)
+
+    def close(self, close_env: bool = True) -> None:
+        """End the workers, of the process that started them; what they have under way is discarded."""
+        dispatcher, workers = self.dispatcher, range(self.num_workers)
+        if dispatcher.is_foreign:
+            return
+        try:
+            if not dispatcher.closed:
+                with suppress(Exception):
+                    dispatcher.discard_all(UNFINISHED)
+                    dispatcher.settle(Deadline(_SETTLE_S))
+                    if not any(
+                        dispatcher.under_way(worker) or dispatcher.is_down(worker) for worker in workers
+                    ):
+                        self._last_state = self.save()
+        finally:
+            dispatcher.close()
+
+
+def initialised(policy: Any, factory: Factory) -> Any:
+    """Return a policy that has its parameters.
+
+    Args:
+        policy: the user's; called once, on the first observation, if it lacks any.
+        factory: makes an environment, which is closed again.
+    """
+    if is_unmade(policy):
+        _, env = factory.own_copy().probed()
+        try:
+            plan_rollout(env, policy)
+        finally:
+            env.close()
+    return policy

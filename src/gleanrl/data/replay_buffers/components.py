@@ -1,0 +1,285 @@
+"""The parts of a buffer as one object: exchanging them, and the state of all of them together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from gleanrl._os.interrupts import to_the_end
+from gleanrl._state.rng import OwnedGenerator
+from gleanrl._state.state import Stateful, StateReader
+from gleanrl.data.replay_buffers.adapters import plain_state
+from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.samplers.adapter import as_sampler
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.transitions import RandomSampler
+from gleanrl.data.replay_buffers.storages.adapter import as_storage
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.lists import ListStorage
+from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage, share
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead, StorageState
+from gleanrl.data.replay_buffers.transform_pipeline import Pipeline
+from gleanrl.data.replay_buffers.writers.adapter import as_writer
+from gleanrl.data.replay_buffers.writers.base import ImmutableDatasetWriter, Writer
+from gleanrl.data.replay_buffers.writers.round_robin import RoundRobinWriter
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+
+_KINDS: Mapping[str, type[Any]] = {"storage": Storage, "sampler": Sampler, "writer": Writer}
+_ADAPTERS: Mapping[str, Callable[[Any], Any]] = {
+    "storage": as_storage,
+    "sampler": as_sampler,
+    "writer": as_writer,
+}
+
+
+class PartsState(NamedTuple):
+    """What the parts of a buffer live by, at one moment."""
+
+    storage: StorageState
+    sampler: Any
+    writer: Any
+    transforms: tuple[Any, ...]
+
+
+class Parts(Stateful[PartsState]):
+    """The storage, sampler, writer and transforms of one buffer.
+
+    Each part belongs to one buffer: a part of another buffer that is still in use is refused, one of a buffer
+    that is gone can be used again. Buffers may be made over one storage, if one of them writes and the others
+    read. What is stored is the storage's business alone; writer and sampler go on
+    with what it holds, also after it was written, cleared or loaded by itself.
+
+    Not thread-safe: whoever calls it holds the buffer's gate.
+
+    Args:
+        storage: where records are kept, or a callable that makes it; None for a `ListStorage` of as many as the
+            sampler has room for, or 1000.
+        sampler: which records make a batch, or a callable that makes it; None for `RandomSampler`.
+        writer: where new records go, or a callable that makes it; None for `RoundRobinWriter`.
+        transform: the first transform; None for none.
+        collate_fn: makes a batch of what the storage returns; None for the storage's way.
+        generator: what samplers draw from; None for generators of their own.
+        dim_extend: the batch dimension of extended data that is time; None for the last one that is slots.
+
+    Raises:
+        InvalidTypeError: a transform or `collate_fn` that can't be called.
+        InvalidArgumentError: no part of that kind, or a part of another buffer; no part was taken.
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        sampler: Any,
+        writer: Any,
+        transform: Any,
+        collate_fn: Any,
+        generator: torch.Generator | None = None,
+        dim_extend: int | None = None,
+    ) -> None:
+        if collate_fn is not None and not callable(collate_fn):
+            raise InvalidTypeError(f"collate_fn: expected a callable, got {collate_fn!r}")
+        # An empty storage is falsy: compare with None.
+        self.sampler: Sampler = RandomSampler() if sampler is None else made("sampler", sampler)
+        room = self.sampler.room if isinstance(self.sampler, Sampler) else None
+        self.storage: Storage = ListStorage(room or 1000) if storage is None else made("storage", storage)
+        self.writer: Writer = RoundRobinWriter() if writer is None else made("writer", writer)
+        self.transforms = Pipeline()
+        if transform is not None:
+            self.transforms.insert(0, transform, False)
+        self.collate_fn: Callable[[Any], Any] | None = collate_fn
+        self._dim_extend = dim_extend
+        self.writes = False
+        """Whether this buffer is the one that writes to the storage."""
+        self.follows = True
+        """Whether the sampler has to be told of writes."""
+        self.weighs = True
+        """Whether weights may come with rows."""
+        self.cuts = True
+        """Whether draws depend on where trajectories end."""
+        self._owner: weakref.ref[Any] | None = None
+        for name in _KINDS:
+            self._check(name, getattr(self, name), shared=name == "storage")
+        if room is not None:
+            self.storage.bound(room)
+        self._settle_time()
+        self.writer.check_storage(self.storage)
+        self.sampler.check_storage(self.storage)
+        self.generator: torch.Generator | None = None
+        self.set_rng(generator)
+
+    def share(self) -> SharedTensorStorage:
+        """Return the storage, which several processes may use from now on; see `Composed.share`."""
+        self._check_sharing(self.sampler, self.writer)
+        return share(self.storage)
+
+    def _check_sharing(self, sampler: Sampler, writer: Writer) -> None:
+        if sampler.takes_priorities:
+            raise UnsupportedError(
+                f"shared: a {type(sampler).__name__} keeps priorities in one process, the others would draw by theirs; "
+                "use RandomSampler, SamplerWithoutReplacement or a sampler of slices without priorities. A buffer that "
+                "is sent to a process that is spawned becomes shared, too: send its state_dict(), or make it there"
+            )
+        if not isinstance(writer, (RoundRobinWriter, ImmutableDatasetWriter)) or writer.given is not writer:
+            raise UnsupportedError(
+                f"shared: a {type(writer).__name__} knows records of one process only; use RoundRobinWriter"
+            )
+
+    def go_apart(self, number: int) -> None:
+        """Draw other random numbers than the buffer that this one is a copy of."""
+        if isinstance(self.sampler.random, OwnedGenerator):
+            self.sampler.random.after_fork((number,))
+
+    def _check(self, name: str, part: Any, shared: bool = False) -> None:
+        """Raise unless `part` is of that kind and, if it isn't to be shared, free for this buffer."""
+        if not isinstance(part, _KINDS[name]):
+            raise InvalidArgumentError(f"{name}: expected a {_KINDS[name].__name__}, got {part!r}")
+        if not shared:
+            part.check_free(name, None if self._owner is None else self._owner())
+
+    def claim(self) -> None:
+        """Have this buffer be the one that writes to the storage; before its first write."""
+        if self._owner is not None:
+            self.storage.claim(self._owner())
+            self.writes = True
+
+    @property
+    def written_time(self) -> int:
+        """The dimension of slots that is time as users write and read; 0 where that is the storage's."""
+        return self.dim_extend if self.dim_extend < self.storage.ndim else 0
+
+    def _settle_time(self) -> None:
+        self.dim_extend: int = self.storage.ndim - 1 if self._dim_extend is None else self._dim_extend
+        """The batch dimension of extended data that is time."""
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Have the sampler, and those that follow it, draw from a generator; None for those of their own."""
+        if generator is not None or self.generator is not None:
+            self.sampler.set_rng(generator)
+        self.generator = generator
+
+    def join(self, owner: Any, gate: Gate) -> None:
+        """Belong to `owner`, a buffer with that gate, from now on: at its construction, and of a copy."""
+        self._owner = weakref.ref(owner)
+        for part in (self.storage, self.sampler, self.writer):
+            part.join_buffer(owner, gate)
+        self._register()
+
+    def _register(self) -> None:
+        self._settle_time()
+        self.writer.register_storage(self.storage)
+        self.sampler.use_storage(self.storage)
+        sampler = self.sampler
+        self.follows, self.weighs, self.cuts = sampler.follows, sampler.weighs, sampler.cuts
+
+    def exchange(
+        self, name: str, part: Any, gate: Gate, collate_fn: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Take another part and return the old one; nothing changes where it doesn't fit the others.
+
+        Args:
+            name: ``"storage"``, ``"sampler"`` or ``"writer"``.
+            part: the new one.
+            gate: the buffer's.
+            collate_fn: what makes a batch of what a new storage returns; None for its default.
+        """
+        part = made(name, part)
+        self._check(name, part)
+        storage: Storage = part if name == "storage" else self.storage
+        sampler: Sampler = part if name == "sampler" else self.sampler
+        writer: Writer = part if name == "writer" else self.writer
+        if sampler.room is not None:
+            storage.bound(sampler.room)
+        if gate.shared is not None:
+            self._check_sharing(sampler, writer)
+            if name == "storage":
+                raise UnsupportedError(
+                    "set_storage: other processes go on with the storage of a shared buffer"
+                )
+        if gate.limiter is not None and name == "storage":
+            raise UnsupportedError(
+                "set_storage: the buffer's rate limiter counts by its storage; make a new buffer"
+            )
+        writer.check_storage(storage)
+        sampler.check_storage(storage)
+        old, owner = getattr(self, name), self._owner and self._owner()
+
+        def hand_over() -> None:
+            setattr(self, name, part)
+            if name == "storage":
+                self.collate_fn, self.writes = collate_fn, False
+            elif name == "sampler" and self.generator is not None:
+                part.set_rng(self.generator)
+            old.leave_buffer(owner)
+            part.join_buffer(owner, gate)
+            self._register()
+
+        to_the_end(hand_over)
+        sampler.follow(storage)
+        return old.given
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the owner; the copy goes on with the same sequence of samples."""
+        self.sampler.follow(self.storage)
+        self.sampler.random.begin()  # a generator that was never used takes its seed now, for both
+        return {**self.__dict__, "_owner": None, "writes": False}
+
+    # State
+
+    def snapshot(self, ahead: Ahead | None = None) -> PartsState:
+        """Return what all parts live by, of one moment.
+
+        Args:
+            ahead: what was copied of the storage before (see `Storage.copy_ahead`).
+        """
+        storage = self.storage
+        self.sampler.follow(storage)
+        return PartsState(
+            storage.snapshot(ahead),
+            self.sampler.snapshot(),
+            self.writer.snapshot(),
+            self.transforms.snapshot(),
+        )
+
+    def plain(self, value: PartsState) -> dict[str, Any]:
+        """Return a snapshot as plain values and its own tensors."""
+        return {
+            "_storage": self.storage.plain_state(value.storage),
+            "_sampler": plain_state(value.sampler),
+            "_writer": plain_state(value.writer),
+            "_transforms": list(value.transforms),
+        }
+
+    def parse(self, state: Any) -> PartsState:
+        """Return the value of a saved state; `SchemaError` for one that isn't of such parts."""
+        reader = StateReader(state, "a ReplayBuffer")
+        storage = self.storage.parse(reader.get("_storage"))
+        sampler = self.sampler.parse(reader.get("_sampler"))
+        return PartsState(
+            storage,
+            self.sampler.turned(sampler, storage.moved, storage.rows) if storage.moved else sampler,
+            self.writer.parse(reader.get("_writer"), storage),
+            self.transforms.parse(reader.get("_transforms"))
+            if "_transforms" in reader
+            else self.transforms.snapshot(),
+        )
+
+    def adopt(self, value: PartsState) -> None:
+        """Go on from a value."""
+        self.storage.adopt(value.storage)
+        self.sampler.adopt(value.sampler)
+        self.writer.adopt(value.writer)
+        self.transforms.adopt(value.transforms)
+
+
+def made(name: str, part: Any) -> Any:
+    """Return a storage, sampler or writer as buffers use it: itself, a view, or what a callable makes.
+
+    Args:
+        name: which of the three.
+        part: one, or a callable without arguments, a class say.
+    """
+    found = _ADAPTERS[name](part)
+    return _ADAPTERS[name](part()) if callable(part) and not isinstance(found, _KINDS[name]) else found

@@ -1,0 +1,343 @@
+"""Replay buffers in a Ray actor, with the methods of those in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from gleanrl._arrays.tensordicts import NestedKey
+from gleanrl._checkpoint.folder import Folder
+from gleanrl._os import clock
+from gleanrl._process.ray import RayRuntime
+from gleanrl._process.serialization import Parcel
+from gleanrl._state.rng import fresh_seed
+from gleanrl._util import key_list
+from gleanrl.data.replay_buffers.checkpointers.base import in_memory
+from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
+from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
+from gleanrl.data.replay_buffers.ray.actor import Dumping, Host, Opened, Token
+from gleanrl.data.replay_buffers.ray.client import Client
+from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
+from gleanrl.data.replay_buffers.sampling import Served, Server
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+
+_PARTS = ("sampler", "storage", "transform", "transforms", "writer")
+_SECONDS_BETWEEN_LOOKS = 0.01
+_NOT_OURS = {
+    "max_concurrency": "the buffer's calls follow one another",
+    "max_restarts": "an actor that is started again is an empty buffer; make a new one, and load a checkpoint",
+    "max_task_retries": "a call that is made again would store its records twice",
+}
+
+
+class RayReplayBuffer:
+    """A replay buffer in an actor of Ray, for collectors and learners in any process of the cluster.
+
+    It is made of the arguments that a buffer in this process would be made of, and has all of its methods and
+    attributes; each of them is a call to the actor. Pickled, it is another way to the same actor: give it to Ray's
+    tasks and actors, or as `replay_buffer=` to collectors there, which then write into it without passing through the
+    learner.
+
+    What comes from it is the caller's own, in fresh memory. Errors are those that the buffer raised. `storage`,
+    `sampler`, `writer` and `transforms` stay in the actor: their attributes and methods are reached from here, too
+    (``buffer.sampler.beta = 0.7``), and ``set_storage`` and the like return None. Paths are those of the actor's
+    machine.
+
+    With `prefetch` so many batches are asked for while the caller is busy; of small ones half share a message, so that
+    a larger number makes them cheaper. Batches come in the order, and of the random sequence, of a local buffer. What a
+    process does to the buffer shows in its next sample, as with a local one; what others write shows behind what is on
+    its way: such a batch is whole, and its generations tell which records it is of. Each process fetches ahead for
+    itself.
+
+    The actor lives until `shutdown`, or as long as there is any way to it. If it dies its records are gone, and every
+    call raises `WorkerCrashedError`: go on from a checkpoint (`dumps`, `loads`).
+
+    Args:
+        *args: for the buffer, as of the following.
+        replay_buffer_cls: the buffer's class.
+        ray_init_config: arguments of `ray.init`, if Ray isn't running in this process.
+        remote_config: what the actor needs, as Ray's options: ``num_cpus`` (0 if not given), ``memory`` in bytes,
+            ``resources``, ``scheduling_strategy``, ``name``, ….
+        **options: for the buffer, see its class; what they hold is sent there (parts may be given as callables). A
+            `rate_limiter` and `pin_memory` are refused.
+
+    Raises:
+        MissingLibraryError: Ray isn't installed.
+
+    Examples:
+        >>> from gleanrl.data import LazyTensorStorage
+        >>> buffer = RayReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)  # doctest: +SKIP
+        >>> buffer.extend(torch.arange(10))  # doctest: +SKIP
+        >>> buffer.sample().shape  # doctest: +SKIP
+        torch.Size([4])
+        >>> buffer.shutdown()  # doctest: +SKIP
+    """
+
+    _class: type[Any] = ReplayBuffer
+
+    def __init__(
+        self,
+        *args: Any,
+        replay_buffer_cls: type[Any] | None = None,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        kind = self._class if replay_buffer_cls is None else replay_buffer_cls
+        known = (ReplayBuffer, ReplayBufferEnsemble)
+        if not (isinstance(kind, type) and issubclass(kind, known)) or issubclass(kind, RayReplayBuffer):
+            raise InvalidTypeError(f"replay_buffer_cls: expected a class of local buffers, got {kind!r}")
+        config = dict(remote_config or {})
+        for name in config.keys() & _NOT_OURS:
+            raise InvalidArgumentError(f"remote_config: {name!r} isn't for buffers: {_NOT_OURS[name]}")
+        if options.get("pin_memory"):
+            raise UnsupportedError("pin_memory: batches leave the actor's memory; call their pin_memory()")
+        runtime = RayRuntime(ray_init_config)
+        try:
+            actor = runtime.ray.remote(Host).options(**config).remote()
+            client = Client(runtime, actor, Opened(0, None))
+            making = actor.open.remote(Parcel((kind, args, options)), fresh_seed())
+            client.opened = client.result(making)
+        except BaseException:
+            runtime.release()
+            raise
+        self._begin(kind, client, True)
+
+    def _begin(self, kind: type[Any], client: Client, owns: bool) -> None:
+        self._kind, self._client, self._owns = kind, client, owns
+        self._server = _Server(client)
+        self._iteration: Iterator[Any] | None = None
+
+    # Batches
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        keys: Iterable[NestedKey] | None = None,
+    ) -> Any:
+        """Return a batch in fresh memory, or ``(batch, info)``; see the buffer's class."""
+        served = self._client.serve(batch_size, None if keys is None else key_list(keys), return_info)
+        return (served.batch, served.info) if return_info else served.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of one whole epoch, a new one (for ever, with samplers without epochs)."""
+        return self._server.epoch()
+
+    def next(self) -> Any:
+        """Return the next batch of an iteration of the buffer's own; None once at the end of an epoch."""
+        if self._iteration is None:
+            self._iteration = iter(self)
+        batch = next(self._iteration, None)
+        if batch is None:
+            self._iteration = None
+        return batch
+
+    # All else: calls
+
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+        """Store many records; see the buffer's class.
+
+        Args:
+            data: the records; or a reference to a `serialization.Parcel` of them in Ray's object store, from where
+                they go to the actor, past this process.
+            update_priority: see the buffer's class.
+
+        Returns:
+            The index of each record.
+        """
+        index: torch.Tensor = self._client.call(("extend",), data, update_priority=update_priority)
+        return index
+
+    def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> RemoteDump | None:
+        """Write a checkpoint, in a folder of the actor's machine; see the buffer's class."""
+        dumping = self._client.call(("dumps",), str(Folder(path).path), keep, wait)
+        return None if dumping is None else RemoteDump(self._client, dumping)
+
+    def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
+        """Go on from a checkpoint, in a folder of the actor's machine; see the buffer's class."""
+        self._client.call(("loads",), str(Folder(path).path), verify)
+
+    dump, save, load = dumps, dumps, loads
+
+    elsewhere = True
+
+    def checkpointed_state(self) -> dict[str, Any]:
+        """Return the state as a part of a `Checkpoint`: all of it, with the records, comes into memory here."""
+        state: dict[str, Any] = self._client.call(("checkpointed_state",))
+        return state
+
+    def loading(self, state: dict[str, Any]) -> Callable[[], None]:
+        """Have the actor check what `checkpointed_state` returned; return what lets it go on from there."""
+        return self._client.loading(in_memory(state))
+
+    def load_checkpointed_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `checkpointed_state` returned."""
+        self.loading(state)()
+
+    def __len__(self) -> int:
+        """Return the number of transitions stored."""
+        return int(self._client.call(("__len__",)))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return copies of stored records, or of a column; see the buffer's class."""
+        return self._client.call(("__getitem__",), index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Replace stored records, or a column; see the buffer's class."""
+        self._client.call(("__setitem__",), index, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the buffer's class has under that name: a method to call, or a value."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _PARTS:
+            return RemotePart(self._client, (name,))
+        if callable(getattr(self._kind, name, None)):
+            return partial(self._called, name)
+        return self._client.get((name,))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the buffer."""
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            self._client.set((name,), value)
+
+    def _called(self, name: str, *args: Any, **options: Any) -> Any:
+        value = self._client.call((name,), *args, **options)
+        if value is Token.PART:
+            return None
+        return self if value is Token.BUFFER else value
+
+    # Ends
+
+    def shutdown(self) -> None:
+        """End the actor, if this object made it, and Ray, if it was started for it; a second call does nothing."""
+        self._client.end(kill=self._owns)
+
+    close = shutdown
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickle as another way to the actor."""
+        return _joined, (type(self), self._kind, self._client.actor, self._client.opened)
+
+    def __repr__(self) -> str:
+        """Show the buffer, if it is there."""
+        if self._client.runtime.ended:
+            return f"{type(self).__name__}(shut down)"
+        return f"{type(self).__name__}({self._client.call(('__repr__',))})"
+
+
+class RemoteTensorDictReplayBuffer(RayReplayBuffer):
+    """A `TensorDictReplayBuffer` in an actor of Ray.
+
+    Args:
+        *args: see `RayReplayBuffer`.
+        **options: see `RayReplayBuffer`, and `TensorDictReplayBuffer`.
+    """
+
+    _class = TensorDictReplayBuffer
+
+
+ReplayBuffer.register(RayReplayBuffer)
+TensorDictReplayBuffer.register(RemoteTensorDictReplayBuffer)
+
+
+class RemotePart:
+    """A part of a buffer in an actor: storage, sampler, writer or transforms, by their attributes and methods.
+
+    Args:
+        client: this process's.
+        path: where the part is, from the buffer on.
+    """
+
+    _client: Client
+    _path: tuple[str, ...]
+
+    def __init__(self, client: Client, path: tuple[str, ...]) -> None:
+        object.__setattr__(self, "_client", client)
+        object.__setattr__(self, "_path", path)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute's value, or a method to call."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = self._client.get((*self._path, name))
+        return partial(self._client.call, (*self._path, name)) if value is Token.METHOD else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute."""
+        self._client.set((*self._path, name), value)
+
+    def __len__(self) -> int:
+        """Return the part's length."""
+        return int(self._client.call((*self._path, "__len__")))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return copies of what the part has there."""
+        return self._client.call((*self._path, "__getitem__"), index)
+
+    def __call__(self, batch: Any) -> Any:
+        """Return what the transforms make of a batch."""
+        return self._client.call((*self._path, "__call__"), batch)
+
+    def __repr__(self) -> str:
+        """Show the part."""
+        return f"RemotePart({self._client.call((*self._path, '__repr__'))})"
+
+
+class RemoteDump:
+    """A checkpoint that an actor is writing while it goes on.
+
+    Args:
+        client: this process's.
+        dumping: which one.
+    """
+
+    def __init__(self, client: Client, dumping: Dumping) -> None:
+        self._client, self._dumping = client, dumping
+
+    def done(self) -> bool:
+        """Return whether it has ended, by an error or on the disk."""
+        return self._client.dump(self._dumping, wait=False)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is on the disk, for so many seconds at most; return whether it is, or raise its error."""
+        deadline = clock.Deadline(timeout)
+        while not self._client.dump(self._dumping, wait=True):
+            if deadline.passed():
+                return False
+            clock.sleep(_SECONDS_BETWEEN_LOOKS)
+        return True
+
+
+class _Server(Server):
+    """Whole epochs of batches from an actor."""
+
+    of = "a buffer"
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.opened.batch_size)
+        self._client = client
+
+    def serve(self, size: int, keys: Any, wants_info: bool) -> Served:
+        """Return a batch."""
+        return self._client.serve(size, keys, wants_info)
+
+    def new_epoch(self) -> None:
+        """Begin a new epoch with the next batch."""
+        self._client.new_epoch()
+
+
+def _joined(cls: type[RayReplayBuffer], kind: type[Any], actor: Any, opened: Opened) -> RayReplayBuffer:
+    """Return another process's way to an actor."""
+    buffer = cls.__new__(cls)
+    buffer._begin(kind, Client(RayRuntime(), actor, opened), False)
+    return buffer

@@ -1,5 +1,0 @@
-"""Buffers that live in an actor of Ray."""
-
-from gleanrl.data.replay_buffers.remote.buffer import RayReplayBuffer, RemoteTensorDictReplayBuffer
-
-__all__ = ["RayReplayBuffer", "RemoteTensorDictReplayBuffer"]

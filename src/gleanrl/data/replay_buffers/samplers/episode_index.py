@@ -1,0 +1,427 @@
+"""The trajectories of a storage, known at any time without a look at what is stored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Container
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from gleanrl._arrays.native import EndColumns, Episodes
+from gleanrl._arrays.schema import Schema, numpy_view
+from gleanrl._arrays.tensordicts import Path, as_key
+from gleanrl.data.replay_buffers.change_log import Change, Follower
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.seams import flag_paths
+from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
+from gleanrl.data.trajectories import EPISODE, MASK, STEPS, TRAJ_IDS, not_a_flag
+from gleanrl.errors import (
+    EmptyBufferError,
+    GleanError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    SchemaError,
+    UnsupportedError,
+)
+
+_DONE: Path = ("next", "done")
+_Array: TypeAlias = np.ndarray[Any, Any]
+_Column: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
+
+
+class BoundaryKeys(NamedTuple):
+    """Where a user says that the ends of trajectories stand."""
+
+    ends: tuple[Path, ...] = ()
+    """Flags that end a trajectory; none for every ``done``, ``terminated`` and ``truncated`` below ``next``."""
+    trajectory: Path | None = None
+    """A whole number that changes with the trajectory; None for ``"episode"`` where that is stored."""
+
+
+class EpisodeTable(Follower[Storage]):
+    """Keeps a native episode table in step with a storage.
+
+    A trajectory is a maximal run of adjacent time steps of one stream (batch entry) with one id and no end inside; the
+    write cursor ends it too. Where there are no ids, so does a seam between two writes at which the content doesn't go
+    on (see `Seams`). ``("collector", "traj_ids")`` and ``("next", "done")`` always bound where they are stored. In
+    n-step data (``"steps_to_next_obs"``) flags count only in rows where that is 1. Rows that are no steps
+    (``("collector", "mask")``) are apart from those that are.
+
+    Ring writes cost what they wrote. The table looks at the whole storage when it meets one that is in use, and
+    after records were replaced by index.
+
+    Not thread-safe: the buffer calls it under its lock.
+
+    Args:
+        keys: where ends stand.
+        ends: ``[steps, *batch]`` bool, further ends of a storage that isn't written any more; None for none.
+        trajectories: ``[steps, *batch]`` integers whose changes end trajectories of such a storage.
+    """
+
+    def __init__(
+        self, keys: BoundaryKeys, ends: torch.Tensor | None = None, trajectories: torch.Tensor | None = None
+    ) -> None:
+        self.keys = keys
+        self._ends = None if ends is None else _given("ends", ends, torch.bool)
+        self._trajectories = (
+            None if trajectories is None else _given("trajectories", trajectories, torch.int64)
+        )
+        self._native: Episodes | None = None
+        self._reader: _Reader | None = None
+
+    def of(self, storage: Storage) -> Episodes:
+        """Return the native table of what `storage` holds.
+
+        Raises:
+            MissingKeyError: nothing stored tells where trajectories end.
+            UnsupportedError: a storage without columns, or one that was written after its ends had been given.
+        """
+        self.sync(storage)
+        assert self._native is not None
+        return self._native
+
+    def holds(self, storage: Storage, slots: torch.Tensor, inner: torch.Tensor) -> bool:
+        """Return whether no trajectory ends at rows inside of slices, as ends and ids are stored now.
+
+        They differ from those that the table knows after a write through a live view, of which no version tells. The
+        table then looks at the whole storage the next time.
+
+        Args:
+            storage: what the rows are of.
+            slots: slice after slice, ``(n,)`` int64.
+            inner: which rows aren't the last step of their slice, ``(n,)`` bool.
+        """
+        self.sync(storage)
+        assert self._reader is not None
+        whole = not self._reader.ends_inside(slots, inner)
+        if not whole:
+            self.unfollow()
+        return whole
+
+    @property
+    def _static(self) -> bool:
+        return self._ends is not None or self._trajectories is not None
+
+    def try_sync(self, storage: Storage) -> bool:
+        """Return whether the table could be brought in step; what is missing is an error of the draw."""
+        try:
+            self.sync(storage)
+        except GleanError:
+            return False
+        return True
+
+    def _look_at(self, storage: Storage, changes: list[Change]) -> None:
+        native = self._native
+        assert native is not None
+        if self._static and not all(change.amended for change in changes):
+            raise UnsupportedError(
+                "ends, trajectories: they describe what was stored when they were given, and the storage has "
+                "been written since; name keys instead"
+            )
+        if self._reader is None or storage.pieces is not self._reader.pieces:
+            self._look_at_all(storage)
+        elif storage.ordered and (written := _ring_write(changes, native, storage.end)):
+            for start, stop in written:
+                self._tell(native, start, stop)
+        else:
+            self._tell_everything(native, storage)
+
+    def _look_at_all(self, storage: Storage) -> None:
+        self._reader = _reader(storage, self.keys, self._static)
+        self._native = Episodes(storage.capacity_steps, max(storage.rows_per_step, 1))
+        self._tell_everything(self._native, storage)
+
+    def _tell_everything(self, native: Episodes, storage: Storage) -> None:
+        """Tell the native table of everything stored, the oldest step first."""
+        if not storage.ordered:
+            raise UnsupportedError(
+                "slices need records in the order of time; those that are stored were chosen by what they hold"
+            )
+        self._check_given(len(storage))
+        self.unfollow()  # whatever happens from here on until all is told
+        native.clear()
+        capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
+        for start, stop in ((end, capacity), (0, end)) if stored == capacity else ((0, stored),):
+            if stop > start:
+                self._tell(native, start, stop)
+
+    def _check_given(self, rows: int) -> None:
+        for name, given in (("ends", self._ends), ("trajectories", self._trajectories)):
+            if given is not None and given.shape[0] != rows:
+                raise SchemaError(
+                    f"{name}: expected one value for each of the {rows} stored, got {given.shape[0]}"
+                )
+
+    def _tell(self, native: Episodes, start: int, stop: int) -> None:
+        """Tell the native table of the time steps ``[start, stop)``."""
+        assert self._reader is not None
+        streams = native.num_streams
+        rows = slice(start * streams, stop * streams)
+        ends, ids = self._reader.read(rows)
+        if self._ends is not None:
+            given = self._ends[rows]
+            ends = given if ends is None else ends | given
+        if self._trajectories is not None:
+            ids = [*ids, self._trajectories[rows]]
+        native.on_write(
+            start,
+            stop - start,
+            0 if ends is None else ends.ctypes.data,
+            [values.ctypes.data for values in ids],
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the keys; the copy looks at its storage again."""
+        return {"keys": self.keys, "_ends": self._ends, "_trajectories": self._trajectories}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        self._native = self._reader = self.followed = None
+
+
+def _ring_write(changes: list[Change], table: Episodes, end: int) -> list[tuple[int, int]]:
+    """Return changes that are a write of the table's ring from its cursor to `end` as time steps, the oldest first."""
+    streams, begin = table.num_streams, table.cursor * table.num_streams
+    at, written = begin, []
+    for start, stop, amended in changes if len(changes) == 1 else reversed(changes):
+        if amended or start != at:
+            return []
+        written.append((start // streams, stop // streams))
+        at = stop % (table.capacity * streams)
+    return written if at == end * streams != begin else []
+
+
+def locate(table: Episodes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many steps the trajectory of each slot has before it, and from it on, ``(n,)`` int64 each."""
+    before, after = torch.empty_like(slots), torch.empty_like(slots)
+    table.locate(slots.data_ptr(), slots.shape[0], before.data_ptr(), after.data_ptr())
+    return before, after
+
+
+def later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Return the slots `steps` time steps later (or earlier, below 0) in the same streams, around the ring."""
+    streams = table.num_streams
+    place = (slots // streams + steps) % table.capacity
+    return place * streams + slots % streams
+
+
+class Rows(NamedTuple):
+    """The rows of slices, one slice after the other."""
+
+    slots: torch.Tensor
+    """``(n,)`` int64."""
+    last: torch.Tensor
+    """Which is the last step of its slice, ``(n,)`` bool; copies that fill slices up aren't."""
+
+
+def expanded(table: Episodes, first: torch.Tensor, lengths: torch.Tensor, stride: int = 0) -> Rows:
+    """Return the rows of slices.
+
+    Args:
+        table: the trajectories; slices needn't lie within one.
+        first: first slots, ``(n,)`` int64.
+        lengths: steps, ``(n,)`` int64.
+        stride: rows of each slice, filled up with copies of its last step; 0 for its steps only.
+    """
+    count = first.shape[0]
+    rows = count * stride or int(lengths.sum())
+    slots = torch.empty(rows, dtype=torch.int64, device="cpu")
+    last = torch.empty(rows, dtype=torch.bool, device="cpu")
+    table.expand(first.data_ptr(), lengths.data_ptr(), count, slots.data_ptr(), stride, last.data_ptr())
+    return Rows(slots, last)
+
+
+def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return first slot and length of the trajectories of `shortest` steps and more, ``(n,)`` int64 each."""
+    count = table.num_runs(shortest)
+    first = torch.empty(count, dtype=torch.int64, device="cpu")
+    length = torch.empty_like(first)
+    table.list_runs(shortest, first.data_ptr(), length.data_ptr(), count)
+    return first, length
+
+
+class _Reader:
+    """Reads the boundary columns of a storage.
+
+    Args:
+        storage: where they stand.
+        flags: columns of bools, or of the numbers 0 and 1.
+        ids: columns of whole numbers, one to a row; the mask among them, which is bool.
+        steps: the column of `steps_to_next_obs`, if it is stored.
+        groups: those of `flags` that may have several values to a row, one for each agent: any of them counts.
+    """
+
+    def __init__(
+        self,
+        storage: TensorStorage,
+        flags: list[Path],
+        ids: list[Path],
+        steps: Path | None,
+        groups: Container[Path],
+    ) -> None:
+        self._flags = [(path, _flat(storage, path, "flag", wide=path in groups)) for path in flags]
+        self._ids = [(path, _flat(storage, path, "bool" if path == MASK else "whole number")) for path in ids]
+        self.pieces = storage.pieces
+        """Numbers that change at seams, ``(steps, streams)``; None for none."""
+        if self.pieces is not None and not ids:  # nothing else tells
+            self._ids.append((("pieces",), self.pieces.reshape(-1)))
+        self._steps = None if steps is None else _flat(storage, steps, "integer")
+        self._core = self._by_core()
+
+    def read(self, rows: slice | _Array) -> tuple[_Array | None, list[_Array]]:
+        """Return ends ``(n,)`` bool or None, and the id columns, ``(n,)`` int64 each; contiguous.
+
+        Args:
+            rows: a range of slots, or slots ``(n,)`` int64.
+        """
+        ends: _Array | None = None
+        for path, column in self._flags:
+            flag = _as_flag(path, _host(column, rows))
+            flag = np.asarray(flag.any(1)) if flag.ndim > 1 else flag
+            ends = flag if ends is None else ends | flag
+        if self._steps is not None and ends is not None:
+            ends = ends & (_host(self._steps, rows) == 1)
+        ids = [_whole(path, _host(column, rows)) for path, column in self._ids]
+        return (None if ends is None else np.ascontiguousarray(ends)), ids
+
+    def ends_inside(self, slots: torch.Tensor, inner: torch.Tensor) -> bool:
+        """Return whether a trajectory ends at a row of slices that isn't the last one (see `EpisodeTable.holds`)."""
+        if self._core is not None:
+            return self._core.inside(slots.data_ptr(), slots.shape[0], inner.data_ptr())
+        inside = inner.numpy()
+        ends, ids = self.read(slots.numpy())
+        differ = ((values[1:] != values[:-1]) & inside[:-1] for values in ids)
+        return (ends is not None and bool((ends & inside).any())) or any(map(np.any, differ))
+
+    def _by_core(self) -> EndColumns | None:
+        """Return what looks at the columns in the core; None where they aren't all there as it takes them."""
+        flags = [
+            column for _, column in self._flags if isinstance(column, np.ndarray) and column.dtype == np.bool_
+        ]
+        ids = [
+            column for _, column in self._ids if isinstance(column, np.ndarray) and column.dtype.kind in "biu"
+        ]
+        steps = self._steps if isinstance(self._steps, np.ndarray) else None
+        if len(flags) < len(self._flags) or len(ids) < len(self._ids) or steps is not self._steps:
+            return None
+        return EndColumns(
+            [flag.ctypes.data for flag in flags],
+            [flag.shape[1] if flag.ndim > 1 else 1 for flag in flags],
+            [column.ctypes.data for column in ids],
+            [column.itemsize for column in ids],
+            *(() if steps is None else (steps.ctypes.data, steps.itemsize)),
+        )
+
+
+def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
+    """Find the boundary columns of a storage.
+
+    Raises:
+        MissingKeyError: an end key that isn't stored, or nothing to go by.
+        UnsupportedError: a storage without columns.
+    """
+    if not isinstance(storage, TensorStorage):
+        raise UnsupportedError(
+            f"slices need records in columns, a {type(storage).__name__} holds single objects; use LazyTensorStorage"
+        )
+    if not storage.initialized:
+        raise EmptyBufferError("can't sample: the storage is empty; extend it first")
+    schema = storage.format.schema
+    flags = _flag_paths(schema, keys.ends)
+    wanted = keys.trajectory or EPISODE
+    ids = [path for path in dict.fromkeys((wanted, TRAJ_IDS)) if path in schema]
+    if keys.trajectory is not None and wanted not in schema and (flags or ids):
+        warnings.warn(
+            f"trajectory key {as_key(wanted)!r} isn't stored; trajectories are bounded by "
+            f"{[as_key(path) for path in (*flags, *ids)]}",
+            stacklevel=2,
+        )
+    if not (flags or ids or given):
+        raise MissingKeyError(
+            f"nothing stored tells where trajectories end: neither {as_key(wanted)!r}, {TRAJ_IDS!r} nor a flag "
+            f"below 'next'; there are {[as_key(path) for path in schema.paths]}"
+        )
+    if storage.format.mask is not None:
+        ids.append(MASK)  # rows that are no steps may have the id of those beside them
+    groups = () if keys.ends else flags
+    return _Reader(storage, flags, ids, STEPS if STEPS in schema else None, groups)
+
+
+def _flag_paths(schema: Schema, ends: tuple[Path, ...]) -> list[Path]:
+    if not ends:
+        return flag_paths(schema)
+    if not any(path in schema for path in ends):
+        raise MissingKeyError(
+            f"end_key: {[as_key(path) for path in ends]} isn't stored; there are "
+            f"{[as_key(path) for path in schema.paths]}"
+        )
+    return [path for path in dict.fromkeys((*ends, _DONE)) if path in schema]
+
+
+def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> _Column:
+    """Return a live column as ``[rows]``, or ``[rows, width]``, after checking what it holds; in NumPy on the CPU."""
+    column = storage.column(path)
+    column = column.view(column.shape[0], -1)
+    is_bool, is_half = column.dtype == torch.bool, column.dtype == torch.bfloat16
+    fits = {
+        "bool": is_bool,
+        "flag": not column.dtype.is_complex,
+        "whole number": not (is_bool or is_half or column.dtype.is_complex),
+        "integer": not (is_bool or column.dtype.is_floating_point or column.dtype.is_complex),
+    }
+    if fits[kind] and (wide or column.shape[1] == 1):
+        column = column.view(-1) if column.shape[1] == 1 else column
+        # Tensors that a user gave may move: their arrays are made at each use.
+        return numpy_view(column) if column.is_cpu and not storage.borrowed and not is_half else column
+    raise SchemaError(
+        f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} for each row, got "
+        f"{tuple(column.shape[1:])} {column.dtype}"
+    )
+
+
+def _host(column: _Column, rows: slice | _Array) -> _Array:
+    if isinstance(column, np.ndarray):
+        return column[rows]
+    values = column[rows].cpu()
+    return numpy_view(values.float() if values.dtype == torch.bfloat16 else values)
+
+
+def _as_flag(path: Path, values: _Array) -> _Array:
+    """Return flags as bool; `SchemaError` for numbers other than 0 and 1."""
+    if values.dtype == np.bool_:
+        return values
+    flag = values == 1
+    other = ~flag & (values != 0)
+    if other.any():
+        raise not_a_flag(path, values[other][0], values.dtype)
+    return np.asarray(flag)
+
+
+def _whole(path: Path, values: _Array) -> _Array:
+    """Return ids as int64, contiguous; `SchemaError` for one that isn't a whole number."""
+    if values.dtype.kind == "f":
+        broken = values != np.floor(values)  # NaN, too
+        broken |= ~np.isfinite(values)
+        if broken.any():
+            raise SchemaError(
+                f"{as_key(path)!r} can't tell trajectories apart: expected whole numbers, got {values[broken][0]}"
+            )
+    return np.ascontiguousarray(values, np.int64)
+
+
+def _given(name: str, values: Any, dtype: torch.dtype) -> _Array:
+    try:
+        tensor = torch.as_tensor(values, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise InvalidTypeError(
+            f"{name}: expected a tensor [steps, *batch] of {dtype}, got {values!r}"
+        ) from cause
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or not tensor.ndim:
+        raise InvalidArgumentError(
+            f"{name}: expected a tensor [steps, *batch] of {dtype}, got {tensor.dtype}"
+        )
+    return tensor.reshape(-1).to(dtype).contiguous().numpy()

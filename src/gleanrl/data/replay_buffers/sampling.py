@@ -1,0 +1,300 @@
+"""Batches as users get them: asked for, finished, one whole epoch of them."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import is_tensor_collection
+from torch.utils import _pytree
+
+from gleanrl._arrays.devices import pinned
+from gleanrl._arrays.results import Draw, new_tuple
+from gleanrl._arrays.tensordicts import NestedKey, add_entries, mark_rows
+from gleanrl._util import integer, key_list, positive_or_none
+from gleanrl.data.replay_buffers.components import Parts
+from gleanrl.data.replay_buffers.draws import Draws, Keys
+from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.samplers.base import coordinates
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_position, slots_at, swapped
+from gleanrl.data.replay_buffers.storages.lists import ListStorage
+from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
+from gleanrl.data.replay_buffers.transform_pipeline import copied, none_returned
+from gleanrl.data.trajectories import MASK, hold_slice_ends
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+
+
+class Served(NamedTuple):
+    """A batch as the user gets it."""
+
+    batch: Any
+    info: Any
+    """What is known of its rows, if that was asked for."""
+    ran_out: bool
+    """Whether it ended an epoch."""
+    epoch: int
+    """Which epoch it is of."""
+
+
+class Server(ABC):
+    """What serves batches of a size, and whole epochs of them: of one buffer, or of several as a mixture.
+
+    Args:
+        batch_size: transitions in a batch where nobody says otherwise; None for none.
+    """
+
+    of: str
+    """What error messages call the buffer."""
+
+    warns_of_other_sizes = False
+    """Whether a batch of another size than the usual one is a surprise."""
+
+    def __init__(self, batch_size: int | None) -> None:
+        self.batch_size = positive_or_none("batch_size", batch_size)
+
+    @abstractmethod
+    def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Return a batch of `size` transitions, of the columns `keys` (None for all)."""
+
+    @abstractmethod
+    def new_epoch(self) -> None:
+        """Begin a new epoch with the next batch."""
+
+    def size_of(self, batch_size: int | None, stacklevel: int = 4) -> int:
+        """Return the transitions of a batch, given the argument of `sample`.
+
+        Args:
+            batch_size: None for the usual size; another one may warn.
+            stacklevel: the user's place among the callers.
+        """
+        usual = self.batch_size
+        if batch_size is None:
+            if usual is not None:
+                return usual
+            raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
+        size = integer("batch_size", batch_size, 1)
+        if usual is not None and size != usual and self.warns_of_other_sizes:
+            text = f"sample: batch_size={size} differs from the buffer's {usual}; {size} is used"
+            warnings.warn(text, stacklevel=stacklevel)
+        return size
+
+    def sample(self, batch_size: int | None, return_info: bool, keys: Iterable[NestedKey] | None) -> Any:
+        """Return a batch, or ``(batch, info)``."""
+        size = self.batch_size
+        if batch_size is not None or size is None:
+            size = self.size_of(batch_size)
+        served = self.serve(size, None if keys is None else key_list(keys), return_info)
+        return (served.batch, served.info) if return_info else served.batch
+
+    def epoch(self) -> Iterator[Any]:
+        """Yield the batches of one whole epoch, a new one; for ever where there are none."""
+        size = self.batch_size
+        if size is None:
+            raise UnsupportedError(
+                f"iterating over {self.of} needs the batch_size argument of its constructor"
+            )
+        self.new_epoch()
+        served = self.as_user(size, None, False)
+        epoch = served.epoch
+        while served.epoch == epoch:
+            yield served.batch
+            if served.ran_out:
+                break
+            served = self.as_user(size, None, False)
+
+    def as_user(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Serve a batch as the user's own class does, where it does so otherwise."""
+        return self.serve(size, keys, wants_info)
+
+
+class BufferServer(Server):
+    """Finishes what is drawn from one buffer: what the sampler adds, collation, transforms, pinned memory.
+
+    Args:
+        draws: where rows come from.
+        gate: the buffer's.
+        parts: the buffer's.
+        batch_size: see `Server`.
+        pin_memory: whether batches come in pinned memory.
+        carries: whether batches carry index, weights and generations as entries.
+        sample: a user's own `sample`, if the buffer's class has one.
+    """
+
+    of = "a buffer"
+    warns_of_other_sizes = True
+
+    def __init__(
+        self,
+        draws: Draws,
+        gate: Gate,
+        parts: Parts,
+        batch_size: int | None,
+        pin_memory: bool,
+        carries: bool,
+        sample: Callable[..., Any] | None,
+    ) -> None:
+        super().__init__(batch_size)
+        if pin_memory and not torch.cuda.is_available():
+            raise UnsupportedError("pin_memory=True needs a CUDA device, and torch sees none")
+        if batch_size is None and (
+            draws.prefetcher is not None or getattr(parts.sampler, "drop_last", False)
+        ):
+            raise InvalidArgumentError(
+                "batch_size: prefetch and samplers with drop_last=True need it at construction"
+            )
+        self.draws = draws
+        self._gate = gate
+        self._parts = parts
+        self._pin_memory = bool(pin_memory)
+        self._carries = carries
+        self._sample, self._arguments = sample, 0 if sample is None else _positional(sample)
+        self._last = None if sample is None else threading.local()
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether batches are drawn ahead."""
+        return self.draws.prefetcher is not None and self._parts.sampler.draws_ahead
+
+    def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""
+        draws, parts, annotated = self.draws, self._parts, wants_info or self._carries
+        transforms = parts.transforms
+        if (
+            draws.prefetcher is not None
+            and keys is None
+            and size == self.batch_size
+            and parts.sampler.draws_ahead
+        ):
+            ticket, (records, flags) = draws.ahead(draws.prefetcher, size)
+        else:
+            stamped = wants_info or (annotated and parts.weighs)
+            ticket, (records, flags) = draws.now(size, keys, annotated or bool(transforms.reads), stamped)
+        try:
+            drawn, info = ticket.drawn, None
+            seen = records if flags is None else flags
+            extras = parts.sampler.annotate(drawn, seen) if annotated else {}
+            if transforms.reads and not self._carries:  # they have to know where slices end
+                mark_rows(records, parts.sampler.marks(drawn, seen), drawn.slots.shape[0])
+            own, storage = parts.collate_fn, ticket.storage
+            collate = storage.collate if own is None else storage.collated_by(own)
+            batch = records if collate is None else _collated(collate, records)
+            if self._carries:
+                self._carry(batch, drawn, extras)
+            if drawn.last is not None and (not self._carries or extras is drawn.extras):
+                hold_slice_ends(batch, drawn.last, drawn.extras.get(MASK))
+            if wants_info:
+                index = coordinates(drawn.slots, ticket.storage)
+                info = {"index": index, "generation": drawn.generation, **extras}
+            if transforms.reads or self._pin_memory:
+                batch = self._delivered(batch)
+        except BaseException:
+            draws.not_served(ticket)
+            raise
+        served = new_tuple(Served, (batch, info, ticket.ran_out, ticket.epoch))
+        if self._last is not None:
+            self._last.served = served
+        return served
+
+    def as_user(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
+        """Serve a batch by the user's own `sample`, if there is one; it has to call the buffer's."""
+        if self._sample is None:
+            return self.serve(size, keys, wants_info)
+        assert self._last is not None
+        self._last.served = Served(None, None, False, 0)
+        # One that doesn't take what is asked for says so, unless it's what it does anyhow.
+        given = 2 if wants_info else max(self._arguments, int(size != self.batch_size))
+        result = self._sample(*(size, wants_info)[:given], **({} if keys is None else {"keys": keys}))
+        batch, info = result if wants_info else (result, None)
+        served: Served = self._last.served
+        return served._replace(batch=batch, info=info)
+
+    def new_epoch(self) -> None:
+        """Begin a new epoch with the next batch."""
+        self.draws.new_epoch()
+
+    def at(self, index: Any) -> Any:
+        """Return stored records by position, as the user gets them (see `ReplayBuffer.__getitem__`)."""
+        parts = self._parts
+        with self._gate.lock:
+            storage = parts.storage
+            records = _read(storage, index, parts.written_time)
+            if len(parts.transforms):
+                records = copied(records)
+        if isinstance(storage, ListStorage) and is_position(index):
+            return parts.transforms.read(records)
+        own = parts.collate_fn
+        collate = storage.collate if own is None else storage.collated_by(own)
+        return self._delivered(records if collate is None else _collated(collate, records))
+
+    def _delivered(self, batch: Any) -> Any:
+        """Return a batch as the user gets it: transformed and pinned."""
+        batch = self._parts.transforms.read(batch)
+        return pinned(batch) if self._pin_memory else batch
+
+    def _carry(self, records: Any, drawn: Draw, extras: Mapping[NestedKey, torch.Tensor]) -> None:
+        """Add index, weights and generations to a batch."""
+        slots, storage = drawn.slots, self._parts.storage
+        index = slots if storage.ndim == 1 else _stacked(coordinates(slots, storage), records)
+        entries: dict[NestedKey, Any] = {"index": index, **extras}
+        if "_weight" in extras:
+            entries["_generation"] = drawn.generation
+        add_entries(records, entries, slots.shape[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without what belongs to threads."""
+        return {**self.__dict__, "_last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        self._last = None if self._sample is None else threading.local()
+
+
+def _read(storage: Storage, index: Any, time: int) -> Any:
+    """Return the records at an index in the written layout, whose dimension `time` is time."""
+    if not time:
+        return storage[index]
+    basic = basic_index(index, swapped(storage.shape, time))
+    if basic is None:
+        slots, shape = slots_at(index, storage.shape, time)
+        places = torch.unravel_index(slots.view(shape), storage.shape)
+        return storage[places]
+    whole = swap_batch_dims(storage[:], time, "__getitem__")
+    return whole[basic] if is_tensor_collection(whole) else _pytree.tree_map(lambda leaf: leaf[basic], whole)
+
+
+def _collated(collate: Callable[[Any], Any], records: Any) -> Any:
+    """Return what a storage fetched as one batch."""
+    batch = collate(records)
+    if batch is None:
+        raise none_returned("collate_fn", collate)
+    return batch
+
+
+def _stacked(index: tuple[torch.Tensor, ...], records: Any) -> torch.Tensor:
+    """Return coordinates repeated over the further batch dimensions of the records, ``(n, *item, ndim)``.
+
+    Left to `add_entries`, they would pass for values of the items where there are as many.
+    """
+    stacked = torch.stack(index, -1)
+    further = records.ndim - 1 if is_tensor_collection(records) else 0
+    if further < 1:
+        return stacked
+    rows = stacked.view(-1, *[1] * further, len(index))
+    return rows.expand(-1, *records.shape[1:], len(index))
+
+
+def _positional(sample: Callable[..., Any]) -> int:
+    """Return how many of the size of a batch, and whether its info is wanted, a user's own `sample` takes."""
+    for count in (2, 1):
+        with suppress(TypeError):
+            inspect.signature(sample).bind(*range(count))
+            return count
+    return 0

@@ -1,0 +1,243 @@
+"""Storages by the protocol that other releases have."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from tensordict import is_tensor_collection
+from torch.utils import _pytree
+
+from gleanrl._arrays.tensordicts import Path, as_key
+from gleanrl._state.state import StateReader
+from gleanrl.data.replay_buffers.adapters import View, view_of
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
+from gleanrl.data.replay_buffers.storages.indexing import is_position, steps_at
+from gleanrl.data.replay_buffers.storages.lists import collate
+from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
+from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, StorageState
+from gleanrl.errors import InvalidTypeError, SchemaError, UnsupportedError
+
+# What `super()` stands for isn't abstract: it is looked up in the class of a user.
+# mypy: disable-error-code="safe-super"
+
+
+# The familiar methods, and what a native class overrides instead.
+_METHODS = {
+    "get": "fetch",
+    "set": "prepare",
+    "_empty": "clear",
+    "state_dict": "_plain_content",
+    "load_state_dict": "_take_content",
+    "__len__": None,
+}
+_NEEDED = ("max_size", "ndim", *_METHODS)
+
+
+def as_storage(storage: Any) -> Any:
+    """Return a storage as buffers use it (see `view_of`); what is none stays as it is."""
+    return view_of(storage, Storage, FamiliarStorage, _METHODS, _NEEDED)
+
+
+class _One(list[Any]):
+    """One time step without its time dimension, on its way to an int."""
+
+
+class FamiliarStorage(View, Storage):
+    """Keeps records by `set` and `get`.
+
+    Length, end, generations and versions are kept here, beside the records: what a user writes into such a storage by
+    itself, past the buffer, isn't known. Whatever `set` checks it checks after the generations have moved.
+    """
+
+    __slots__ = ()
+
+    def opened(self) -> None:
+        """Count what is stored by now."""
+        part = self.part
+        if self.foreign:
+            Storage.__init__(self, part.max_size, ndim=part.ndim)
+        elif "change_log" not in vars(part):
+            raise InvalidTypeError(
+                f"storage: the constructor of a {type(part).__name__} has to call super().__init__(max_size)"
+            )
+        if "get" in self.own and "collate" not in vars(self):
+            self.collate = _collated
+        if "__len__" in self.own and len(part) > self.num_steps * self.rows_per_step:
+            if not self.rows_per_step:
+                self.fix_batch(torch.Size(part.shape[1:]))
+            count_all_as_written(self, len(part) // self.rows_per_step)
+
+    # Writing
+
+    set, __setitem__ = Storage.set, Storage.__setitem__
+    state_dict = Storage.state_dict
+
+    def join(self, records: list[Any], where: str) -> Any:
+        """Return the list itself, unless the part makes a batch of it."""
+        return records if "set" in self.own else super().join(records, where)
+
+    def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
+        """Return the data, which the part looks at when it gets them."""
+        if "set" not in self.own:
+            return super().prepare(data, single=single, dim_extend=dim_extend, where=where)
+        if dim_extend and not single:
+            data = swap_batch_dims(data, dim_extend, where)
+        lead = _leading(data, self.ndim - single, where)
+        if not self.rows_per_step:
+            self.fix_batch(lead[-(self.ndim - 1) :])
+        return Prepared(_One([data]), 1) if single else Prepared(data, lead[0])
+
+    def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
+        """Return the data, which the part looks at when it gets them."""
+        if "set" not in self.own:
+            return super().prepare_selection(data, shape, where)
+        return Prepared(data if shape else _One([data]), shape.numel())
+
+    def _copy_span(self, rows: Any, skipped: int, start: int, count: int) -> None:
+        if "set" not in self.own:
+            super()._copy_span(rows, skipped, start, count)
+        elif isinstance(rows, _One):
+            self.part.set(start, *rows)
+        else:
+            steps = torch.arange(start, start + count, device="cpu") % self.capacity_steps
+            if start > len(self.part):  # a first write longer than the storage; many take no gaps
+                steps, order = steps.sort()
+                rows, skipped = _taken(rows, order + skipped), 0
+            self.part.set(steps, _taken(rows, slice(skipped, skipped + count)) if skipped else rows)
+
+    def _copy_slots(self, rows: Any, slots: torch.Tensor) -> None:
+        if rows is None:
+            return  # they are there already
+        if "set" not in self.own:
+            super()._copy_slots(rows, slots)
+        elif isinstance(rows, _One):
+            self.part.set(self._index(int(slots)), *rows)
+        else:
+            self.part.set(self._index(slots), rows)
+
+    def _pick(self, rows: Any, positions: torch.Tensor) -> Any:
+        if "set" not in self.own:
+            return super()._pick(rows, positions)
+        return rows if isinstance(rows, _One) else _taken(rows, positions)
+
+    def _forget(self) -> None:
+        if "_empty" in self.own:
+            self.call("_empty")
+        else:
+            super()._forget()
+
+    def note_written(self, index: Any) -> None:
+        """Note what a writer of the part's own library wrote to it, at an index over time steps."""
+        if torch.is_tensor(index) and index.ndim == 2:
+            index = index[:, 0]
+        steps = (
+            torch.tensor([int(index)], device="cpu")
+            if is_position(index)
+            else steps_at(index, self.capacity_steps)
+        )
+        if not self.rows_per_step:
+            self.fix_batch(torch.Size(self.part.shape[1:]))
+        per_step = self.rows_per_step
+        slots = (
+            steps[steps >= 0].unique()[:, None] * per_step + torch.arange(per_step, device="cpu")
+        ).reshape(-1)
+        length = len(self.part) // per_step
+        end = (int(steps[-1]) + 1) % self.capacity_steps
+        self.write_slots(Prepared(None, len(steps)), slots, num_steps=length, end=end)
+
+    # Reading
+
+    def get(self, index: Any) -> Any:
+        """Return what the part has at an index."""
+        return self.part.get(index) if "get" in self.own else super().get(index)
+
+    def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
+        """Return the records in `slots`."""
+        if "get" not in self.own:
+            return super().fetch(slots, paths)
+        records = self.part.get(self._index(slots))
+        if paths is None:
+            return records
+        if not is_tensor_collection(records):
+            raise UnsupportedError("keys: only records that are TensorDicts can be fetched in part")
+        return records.select(*map(as_key, paths))
+
+    def _index(self, slots: Any) -> Any:
+        """Return slots as the part knows them: with ``ndim > 1`` one tensor per dimension."""
+        if self.ndim == 1:
+            return slots
+        shape = (self.capacity_steps, *self.batch_shape)
+        return torch.unravel_index(torch.as_tensor(slots, device="cpu"), shape)
+
+    # State
+
+    def moment_ahead(self) -> Ahead:
+        """Begin a snapshot for a checkpoint; a state of the user's own is taken as a whole."""
+        return self.copy_ahead() if "state_dict" in self.own else super().moment_ahead()
+
+    def _start_copy(self) -> ContentCopy | None:
+        return _PartCopy(self.part) if "state_dict" in self.own else super()._start_copy()
+
+    def _plain_content(self, content: Any) -> dict[str, Any]:
+        return {"content": content} if "state_dict" in self.own else super()._plain_content(content)
+
+    def _parse_content(self, reader: StateReader, state: StorageState) -> Any:
+        if "load_state_dict" not in self.own:
+            return super()._parse_content(reader, state)
+        if state.fitted(self.requested_size).moved is not None:
+            raise SchemaError(
+                f"load_state_dict: the state has max_size={state.max_size}; this {type(self.part).__name__} has "
+                f"{self.requested_size}: build it with the same"
+            )
+        return copy.deepcopy(reader.get("content"))
+
+    def _take_content(self, content: Any, rows: int) -> None:
+        if "load_state_dict" in self.own:
+            self.part.load_state_dict(copy.deepcopy(content))
+        else:
+            super()._take_content(content, rows)
+
+
+class _PartCopy(ContentCopy):
+    """The state of a part, taken as a whole."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+        self._state: Any = None
+
+    def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
+        if spans:
+            self._state = copy.deepcopy(self._part.state_dict())
+
+    def done(self, rows: int) -> Any:
+        return self._state
+
+
+def _collated(records: Any) -> Any:
+    """Return fetched records as a batch: a list is one of single records."""
+    return collate(records) if isinstance(records, list) else records
+
+
+def _leading(data: Any, dims: int, where: str) -> torch.Size:
+    """Return the first `dims` batch dimensions of records of any kind."""
+    if isinstance(data, list) and dims == 1:
+        shape = torch.Size([len(data)])
+    elif is_tensor_collection(data):
+        shape = data.batch_size
+    else:
+        leaves = [leaf for leaf in _pytree.tree_leaves(data) if hasattr(leaf, "shape")]
+        shape = torch.Size(leaves[0].shape if leaves else ())
+    if len(shape) < dims or 0 in shape[:dims]:
+        raise SchemaError(f"{where}: expected records with {dims} batch dimensions, got {tuple(shape)}")
+    return shape[:dims]
+
+
+def _taken(data: Any, index: Any) -> Any:
+    """Return some of many records."""
+    if isinstance(data, list):
+        return data[index] if isinstance(index, slice) else [data[place] for place in index.tolist()]
+    if is_tensor_collection(data) or isinstance(data, torch.Tensor):
+        return data[index]
+    return _pytree.tree_map(lambda leaf: leaf[index], data)

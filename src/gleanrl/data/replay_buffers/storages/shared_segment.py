@@ -1,0 +1,328 @@
+"""The memory of a storage that several processes share: books, log, generations, columns, and a journal.
+
+What is true is what the books say. They stand there twice, and one word says which of the two counts: a change fills
+the other one and flips the word, by one store. The same word says whether rows are about to be overwritten: then the
+journal holds them as they were. A process that is killed in the middle of a write leaves that bit set, and whoever
+takes the lock next puts the rows back: the write never happened.
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import threading
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import Path as KeyPath
+from gleanrl._os import fault_points
+from gleanrl._os.hugepages import ALIGNMENT
+from gleanrl._os.shared_memory import SharedMemory
+from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Run, Version, changes_in
+from gleanrl.data.replay_buffers.storages.allocators import as_column, check_room
+from gleanrl.errors import CapacityError, SchemaError
+
+_WORDS, _RUNS, _SCHEMA_BYTES = 64, 1024, 1 << 20
+_HEAD_BYTES = 8 * (_WORDS + 4 * _RUNS) + _SCHEMA_BYTES
+# Places in the head, of int64.
+_STATE, _READY, _SCHEMA_SIZE, _ROWS, _COPIES, _JOURNALED, _PIECES = range(7)
+_BOOKS = (8, 16)
+_CONTENT, _CHANGES, _NUM_RUNS, _SLOTS = 32, 33, 34, 35
+_HAS_ORIGIN, _ORIGIN = 36, 37  # the origin's content and changes
+_CHANGING = 2
+
+
+_PIECE = Field(torch.Size(()), torch.int64)  # the last column, which isn't one of the records'
+
+
+class Books(NamedTuple):
+    """What a storage knows of its records, beside the records."""
+
+    num_steps: int
+    end: int
+    rows_written: int
+    ordered: int
+
+
+class Segment:
+    """Shared memory of one storage. Whoever calls it holds its lock, but for the log's version and the columns.
+
+    A copy, by pickle say, is of the same memory; it has to be made while the process of the original lives.
+
+    Args:
+        folder: where it is a file; None for memory.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.memory = SharedMemory(_HEAD_BYTES, folder)
+        self._meet()
+        self.log.renew()
+        self.commit(Books(0, 0, 0, 1))
+
+    def _meet(self) -> None:
+        words = np.frombuffer(self.memory.map, np.int64, _WORDS + 4 * _RUNS)
+        self._head = words[:_WORDS]
+        self.log = SharedLog(words)
+        self._bytes: list[torch.Tensor] = []
+        self._journal: list[torch.Tensor] = []
+
+    def __getstate__(self) -> SharedMemory:
+        """Pickle the name of the memory."""
+        return self.memory
+
+    def __setstate__(self, memory: SharedMemory) -> None:
+        """See the same memory."""
+        self.memory = memory
+        self._meet()
+
+    def next_copy(self) -> int:
+        """Return a number that no other copy has."""
+        self._head[_COPIES] += 1
+        return int(self._head[_COPIES])
+
+    # Columns
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are columns."""
+        return bool(self._head[_READY])
+
+    def make(self, schema: Any, fields: Sequence[Field], num_rows: int) -> list[torch.Tensor]:
+        """Return new columns, ``[num_rows, *field]`` each; they count once `ready` was called.
+
+        Raises:
+            CapacityError: too little memory, or too little space on the disk.
+            SchemaError: a schema of more than a megabyte.
+        """
+        described = pickle.dumps(schema)
+        if len(described) > _SCHEMA_BYTES:
+            raise SchemaError(
+                f"a shared storage keeps a schema of at most {_SCHEMA_BYTES} bytes, got {len(described)}"
+            )
+        needed = 2 * _length_of([*fields, _PIECE], num_rows)[-1]
+        what = "memory" if self.memory.folder is None else f"disk at {self.memory.folder}"
+        check_room(what, needed, self.memory.free_bytes(), num_rows, "share a smaller storage")
+        start = _HEAD_BYTES - _SCHEMA_BYTES
+        self.memory.map[start : start + len(described)] = described
+        self._head[_SCHEMA_SIZE], self._head[_ROWS] = len(described), num_rows
+        try:
+            return self.columns(fields)
+        except OSError as cause:
+            raise CapacityError(
+                f"can't reserve {needed:,} bytes of {what} for {num_rows} rows: {cause}"
+            ) from cause
+
+    def ready(self) -> None:
+        """Let the columns count."""
+        self._head[_READY] = 1
+
+    def schema(self) -> Any:
+        """Return what `make` was given."""
+        start = _HEAD_BYTES - _SCHEMA_BYTES
+        return pickle.loads(self.memory.map[start : start + int(self._head[_SCHEMA_SIZE])])
+
+    def columns(self, fields: Sequence[Field]) -> list[torch.Tensor]:
+        """Return the columns of a schema; the journal's are behind them."""
+        num_rows, fields = int(self._head[_ROWS]), [*fields, _PIECE]
+        places = _length_of(fields, num_rows)
+        self.memory.resize(_HEAD_BYTES + 2 * places[-1])
+        whole = np.frombuffer(self.memory.map, np.uint8)[_HEAD_BYTES:]
+        halves = whole[: places[-1]], whole[places[-1] :]
+        counters = Field(torch.Size(()), torch.int64)
+        raw = [Field(torch.Size([field.row_bytes]), torch.uint8) for field in fields]
+        columns, self._bytes, journal = (
+            [
+                as_column(half[start : start + num_rows * field.row_bytes], field, num_rows)
+                for start, field in zip(places, (counters, *described), strict=False)
+            ]
+            for half, described in ((halves[0], fields), (halves[0], raw), (halves[1], raw))
+        )
+        self.generations = columns[0]
+        """How often each slot was written, ``(num_rows,)`` int64."""
+        self._slots, self._bytes, self._journal = journal[0], self._bytes[1:], journal[1:]
+        self.pieces = columns[-1].numpy()
+        """The number of each row's piece, ``(num_rows,)`` int64, if they count."""
+        return columns[1:-1]
+
+    @property
+    def numbers_pieces(self) -> bool:
+        """Whether the numbers of pieces count (see `Seams`)."""
+        return bool(self._head[_PIECES])
+
+    def number_pieces(self, count: bool) -> None:
+        """Have the numbers of pieces count from now on, all 0, or no more."""
+        if count:
+            self.pieces[:] = 0
+            _fence()
+        self._head[_PIECES] = count
+
+    # Changes
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change has begun and not ended."""
+        return bool(self._head[_STATE] & _CHANGING)
+
+    def books(self) -> Books:
+        """Return the books that count."""
+        start = _BOOKS[int(self._head[_STATE]) & 1]
+        return Books(*self._head[start : start + 4].tolist())
+
+    def begin(self, slots: torch.Tensor | None) -> None:
+        """Begin a change that will overwrite the records in `slots`, ``(n,)`` int64, each once; None for none."""
+        count = 0 if slots is None else slots.shape[0]
+        fault_points.point("segment.journal")
+        if slots is not None and count:
+            self._slots[:count] = slots
+            for column, kept in zip(self._bytes, self._journal, strict=True):
+                torch.index_select(column, 0, slots, out=kept[:count])
+        self._head[_JOURNALED] = count
+        _fence()
+        self._head[_STATE] |= _CHANGING
+        fault_points.point("segment.begun")
+
+    def commit(self, books: Books) -> None:
+        """End a change: other books count from now on."""
+        fault_points.point("segment.commit")
+        other = (int(self._head[_STATE]) & 1) ^ 1
+        start = _BOOKS[other]
+        self._head[start : start + 4] = books
+        _fence()
+        self._head[_STATE] = other
+        fault_points.point("segment.committed")
+
+    def undo(self) -> None:
+        """Take back a change that didn't end."""
+        slots = self._slots[: int(self._head[_JOURNALED])] if self._bytes else torch.empty(0, device="cpu")
+        self.log.forget()
+        _fence()
+        if slots.shape[0]:
+            for column, kept in zip(self._bytes, self._journal, strict=True):
+                column.index_copy_(0, slots, kept[: slots.shape[0]])
+        _fence()
+        fault_points.point("segment.undo")
+        self._head[_STATE] &= 1
+
+
+class SegmentAllocator:
+    """Gives a storage the columns of a segment; see `Allocator`."""
+
+    exclusive = True
+    shared = False  # a forked child writes them as its parent does
+    lists: Sequence[Any] = ()
+
+    def __init__(self, segment: Segment, schema: Any) -> None:
+        self._segment, self._schema = segment, schema
+
+    def __call__(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
+    ) -> list[torch.Tensor]:
+        """Return the segment's columns, new ones if it has none."""
+        if self._segment.is_ready:
+            return self._segment.columns(fields)
+        return self._segment.make(self._schema, fields, num_rows)
+
+    def settle(self) -> None:
+        """Do nothing: there is one segment."""
+
+    def discard(self) -> None:
+        """Do nothing: they don't count yet."""
+
+
+class SharedLog(ChangeLog):
+    """A `ChangeLog` in shared memory: its version can be read at any time, all else under the lock.
+
+    Args:
+        words: where it stands: the head and the runs.
+    """
+
+    def __init__(self, words: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        self._head, self._table = words[:_WORDS], words[_WORDS:].reshape(_RUNS, 4)
+
+    @property
+    def version(self) -> Version:  # type: ignore[override]
+        """The present version: who reads it after records knows of every write that began before."""
+        _fence()
+        # In this order: a content that was renewed between the two shows.
+        changes = int(self._head[_CHANGES])
+        return Version(int(self._head[_CONTENT]), changes)
+
+    @property
+    def origin(self) -> Version | None:  # type: ignore[override]
+        """What this content is a copy of: the sampler of any process can ask what changed since a saved state."""
+        if not self._head[_HAS_ORIGIN]:
+            return None
+        return Version(*self._head[_ORIGIN : _ORIGIN + 2].tolist())
+
+    def renew(self, origin: Version | None = None) -> None:
+        """Begin another content."""
+        self._head[_HAS_ORIGIN] = origin is not None
+        self._head[_ORIGIN : _ORIGIN + 2] = origin or 0
+        self._head[_NUM_RUNS] = 0
+        self._head[_CONTENT] = secrets.randbits(62)
+        self._head[_CHANGES] = 0
+        _fence()
+
+    def forget(self) -> None:
+        """Take everything for changed."""
+        self._head[_NUM_RUNS] = 0
+        self._head[_CHANGES] += 1
+
+    def note(self, start: int, count: int, size: int) -> None:
+        """Note that `count` slots from `start` on, around the end of `size` slots, are about to change."""
+        self._head[_SLOTS] = size
+        number = int(self._head[_NUM_RUNS])
+        last = self._table[(number - 1) % _RUNS]
+        if number and not last[3] and (last[1] + last[2]) % size == start:
+            last[2] += count
+            self._head[_CHANGES] += count
+        else:
+            self._append(start, count, False)
+        _fence()
+
+    def note_ranges(self, spans: list[tuple[int, int]], size: int, amended: bool = False) -> None:
+        """Note that slots here and there are about to change (see `ChangeLog.note_ranges`)."""
+        self._head[_SLOTS] = size
+        for start, count in spans:
+            self._append(start, count, amended)
+        _fence()
+
+    def _append(self, start: int, count: int, amended: bool) -> None:
+        number = int(self._head[_NUM_RUNS])
+        self._table[number % _RUNS] = (self._head[_CHANGES], start, count, amended)
+        self._head[_NUM_RUNS] = number + 1
+        self._head[_CHANGES] += count
+
+    def since(self, version: Version) -> list[Change] | None:
+        """Return what changed after `version` (see `ChangeLog.since`)."""
+        now, number, size = self.version, int(self._head[_NUM_RUNS]), int(self._head[_SLOTS])
+        if version.content != now.content:
+            return None
+        if version.changes == now.changes:
+            return []
+        kept = min(number, _RUNS)
+        oldest = int(self._table[(number - kept) % _RUNS][0]) if kept else now.changes
+        if not oldest <= version.changes < now.changes:
+            return [Change(0, size, False)]
+        rows = (self._table[(number - 1 - back) % _RUNS].tolist() for back in range(kept))
+        runs = (Run(begin, [(start, count)], bool(amended)) for begin, start, count, amended in rows)
+        return changes_in(runs, version, size)
+
+
+def _length_of(fields: Sequence[Field], num_rows: int) -> list[int]:
+    """Return where the generations, each field's column, and what follows begin."""
+    sizes = [8, *(field.row_bytes for field in fields)]
+    return [*accumulate((-(-num_rows * size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)]
+
+
+def _fence() -> None:
+    """Keep the stores before it before those after it, as other processors see them; so with reads."""
+    lock = threading.Lock()  # a new one: nobody waits, and an interrupt leaves nothing held
+    lock.acquire()
+    lock.release()

@@ -1,0 +1,84 @@
+"""Writers by the protocol that other releases have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gleanrl._arrays.results import Placement, Selection
+from gleanrl.data.replay_buffers.adapters import Saved, View, view_of
+from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
+from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
+from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.errors import SchemaError
+
+_METHODS = dict.fromkeys(("add", "extend", "register_storage", "_empty", "state_dict", "load_state_dict"))
+_NEEDED = ("register_storage", "add", "extend", "state_dict", "load_state_dict")
+
+
+def as_writer(writer: Any) -> Any:
+    """Return a writer as buffers use it (see `view_of`); what is none stays as it is."""
+    return view_of(writer, Writer, FamiliarWriter, _METHODS, _NEEDED)
+
+
+class FamiliarWriter(View, Writer):
+    """Writes by `add` and `extend`, which call the storage's `set` by themselves and return the index."""
+
+    __slots__ = ()
+
+    def register_storage(self, storage: Storage) -> None:
+        """Write to `storage` from now on."""
+        super().register_storage(storage)
+        if not self.own.isdisjoint({"add", "extend"}):
+            storage.takes_one = True
+        if "register_storage" in self.own:
+            self.part.register_storage(storage.given if self.foreign else storage)
+
+    def store(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
+        """Have the user's method write, and return its index."""
+        name = "add" if single else "extend"
+        if name not in self.own:
+            return super().store(data, single, dim_extend, where)
+        self.check_write(data, where)
+        if dim_extend and not single:
+            data = swap_batch_dims(data, dim_extend, where)
+        storage = self.storage
+        version = storage.version
+        index = self.part.add(data) if single else self.part.extend(data)
+        if storage.version == version:
+            storage.note_written(index)
+        return index
+
+    def place(self, prepared: Prepared) -> Placement | Selection:
+        """Return where the user's class places records, if it does so by itself."""
+        return super().place(prepared)  # type: ignore[safe-super]
+
+    def emptied(self) -> None:
+        """Tell that the storage was emptied."""
+        if "_empty" in self.own:
+            self.call("_empty")
+
+    # State
+
+    def snapshot(self) -> Any:
+        """Return the state; the user's own where there is one."""
+        return self.saved() if "state_dict" in self.own else super().snapshot()
+
+    def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Any:
+        """Return the value of a saved state."""
+        if "load_state_dict" in self.own and isinstance(stored, StorageState) and stored.moved is not None:
+            raise SchemaError(
+                f"load_state_dict: a {type(self.part).__name__} may know the max_size of the saved storage: build this "
+                "one with the same"
+            )
+        if "load_state_dict" not in self.own:
+            return super().parse(state, stored)
+        ours = isinstance(stored, StorageState) and not self.foreign
+        return self.parsed(state, self.part.trial(stored) if ours else None)
+
+    def adopt(self, value: Any) -> None:
+        """Go on from a value."""
+        if isinstance(value, Saved):
+            self.restore(value)
+        else:
+            super().adopt(value)

@@ -1,0 +1,257 @@
+"""Records and priorities on their way into a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import length_hint
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensor_collection
+
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path, leaf_at
+from gleanrl._os.interrupts import to_the_end
+from gleanrl.data.replay_buffers.components import Parts
+from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.samplers.priority_table import reduce_priority
+from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_at, slots_of_update, swapped
+from gleanrl.data.replay_buffers.writers.base import no_index
+from gleanrl.errors import (
+    GleanError,
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    SchemaError,
+    UnsupportedError,
+)
+
+_WHOLE = slice(None)
+
+
+class Intake:
+    """Takes records in, through transforms, writer and storage; the sampler follows.
+
+    A record is checked before anything changes; a write that has begun ends.
+
+    Args:
+        gate: the buffer's.
+        parts: the buffer's.
+    """
+
+    only_tensordicts = False
+    """Whether records have to be TensorDicts."""
+    put: Callable[..., Any] | None = None
+    """What writes in place of `Writer.store`: a user's own `_add` and `_extend` of the buffer."""
+
+    def __init__(self, gate: Gate, parts: Parts) -> None:
+        self._gate = gate
+        self._parts = parts
+
+    def store(self, data: Any, single: bool, where: str, prioritize: bool = False) -> Any:
+        """Store one record or many; return their index (see `ReplayBuffer.add` and `extend`).
+
+        Args:
+            data: what to store.
+            single: whether it is one record.
+            where: the call that error messages name.
+            prioritize: whether to take priorities that records bring.
+        """
+        if self.only_tensordicts and type(data) is not TensorDict:
+            _check_tensordicts(data, single, where)
+        parts = self._parts
+        if parts.storage.moments:  # before the lock is taken: nobody else waits for the copies
+            parts.storage.preserve_next(1 if single else length_hint(data))
+        if self._gate.asked:
+            self._gate.give_way()
+        with self._gate.inserting:
+            if not parts.writes:
+                parts.claim()
+            storage, transforms = parts.storage, parts.transforms
+            dim_extend = 0 if single else parts.dim_extend
+            if not single and isinstance(data, list):
+                data, dim_extend = storage.join(data, where), 0
+            if transforms.writes or (transforms.reads and not transforms.settled):
+                slot_dims = storage.ndim - single
+                transforms.settle(data, slot_dims)
+                data = transforms.write(data, slot_dims)
+                if data is None:
+                    return no_index(storage)
+            takes = prioritize and parts.sampler.takes_priorities
+            priorities = self._brought(data, single, dim_extend, where) if takes else None
+            index = (self.put or parts.writer.store)(data, single, dim_extend, where)
+            transforms.settled = True
+            if parts.follows:
+                parts.sampler.follow(storage)
+            if priorities is not None:
+                slots = slots_of_update(index, storage.shape)
+                stored = slots >= 0
+                slots, priorities = slots[stored], priorities[stored]
+                parts.sampler.prioritize(storage, slots, priorities, storage.generation(slots))
+            return index
+
+    def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
+        """Return the priorities that records bring, one each, time first; None if they bring none."""
+        return None
+
+    def replace(self, index: Any, value: Any) -> None:
+        """Replace stored records, or a column of them (see `ReplayBuffer.__setitem__`)."""
+        with self._gate.lock:
+            parts, whole = self._parts, is_key(index)
+            if not parts.writes:
+                parts.claim()
+            storage, time = parts.storage, parts.written_time
+            if whole:
+                index, value = _WHOLE, _with_column(storage, time, index, value)
+            slots, shape = slots_at(index, storage.shape, time)
+            if value is None:
+                raise InvalidTypeError("__setitem__: expected records, got None")
+            value = parts.transforms.write(value, len(shape))
+            if value is None:
+                return
+            parts.writer.check_write(value, "__setitem__")
+            prepared = storage.prepare_selection(value, shape, "__setitem__")
+            if slots.shape[0]:
+                storage.write_slots(prepared, slots, amended=whole)
+                parts.sampler.follow(storage)
+
+    def update_priority(self, index: Any, priority: Any, generation: Any) -> None:
+        """Take priorities (see `ReplayBuffer.update_priority`)."""
+        self._gate.asked = True
+        with self._gate.lock:
+            self._gate.asked = False
+            storage, sampler = self._parts.storage, self._parts.sampler
+            # With generations a record may be known that isn't stored any more.
+            # A tuple: `storage.shape`, a torch.Size, isn't free.
+            steps = storage.num_steps if generation is None else storage.capacity_steps
+            slots = slots_of_update(index, (steps, *storage.batch_shape), not sampler.takes_priorities)
+            sampler.prioritize(storage, slots, priority, generation)
+
+    def mark_update(self, index: Any) -> None:
+        """Give records the priority of new ones (see `ReplayBuffer.mark_update`)."""
+        with self._gate.lock:
+            storage = self._parts.storage
+            slots = slots_of_update(index, storage.shape)
+            slots = slots[slots >= 0]
+            to_the_end(lambda: self._parts.sampler.mark(storage, slots))
+
+    def generation(self, index: Any) -> torch.Tensor:
+        """Return how often slots were written (see `ReplayBuffer.generation`)."""
+        with self._gate.lock:
+            storage = self._parts.storage
+            slots = slots_of_update(index, storage.shape)
+            if (slots < 0).any():
+                raise IndexRangeError("generation: index -1 stands for no record")
+            return storage.generation(slots)
+
+
+class TensorDictIntake(Intake):
+    """An `Intake` of TensorDicts, which may bring their priorities.
+
+    Args:
+        gate: see `Intake`.
+        parts: see `Intake`.
+        priority_key: where priorities stand.
+    """
+
+    only_tensordicts = True
+
+    def __init__(self, gate: Gate, parts: Parts, priority_key: NestedKey) -> None:
+        super().__init__(gate, parts)
+        self.priority_key = priority_key
+
+    def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
+        """Return the priorities that records bring, after checking them."""
+        sampler, dims = self._parts.sampler, self._parts.storage.ndim - single
+        if isinstance(data, list):  # of a storage of objects
+            found = [self._brought(record, True, 0, where) for record in data]
+            known = [value for value in found if value is not None]
+            return torch.cat(known) if known and len(known) == len(found) else None
+        priority = leaf_at(data, as_path(self.priority_key))
+        if priority is None:
+            return None
+        lead = data.batch_size[: max(dims, dim_extend + 1)]
+        if dim_extend and priority.shape[: len(lead)] == lead:
+            priority, lead = priority.transpose(0, dim_extend), swapped(lead, dim_extend)
+        values = self._reduced(priority, lead[:dims].numel(), sampler.reduction, where)
+        sampler.check_priorities(values)
+        return values
+
+    def _reduced(self, priority: Any, count: int, reduction: str, where: str) -> torch.Tensor:
+        """Return one priority for each of `count` records out of a priority entry."""
+        size = priority.numel() if isinstance(priority, torch.Tensor) else -1
+        if size < count or (size % count if count else size):
+            raise SchemaError(
+                f"{where}: {as_key(as_path(self.priority_key))!r} expected values for {count} records, got shape "
+                f"{tuple(getattr(priority, 'shape', ()))}"
+            )
+        return reduce_priority(priority.detach().reshape(count, size // max(count, 1)), count, reduction)
+
+    def take_priorities(
+        self, data: TensorDictBase, mark: Callable[[Any], None], update: Callable[[Any, Any, Any], None]
+    ) -> None:
+        """Give the records of a batch its priorities (see `TensorDictReplayBuffer.update_tensordict_priority`).
+
+        Args:
+            data: the batch.
+            mark: the buffer's `mark_update`, which a subclass of a user's may have overridden.
+            update: its `update_priority`, likewise.
+        """
+        with self._gate.lock:
+            sampler, ndim = self._parts.sampler, self._parts.storage.ndim
+            if not sampler.takes_priorities:
+                return
+            try:
+                index, priority, generation = self._priorities(data, ndim, sampler.reduction)
+            except RuntimeError as error:
+                if isinstance(error, GleanError) or not isinstance(data, LazyStackedTensorDict):
+                    raise
+                # Records of unlike length: their entries can't be stacked.
+                found = [self._priorities(record, ndim, sampler.reduction) for record in data.unbind(0)]
+                index, priority, generation = (
+                    None if any(part is None for part in column) else torch.cat(column)
+                    for column in zip(*found, strict=True)
+                )
+            if priority is None:
+                mark(index)
+            else:
+                update(index, priority, generation)
+
+    def _priorities(self, data: TensorDictBase, ndim: int, reduction: str) -> tuple[Any, Any, Any]:
+        """Return the indices in a batch, or in one record of it, with their priorities and generations, or None."""
+        where = "update_tensordict_priority"
+        index = data.get("index", None)
+        if index is None:
+            raise MissingKeyError(f"{where}: the batch has no 'index'; give it one of sample()")
+        index = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
+        priority, generation = data.get(as_path(self.priority_key), None), data.get("_generation", None)
+        if priority is not None:
+            priority = self._reduced(priority, index.shape[0], reduction, where)
+        return index, priority, None if generation is None else generation.reshape(-1)
+
+
+def _check_tensordicts(data: Any, single: bool, where: str) -> None:
+    for record in data if isinstance(data, list) and not single else (data,):
+        if not isinstance(record, TensorDictBase):
+            raise InvalidArgumentError(
+                f"{where}: expected a TensorDict, got {type(record).__name__}; ReplayBuffer takes other data"
+            )
+
+
+def _with_column(storage: Storage, time: int, key: Any, column: Any) -> Any:
+    """Return the whole content, in the written layout, with another tensor at `key`; the content isn't changed."""
+    whole = storage.get(_WHOLE)
+    if not is_tensor_collection(whole):
+        raise UnsupportedError(
+            f"__setitem__: the key {key!r} needs a buffer of TensorDicts in columns; index by position"
+        )
+    whole = whole.transpose(0, time) if time else whole
+    changed = whole.clone(recurse=False)
+    try:
+        changed.set(key, column)
+    except (RuntimeError, KeyError, TypeError, ValueError) as cause:
+        raise SchemaError(
+            f"__setitem__: expected a tensor with {tuple(whole.batch_size)} rows for the column {key!r}: {cause}"
+        ) from cause
+    return changed

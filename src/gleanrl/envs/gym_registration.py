@@ -1,0 +1,224 @@
+"""An environment of ours under a gymnasium id: `EnvBase.register_gym`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
+from gleanrl._rollout.step_mdp import advance
+from gleanrl.data.specs import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    Unbounded,
+)
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+
+_GYMNASIUMS = frozenset(
+    (
+        *("max_episode_steps", "reward_threshold", "nondeterministic", "order_enforce"),
+        *("disable_env_checker", "additional_wrappers", "vector_entry_point", "kwargs"),
+    )
+)
+"""Keywords of `register_gym` that are for gymnasium."""
+
+
+class GymRegistration:
+    """Gives an environment class `register_gym`."""
+
+    @classmethod
+    def register_gym(
+        cls,
+        id: str,
+        *,
+        entry_point: Callable[..., Any] | None = None,
+        transform: Any = None,
+        info_keys: Sequence[NestedKey] | None = None,
+        backend: str | None = None,
+        to_numpy: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Register the class with gymnasium, so that ``gymnasium.make(id, ...)`` makes its environments.
+
+        Args:
+            id: the environment's id, ``"Walk-v0"``.
+            entry_point: makes the environment; None for the class. It gets the keyword arguments of `gymnasium.make`.
+            transform: put around each environment, as a copy.
+            info_keys: entries of the environment's outcome that go into info instead of the observation.
+            backend: ``"gymnasium"`` or None.
+            to_numpy: whether observations are arrays; if not, tensors.
+            **kwargs: `max_episode_steps`, `reward_threshold`, `nondeterministic`, `order_enforce`,
+                `disable_env_checker` and `kwargs` are gymnasium's; all others go to `entry_point`, with `kwargs`.
+
+        Raises:
+            InvalidArgumentError: if the id is taken.
+            UnsupportedError: for another backend.
+        """
+        if backend not in (None, "gymnasium"):
+            raise UnsupportedError(f"register_gym: backend: expected 'gymnasium', got {backend!r}")
+        if id in gymnasium.registry:
+            raise InvalidArgumentError(f"id: {id!r} is registered already")
+        make = entry_point or cls
+
+        def adapted(**options: Any) -> GymAdapter:
+            env: Any = make(**options)
+            if transform is not None:
+                env = env.append_transform(copy.deepcopy(transform))
+            return GymAdapter(env, info_keys or (), to_numpy)
+
+        theirs = {name: kwargs.pop(name) for name in _GYMNASIUMS & kwargs.keys()}
+        theirs.setdefault("disable_env_checker", not to_numpy)  # it complains of tensors
+        gymnasium.register(id, entry_point=adapted, kwargs={**theirs.pop("kwargs", {}), **kwargs}, **theirs)
+
+
+class GymAdapter(gymnasium.Env[Any, Any]):
+    """Shows one environment of ours through gymnasium's interface.
+
+    An observation of one leaf is that leaf, several are a dict; so are actions. Choices are integers.
+
+    Args:
+        env: the environment, not a batch of several.
+        info_keys: entries that go into info instead of the observation.
+        to_numpy: whether observations are arrays.
+
+    Raises:
+        UnsupportedError: for a batch of environments, several rewards, or a spec without a space.
+    """
+
+    def __init__(self, env: Any, info_keys: Sequence[NestedKey] = (), to_numpy: bool = True) -> None:
+        if tuple(env.batch_size):
+            raise UnsupportedError(
+                f"register_gym: {env} steps {tuple(env.batch_size)} environments at once, gymnasium's step one"
+            )
+        if len(env.reward_keys) != 1:
+            raise UnsupportedError(f"register_gym: expected one reward, {env} has {env.reward_keys}")
+        self.env = env
+        self._info = [as_key(as_path(key)) for key in info_keys]
+        self._numpy = to_numpy
+        known = env.full_observation_spec.keys(True, True)
+        missing = sorted(map(str, set(self._info) - set(known)))
+        if missing:
+            raise InvalidArgumentError(
+                f"info_keys: {missing} aren't entries of {env}, which has {list(known)}"
+            )
+        self._observed = [key for key in known if as_key(as_path(key)) not in self._info]
+        self._acted = list(env.full_action_spec.keys(True, True))
+        self.observation_space = _space(env.full_observation_spec, self._observed)
+        self.action_space = _space(env.full_action_spec, self._acted)
+        self._root: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; `options` are keyword arguments of the environment's `reset`."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self.env.set_seed(seed)
+        self._root = self.env.reset(**(options or {}))
+        return self._shown(self._root)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take an action.
+
+        Raises:
+            SpecError: if a choice is none of the action's.
+        """
+        given = self._root.copy()
+        spec = self.env.full_action_spec
+        for key in self._acted:
+            value = action if len(self._acted) == 1 else _at(action, as_path(key))
+            given.set(key, spec[key].encode(value))
+        stepped = self.env.step(given)
+        after = stepped.get("next")
+        self._root = advance(stepped, self.env)
+        reward = after.get(self.env.reward_keys[0])
+        terminated, truncated = after.get("terminated"), after.get("truncated", None)
+        cut = False if truncated is None else bool(truncated.any())
+        observation, info = self._shown(after)
+        return observation, float(reward.sum()), bool(terminated.any()), cut, info
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _shown(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """Return observation and info."""
+        spec = self.env.full_observation_spec
+        values = {key: self._value(spec[key], batch.get(key)) for key in (*self._observed, *self._info)}
+        info = {name: values[name] for name in self._info}
+        return _nested({key: values[key] for key in self._observed}), {
+            "/".join(as_path(k)): v for k, v in info.items()
+        }
+
+    def _value(self, spec: Any, leaf: torch.Tensor) -> Any:
+        if not self._numpy:
+            return leaf.clone()
+        return np.array(spec.to_numpy(leaf, safe=False))
+
+
+def _at(action: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        action = action[part]
+    return action
+
+
+def _nested(values: Mapping[NestedKey, Any]) -> Any:
+    """Return the value if it's one, else a dictionary nested like the keys."""
+    if len(values) == 1:
+        return next(iter(values.values()))
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        *groups, last = as_path(key)
+        inner = out
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = value
+    return out
+
+
+def _space(spec: Composite, keys: Sequence[NestedKey]) -> spaces.Space[Any]:
+    """Return the space of the leaves `keys`: the leaf's own if it's one, else a Dict."""
+    nested = _nested({key: _leaf_space(key, spec[key]) for key in keys})
+    return _dict_space(nested) if isinstance(nested, dict) else nested
+
+
+def _dict_space(entries: dict[str, Any]) -> spaces.Dict:
+    return spaces.Dict({k: _dict_space(v) if isinstance(v, dict) else v for k, v in entries.items()})
+
+
+def _leaf_space(key: NestedKey, spec: Any) -> spaces.Space[Any]:
+    """Return the space of one leaf.
+
+    Raises:
+        UnsupportedError: if there is none.
+    """
+    shape = tuple(spec.shape)
+    if isinstance(spec, (MultiCategorical, MultiOneHot)):  # which count as one choice, too
+        if len(shape) == 1:
+            return spaces.MultiDiscrete(np.asarray(torch.as_tensor(spec.nvec).flatten()))
+    elif isinstance(spec, OneHot):
+        return _choices(int(spec.n), shape[:-1])
+    elif isinstance(spec, Binary) or (spec.dtype is torch.bool and isinstance(spec, Categorical)):
+        return spaces.MultiBinary(list(shape) or [1])
+    elif isinstance(spec, Categorical):
+        return _choices(int(spec.n), shape)
+    elif isinstance(spec, (Bounded, Unbounded)):
+        dtype = spec.zero().numpy().dtype
+        low, high = spec.space.low.numpy(), spec.space.high.numpy()
+        return spaces.Box(low, high, shape, dtype)
+    raise UnsupportedError(f"register_gym: {key!r} has a spec without a gymnasium space: {spec!r}")
+
+
+def _choices(n: int, shape: tuple[int, ...]) -> spaces.Space[Any]:
+    return spaces.Discrete(n) if not shape else spaces.MultiDiscrete(np.full(shape, n))

@@ -1,0 +1,177 @@
+"""What environments live by beside their `state_dict`: where a simulator stands in its episode, and its generators.
+
+An environment that defines ``get_state()`` and ``set_state(state)`` says so itself, and so may the gymnasium
+environment within, or any object that it is made of. Of the others it is every attribute, if all of them are data (see
+`gleanrl._state`) and if that is enough. Whether it is, is found out once: of two copies of the environment one is
+led astray and given the values; from there on both have to do the same, bit by bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from gleanrl._arrays.tensordicts import flatten
+from gleanrl._rollout.env_traits import Env
+from gleanrl._state.attribute_kinds import Fixed, has_hooks, saved
+from gleanrl._state.attributes import adopt, parse
+from gleanrl._state.rng import GENERATORS
+from gleanrl._util import is_ours
+from gleanrl.data.specs.base import TensorSpec
+from gleanrl.envs.base import EnvBase
+from gleanrl.envs.env_specs import EnvSpecs
+from gleanrl.envs.libs.gym_codecs import ArrayCodec, Codec
+from gleanrl.envs.transforms.base import Transform
+from gleanrl.envs.transforms.compose import flattened
+from gleanrl.envs.transforms.transformed_env import TransformedEnv
+from gleanrl.envs.vector.base import BatchedEnv
+from gleanrl.envs.vector.serial import SerialEnv
+from gleanrl.errors import SchemaError, UnsupportedError
+
+_FIXED: Fixed = {
+    ArrayCodec: ("accepted",),
+    EnvBase: ("usage",),
+    EnvSpecs: ("_known", "_forms"),
+    gymnasium.Wrapper: ("_cached_spec",),
+    Transform: ("_holder", "_parent_found", "_pairs_found", "_pairs_inv_found"),
+}
+_SETTLED = (gymnasium.spaces.Space, TensorSpec, Codec)
+_STEPS, _AFTER = 8, 4
+_checked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""What was found out of environments: nothing, or why they can't be taken up in mid-episode."""
+
+
+def remember(env: Any) -> dict[str, Any]:
+    """Return what `env` lives by, as `torch.load(weights_only=True)` takes it.
+
+    Raises:
+        UnsupportedError: it can't be told; the message says why.
+    """
+    if isinstance(env, TransformedEnv):
+        theirs = [saved(transform, _FIXED) for transform in _foreign(env)]
+        return {"kind": "transformed", "base": remember(env.base_env), "transforms": theirs}
+    if isinstance(env, SerialEnv):
+        return {"kind": "members", "members": [remember(member) for member in env.members]}
+    name = type(env).__name__
+    if isinstance(env, BatchedEnv):
+        raise UnsupportedError(f"the environments of a {name} are in other processes")
+    if not isinstance(env, EnvBase) and not has_hooks(env):
+        raise UnsupportedError(f"{name}: it's another library's; define get_state() and set_state(state)")
+    if isinstance(env, EnvBase) and env.was_closed:
+        raise UnsupportedError(f"{name}: it was closed")
+    state = saved(env, _FIXED)
+    why = "" if has_hooks(env) else _checked.get(env)
+    if why is None:
+        why = _difference(env, state)
+        if env.usage.started:  # before, the first reset may take a seed from anywhere
+            _checked[env] = why
+    if why:
+        raise UnsupportedError(f"{name}: {why}")
+    return {"kind": "env", "attributes": state}
+
+
+def check_memory(env: Env, state: Any) -> None:
+    """Raise unless `env` can be taken to where `state`, of `remember`, was; it stays where it is.
+
+    Raises:
+        SchemaError: the state isn't that of such an environment.
+    """
+    _changes(env, state)
+
+
+def adopt_memory(env: Env, state: Any) -> None:
+    """Take `env` to where a state that was checked was; twice has the result of once."""
+    for change in _changes(env, state):
+        change()
+
+
+def _changes(env: Env, state: Any) -> list[Callable[[], None]]:
+    kind = state["kind"]
+    if kind == "env":
+        return [parse(env, state["attributes"], _FIXED, _SETTLED)]
+    if kind == "members" and isinstance(env, SerialEnv):
+        env.start()
+        parts = list(zip(env.members, state["members"], strict=False))
+        if len(parts) == len(env.members) == len(state["members"]):
+            return [change for member, its in parts for change in _changes(member, its)]
+    if kind == "transformed" and isinstance(env, TransformedEnv):
+        pairs = list(zip(_foreign(env), state["transforms"], strict=False))
+        if len(pairs) == len(state["transforms"]):
+            found = [parse(transform, its, _FIXED, _SETTLED) for transform, its in pairs]
+            return [*_changes(env.base_env, state["base"]), *found]
+    raise SchemaError(f"load_state_dict: the environments were others than {env!r:.200}")
+
+
+def _foreign(env: TransformedEnv) -> list[Any]:
+    """Return the transforms that users have written; those of this library have all in their `state_dict`."""
+    return [t for t in flattened(env.transform) if not is_ours(type(t))]
+
+
+def _difference(env: Env, state: dict[str, Any]) -> str:
+    """Return why an environment that is given `state` isn't the one that it was taken of; nothing if it is."""
+    with GENERATORS.kept(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            one, other = copy.deepcopy(env), copy.deepcopy(env)
+            _behaviour(other, 1)
+            adopt(other, state, _FIXED, _SETTLED)
+            if _behaviour(one, 0) == _behaviour(other, 0):
+                return ""
+        except Exception as cause:
+            return f"a copy of it can't be given its attributes ({cause}); define get_state() and set_state(state)"
+    return (
+        "a copy of it that is given its attributes does something else; it lives by more than these: "
+        "define get_state() and set_state(state)"
+    )
+
+
+def _behaviour(env: Env, seed: int) -> list[Any]:
+    """Return what an environment does: in the episode that it's in, and in one that follows."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    # What the root holds matters to an environment that keeps nothing itself, and that may fail at it.
+    zeros = {path: leaf for spec in _roots(env) for path, leaf in flatten(spec.zero()).items()}
+    seen: list[Any] = []
+    root: Any = TensorDict({}, env.batch_size, device=env.device)
+    for path, leaf in zeros.items():
+        root.set(path, leaf)
+    try:
+        _run(env, root, _STEPS, seen)
+    except Exception as error:
+        seen.append(repr(error))
+    root = env.reset()
+    _note(root, seen)
+    _run(env, root, _AFTER, seen)
+    return seen
+
+
+def _roots(env: Env) -> tuple[Any, ...]:
+    return env.full_observation_spec, env.full_state_spec, env.full_done_spec
+
+
+def _run(env: Any, root: Any, num_steps: int, seen: list[Any]) -> None:
+    for _ in range(num_steps):
+        stepped, root = env.step_and_maybe_reset(env.rand_action(root))
+        _note(stepped, seen)
+        _note(root, seen)
+
+
+def _note(batch: Any, seen: list[Any]) -> None:
+    for path, leaf in flatten(batch).items():
+        if isinstance(leaf, torch.Tensor):
+            plain = leaf.detach().cpu().contiguous()
+            seen.append(
+                (path, plain.shape, plain.dtype, plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+            )
+        else:
+            seen.append((path, [repr(item) for item in leaf.items()]))

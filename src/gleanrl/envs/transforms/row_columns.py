@@ -1,0 +1,332 @@
+"""Where what transforms make of steps goes: the columns of the block that is handed out.
+
+Columns of a block as a transformed rollout sees them, and what it reads and checks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.native import RunningSums
+from gleanrl._arrays.schema import Field, Schema, allocate, numpy_twin, numpy_view
+from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, as_path, is_private
+from gleanrl._rollout.row_writers import WholeRows, whole_rows
+from gleanrl._rollout.tensordict_stepper import any_set, declared
+from gleanrl._util import is_ours
+from gleanrl.envs.transforms.compose import flattened
+from gleanrl.errors import EnvironmentContractError, PolicyError
+
+
+class OpenedColumns:
+    """The rows of a block's columns by key, each column unbound when it is first asked for.
+
+    Args:
+        block: whose columns.
+        after: whether the keys are those below ``"next"``; if not, those of the root.
+        also: more columns, by their whole paths.
+        without: paths that are left out.
+    """
+
+    def __init__(
+        self, block: Block, after: bool, also: Sequence[Path] = (), without: Collection[Path] = ()
+    ) -> None:
+        self._block = block
+        skip = 1 if after else 0
+        self._paths: dict[NestedKey, Path] = {
+            as_key(path[skip:]): path
+            for path in block.schema.paths
+            if (path[0] == "next") == after and path not in without
+        }
+        self._paths |= {as_key(path): path for path in also}
+        self._rows: dict[NestedKey, Sequence[torch.Tensor]] = {}
+
+    def get(self, key: NestedKey) -> Sequence[torch.Tensor] | None:
+        """Return the rows at `key`, ``T`` tensors ``(*batch, *leaf)``; None if there is no such column."""
+        rows = self._rows.get(key)
+        if rows is None and key in self._paths:
+            rows = self._rows[key] = self._unbound(self._paths[key])
+        return rows
+
+    def row(self, key: NestedKey, t: int) -> torch.Tensor | None:
+        """Return row `t` at `key`, ``(*batch, *leaf)``; None if there is no such column."""
+        path = self._paths.get(key)
+        if path is None:
+            return None
+        rows = self._rows.get(key)
+        return self._block.column(path).select(self._block.time_dim, t) if rows is None else rows[t]
+
+    def _unbound(self, path: Path) -> Sequence[torch.Tensor]:
+        column, time = self._block.column(path), self._block.time_dim
+        if column.stride(time) == 0 and len(column.shape) > time:
+            return (column.select(time, 0),) * self._block.num_steps
+        return self._block.rows(path)
+
+    def __iter__(self) -> Iterator[NestedKey]:
+        """Iterate over the keys."""
+        return iter(self._paths)
+
+
+class SpareRow:
+    """Memory of one row that stands in for a whole column whose rows nobody looks back at."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Path, torch.Tensor] = {}
+
+    def column(
+        self, path: Path, field: Field, batch_size: Sequence[int], num_steps: int, device: Any
+    ) -> torch.Tensor:
+        """Return a column ``[*batch, T, *leaf]`` all of whose rows are the same memory."""
+        row = self._rows.get(path)
+        shape = (*batch_size, 1, *field.shape)
+        if row is None or row.shape != torch.Size(shape) or row.dtype is not field.dtype:
+            row = self._rows[path] = allocate(shape, field.dtype, device).zero_()
+        return row.expand((*batch_size, num_steps, *field.shape))
+
+
+_FEW = 64
+"""Environments up to which it takes less time to read their flags one by one than to call NumPy."""
+
+
+class DoneFlags:
+    """The done flags of a block's steps.
+
+    Args:
+        block: whose columns.
+        groups: where flags stand; ``()`` is the root.
+    """
+
+    def __init__(self, block: Block, groups: Sequence[Path]) -> None:
+        self._columns = [block.time_first(("next", *group, "done")) for group in groups]
+        self._arrays = [numpy_view(column) for column in self._columns] if block.on_cpu else None
+        self._stride = block.num_steps
+        self._cells: Any = None  # the flags of each environment one after the other, if they are few
+        if self._arrays is not None and len(groups) == 1:
+            column = block.column(("next", *groups[0], "done"))
+            if (
+                column.numel() == block.batch_size.numel() <= _FEW * block.num_steps
+                and column.is_contiguous()
+            ):
+                self._cells = memoryview(numpy_view(column).reshape(-1))  # type: ignore[arg-type]  # read in no time
+
+    def any(self, t: int) -> bool:
+        """Return whether a flag is set in row `t`."""
+        if self._cells is not None:
+            return bool(self._cells[t :: self._stride].tobytes().strip(b"\0"))  # anything but zeros
+        if self._arrays is None:
+            return any(bool(column[t].any()) for column in self._columns)
+        return any_set(self._arrays, t)
+
+
+def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
+    """Write an action that inverse transforms made into the row that the environment reads."""
+    if value.shape != row.shape or value.dtype is not row.dtype:
+        raise PolicyError(
+            f"key {key!r}: the environment expects shape {tuple(row.shape)} {row.dtype}, got {tuple(value.shape)} "
+            f"{value.dtype} from the inverse transforms"
+        )
+    row.copy_(value)
+
+
+def lists_pass(env: Any) -> bool:
+    """Return whether the lists of a transformed environment pass its transforms untouched."""
+    dims = len(env.batch_size)
+    inside, outside = (
+        {path: field for path, field in declared(some.full_observation_spec, dims).items() if field.is_list}
+        for some in (env.base_env, env)
+    )
+    if not inside and not outside:
+        return True
+    chain = flattened(env.transform)
+    touched = {as_path(key) for transform in chain for key in (*transform.in_keys, *transform.written_keys())}
+    ours = all(is_ours(type(transform)) for transform in chain)
+    return ours and inside == outside and touched.isdisjoint(inside)
+
+
+def require_declared(
+    expected: Mapping[Path, Field], made: Mapping[NestedKey, torch.Tensor], others: Schema, dims: int
+) -> None:
+    """Check that a reset's root is what the transformed specs declare.
+
+    Args:
+        expected: what they declare.
+        made: what transforms made of it, `dims` batch dimensions first.
+        others: what the base environment wrote.
+        dims: the number of batch dimensions.
+
+    Raises:
+        EnvironmentContractError: naming the key, what was expected and what came.
+    """
+    for path, field in expected.items():
+        value = made.get(as_key(path))
+        came: Field | None = others[path] if path in others else None  # noqa: SIM401
+        if value is not None:
+            came = Field(value.shape[dims:], value.dtype)
+        if came != field:
+            raise EnvironmentContractError(
+                f"reset behind transforms: key {as_key(path)!r} is declared as {field}, got "
+                f"{'nothing' if came is None else came}; fix the transform, or its transform_observation_spec"
+            )
+
+
+Keys = tuple[NestedKey, ...]
+_MOST_SETS = 16
+"""Sets of keys, in their order, that are remembered: a transform may write others in every row."""
+
+
+class Output:
+    """Where the values of one key go: below ``"next"`` in the step's own row, and into the root of the row after.
+
+    Args:
+        block: the block that is handed out.
+        path: the key, without ``"next"``; either column may be absent.
+    """
+
+    def __init__(self, block: Block, path: Path) -> None:
+        after = ("next", *path)
+        self.key = as_key(path)
+        self._running: dict[int | None, RunningSums] = {}
+        some = block.schema[after if after in block.schema else path]
+        self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
+        self._on_cpu = block.on_cpu and numpy_twin(some.dtype) is some.dtype
+        self._last = block.num_steps - 1
+        # A column that isn't there is a dummy of one row, so that a write needs no test.
+        self._next, self._next_step = self._rows(block, after)
+        self._root, self._root_step = self._rows(block, path)
+
+    def _rows(self, block: Block, path: Path) -> tuple[Any, int]:
+        """Return the column's rows, as arrays on the CPU, and the distance from one row to the next."""
+        there = path in block.schema
+        if there:
+            column = block.time_first(path)
+        else:
+            column = torch.empty((1, *self._shape), dtype=self._dtype, device=block.columns[0].device)
+        return (numpy_view(column) if self._on_cpu else column), int(there)
+
+    def write(self, t: int, value: torch.Tensor) -> None:
+        """Write the outcome of row `t`, and the root of row ``t + 1`` if there is one."""
+        self._check(value)
+        row = value.numpy() if self._on_cpu else value
+        self._next[t * self._next_step] = row
+        if t < self._last:
+            self._root[(t + 1) * self._root_step] = row
+
+    def write_root(self, t: int, value: torch.Tensor) -> None:
+        """Write the root of row `t`."""
+        self._check(value)
+        self._root[t * self._root_step] = value.numpy() if self._on_cpu else value
+
+    def run_on(self, first: int, count: int, addends: np.ndarray[Any, Any] | None) -> torch.Tensor:
+        """Write sums as outcomes of the rows from `first` on, and the roots behind them; return the last.
+
+        Both columns have to be there, on the CPU.
+
+        Args:
+            first: the first row, whose root the sums begin with.
+            count: how many rows, one at least; the block's last one isn't among them.
+            addends: what is added up, rows first; None to count.
+        """
+        which = None if addends is None else id(addends)  # `RunningSums` holds it: no other array gets its id
+        if which not in self._running:
+            self._running[which] = RunningSums(self._next, self._root, addends)
+        self._running[which].run_on(first, count)
+        return self.outcome(first + count - 1)
+
+    def outcome(self, t: int) -> torch.Tensor:
+        """Return a copy of the outcome of row `t` of a column on the CPU."""
+        return torch.from_numpy(np.array(self._next[t]))
+
+    def clear_after(self, first: int) -> torch.Tensor:
+        """Write zeros into the outcomes of the rows from `first` on, and the roots behind them; return such a row."""
+        self._next[first:] = 0
+        self._root[first + 1 :] = 0
+        return torch.zeros(self._shape, dtype=self._dtype, device="cpu")
+
+    def _check(self, value: torch.Tensor) -> None:
+        if value.shape != self._shape or value.dtype is not self._dtype:
+            raise EnvironmentContractError(
+                f"transform: key {self.key!r} expected shape {tuple(self._shape)} {self._dtype}, as the transformed "
+                f"specs declare it, got {tuple(value.shape)} {value.dtype}"
+            )
+
+
+class Outputs:
+    """Writes what transforms made of rows, by key.
+
+    What is written together is mostly the same again: for each such set of keys the core writes a row in one call.
+
+    Args:
+        block: the block that is handed out.
+        keys: what transforms are known to write.
+        declared: the paths of all that they may write, private entries aside, which go nowhere.
+
+    Attributes:
+        by_key: where the values of each key go, as far as it's known.
+    """
+
+    def __init__(self, block: Block, keys: Iterable[NestedKey], declared: Collection[Path]) -> None:
+        self._block, self._declared = block, frozenset(declared)
+        self.by_key = {key: Output(block, as_path(key)) for key in keys}
+        self._rows: dict[Keys, WholeRows | None] = {}
+        self._roots: dict[Keys, WholeRows | None] = {}
+
+    def write(self, t: int, made: Mapping[NestedKey, torch.Tensor]) -> None:
+        """Write what was made of the outcome of row `t`, also into the root of the row after it."""
+        keys = tuple(made)
+        rows = self._rows[keys] if keys in self._rows else self._learn(self._rows, keys, True)
+        if rows is not None and rows.write(t, made) is not None:
+            return
+        for key, value in made.items():
+            if (output := self.by_key.get(key) or self._output(key)) is not None:
+                output.write(t, value)
+
+    def write_root(self, t: int, values: Mapping[NestedKey, torch.Tensor]) -> None:
+        """Write what was made of the root of row `t`."""
+        keys = tuple(values)
+        rows = self._roots[keys] if keys in self._roots else self._learn(self._roots, keys, False)
+        if rows is not None and rows.write(t, values) is not None:
+            return
+        for key, value in values.items():
+            if (output := self.by_key.get(key) or self._output(key)) is not None:
+                output.write_root(t, value)
+
+    def _learn(self, known: dict[Keys, WholeRows | None], keys: Keys, after: bool) -> WholeRows | None:
+        """Return what writes these keys in one call, and remember it; None if a column isn't there or many are known.
+
+        Args:
+            known: where it is remembered.
+            keys: what is written.
+            after: whether as outcomes, with the roots behind them; if not, as roots.
+        """
+        if len(known) == _MOST_SETS:
+            return None
+        schema, paths = self._block.schema, {key: as_path(key) for key in keys}
+        columns = {key: ("next", *path) if after else path for key, path in paths.items()}
+        roots = {key: path for key, path in paths.items() if after and path in schema}
+        there = self._declared.issuperset(paths.values()) and all(path in schema for path in columns.values())
+        rows = whole_rows(self._block, columns, roots) if there and self._are_alike(paths.values()) else None
+        known[keys] = rows
+        return rows
+
+    def _are_alike(self, paths: Iterable[Path]) -> bool:
+        """Return whether the columns of outcomes and roots have the same rows, where there are both."""
+        schema = self._block.schema
+        both = [(path, ("next", *path)) for path in paths if path in schema and ("next", *path) in schema]
+        return all(schema[root] == schema[after] for root, after in both)
+
+    def _output(self, key: NestedKey) -> Output | None:
+        """Return where the values of a key that wasn't written before go; None for private ones."""
+        path = as_path(key)
+        if is_private(path):
+            return None
+        if path not in self._declared:
+            raise EnvironmentContractError(
+                f"transform: it wrote {key!r}, which the transformed specs don't declare; declare it in "
+                "transform_observation_spec"
+            )
+        self.by_key[key] = output = Output(self._block, path)
+        return output

@@ -1,0 +1,651 @@
+"""`AsyncEnvPool`: several environments that are stepped as they come.
+
+Which environment of a pool each row is of.
+
+A pool of environments as a batch: all are asked at once and waited for, as by any batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+
+from gleanrl._os.clock import Deadline
+from gleanrl._process.worker import Timeouts
+from gleanrl._rollout.errors import StepFault, explain
+from gleanrl._util import positive
+from gleanrl.data.specs import NonTensor, stack_specs
+from gleanrl.envs.vector.async_process import ProcessHost, affinity_masks
+from gleanrl.envs.vector.async_requests import RESET, STEP, STEP_AND_RESET, Host, Request, Requests, Wanted
+from gleanrl.envs.vector.async_threads import ThreadHost
+from gleanrl.envs.vector.base import BatchedEnv, BatchOptions, as_timeouts, at_home, moved
+from gleanrl.envs.vector.factories import EnvMetaData, Factory
+from gleanrl.envs.vector.members import RandomRequest, ResetRequest
+from gleanrl.envs.vector.parallel import split
+from gleanrl.errors import (
+    GleanError,
+    IndexRangeError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    LengthError,
+    MissingKeyError,
+    SchemaError,
+)
+
+INDEX = "env_index"
+"""The entry that says which environment a row is of: an integer, as non-tensor data."""
+
+
+class RowIndex:
+    """Tells environments and their rows from TensorDicts and from the argument `env_index`.
+
+    Args:
+        batch_size: of the pool, ``[n, *batch]``.
+    """
+
+    def __init__(self, batch_size: torch.Size) -> None:
+        self._batch_size = batch_size
+
+    def rows(
+        self, call: str, tensordict: TensorDictBase | None, env_index: Any
+    ) -> dict[int, TensorDictBase | None]:
+        """Return the row of each environment that is meant; None for each without a TensorDict.
+
+        Args:
+            call: for messages.
+            tensordict: rows of several environments, or that of one.
+            env_index: an integer or several; None for what the TensorDict says.
+
+        Raises:
+            InvalidArgumentError: if an environment occurs twice.
+            LengthError: if there are more or fewer rows than environments.
+            SchemaError: if a row hasn't an environment's batch size.
+            MissingKeyError, InvalidTypeError, IndexRangeError: see `envs`.
+        """
+        envs = self.envs(call, tensordict, env_index)
+        if len(set(envs)) != len(envs):
+            raise InvalidArgumentError(f"{call}: an environment occurs twice in {envs}")
+        if tensordict is None:
+            return dict.fromkeys(envs)
+        parts = [tensordict] if self.is_one(tensordict) else tensordict.unbind(0)
+        if len(parts) != len(envs):
+            raise LengthError(f"{call}: got {len(parts)} rows for the environments {envs}")
+        for env, part in zip(envs, parts, strict=True):
+            if part.batch_size != self._batch_size[1:]:
+                raise SchemaError(
+                    f"{call}: expected rows of batch size {tuple(self._batch_size[1:])}, got "
+                    f"{tuple(part.batch_size)} for environment {env}"
+                )
+        return dict(zip(envs, parts, strict=True))
+
+    def envs(self, call: str, tensordict: TensorDictBase | None, env_index: Any) -> list[int]:
+        """Return the numbers of the environments that are meant.
+
+        Raises:
+            MissingKeyError: if nothing says which.
+            InvalidTypeError: for what isn't an integer.
+            IndexRangeError: if there's no such environment.
+        """
+        if env_index is not None:
+            return self._checked(call, np.asarray(_plain(env_index)).reshape(-1))
+        found = None if tensordict is None else tensordict.get(INDEX, None)
+        if tensordict is not None and found is not None:
+            rows = 1 if self.is_one(tensordict) else tensordict.shape[0]
+            return self._checked(call, np.asarray(_plain(found)).reshape(rows, -1)[:, 0])
+        if tensordict is None or tensordict.batch_size == self._batch_size:
+            return list(range(self._batch_size[0]))
+        raise MissingKeyError(
+            f"{call}: {INDEX!r} is missing: set it in the TensorDict, or pass env_index=; "
+            f"got batch size {tuple(tensordict.batch_size)}"
+        )
+
+    def is_one(self, tensordict: TensorDictBase) -> bool:
+        """Return whether a TensorDict is the row of one environment."""
+        return tensordict.ndim < len(self._batch_size)
+
+    def _checked(self, call: str, given: np.ndarray[Any, Any]) -> list[int]:
+        if not np.issubdtype(given.dtype, np.integer):
+            raise InvalidTypeError(f"{call}: env_index: expected integers, got {given.tolist()}")
+        if not ((given >= 0) & (given < self._batch_size[0])).all():
+            raise IndexRangeError(
+                f"{call}: env_index: expected 0 to {self._batch_size[0] - 1}, got {given.tolist()}"
+            )
+        return [int(number) for number in given]
+
+
+def is_number(env_index: Any) -> bool:
+    """Return whether `env_index` names one environment, and not several."""
+    return env_index is not None and np.ndim(_plain(env_index)) == 0
+
+
+def index_entry(env: int, batch_size: Sequence[int]) -> Any:
+    """Return the entry of an environment's row: non-tensor data."""
+    return NonTensorData(env, batch_size=batch_size)
+
+
+def with_index(metadata: EnvMetaData) -> EnvMetaData:
+    """Return what an environment declares, with its index as a state.
+
+    Raises:
+        InvalidArgumentError: if it has such an entry itself.
+    """
+    if any(INDEX in spec.keys() for spec in metadata.specs.values()):
+        raise InvalidArgumentError(
+            f"env_makers: an environment has an entry {INDEX!r}, which is the pool's own; a pool can't hold pools"
+        )
+    state = metadata.specs["state"].clone()
+    state[INDEX] = NonTensor(shape=metadata.batch_size, example_data=0)
+    return replace(metadata, specs={**metadata.specs, "state": state})
+
+
+def _plain(numbers: Any) -> Any:
+    """Return the value of a tensor, an array or non-tensor data."""
+    kinds = (torch.Tensor, np.ndarray, NonTensorData, NonTensorStack)
+    return numbers.tolist() if isinstance(numbers, kinds) else numbers
+
+
+STACKS = ("dense", "maybe_dense", "lazy")
+
+
+class PooledEnv(BatchedEnv):
+    """Abstract: a batch of environments that are asked one by one, wherever they live.
+
+    Args:
+        makers: one for each environment.
+        create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
+        stack: how rows become one TensorDict.
+        options: the rest.
+
+    Attributes:
+        stack: see above.
+        host: where the environments live, a `Host`; None before the start.
+    """
+
+    def __init__(
+        self, makers: Sequence[Any], create_env_kwargs: Any, stack: str, options: BatchOptions
+    ) -> None:
+        if stack not in STACKS:
+            raise InvalidArgumentError(f"stack: expected one of {STACKS}, got {stack!r}")
+        self.stack = stack
+        self._requests: Requests | None = None
+        self.host: Any = None
+        super().__init__(len(makers), makers, create_env_kwargs, options)
+        if stack == "dense" and not self.stackable:
+            raise InvalidArgumentError(
+                "stack: 'dense', but the environments' data differ in keys, shapes or dtypes; pass stack='lazy'"
+            )
+
+    @abstractmethod
+    def _make_host(self, makers: Sequence[Factory]) -> Host:
+        """Return where the environments are to live, each made by its maker; not started."""
+
+    def _declare(self, given: Any, each: Sequence[EnvMetaData]) -> None:
+        super()._declare(given, tuple(map(with_index, each)))
+
+    # ------------------------------------------------------------------- life
+    @property
+    def is_started(self) -> bool:
+        """Whether the environments live."""
+        return self._requests is not None
+
+    def _start(self, makers: Sequence[Factory]) -> None:
+        self._end()  # two interrupts of an earlier start may have left its workers
+        host = self.host = self._make_host(makers)
+        try:
+            host.start()
+            self._requests = Requests(host)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+        except BaseException:
+            with suppress(Exception):  # the first error is the cause
+                self._end()
+            raise
+
+    def _end(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
+        elif self.host is not None:
+            self.host.close()
+
+    def _forget(self) -> None:
+        self._requests = self.host = None
+
+    @property
+    def _running(self) -> Requests:
+        assert self._requests is not None
+        return self._requests
+
+    # ------------------------------------------------------------------ steps
+    def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
+        if self.stack == "dense":
+            return super()._together(parts)
+        placed = [moved(part, self.device) for part in parts]
+        if self.stack == "maybe_dense":
+            return LazyStackedTensorDict.maybe_dense_stack(placed, 0)
+        return LazyStackedTensorDict.lazy_stack(placed, 0)
+
+    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
+        rows = {env: root.exclude(INDEX) for env, root in enumerate(roots) if root is not None}
+        came = self._running.ask({env: Request(STEP, (row,)) for env, row in rows.items()})
+        return [came.get(env) for env in range(len(roots))]
+
+    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+        roots = {env: request.tensordict for env, request in requests.items()}
+        rows = {env: None if root is None else root.exclude(INDEX) for env, root in roots.items()}
+        asked = {env: Request(RESET, (rows[env], request.kwargs)) for env, request in requests.items()}
+        return self._running.ask(asked)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        numbers = [index_entry(env, self.batch_size[1:]) for env in range(self.num_workers)]
+        return super()._reset(tensordict, **kwargs).set(INDEX, NonTensorStack(*numbers))
+
+    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
+        asked = {i: (r.tensordict.exclude(INDEX), r.seed) for i, r in requests.items()}
+        return self._running.ask({i: Request("rand_action", given) for i, given in asked.items()})
+
+    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        masked, busy = self.host.may_be_masked, self._running.busy
+        # The busy ones can't be asked before their answers are received.
+        free = [env for env in members if env not in busy]
+        asked = {env: Request("action_spec", ()) for env in free if masked(env)}
+        try:
+            return dict.fromkeys(free) | self._running.ask(asked)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+
+    def _ask_each(
+        self, name: str, arguments: Sequence[tuple[Any, ...]], during: str | None = None
+    ) -> list[Any]:
+        """Call a method of every member, each with its arguments; `during` is what errors call it."""
+        requests = {env: Request(name, given) for env, given in enumerate(arguments)}
+        try:
+            return list(self._running.ask(requests).values())
+        except StepFault as fault:
+            raise explain(StepFault(0, fault.env, during or name, fault.cause), self) from fault.cause
+
+    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
+        self._ask_each("set_seed", [(seed, static_seed) for seed in seeds])
+
+    def _attribute(self, name: str) -> Any:
+        answers = self._ask_each("attribute", [(name,)] * self.num_workers, name)
+        if not all(is_callable for is_callable, _ in answers):
+            return [value for _, value in answers]
+
+        def method(*args: Any, **kwargs: Any) -> list[Any]:
+            self.start()
+            return self._ask_each("call", [(name, args, kwargs)] * self.num_workers, name)
+
+        method.__name__ = name
+        return method
+
+    def _member_states(self) -> list[dict[str, Any]]:
+        return self._ask_each("state_dict", [()] * self.num_workers)
+
+    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
+        # Who is busy isn't waited for.
+        return None if self._running.busy else self._member_states()
+
+    def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
+        self._ask_each("parse_state", [(state, strict) for state in states])
+
+    def adopt_state(self, value: Any) -> None:
+        """Let every member go on from its value, which it keeps: from those that were parsed last."""
+        if not self.was_closed:
+            self._ask_each("adopt_state", [()] * self.num_workers)
+
+
+_EXCHANGES = (None, "auto", "queue", "shm")
+
+
+class AsyncEnvPool(PooledEnv):
+    """Several environments that are stepped as they come, in threads or in processes of their own.
+
+    It can be used as any other batch of environments, ``[n, *batch]``, with `step`, `reset`, `rollout` and in
+    collectors: then all wait for all. Beyond that, environments can be asked one by one: ``async_step_send`` (or
+    ``async_reset_send``, ``async_step_and_maybe_reset_send``) returns at once, and the ``…_recv`` of the same kind
+    gives the answers that have arrived, at least `min_get` of them.
+
+    - ``"env_index"`` says which environment a row is of: an integer, as non-tensor data. It stands at the root of all
+      that the pool returns, and tells where a row is sent to, unless the argument `env_index` does.
+    - Answers come in the order of their environments' numbers. If `max_get` leaves some for later, those that arrived
+      first come first. What is received is fresh memory, as is what an environment gets.
+    - Each environment does one thing at a time: its answer has to be received before it's asked again, also by
+      `step`, `reset`, `set_seed` and the like; else a `PendingError` names it.
+    - What an environment raises is raised by the ``recv`` that would give its answer, with the traceback; the error's
+      `env_index` says which it was. It can be asked again then, and the answers of the others are kept.
+    - An environment whose process ended, or that stayed at one request for longer than `timeouts` allow, is *lost*,
+      which is reported likewise. A reset makes it anew (unseeded); anything else raises until then. Environments in one
+      process are lost together. A thread that hangs is left alone, but the program can't end before it does.
+    - Ctrl-C, or another exception of a signal handler, loses nothing: what was sent can be received afterwards.
+
+    In processes, environments start and end as those of a `ParallelEnv`, and gradients don't pass. In threads they do,
+    where grad mode is on in the thread that sends. One thread of yours at a time may use the pool.
+
+    Args:
+        env_makers: a callable that makes an environment, or one that nobody has used; or a list of them.
+        backend: ``"threading"`` or ``"multiprocessing"``; None for the class's own, threads for this class.
+        stack: ``"dense"``: rows are stacked, for environments that are alike; ``"lazy"``: they come as lazy stacks;
+            ``"maybe_dense"``: as lazy stacks where they can't be stacked.
+        exchange: ``"auto"``, ``"queue"``, ``"shm"`` or None: needs nothing, as rows travel in one way here.
+        worker_affinity: the processors that each process may run on, or a function from its number to them; None for
+            all.
+        envs_per_worker: environments that share a process, and take turns in it.
+        create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
+        device: where TensorDicts live; None for where the environments' do.
+        timeouts: how long environments may take; None for the defaults of `Timeouts`.
+
+    Attributes:
+        min_get: how many answers to receive at least where nothing else is said; 1 at first.
+        env_makers: what makes the environments.
+        num_envs: n.
+        backend: ``"threading"`` or ``"multiprocessing"``.
+        stack: see above.
+        envs_per_worker: see above.
+
+    Raises:
+        InvalidArgumentError: for a value that isn't supported (also a ValueError).
+        InvalidTypeError: if `timeouts` is something else (also a TypeError).
+
+    Examples:
+        >>> from gleanrl.envs import GymEnv
+        >>> with AsyncEnvPool([lambda: GymEnv("CartPole-v1")] * 3) as pool:
+        ...     roots = pool.reset()
+        ...     for _ in range(10):
+        ...         pool.async_step_and_maybe_reset_send(pool.rand_action(roots))
+        ...         stepped, roots = pool.async_step_and_maybe_reset_recv(min_get=1)
+    """
+
+    backend: str
+
+    def __new__(cls, env_makers: Any = None, *, backend: str | None = None, **kwargs: Any) -> Any:
+        """Make a pool of the class for the backend."""
+        if cls is not AsyncEnvPool:
+            return super().__new__(cls)
+        for kind in (ThreadingAsyncEnvPool, ProcessorAsyncEnvPool):
+            if backend in (None, kind.backend):
+                return super().__new__(kind)
+        raise InvalidArgumentError(f"backend: expected 'threading' or 'multiprocessing', got {backend!r}")
+
+    def __init__(
+        self,
+        env_makers: Any,
+        *,
+        backend: str | None = None,
+        stack: str = "dense",
+        exchange: str | None = None,
+        worker_affinity: Sequence[Sequence[int]] | Callable[[int], Sequence[int]] | None = None,
+        envs_per_worker: int = 1,
+        create_env_kwargs: Any = None,
+        device: Any = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        if backend not in (None, self.backend):
+            raise InvalidArgumentError(
+                f"backend: {type(self).__name__} has {self.backend!r}, got {backend!r}"
+            )
+        if exchange not in _EXCHANGES:
+            raise InvalidArgumentError(f"exchange: expected one of {_EXCHANGES}, got {exchange!r}")
+        makers = list(env_makers) if isinstance(env_makers, Sequence) else [env_makers]
+        if not makers:
+            raise InvalidArgumentError("env_makers: expected at least one")
+        super().__init__(makers, create_env_kwargs, stack, BatchOptions(device))
+        self.env_makers, self.num_envs, self.min_get = makers, len(makers), 1
+        self.timeouts, self._rows = as_timeouts(timeouts), RowIndex(self.batch_size)
+        self._share(positive("envs_per_worker", envs_per_worker), worker_affinity)
+
+    @abstractmethod
+    def _share(self, envs_per_worker: int, affinity: Any) -> None:
+        """Take over how environments are spread."""
+
+    # ------------------------------------------------------------------- life
+    def shutdown(self) -> None:
+        """Close the pool."""
+        self.close()
+
+    def __enter__(self) -> AsyncEnvPool:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the pool."""
+        self.close()
+
+    # ------------------------------------------------------------ what it is
+    @property
+    def env_batch_sizes(self) -> list[torch.Size]:
+        """The batch size of each environment."""
+        return [metadata.batch_size for metadata in self.meta_data]
+
+    @property
+    def resolved_exchange(self) -> str:
+        """How rows travel: ``"queue"``."""
+        return "queue"
+
+    @property
+    def exchange_keys(self) -> tuple[Any, ...]:
+        """The entries that stand in shared memory: none."""
+        return ()
+
+    def stats(self, *, reset: bool = False) -> dict[str, float | int]:
+        """Return what is counted of an exchange through shared memory: nothing, with or without `reset`."""
+        return {}
+
+    # -------------------------------------------------------------------- send
+    def async_step_send(self, tensordict: TensorDictBase, env_index: Any = None) -> None:
+        """Let environments take the actions in `tensordict`, and don't wait for them.
+
+        Args:
+            tensordict: rows of several environments, ``[k, *batch]``, or that of one, ``[*batch]``; copied.
+            env_index: which environments, an integer or several; None for what ``"env_index"`` in `tensordict` says,
+                and for all if it isn't there and there are n rows.
+
+        Raises:
+            PendingError: if the last answer of one of them wasn't received; nothing is sent then.
+            MissingKeyError: if an action, or ``"env_index"``, is missing.
+            SchemaError, LengthError: if the batch size isn't that of these environments.
+            IndexRangeError: if there's no such environment.
+            WorkerError: if one of them is lost.
+        """
+        self._send(STEP, tensordict, env_index)
+
+    def async_step_and_maybe_reset_send(self, tensordict: TensorDictBase, env_index: Any = None) -> None:
+        """Let environments take the actions in `tensordict`, then reset those that are done; see `async_step_send`."""
+        self._send(STEP_AND_RESET, tensordict, env_index)
+
+    def async_reset_send(self, tensordict: TensorDictBase | None = None, env_index: Any = None) -> None:
+        """Let environments begin new episodes, and don't wait for them; see `async_step_send`.
+
+        Args:
+            tensordict: as for `reset`; None for nothing.
+            env_index: which environments; None for what `tensordict` says, all without one.
+        """
+        self._send(RESET, tensordict, env_index)
+
+    def _send(self, name: str, tensordict: TensorDictBase | None, env_index: Any) -> None:
+        self.start()
+        call, requests = f"async_{name}_send", {}
+        for env, part in self._rows.rows(call, tensordict, env_index).items():
+            root = None if part is None else at_home(part.exclude(INDEX), self.meta_data[env]).clone()
+            requests[env] = Request(name, (root, {}) if name == RESET else (root,))
+            if name != RESET and root is not None:
+                missing = [key for key in self._action_keys(env) if root.get(key, None) is None]
+                if missing:
+                    raise MissingKeyError(f"{call}: the action {missing} of environment {env} is missing")
+        self.usage.direct()
+        self._running.send(requests)
+
+    def _action_keys(self, env: int) -> list[Any]:
+        return list(self.meta_data[env].specs["action"].keys(True, True))
+
+    def _action_spec_for(self, tensordict: TensorDictBase) -> Any:
+        if tensordict.batch_size == self.batch_size:
+            return super()._action_spec_for(tensordict)
+        envs = self._rows.envs("rand_action", tensordict, None)
+        specs = self.present_action_specs(envs) or [self.meta_data[env].specs["action"] for env in envs]
+        return specs[0] if self._rows.is_one(tensordict) else stack_specs(specs, 0)
+
+    def _rows_of(self, tensordict: TensorDictBase) -> dict[int, TensorDictBase]:
+        if tensordict.batch_size == self.batch_size:
+            return super()._rows_of(tensordict)
+        rows = self._rows.rows("rand_action", tensordict, None)
+        return {env: at_home(part, self.meta_data[env]) for env, part in rows.items() if part is not None}
+
+    # ----------------------------------------------------------------- receive
+    def async_step_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | Sequence[int] | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> TensorDictBase:
+        """Return steps that were sent, as `step` does.
+
+        Args:
+            min_get: wait for so many; None for the pool's `min_get`.
+            env_index: wait for that environment, or all of those, instead; `min_get` and `max_get` don't matter then.
+            max_get: return at most so many; None for all that have arrived.
+            timeout: seconds to wait at most; None for as long as environments may take.
+
+        Returns:
+            The rows that were sent with their ``"next"``, ``[k, *batch]``; ``[*batch]`` for one `env_index`.
+
+        Raises:
+            PendingError: if fewer are under way (also a RuntimeError).
+            NotReadyError: if fewer arrive in time; those that did are kept (also a TimeoutError).
+            EnvironmentFailure, WorkerError: if an environment raised, or is lost; its `env_index` says which.
+        """
+        received = self._received(STEP, min_get, env_index, max_get, timeout)
+        stepped = [_stepped(request, request.value) for request in received.values()]
+        return self._handed_out(received, stepped, env_index)
+
+    def async_step_and_maybe_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | Sequence[int] | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Return steps that were sent and the roots of those that follow, as `step_and_maybe_reset` does.
+
+        See `async_step_recv`.
+        """
+        received = self._received(STEP_AND_RESET, min_get, env_index, max_get, timeout)
+        stepped = [_stepped(request, request.value[0]) for request in received.values()]
+        roots = [request.value[1] for request in received.values()]
+        after = self._stacked(list(received), roots, env_index)
+        return self._handed_out(received, stepped, env_index), after
+
+    def async_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: int | Sequence[int] | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> TensorDictBase:
+        """Return roots of new episodes, as `reset` does; see `async_step_recv`."""
+        received = self._received(RESET, min_get, env_index, max_get, timeout)
+        return self._handed_out(received, [request.value for request in received.values()], env_index)
+
+    def _received(
+        self, name: str, min_get: int | None, env_index: Any, max_get: int | None, timeout: float | None
+    ) -> dict[int, Request]:
+        self.start()
+        deadline = Deadline(timeout)
+        if env_index is not None:
+            envs = self._rows.envs(f"async_{name}_recv", None, env_index)
+            wanted = Wanted(name, len(envs), None, envs)
+        else:
+            least = positive("min_get", self.min_get if min_get is None else min_get)
+            if max_get is not None and positive("max_get", max_get) < least:
+                raise InvalidArgumentError(f"max_get: expected min_get, {least}, or more, got {max_get}")
+            wanted = Wanted(name, least, max_get)
+        try:
+            found = self._running.received(wanted, deadline)
+        except StepFault as fault:
+            raise self._error(fault) from fault.cause
+        return found if env_index is None else {env: found[env] for env in envs}
+
+    def _error(self, fault: StepFault) -> GleanError:
+        """Return the error for an answer that failed, which is received by that."""
+        root, keys = self._running.release([fault.env])[fault.env].arguments[0], self._action_keys(fault.env)
+        action = None if root is None or len(keys) != 1 else root.get(keys[0], None)
+        error = explain(fault, self, action=action)
+        error.__dict__["env_index"] = fault.env
+        return error
+
+    def _handed_out(
+        self, received: Mapping[int, Request], parts: Sequence[TensorDictBase], env_index: Any
+    ) -> TensorDictBase:
+        batch = self._stacked(list(received), parts, env_index)
+        self._running.release(received)
+        return batch
+
+    def _stacked(
+        self, envs: Sequence[int], parts: Sequence[TensorDictBase], env_index: Any
+    ) -> TensorDictBase:
+        for env, part in zip(envs, parts, strict=True):
+            part.set(INDEX, index_entry(env, part.batch_size))
+        return moved(parts[0], self.device) if is_number(env_index) else self._together(parts)
+
+
+class ThreadingAsyncEnvPool(AsyncEnvPool):
+    """An `AsyncEnvPool` of environments in threads, one each, which make, step and close them."""
+
+    backend, in_process = "threading", True
+
+    def _share(self, envs_per_worker: int, affinity: Any) -> None:
+        if envs_per_worker != 1:
+            raise InvalidArgumentError(
+                f"envs_per_worker: environments have a thread each, expected 1, got {envs_per_worker}; "
+                "pass backend='multiprocessing'"
+            )
+        if affinity is not None:
+            raise InvalidArgumentError(
+                "worker_affinity: there are no processes; pass backend='multiprocessing'"
+            )
+        self.envs_per_worker = 1
+
+    @property
+    def live_members(self) -> Sequence[Any]:
+        """The environments, once the pool is started."""
+        return self.host.envs if self.is_started else ()
+
+    def _make_host(self, makers: Sequence[Factory]) -> Host:
+        return ThreadHost(makers, self.timeouts)
+
+
+class ProcessorAsyncEnvPool(AsyncEnvPool):
+    """An `AsyncEnvPool` of environments in processes. Linux only."""
+
+    backend = "multiprocessing"
+
+    def _share(self, envs_per_worker: int, affinity: Any) -> None:
+        self.envs_per_worker = envs_per_worker
+        self._shares = split(self.num_envs, -(-self.num_envs // envs_per_worker))
+        self._affinity = None if affinity is None else affinity_masks(affinity, len(self._shares))
+
+    def _make_host(self, makers: Sequence[Factory]) -> Host:
+        host = ProcessHost(makers, self._shares, self.timeouts, self._affinity)
+        weakref.finalize(self, host.close)
+        return host
+
+    @property
+    def processes(self) -> list[int]:
+        """The workers' process numbers; none before the start."""
+        return self.host.processes if self.is_started else []
+
+
+def _stepped(request: Request, outcome: TensorDictBase) -> TensorDictBase:
+    root: TensorDictBase = request.arguments[0]
+    return root.set("next", outcome)

@@ -1,1 +1,0 @@
-"""Seams to the operating system: files, time, processes and fault points."""

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+import torch
+
+from gleanrl._arrays.dlpack import EXCHANGE
+
+
+def test_it_is_what_torch_offers_or_nothing():
+    assert EXCHANGE is None or EXCHANGE is torch.Tensor.__dlpack_c_exchange_api__

@@ -1,0 +1,111 @@
+"""Rows and arrays for tests of files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl._checkpoint import incremental as earlier
+from gleanrl._checkpoint import writer as files
+from gleanrl._checkpoint.manifest import DataFile, Extents
+from gleanrl._checkpoint.reader import FileReader
+from gleanrl._checkpoint.row_segments import Array, Layout, Source, bytes_of
+from gleanrl._checkpoint.writer import FileWriter
+from tests.leaks import descriptors
+
+
+def arrays(*sizes: int) -> list[Any]:
+    return [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
+
+
+def on_disk(writer: FileWriter) -> tuple[tuple[DataFile, ...], Extents]:
+    """Write and sync what a writer has; return files and extents."""
+    with writer:
+        written = writer.write()
+        writer.sync()
+    return written
+
+
+def give_each_extent_a_file(patch: pytest.MonkeyPatch) -> None:
+    """Let files get one extent each, so that links and new files tell what was written."""
+    patch.setattr(files, "_LEAST_FILE_BYTES", 1)
+    patch.setattr(files, "_FILES", 1 << 40)
+    patch.setattr(earlier, "_MOST_FILES", 1 << 40)
+
+
+def open_in(folder: Path) -> int:
+    """Return how many files of a folder this process has open."""
+    return sum(Path(target).parent == folder for target in descriptors())
+
+
+def arrays_from(reader: FileReader, places: list[Any], sizes: list[int]) -> list[Any]:
+    """Return arrays, as the decoder gets them, of which `places` was noted."""
+    tree = [{"$tensor": place} for place in places]
+    reader.fill(tree)
+    return [reader.fetch(node["$tensor"], size) for node, size in zip(tree, sizes, strict=True)]
+
+
+class Plain(Source):
+    """Rows that nobody writes on; which segments changed is said by the test."""
+
+    def __init__(
+        self,
+        columns: list[torch.Tensor],
+        step: int,
+        earlier: dict[str, list[bool]] | None = None,
+        first: int = 0,
+    ) -> None:
+        fields = tuple((column.dtype, tuple(column.shape[1:])) for column in columns)
+        super().__init__(Layout(fields, len(columns[0]), step))
+        self.columns, self.earlier, self.first = columns, earlier or {}, first
+        self.taken: list[int] = []
+        self.skipped: list[int] = []
+        self.is_open = False
+        self.written_on: set[int] = set()
+        """Segments that are written on while somebody looks at them."""
+
+    def unchanged(self, earlier: str) -> Array | None:
+        found = self.earlier.get(earlier)
+        return None if found is None else np.array(found, bool)
+
+    def begin(self) -> None:
+        self.is_open = True
+
+    def look(self, number: int) -> list[Array] | None:
+        pieces = self.layout.pieces(number, self.columns)
+        return pieces if number not in self.written_on else [np.full_like(piece, 9) for piece in pieces]
+
+    def settled(self, number: int) -> bool:
+        if number not in self.written_on:
+            self.taken.append(number)
+        return number not in self.written_on
+
+    def take(self, number: int) -> Array:
+        self.taken.append(number)
+        return np.concatenate(self.layout.pieces(number, self.columns))
+
+    def give(self, data: Array) -> None:
+        pass
+
+    def pick(self, column: int, rows: Array | slice) -> Array:
+        return bytes_of(self.columns[column]).reshape(len(self.columns[column]), -1)[rows]
+
+    def skip(self, numbers: Sequence[int]) -> None:
+        self.skipped += numbers
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+def columns(rows: int) -> list[torch.Tensor]:
+    return [
+        torch.arange(rows),
+        torch.arange(rows * 3).view(rows, 3).to(torch.bfloat16),
+        torch.empty(rows, 0),
+        (torch.arange(rows) % 3 == 0),
+    ]

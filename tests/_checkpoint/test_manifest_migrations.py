@@ -1,0 +1,60 @@
+"""Formats: earlier ones become the newest step by step, later ones are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gleanrl._checkpoint import hdf5, manifest, tree_codec
+from gleanrl._checkpoint import manifest as migrations
+from gleanrl._checkpoint.manifest import migrated
+from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
+
+STEPS = {
+    1: lambda tree: {**tree, "format": 2, "b": tree["a"] + 1},
+    2: lambda tree: {"format": 3, "c": tree["b"] * 10},
+}
+
+
+def test_steps_follow_each_other() -> None:
+    assert migrated({"format": 1, "a": 4}, 3, STEPS, "it") == {"format": 3, "c": 50}
+    assert migrated({"format": 2, "b": 4}, 3, STEPS, "it") == {"format": 3, "c": 40}
+    assert migrated({"format": 3, "c": 4}, 3, STEPS, "it") == {"format": 3, "c": 4}
+
+
+def test_what_no_step_leads_from_is_refused_by_name() -> None:
+    with pytest.raises(IncompatibleCheckpointError, match="it: format 4; .* reads 3: a later one"):
+        migrated({"format": 4}, 3, STEPS, "it")
+    with pytest.raises(IncompatibleCheckpointError, match="it: format 0, which no release wrote"):
+        migrated({"format": 0}, 3, STEPS, "it")
+
+
+@pytest.mark.parametrize(
+    "tree", [{}, {"format": "1"}, {"format": True}, {"format": -1}, {"format": 1}, {"format": 1, "a": "x"}]
+)
+def test_what_a_step_stumbles_over_is_damage(tree: dict[str, Any]) -> None:
+    with pytest.raises(CorruptCheckpointError, match="it: "):
+        migrated(tree, 3, STEPS, "it")
+
+
+@pytest.mark.parametrize(
+    ("steps", "newest"), [(migrations.MANIFESTS, manifest.FORMAT), (migrations.HDF5, hdf5.FORMAT)]
+)
+def test_the_tables_have_no_gaps(steps: dict[int, Any], newest: int) -> None:
+    assert sorted(steps) == list(range(min(steps, default=newest), newest))
+
+
+KINDS = {
+    1: {"float", "bytes", "dtype", "device", "file", "size", "tuple", "map", "tensor", "tensordict"},
+    2: {"rows"},
+    3: {"data", "stack"},
+    4: set(),
+}
+"""The kinds of values that each format of manifests has beside those of the one before."""
+
+
+def test_a_kind_of_value_more_makes_another_format() -> None:
+    """An older library shall say that a later one wrote a checkpoint, not that it's damaged."""
+    assert {f"${kind}" for kinds in KINDS.values() for kind in kinds} == set(tree_codec._MAKERS)
+    assert max(KINDS) == manifest.FORMAT

@@ -1,0 +1,64 @@
+"""Segments: how rows are cut, and where columns lie in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gleanrl._checkpoint.row_segments import Layout, bytes_of
+from tests._checkpoint.helpers import Plain, columns
+
+
+@given(
+    rows=st.integers(0, 100), step=st.integers(1, 40), start=st.integers(0, 120), count=st.integers(0, 120)
+)
+def test_the_segments_that_rows_touch(rows: int, step: int, start: int, count: int) -> None:
+    layout = Layout(((torch.int64, ()),), rows, step)
+    spans = [layout.span(number) for number in range(layout.count)]
+    assert [row for first, last in spans for row in range(first, last)] == list(range(rows))
+    wanted = [n for n, (first, last) in enumerate(spans) if first < min(start + count, rows) and last > start]
+    assert layout.total == sum(layout.sizes()) == sum(map(layout.size, range(layout.count)))
+    assert list(layout.touched(start, start + count)) == (wanted if count else [])
+
+
+def test_columns_lie_one_after_the_other() -> None:
+    given, layout = columns(50), Plain(columns(50), 20).layout
+    assert list(layout.places(2)) == [(0, 80), (128, 60), (192, 0), (192, 10)]
+    assert [layout.size(number) for number in range(3)] == [64 * 3 + 64 * 2 + 64, 384, 256]
+    data = np.concatenate(layout.pieces(2, given))
+    assert np.array_equal(data, np.concatenate(layout.pieces(2, [bytes_of(column) for column in given])))
+    for part, column in zip(layout.columns(2, data), given, strict=True):
+        assert torch.equal(part, column[40:])
+    assert not data[80:128].any() and not data[202:].any()
+
+
+def test_a_single_number_of_any_stride() -> None:
+    for stride in (0, 7):
+        one = torch.tensor([1.5, 2.5]).as_strided((1,), (stride,), 1)
+        assert bytes_of(one).tobytes() == np.float32(2.5).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("width", "capacity"), [(60, 1_000_000), (56_000, 20_000), (8, 100), (1 << 24, 50), (4, 10**9)]
+)
+def test_one_hundredth_of_the_rows_touches_few_bytes(width: int, capacity: int) -> None:
+    layout = Layout.fitting([(torch.uint8, (width,))], capacity, capacity)
+    size = layout.size(0)
+    assert size <= max(1 << 24, width + 64) + 64
+    changed = capacity // 100
+    most = max(
+        len(layout.touched(start, start + changed)) for start in range(0, capacity, capacity // 40 + 1)
+    )
+    if width * capacity > 1 << 26:
+        assert (most + 1) * size <= 0.05 * width * capacity or layout.step == 1
+    # The cut doesn't depend on how full a storage is.
+    assert Layout.fitting([(torch.uint8, (width,))], 1, capacity).step == layout.step
+
+
+def test_all_rows_at_once() -> None:
+    source = Plain(columns(50), 20)
+    assert all(torch.equal(a, b) for a, b in zip(source.tensors(), source.columns, strict=True))
+    assert not source.is_open

@@ -1,0 +1,217 @@
+"""Processes for workers, asked for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from gleanrl._os import fork_server
+from gleanrl._os.files import Descriptors, pipe
+from gleanrl._os.fork_server_main import REQUEST
+from tests._os.entries import ENTRY
+from tests.interrupts import interruptions
+from tests.leaks import Holdings
+from tests.takeovers import SOURCE
+
+
+@pytest.fixture(autouse=True)
+def another_launcher():
+    """The tests' own launcher in the place of the program's; nothing may be left of it."""
+    program, fork_server._current = fork_server._current, None
+    before = Holdings.now()
+    yield
+    fork_server.shut_down()
+    fork_server.shut_down()
+    before.check()
+    fork_server._current = program
+
+
+def test_there_is_one_until_it_is_shut_down_or_ends():
+    first = fork_server.current(ENTRY, ())
+    assert fork_server.current(ENTRY, ()) is first and first.is_alive
+    first._process.kill()
+    first._process.wait()
+    second = fork_server.current(ENTRY, ())
+    assert second is not first
+    fork_server.shut_down()
+    assert not second.is_alive
+
+
+def test_an_import_that_fails_is_no_secret():
+    with pytest.raises(fork_server.LaunchError, match="No module named 'gleanrl_is_not_called_that'"):
+        fork_server.current(ENTRY, ("gleanrl_is_not_called_that",))
+    with pytest.raises(fork_server.LaunchError, match="has no attribute 'nothing'"):
+        fork_server.current("tests._os.entries:nothing", ())
+
+
+def test_what_every_launcher_imports(monkeypatch):
+    monkeypatch.setattr(fork_server, "_preloaded", [])
+    fork_server.preload("gleanrl_is_not_called_that")
+    with pytest.raises(fork_server.LaunchError, match="No module named 'gleanrl_is_not_called_that'"):
+        fork_server.current(ENTRY, ())
+
+
+def test_codes_are_told_whenever_they_are_asked_for():
+    launched, held, started = fork_server.current(ENTRY, ()), Descriptors(), []
+    for code in (b"3", b"4", b"5"):
+        mine, theirs = held.take(pipe())
+        started.append(launched.start([mine, theirs], held))
+        os.write(theirs, code)
+    for _, sentinel in started:
+        select.select([sentinel], [], [], 10)
+    assert [launched.exit_code(pid) for pid, _ in reversed(started)] == [5, 4, 3]
+    held.close()
+
+
+def test_a_late_answer_without_descriptors_closes_none():
+    launched, held = fork_server.current(ENTRY, ()), Descriptors()
+    mine, theirs = held.take(pipe())
+    launched._link.send(REQUEST.pack(1 << 40, 12345678))  # for an exit code, and nobody waits for it
+    launched.start([mine, theirs], held)
+    os.write(theirs, b"3")
+    held.close()
+
+
+def test_an_interrupted_start_leaves_nothing_and_the_next_one_gets_its_own_process():
+    launched = fork_server.current(ENTRY, ())
+
+    def start(held):
+        mine, theirs = held.take(pipe())
+        pid, sentinel = launched.start([mine, theirs], held)
+        held.close(mine)
+        os.write(theirs, b"3")
+        select.select([sentinel], [], [], 10)
+        return pid
+
+    for held, place in interruptions(Descriptors, start):
+        held.close()
+        again = Descriptors()
+        assert launched.exit_code(start(again)) == 3, place
+        again.close()
+
+
+def test_an_interrupted_launch_leaves_nothing():
+    for _, place in interruptions(lambda: None, lambda _: fork_server.current(ENTRY, ()), 30):
+        assert fork_server.current(ENTRY, ()).is_alive, place
+        fork_server.shut_down()
+
+
+def test_a_fork_has_its_own():
+    first = fork_server.current(ENTRY, ())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            second = fork_server.current(ENTRY, ())
+            code = 0 if second is not first and second.is_alive else 2
+            fork_server.shut_down()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert first.is_alive and fork_server.current(ENTRY, ()) is first
+
+
+PROGRAM = """
+import os, sys
+from functools import partial
+from pathlib import Path
+import gleanrl
+from gleanrl.envs import GymEnv, ParallelEnv
+
+make = partial(GymEnv, "CartPole-v1")
+if sys.argv[1] == "own":
+    from helper import make  # of the script's folder
+
+if __name__ == "__main__":
+    mark = Path(sys.argv[2])
+    code = f"import os; open({str(mark)!r}, 'a').write(__name__ + ' ' + str(os.getpid()) + chr(10)); raise SystemExit"
+    names = {name.partition(".")[0] for name in [*sys.stdlib_module_names, *sys.modules]}
+    names |= {"sitecustomize", "usercustomize", "pandas", "cupy"}
+    for name in names - {"__main__", "helper", "program", "gleanrl", *sys.builtin_module_names}:
+        Path(f"{name}.py").write_text(code)
+    env = ParallelEnv(2, make)
+    print(env.rollout(3).numel())
+    env.close()
+"""
+HELPER = """
+from functools import partial
+from gleanrl.envs import GymEnv
+
+class Own(GymEnv):
+    pass
+
+make = partial(Own, "CartPole-v1")
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("flags", "where", "kind"),
+    [
+        ((), "elsewhere", "own"),
+        (("-P",), "elsewhere", "any"),
+        (("-I",), "elsewhere", "any"),
+        ((), "here", "own"),
+    ],
+)
+def test_nothing_is_imported_from_the_current_directory(tmp_path, flags, where, kind):
+    here, elsewhere, mark = tmp_path / "here", tmp_path / "elsewhere", tmp_path / "mark"
+    here.mkdir()
+    elsewhere.mkdir()
+    (tmp_path / where / "program.py").write_text(PROGRAM)
+    (tmp_path / where / "helper.py").write_text(HELPER)
+    if sys.version_info < (3, 11):
+        flags = tuple(flag for flag in flags if flag != "-P")
+    command = [sys.executable, *flags, str(tmp_path / where / "program.py"), kind, str(mark)]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, cwd=here, env=environ, capture_output=True, text=True, check=False)
+    assert not mark.exists(), mark.read_text()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["6"]
+
+
+def test_a_launcher_has_the_flags_of_the_interpreter(monkeypatch):
+    monkeypatch.setattr(sys, "warnoptions", ["ignore::UserWarning"])
+    process = fork_server.current(ENTRY, ())._process
+    flags = subprocess._args_from_interpreter_flags()
+    assert "-Wignore::UserWarning" in flags and process.args[1 : 1 + len(flags)] == flags
+
+
+def test_a_launcher_has_the_current_directory_last_and_only_for_packages_from_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/a", str(tmp_path), "."])
+    assert fork_server._path(["json.decoder", "never_imported"]) == ["/a"]
+    (tmp_path / "gleanrl_own").mkdir()
+    (tmp_path / "gleanrl_own" / "__init__.py").touch()
+    importlib.import_module("gleanrl_own")
+    assert fork_server._path(["json", "gleanrl_own.part:run"]) == ["/a", str(tmp_path)]
+    del sys.modules["gleanrl_own"]
+
+
+def test_a_launcher_keeps_installed_packages_where_they_are_the_current_directory(monkeypatch):
+    installed = sysconfig.get_paths()["purelib"]
+    monkeypatch.chdir(installed)
+    monkeypatch.setattr(sys, "path", ["", "/a", installed])
+    assert fork_server._path([]) == ["/a", installed]
+
+
+@pytest.mark.timeout(25)  # it was 30 s
+def test_a_stopped_launcher_holds_up_no_report_of_a_lost_worker():
+    started, held = fork_server.current(ENTRY, ()), Descriptors()
+    process = started.start(held.take(pipe()), held)  # reads an order, and none comes
+    os.kill(started._process.pid, signal.SIGSTOP)
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        select.select([process.descriptor], [], [])
+        assert started.exit_code(process.pid) is None
+    finally:
+        os.kill(started._process.pid, signal.SIGCONT)
+    assert started.exit_code(process.pid) == -signal.SIGKILL
+    held.close()

@@ -1,0 +1,141 @@
+"""The launcher's side, as a program of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from gleanrl._os import fork_server, fork_server_main
+from gleanrl._os.files import Descriptors, pipe
+from gleanrl._os.fork_server_main import dump_stacks_into
+from tests._os.entries import DIE, ENTRY, NEST, RAISE, READ, STAY
+from tests.leaks import Holdings
+
+
+@pytest.fixture
+def launched():
+    """A launcher of the test's own; nothing may be left of it."""
+    before = Holdings.now()
+    made = fork_server._launch(ENTRY, ("json",))
+    yield made
+    made.close()
+    made.close()
+    before.check()
+
+
+def start(launched, order, held):
+    """Start a process that does what `order` says; return its number, its sentinel, and where it writes to."""
+    reading, writing = held.take(pipe())
+    mine, theirs = held.take(pipe())
+    pid, sentinel = launched.start([mine, writing], held)
+    held.close(mine, writing)
+    os.write(theirs, order)
+    return pid, sentinel, reading
+
+
+@pytest.fixture
+def held():
+    """The test's descriptors."""
+    owned = Descriptors()
+    yield owned
+    owned.close()
+
+
+def test_codes_of_processes_that_ended(launched, held):
+    for order, code in ((b"3", 3), (DIE, -9), (RAISE, 1)):
+        pid, sentinel, _ = start(launched, order, held)
+        assert gone(sentinel) and launched.exit_code(pid) == code
+    assert launched.exit_code(12345678) is None
+
+
+def test_the_latest_codes_are_remembered(monkeypatch):
+    monkeypatch.setattr(fork_server_main, "_MOST_CODES", 2)
+    client = fork_server_main._Client(None, None)
+    for pid in (5, 6, 7):
+        client.children.add(pid)
+        client.ended(pid, 0)
+    assert list(client.codes) == [6, 7] and not client.children
+
+
+def test_it_waits_for_nobody(launched, held):
+    """A link whose number was used again within a round has nothing to read; it waited there for ever."""
+    start(launched, READ, held)
+    folder = Path(f"/proc/{launched._process.pid}")
+    links = [fd.name for fd in (folder / "fd").iterdir() if os.readlink(fd).startswith("socket:")]
+    flags = [int((folder / "fdinfo" / name).read_text().split()[3], 8) for name in links]
+    assert len(flags) >= 3 and all(flag & os.O_NONBLOCK for flag in flags)
+
+
+def test_it_is_told_apart_from_its_parent(launched, held):
+    pid, _, reading = start(launched, READ, held)
+    found = json.loads(os.read(reading, 4096))
+    assert (
+        found["pid"] == pid and found["parent"] == launched._process.pid and found["session"] != os.getsid(0)
+    )
+    assert set(found["descriptors"]) <= {0, 1, 2} | set(found["own"]), "it inherits nothing else"
+
+
+def test_processes_end_with_the_one_that_asked_for_them(launched, held):
+    pid, sentinel, reading = start(launched, NEST, held)
+    inner = int(os.read(reading, 100))
+    (inner_sentinel,) = held.take(map(os.pidfd_open, (inner,)))
+    os.kill(pid, 9)
+    assert gone(sentinel) and gone(inner_sentinel)
+
+
+def test_all_end_with_the_launcher(launched, held):
+    workers = [start(launched, STAY, held) for _ in range(3)]
+    launched._process.kill()
+    assert all(gone(sentinel) for _, sentinel, _ in workers)
+    assert not launched.is_alive or launched._process.wait(5) is not None
+    with pytest.raises(fork_server.LaunchError, match="has ended"):
+        launched.start([], held)
+
+
+def test_all_end_with_the_owner():
+    """The owner is killed: whatever it started is gone at once, also what doesn't listen."""
+    reading, writing = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        os.close(reading)
+        launched = fork_server._launch(ENTRY, ())
+        held = Descriptors()
+        pids = [start(launched, order, held)[0] for order in (STAY, NEST, STAY)]
+        os.write(writing, json.dumps([launched._process.pid, *pids]).encode())
+        signal_forever()
+    os.close(writing)
+    pids = json.loads(os.read(reading, 4096))
+    sentinels = [os.pidfd_open(pid) for pid in pids]
+    os.kill(owner, 9)
+    os.waitpid(owner, 0)
+    assert all(gone(sentinel) for sentinel in sentinels)
+    for descriptor in (reading, *sentinels):
+        os.close(descriptor)
+
+
+def signal_forever():
+    while True:
+        socket.socketpair()[0].recv(1)
+
+
+def gone(sentinel):
+    """Whether the process of a sentinel ends within two seconds."""
+
+    return bool(select.select([sentinel], [], [], 2.0)[0])
+
+
+def test_stacks_are_dumped(tmp_path):
+    dump = tmp_path / "stack"
+    code = (
+        "import os, signal, sys; from gleanrl._os.fork_server_main import dump_stacks_into;"
+        f"dump_stacks_into(os.open({str(dump)!r}, os.O_CREAT | os.O_WRONLY));"
+        "os.kill(os.getpid(), signal.SIGUSR1)"
+    )
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+    assert "most recent call first" in dump.read_text() and callable(dump_stacks_into)

@@ -1,0 +1,28 @@
+"""A change that has begun ends; the interrupt comes after it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gleanrl._os.interrupts import to_the_end
+
+
+def test_an_interrupted_change_is_whole_when_the_interrupt_arrives():
+    done: dict[str, int] = {}
+    interrupts = [KeyboardInterrupt("Ctrl-C")]
+
+    def change() -> None:
+        done["first"] = 1
+        if interrupts:
+            raise interrupts.pop()
+        done["second"] = 2
+
+    with pytest.raises(KeyboardInterrupt, match="Ctrl-C"):
+        to_the_end(change)
+    assert done == {"first": 1, "second": 2}
+
+
+def test_without_an_interrupt_a_change_is_made_once():
+    calls: list[int] = []
+    to_the_end(lambda: calls.append(1))
+    assert calls == [1]

@@ -1,0 +1,85 @@
+"""How crews end, whatever their workers do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import pytest
+
+from gleanrl.errors import ClosedError
+from tests._process.crews import ask
+from tests._process.servants import Clerk, Grudging, PrivateError, Stubborn
+
+
+def test_ends_whatever_its_workers_do(doomed):
+    crew = doomed(Clerk, Stubborn, Clerk, close_s=0.3)
+    crew.close()
+    assert all(worker.pid for worker in crew.workers)
+
+
+def test_what_a_close_raises(doomed):
+    crew = doomed(Clerk, Grudging)
+    with pytest.raises(PrivateError):
+        crew.close()
+    crew.close()
+
+
+def test_who_uses_it_afterwards_is_told_why(doomed):
+    crew = doomed()
+    crew.close(because="of the weather")
+    for use in (
+        partial(crew.signal, b"s"),
+        crew.wait_any,
+        lambda: crew.post(0, "count"),
+        lambda: crew.replace(0, Clerk),
+    ):
+        with pytest.raises(ClosedError, match="have been ended, because of the weather"):
+            use()
+
+
+def test_a_fork_of_the_owner_leaves_them_alone(doomed):
+    crew = doomed()
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            crew.close()
+            crew.post(0, "echo", 1)
+        except ClosedError:
+            code = 17
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+    assert ask(crew, "echo", 2) == [2, 2]
+
+
+class _Closer:
+    """Closes a crew when it's pickled, as a garbage collection in the midst of a call may."""
+
+    def __init__(self, crew):
+        self.crew = crew
+
+    def __reduce__(self):
+        self.crew.close()
+        return int, ()
+
+
+def test_a_close_while_a_request_is_being_written(doomed):
+    crew = doomed()
+    with pytest.raises(ClosedError, match="have been ended"):
+        crew.post(0, "echo", _Closer(crew))
+
+
+@pytest.mark.parametrize("hang", [lambda c: c.signal(b"h"), lambda c: c.post(1, "hang")])
+def test_a_close_while_answers_are_waited_for(doomed, hang):
+    crew = doomed()
+    before = signal.signal(signal.SIGALRM, lambda *_: crew.close(0.0))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(ClosedError, match="have been ended"):
+            hang(crew)
+            crew.wait_all()
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,108 @@
+"""Which values are constants, generators and objects made of attributes."""
+
+from __future__ import annotations
+
+import copy
+import random
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl._state.attribute_kinds import (
+    attributes,
+    constant_name,
+    generator,
+    generator_state,
+    has_hooks,
+    is_constant,
+    left_out,
+)
+from gleanrl.errors import SchemaError, UnsupportedError
+
+
+class Slotted:
+    __slots__ = ("left", "right")
+
+    def __init__(self) -> None:
+        self.left = 1
+
+
+class Both(Slotted):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = 2
+
+
+@pytest.mark.parametrize("value", [int, len, np.sin, np.dtype("f4"), torch.float32, partial(len), range(3)])
+def test_what_never_changes_is_known_by_a_name(value: Any) -> None:
+    assert is_constant(value) and constant_name(value)
+
+
+def test_a_method_of_c_belongs_to_an_object_that_changes() -> None:
+    assert not is_constant([].append)
+
+
+def test_slots_are_attributes() -> None:
+    assert attributes(Both()) == {"left": 1, "more": 2}
+
+
+@pytest.mark.parametrize("value", [threading.Lock(), iter([]), torch.zeros(1), np.zeros(1), open.__self__])
+def test_memory_of_c_is_no_attribute(value: Any) -> None:
+    with pytest.raises(UnsupportedError, match="made of attributes"):
+        attributes(value)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: np.random.default_rng(3),
+        lambda: np.random.Generator(np.random.MT19937(3)),
+        lambda: np.random.RandomState(3),
+    ],
+)
+def test_numpys_generators_go_on(made: Any) -> None:
+    one = made()
+    one.normal()
+    name = f"{type(one).__module__}.{type(one).__qualname__}"
+    other = generator(name, generator_state(one))
+    assert one.normal() == other.normal() and one.uniform() == other.uniform()
+
+
+def test_other_generators_go_on() -> None:
+    plain, torchs = random.Random(3), torch.Generator().manual_seed(3)
+    assert generator("random.Random", generator_state(plain)).gauss(0, 1) == plain.gauss(0, 1)
+    again = generator("torch._C.Generator", generator_state(torchs))
+    assert torch.rand(2, generator=again).equal(torch.rand(2, generator=torchs))
+    assert generator_state(3) is None
+    with pytest.raises(SchemaError, match="os.system"):
+        generator("os.system", "true")
+
+
+def test_hooks_are_two_methods() -> None:
+    class One:
+        def get_state(self) -> int:
+            return 1
+
+    class Two(One):
+        def set_state(self, state: int) -> None:
+            pass
+
+    assert has_hooks(Two()) and not has_hooks(One())
+
+
+def test_what_is_left_out_goes_by_class() -> None:
+    assert left_out(Both(), {Slotted: ("left",), Both: ("more",), int: ("real",)}) == {"left", "more"}
+
+
+@pytest.mark.parametrize("made", [np.random.Generator(np.random.MT19937(0)), np.random.RandomState(0)])
+def test_a_generators_position_lies_within_it(made: Any) -> None:
+    state = copy.deepcopy(generator_state(made))
+    kind = f"{type(made).__module__}.{type(made).__qualname__}"
+    assert generator(kind, state).random() == made.random()
+    state["state"]["pos"] = 10**6
+    with pytest.raises(ValueError, match="position 1000000 of 624"):
+        generator(kind, state)

@@ -1,0 +1,47 @@
+"""Which values may take each other's places; `test_reading` has the whole of it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gleanrl._state.attributes import MISSING, fits, fits_among, inherited, is_data, may_go, of_each_kind
+
+
+class Slotted:
+    __slots__ = ("left",)
+    right = 1
+
+    @cached_property
+    def later(self) -> Any:
+        return object()
+
+
+def test_nothing_may_become_anything() -> None:
+    assert all(fits(value, now) for value in (None, 3, "x", [object()]) for now in (None, MISSING))
+
+
+@pytest.mark.parametrize("value", [object(), len, torch.nn.Parameter(torch.zeros(1)), [].append, type])
+def test_what_stays_is_no_data(value: Any) -> None:
+    assert not is_data(value) and not fits(None, value) and not fits(3, value)
+
+
+def test_rows_of_rows_are_numbers() -> None:
+    assert fits([[1, 2.5], (True,)], np.zeros((2, 2))) and not fits([[1, "x"]], np.zeros((2, 2)))
+    assert not fits([1], 1) and not fits(1, [1])
+
+
+def test_items_fit_any_of_the_others() -> None:
+    assert fits_among(3, []) and fits_among("x", [1, "y"]) and not fits_among([1], [1, "y"])
+    assert len(of_each_kind([*range(1000), "x", *np.zeros((2, 3)), np.zeros(2, int)])) == 4
+
+
+def test_classes_have_defaults() -> None:
+    assert inherited(Slotted, "right") == 1
+    assert all(inherited(Slotted, name) is MISSING for name in ("left", "later", "nothing"))
+    assert may_go(object(), Slotted, "later") and may_go(3, Slotted, "nothing")
+    assert not may_go(object(), Slotted, "nothing")

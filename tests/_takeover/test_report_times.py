@@ -1,0 +1,48 @@
+import re
+
+from gleanrl._takeover.report import Times, _place, _room
+
+
+def test_rooms():
+    assert _room("gleanrl.collectors.single") == "collectors"
+    assert _room("torchrl.objectives.ppo") == "losses" and _room("torchrl.modules.models") == "modules"
+    assert _room("__main__") == _room("torchrl_tricks") == _room("numpy") == "the program's own code"
+    assert _room("gleanrl._process.worker_pool") == "waiting for processes"
+    assert _room("runpy") == _room("gleanrl.__main__") == ""
+
+
+class Stack:
+    """A stack of calls, outermost first; as much of it as is looked at."""
+
+    def __init__(self, *modules):
+        self.f_globals = {"__name__": modules[-1]}
+        self.f_back = Stack(*modules[:-1]) if modules[1:] else None
+
+
+def test_time_counts_for_what_the_program_called_and_for_what_ran_in_there():
+    inside = Stack(
+        "runpy", "gleanrl.__main__", "__main__", "gleanrl.collectors.single", "__main__", "torch.nn"
+    )
+    assert _place(inside) == ("collectors", "modules")
+    assert _place(Stack("__main__", "helpers")) == ("the program's own code",) * 2
+
+
+def test_a_table_adds_up():
+    times = Times()
+    times.start()
+    total = sum(k * k for k in range(2_000_000))
+    times.stop()
+    assert total > 0
+    total, *parts = [line for line in times.table().splitlines() if not line.startswith("    ")]
+    seconds = [float(re.search(r" ([0-9.]+) s", line)[1]) for line in (total, *parts)]
+    assert abs(sum(seconds[1:]) - seconds[0]) < 0.1 and parts
+
+
+def test_a_main_thread_without_a_frame_is_the_programs_own_time():
+    times = Times()
+    times._main = -1  # of a thread that has ended
+    times.start()
+    while not times._spent:
+        pass
+    times.stop()
+    assert list(times._spent) == [("the program's own code",) * 2]

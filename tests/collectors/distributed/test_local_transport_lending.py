@@ -1,0 +1,123 @@
+"""Memory that is lent: seen from both sides, used again once it's given back, and not to be taken for another's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
+from gleanrl._os.files import Descriptors, memory, pipe
+from gleanrl._process import shared_columns
+from gleanrl.collectors.batch_columns import IDS
+from gleanrl.collectors.distributed.local_transport import Borrowed, Lender, Offer
+from gleanrl.errors import CapacityError
+from tests.leaks import Holdings
+
+SCHEMA = Schema({("x",): Field(torch.Size((3,)), torch.float32), IDS: Field(torch.Size(), torch.int64)})
+LISTS = Schema({("x",): Field(torch.Size((-1,)), torch.float32), IDS: Field(torch.Size(), torch.int64)})
+
+
+@pytest.fixture
+def offer() -> Iterator[Offer]:
+    """One of two blocks; nothing is left of what was made of it."""
+    before = Holdings.now()
+    yield Offer.of(2)
+    before.check()
+
+
+def filled(block: Block, value: float) -> Block:
+    for column in block.columns:
+        column.fill_(value)
+    return block
+
+
+def test_what_is_filled_there_is_seen_here(offer: Offer) -> None:
+    lender = Lender(offer)
+    borrowed = Borrowed.opened(lender.name, offer)
+    assert borrowed is not None
+    for number, num_steps in enumerate((5, 4)):  # fewer steps: the first ones of a block
+        block = lender.block(SCHEMA, (2,), num_steps)
+        assert block is not None
+        place = lender.lend(number, filled(block, number).batch())
+        assert place is not None and place.block == number
+        share = borrowed.share(place)
+        assert share.view().shape == (2, num_steps) and bool((share.view() == number).all())
+        assert share.view().names == [None, "time"]
+        filled(block, 7.0)
+        assert bool((share.view() == 7).all()), "it's the same memory"
+        filled(block, number)
+
+
+def test_a_block_is_used_again_only_once_it_is_not_wanted(offer: Offer) -> None:
+    lender = Lender(offer)
+    borrowed = Borrowed.opened(lender.name, offer)
+    assert borrowed is not None
+
+    def lent(order: int) -> int | None:
+        block = lender.block(SCHEMA, (), 5)
+        place = block and lender.lend(order, filled(block, order).batch())
+        return None if place is None else place.block
+
+    assert [lent(0), lent(1), lent(2)] == [0, 1, None]
+    lender.take_back(1)
+    assert lender.block(SCHEMA, (), 6) is None, "longer blocks would move those that are lent"
+    assert [lent(3), lent(4)] == [0, None]
+    lender.take_back(4)
+    longer = lender.block(SCHEMA, (), 6)
+    assert longer is not None and longer.num_steps == 6
+    place = lender.lend(5, filled(longer, 5.0).batch())
+    assert place is not None and borrowed.share(place).view().shape == (6,)
+
+
+def test_what_stands_elsewhere_is_copied_and_what_has_no_place_is_not_lent(offer: Offer) -> None:
+    lender = Lender(offer)
+    borrowed = Borrowed.opened(lender.name, offer)
+    assert borrowed is not None
+    batch = filled(Block(SCHEMA, (2,), 5), 3.0).batch()
+    place = lender.lend(0, batch)
+    assert place is not None
+    assert bool((borrowed.share(place).view() == batch).all())
+    assert lender.block(LISTS, (2,), 5) is None
+    assert lender.lend(1, batch) is not None and lender.lend(2, batch) is None
+
+
+def test_short_memory_lends_nothing(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    lender = Lender(offer)
+    monkeypatch.setattr(shared_columns, "available_memory", lambda: 100)
+    assert lender.block(SCHEMA, (), 5) is None
+    with pytest.raises(CapacityError):
+        Lender(offer)
+
+
+def test_memory_of_others_is_left_alone(offer: Offer) -> None:
+    lender = Lender(offer)
+    held = Descriptors()
+    others = [*held.take(memory("gleanrl")), *held.take(pipe())]
+    os.truncate(others[0], 4096)
+    assert all(Borrowed.opened(lender.name._replace(descriptor=other), offer) is None for other in others)
+    assert Borrowed.opened(None, offer) is None
+    assert Borrowed.opened(lender.name, Offer.of(2)) is None, "that of a node that was given another token"
+    assert Borrowed.opened(lender.name._replace(descriptor=10**6), offer) is None
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert Borrowed.opened(lender.name._replace(process=ended.pid), offer) is None
+    assert os.fstat(others[0]).st_size == 4096
+
+
+def test_what_was_borrowed_outlives_its_lender(offer: Offer) -> None:
+    lender = Lender(offer)
+    borrowed = Borrowed.opened(lender.name, offer)
+    block = lender.block(SCHEMA, (), 5)
+    assert borrowed is not None and block is not None
+    place = lender.lend(0, filled(block, 2.0).batch())
+    assert place is not None
+    del lender, block
+    share = borrowed.share(place)
+    del borrowed
+    assert bool((share.view() == 2).all())

@@ -1,0 +1,79 @@
+"""Where a collection on nodes stands: frames are counted once, whatever becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from gleanrl.collectors.distributed.actor import Contents, Outcome
+from gleanrl.collectors.distributed.progress import Call, NodeState, Standing
+from gleanrl.collectors.frame_accounting import Episode, Ledger
+from gleanrl.collectors.workers.progress import Losses, Taken
+
+
+def outcome(number: int, frames: int, handed_out: int, left: int = 0, **reasons: int) -> Outcome:
+    stats = replace(Ledger(delivered=handed_out).stats(), reasons=MappingProxyType(reasons))
+    return Outcome(number, frames, 0, left, number + 1, stats, 0.0, 0)
+
+
+def standing(*numbers: int) -> Standing:
+    calls = tuple(Call(number, 10, None, f"batch {number}") for number in numbers)
+    return Standing(Ledger(), (NodeState(), NodeState(asked=len(numbers), calls=calls, down=False)))
+
+
+def state(now: Standing) -> Any:
+    return now.nodes[1]
+
+
+def test_batches_arrive_and_are_delivered_once():
+    now = standing(0, 1)
+    assert state(now).owed == state(now).coming == 20
+    first = outcome(0, 10, 10, left=5, environment=3)._replace(batch=Contents(under_way=(4, 7)))
+    now = now.arriving(1, first, "batch 0")
+    assert state(now).owed == 15 and state(now).coming == 25 and state(now).served == 1
+    assert now.ledger.discards == {"environment": 3}
+    taken = Taken({1: "batch 0"}, 9, 0, 1, True, 2.0)
+    now = now.delivering(taken)
+    assert now.ledger.spent == 9 and now.ledger.discards == {"environment": 3, "budget": 1}
+    assert now.delivering(taken) is now and not state(now).ready
+    assert now.under_way == {(1, 0): (4, 7)}
+    now = now.arriving(1, outcome(1, 10, 20, environment=3), "batch 1")
+    assert now.ledger.discards == {"environment": 3, "budget": 1} and state(now).next_id == 2
+
+
+def test_what_is_unwanted_is_discarded_as_it_arrives():
+    now = standing(0, 1).arriving(1, outcome(0, 10, 10), "batch 0").discarding(1, "reset")
+    assert now.ledger.discards == {"reset": 10} and state(now).coming == 0
+    assert state(now).unwanted.reason == "reset" and state(now).reset and state(now).afresh
+    now = now.arriving(1, outcome(1, 7, 17, left=3), "batch 1")
+    assert now.ledger.discards == {"reset": 17} and not state(now).unwanted
+    assert state(now).owed == 0  # it is told to forget what is left
+
+
+def test_batches_that_an_interrupt_has_hidden_are_discarded_and_what_follows_them():
+    now = (
+        standing(0, 1, 2)
+        .arriving(1, outcome(0, 10, 10), "batch 0")
+        .arriving(1, outcome(1, 10, 30), "batch 1")
+    )
+    assert now.ledger.discards == {"interrupted": 30} and not state(now).ready
+    now = now.arriving(1, outcome(2, 10, 40), "batch 2")
+    assert now.ledger.discards == {"interrupted": 40} and state(now).reset and not state(now).unwanted
+
+
+def test_a_lost_node_keeps_what_has_arrived():
+    now = standing(0, 1).arriving(1, outcome(0, 10, 10), "batch 0")
+    now = now.losing(1, 10, "worker", Losses(1))
+    after = state(now)
+    assert now.ledger.discards == {"worker": 10} and after.down and len(after.ready) == 1
+    assert (after.asked, after.owed, after.next_id, after.served, after.former) == (0, 0, 1, 1, (20, 0))
+
+
+def test_the_last_hundred_episodes_of_all_nodes_count_as_they_arrive():
+    now = standing(0, 1)
+    for number in range(2):
+        ended = tuple(Episode(float(number), 60 * number + place) for place in range(60))
+        arrived = outcome(number, 10, 10 * (number + 1))._replace(episodes=ended)
+        now = now.arriving(1, arrived, f"batch {number}")
+    assert [one.length for one in now.recent] == [*range(20, 120)]

@@ -1,0 +1,109 @@
+"""The environment of a collector: environments, callables, classes, and what is neither."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
+from gleanrl.collectors.build import made_env, make_env
+from gleanrl.data import Composite
+from gleanrl.envs import ParallelEnv, SerialEnv
+from gleanrl.errors import EnvironmentFailure, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from tests.fakes_base import CountingEnv
+
+
+class TestMakeEnv:
+    """`make_env`: environments, callables, classes, and what is neither."""
+
+    def test_an_environment_is_taken_as_it_is(self) -> None:
+        env = CountingEnv()
+        assert make_env(env, None) is make_env(env, {}) is env
+
+    def test_a_callable_or_a_class_is_called_with_the_keywords(self) -> None:
+        assert make_env(CountingEnv, {"batch_size": (2,)}).batch_size == (2,)
+        assert make_env(lambda **kwargs: CountingEnv(**kwargs), {"batch_size": (3,)}).batch_size == (3,)
+
+    def test_keywords_for_an_environment_that_exists_need_its_consent(self) -> None:
+        with pytest.raises(UnsupportedError, match="create_env_kwargs: the environment exists already"):
+            make_env(CountingEnv(), {"a": 1})
+
+        class Willing(CountingEnv):
+            def update_kwargs(self, kwargs: Any) -> None:
+                self.given = dict(kwargs)
+
+        assert make_env(Willing(), {"a": 1}).given == {"a": 1}
+
+    @pytest.mark.parametrize("value", [None, 3, "CartPole-v1", [CountingEnv]])
+    def test_what_is_neither_is_refused(self, value: Any) -> None:
+        with pytest.raises(InvalidTypeError, match=f"got {type(value).__name__}"):
+            make_env(value, None)
+
+    def test_a_callable_that_makes_no_environment_is_refused(self) -> None:
+        with pytest.raises(InvalidTypeError, match="create_env_fn: .* got NoneType"):
+            make_env(lambda: None, None)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_was_made_is_closed_if_the_block_raises(given: bool) -> None:
+    env = CountingEnv()
+    with pytest.raises(KeyError), made_env(env if given else lambda: env, None) as found:
+        assert found is env
+        raise KeyError
+    assert env.is_closed is not given
+
+
+def test_the_error_of_the_block_comes_out_although_closing_fails() -> None:
+    with pytest.raises(KeyError), made_env(Unclosable, None):
+        raise KeyError
+    with pytest.raises(InvalidArgumentError, match="frames_per_batch"):
+        SyncDataCollector(Unclosable, None, frames_per_batch=-1, total_frames=6)
+
+
+class Unclosable(CountingEnv):
+    """Can't be closed."""
+
+    def close(self, **kwargs: Any) -> None:
+        raise RuntimeError("the simulator can't be closed")
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, num_processes=1)])
+def test_the_error_of_a_maker_comes_out_although_closing_its_neighbour_fails(kind: Any) -> None:
+    calls = [0, 0]  # the first environments of both only tell their specs
+
+    def first() -> Any:
+        calls[0] += 1
+        return CountingEnv() if calls[0] == 1 else Unclosable()
+
+    def second() -> Any:
+        calls[1] += 1
+        if calls[1] > 1:
+            raise ZeroDivisionError
+        return CountingEnv()
+
+    batch = kind(2, [first, second])
+    with pytest.raises((ZeroDivisionError, EnvironmentFailure), match="ZeroDivisionError|^$"):
+        batch.start()
+    batch.close()
+
+
+class OthersBatch(Unclosable):
+    """Refuses the flag, as another library's batch of environments does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done_spec = Composite({name: self.full_done_spec[name] for name in ("done", "terminated")})
+
+    def add_truncated_keys(self) -> Any:
+        raise RuntimeError("not in a batch")
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_environment_that_cannot_add_the_flag_of_a_limit_says_why_and_what_to_do(workers: bool) -> None:
+    kind, make = (MultiSyncDataCollector, [OthersBatch]) if workers else (SyncDataCollector, OthersBatch)
+    with pytest.raises(
+        UnsupportedError, match=r"OthersBatch has no 'truncated' flag.*not in a batch.*make_env\(\)"
+    ):
+        kind(make, None, frames_per_batch=4, total_frames=4, max_frames_per_traj=2)

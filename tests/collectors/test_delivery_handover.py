@@ -1,0 +1,72 @@
+"""The way of a batch from its source to the user, or into a buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tensordict import TensorDict
+
+from gleanrl.collectors.delivery import Delivery, Feed, Handover
+from gleanrl.collectors.source import Budget, BudgetSpent
+from gleanrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from gleanrl.errors import ClosedError
+from tests.collectors.helpers import collection
+from tests.fakes_base import CountingEnv
+
+
+def made(total: int = 8, **parts: Any) -> Handover:
+    """A handover of batches of four frames."""
+    source = collection(CountingEnv())
+    delivery = parts.pop("delivery", Delivery())
+    return Handover(source, Budget(1, 4, total), delivery, **parts)
+
+
+def buffer() -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4)
+
+
+def test_batches_until_the_budget_is_spent() -> None:
+    handover, finished = made(), []
+    batches = [handover.next(finished.append) for _ in range(2)]
+    assert [len(batch) for batch in batches if batch is not None] == [4, 4]
+    assert all(batch is one for batch, one in zip(batches, finished, strict=True))
+    with pytest.raises(BudgetSpent):
+        handover.next()
+
+
+def test_batches_aside_dont_count_and_go_to_the_user() -> None:
+    into = buffer()
+    handover = made(feed=Feed(into))
+    assert handover.next() is None and len(into) == 4
+    batch = handover.aside(Budget(1, 4).aside())
+    assert batch is not None and len(batch) == 4 and len(into) == 4
+    assert handover.source.spent == 4
+
+
+def test_others_are_served_by_their_own_grants() -> None:
+    handover = made()
+    assert handover.serve(Budget(1, 2, 2), lambda batch, part: (len(batch), part)) == (2, (0, 1))
+    assert handover.serve(Budget(1, 2, 2), lambda batch, part: batch) is None
+
+
+def test_nothing_is_handed_over_once_it_is_closed() -> None:
+    handover = made()
+    handover.require_open()
+    handover.closed = True
+    for call in (handover.require_open, handover.next, lambda: handover.aside(Budget(1, 4).aside())):
+        with pytest.raises(ClosedError, match="shut down"):
+            call()
+
+
+def test_what_comes_before_a_batch_and_what_fails_after_it() -> None:
+    def fail(batch: TensorDict) -> TensorDict:
+        raise LookupError("postproc")
+
+    called: list[int] = []
+    handover = made(before=lambda: called.append(1), delivery=Delivery(postproc=fail))
+    with pytest.raises(LookupError):
+        handover.next()
+    assert called == [1]
+    assert handover.source.stats().reasons == {"postproc": 4}
+    assert handover.source.spent == 0

@@ -1,0 +1,141 @@
+"""The progress bar, drawn on a string."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gleanrl._os import clock
+from gleanrl.collectors.delivery import CollectorProgress
+from gleanrl.collectors.frame_accounting import CollectorStats
+
+
+def terminal() -> Console:
+    """Return a wide terminal that is a string."""
+    return Console(file=io.StringIO(), force_terminal=True, width=160, legacy_windows=False, _environ={})
+
+
+def drawn(console: Console) -> list[str]:
+    """Return the lines drawn so far, without control sequences."""
+    text = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def stats(**changes: Any) -> CollectorStats:
+    values: dict[str, Any] = dict.fromkeys(("stepped", "delivered", "flagged", "discarded", "batches"), 0)
+    return CollectorStats(
+        **values,
+        **{
+            "reasons": {},
+            "episodes": 0,
+            "mean_return": math.nan,
+            "mean_length": 0.0,
+            "frames_per_s": 0.0,
+            **changes,
+        },
+    )
+
+
+@pytest.fixture
+def fake_clock() -> Iterator[clock.FakeClock]:
+    fake = clock.FakeClock(100.0)
+    with clock.use(fake):
+        yield fake
+
+
+def test_frames_speed_episodes_and_mean_return_are_shown(fake_clock: clock.FakeClock) -> None:
+    console = terminal()
+    progress = CollectorProgress(20_000, console)
+    progress.update(5_000, stats(episodes=1_234, mean_return=-56.78, frames_per_s=98_765.4))
+    (line,) = drawn(console)
+    for text in ("5,000 frames", "25%", "98,765 frames/s", "1,234 episodes", "mean return -56.8"):
+        assert text in line
+    progress.close()
+
+
+def test_it_is_drawn_a_few_times_a_second_at_most_and_the_last_state_always(
+    fake_clock: clock.FakeClock,
+) -> None:
+    console = terminal()
+    progress = CollectorProgress(None, console)
+    for n in range(1, 101):
+        progress.update(n, stats())
+        fake_clock.advance(0.01)
+    shown = drawn(console)
+    assert 4 <= len(shown) <= 5 and shown[0].startswith("1 frames")
+    progress.close()
+    assert drawn(console)[-1].startswith("100 frames")
+    assert "mean return nan" in drawn(console)[-1]
+
+
+def test_no_thread_is_started() -> None:
+    before = threading.active_count()
+    progress = CollectorProgress(10, terminal())
+    progress.update(5, stats())
+    assert threading.active_count() == before
+    progress.close()
+
+
+def test_closing_twice_or_before_the_first_frame_draws_nothing_more() -> None:
+    console = terminal()
+    CollectorProgress(10, console).close()
+    assert drawn(console) == []
+    progress = CollectorProgress(10, console)
+    progress.update(10, stats())
+    progress.close()
+    once = console.file.getvalue()  # type: ignore[attr-defined]
+    progress.close()
+    assert console.file.getvalue() == once  # type: ignore[attr-defined]
+    assert "100%" in drawn(console)[-1]
+
+
+def test_two_at_once_get_along() -> None:
+    console = terminal()
+    first, second = CollectorProgress(10, console), CollectorProgress(20, console)
+    first.update(1, stats())
+    second.update(2, stats())
+    second.close()
+    first.close()
+    assert any("2 frames" in line for line in drawn(console))
+
+
+def test_in_a_file_only_the_last_state_is_written() -> None:
+    console = Console(file=io.StringIO(), width=160, force_terminal=False, _environ={})
+    progress = CollectorProgress(10, console)
+    progress.update(5, stats())
+    progress.update(10, stats())
+    assert drawn(console) == []
+    progress.close()
+    assert len(drawn(console)) == 1 and "10 frames" in drawn(console)[0]
+
+
+def test_nothing_is_drawn_after_the_last_state(fake_clock: clock.FakeClock) -> None:
+    console = terminal()
+    progress = CollectorProgress(30, console)
+    progress.update(10, stats())
+    progress.close()
+    before = drawn(console)
+    progress.update(30, stats())
+    progress.close()
+    assert drawn(console) == before
+
+
+def test_the_bar_of_a_collector_that_lives_at_exit_ends_without_an_error() -> None:
+    program = """
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymEnv
+collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=10, total_frames=-1, progress=True)
+collector.next(), collector.next()
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert found.returncode == 0 and not found.stderr
+    assert found.stdout.count("frames/s") == 1

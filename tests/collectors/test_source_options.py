@@ -1,0 +1,33 @@
+"""The choices of a collection, and interruptors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gleanrl.collectors.source import CollectionOptions, stop_of
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"nonfinite": "drop"}, "nonfinite: .*'drop'"),
+        ({"exploration_type": "random"}, "exploration_type: .*'random'"),
+    ],
+)
+def test_choices_that_there_are_not(choice: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        CollectionOptions(**choice)
+
+
+def test_what_an_interruptor_is_asked() -> None:
+    class Interruptor:
+        def collection_stopped(self) -> bool:
+            return True
+
+    stop = stop_of(Interruptor())
+    assert stop is not None and stop(0) and stop_of(None) is None
+    with pytest.raises(InvalidTypeError, match="interruptor: .* got int"):
+        stop_of(3)

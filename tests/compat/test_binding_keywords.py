@@ -1,0 +1,160 @@
+"""Keywords of public constructors."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pickle
+import traceback
+from functools import partial
+
+import pytest
+import torch
+
+from gleanrl.compat import binding
+from gleanrl.compat.names import UnservedKeyword
+from gleanrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    RandomSampler,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictRoundRobinWriter,
+)
+from gleanrl.envs import GymEnv, VecNorm
+from gleanrl.errors import InvalidArgumentError, UnservedKeywordError
+
+
+class Oven:
+    def __init__(self, temperature=0, *, minutes=1):
+        self.setting = temperature, minutes
+
+
+class OpenOven:
+    def __init__(self, temperature=0, **more):
+        self.setting = temperature, more
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    older = {"Oven": {"heat": "temperature"}, "OpenOven": {"heat": "temperature"}}
+    monkeypatch.setattr(binding, "KEYWORDS", older)
+    unserved = {"fan": UnservedKeyword("open the door"), "grill": UnservedKeyword("use the pan", off=False)}
+    monkeypatch.setattr(binding, "UNSERVED_KEYWORDS", {"Oven": unserved})
+
+    def make(cls):
+        copy = type(cls.__name__, (cls,), {"__init__": cls.__init__, "__module__": "gleanrl.fakes"})
+        binding.check_keywords(copy)
+        return copy
+
+    return make
+
+
+def test_older_spellings_are_translated(checked):
+    assert checked(Oven)(heat=3).setting == (3, 1)
+    assert checked(OpenOven)(heat=3, steam=True).setting == (3, {"steam": True})
+
+
+def test_both_spellings_at_once_raise(checked):
+    with pytest.raises(InvalidArgumentError, match="heat is another word for temperature"):
+        checked(Oven)(heat=3, temperature=3)
+
+
+def test_keywords_that_arent_served_say_what_to_use(checked):
+    oven = checked(Oven)
+    assert oven(3, fan=None, grill=False).setting == (3, 1)
+    with pytest.raises(UnservedKeywordError, match="Oven: grill isn't served: use the pan"):
+        oven(grill=True)
+
+
+def test_a_class_without_a_constructor_has_that_of_its_base(checked):
+    small = type("Small", (checked(Oven),), {"__module__": "gleanrl.fakes"})
+    binding.check_keywords(small)
+    assert small(heat=2).setting == (2, 1)
+    with pytest.raises(TypeError, match="Small.__init__.*'minute'; did you mean"):
+        small(minute=3)
+
+
+def test_an_unknown_keyword_raises_with_the_nearest_known_one(checked):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'minute'; did you mean 'minutes'"):
+        checked(Oven)(minute=3)
+    with pytest.raises(TypeError, match="'xyz'; it takes minutes, temperature"):
+        checked(Oven)(xyz=3)
+
+
+def test_public_classes_keep_signature_and_pickling():
+    assert "batch_size" in inspect.signature(ReplayBuffer).parameters
+    assert pickle.loads(pickle.dumps(ReplayBuffer(batch_size=3))).batch_size == 3
+    with pytest.raises(TypeError, match="did you mean 'batch_size'"):
+        ReplayBuffer(batchsize=3)
+
+
+def test_tracebacks_say_what_the_frame_is(checked):
+    class Broken(Oven):
+        def __init__(self, temperature=0):
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken") as caught:
+        checked(Broken)(3)
+    frames = traceback.extract_tb(caught.tb)
+    assert [frame.name for frame in frames[1:]] == ["checked", "__init__"]
+    assert "# the constructor itself" in frames[1].line
+    assert "checked" not in [entry.name for entry in caught.traceback.filter(caught)]
+
+
+def test_files_of_storages_are_removed_and_shared_in_one_way():
+    LazyMemmapStorage(3, auto_cleanup=None, shared_init=False)
+    with pytest.raises(UnservedKeywordError, match="auto_cleanup isn't served: files without a scratch_dir"):
+        LazyMemmapStorage(3, auto_cleanup=True)
+    with pytest.raises(
+        UnservedKeywordError, match="shared_init isn't served: make the buffer with shared=True"
+    ):
+        LazyTensorStorage(3, shared_init=True)
+
+
+def test_gymnasium_environments_get_arrays():
+    GymEnv("CartPole-v1", convert_actions_to_numpy=True).close()
+    with pytest.raises(UnservedKeywordError, match="convert_actions_to_numpy"):
+        GymEnv("CartPole-v1", convert_actions_to_numpy=False)
+
+
+@pytest.mark.parametrize("make", [RandomSampler, partial(SliceSampler, num_slices=2)])
+def test_samplers_that_draw_with_replacement_say_which_do_not(make):
+    make(replacement=True)
+    with pytest.raises(TypeError, match="replacement isn't served: SamplerWithoutReplacement"):
+        make(replacement=False)
+
+
+def test_a_class_has_the_rows_of_its_bases():
+    assert TensorDictRoundRobinWriter(track_generations=True)
+    with pytest.raises(
+        UnservedKeywordError, match="TensorDictRoundRobinWriter: track_generations isn't served"
+    ):
+        TensorDictRoundRobinWriter(track_generations="some")
+    with pytest.raises(UnservedKeywordError, match="PrioritizedReplayBuffer: use_ray_service isn't served"):
+        PrioritizedReplayBuffer(alpha=0.7, beta=0.5, use_ray_service=True)
+
+
+def test_values_that_ask_for_nothing_are_accepted(checked, monkeypatch):
+    unserved = {"fan": UnservedKeyword("no", off=(False, math.nan)), "steam": UnservedKeyword("no", off=0.5)}
+    monkeypatch.setattr(binding, "UNSERVED_KEYWORDS", {"Oven": unserved})
+    oven = checked(Oven)
+    for value in (None, False, math.nan):
+        assert oven(3, fan=value, steam=0.5).setting == (3, 1)
+    for wrong in ({"fan": 0}, {"fan": torch.zeros(2)}, {"steam": torch.zeros(2)}, {"steam": 1}):
+        with pytest.raises(UnservedKeywordError, match="isn't served: no"):
+            oven(3, **wrong)
+
+
+def test_the_older_statistics_name_the_newer_ones():
+    VecNorm(["a"], stateful=True)
+    with pytest.raises(UnservedKeywordError, match="stateful isn't served: VecNormV2 takes it"):
+        VecNorm(["a"], new_api=True, stateful=False)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_the_device_where_priorities_are_kept_is_accepted(device):
+    storage = LazyTensorStorage(10)
+    buffer = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage, sampler_device=device)
+    assert buffer.stats().capacity == 10

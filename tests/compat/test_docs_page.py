@@ -1,0 +1,13 @@
+"""The page of other releases' names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gleanrl.compat.docs_page import page
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "names.md"
+
+
+def test_the_page_is_made_of_the_table():
+    assert PAGE.read_text() == page(), "write it anew: python -m gleanrl.compat.docs_page > docs/names.md"

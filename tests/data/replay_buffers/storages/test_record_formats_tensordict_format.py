@@ -1,0 +1,86 @@
+"""Records that are TensorDicts: groups, and keys that samples carry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, TensorStorage
+from gleanrl.data.replay_buffers.storages.record_formats import (
+    ADDED_KEYS,
+    find_format,
+    format_from_state,
+    without_added_keys,
+)
+from tests.data.replay_buffers.oracle import ted
+
+
+def test_groups_keep_their_batch_sizes():
+    data = TensorDict({"a": TensorDict({"x": torch.zeros(4, 2, 3)}, [4, 2]), "y": torch.zeros(4)}, [4])
+    form = find_format(data, 1, "test")
+    for one in (form, format_from_state(form.state()), form.narrow((("a", "x"),))):
+        leaves = [torch.zeros(5, *field.shape) for field in one.schema.fields]
+        assert one.build(leaves, torch.Size([5]), None)["a"].batch_size == (5, 2)
+
+
+def test_what_samples_carry_is_no_data():
+    data = ted(3)
+    carried = data.clone(recurse=False)
+    for key in ADDED_KEYS:
+        carried[key] = torch.zeros(3)
+    assert without_added_keys(data) is data
+    assert set(without_added_keys(carried).keys()) == set(data.keys())
+    assert set(ADDED_KEYS) <= set(carried.keys()), "the caller's object isn't changed"
+    assert find_format(carried, 1, "test").schema == find_format(data, 1, "test").schema
+    _, leaves = find_format(data, 1, "test").read(carried, 1, "test")
+    assert len(leaves) == 11
+
+
+def test_a_nested_key_of_such_a_name_is_data():
+    data = TensorDict({"x": TensorDict({"index": torch.zeros(3)}, [3])}, [3])
+    assert find_format(data, 1, "test").schema.paths == (("x", "index"),)
+
+
+def test_lazy_stacks_are_read():
+    stack = LazyStackedTensorDict.lazy_stack([ted(5)[i] for i in range(5)])
+    form = find_format(ted(5), 1, "test")
+    lead, leaves = form.read(stack, 1, "test")
+    form.schema.check(leaves, lead, "test")
+    assert (form.build(leaves, lead, torch.device("cpu")) == ted(5)).all()
+
+
+def test_records_without_any_tensor():
+    storage = TensorStorage(TensorDict(batch_size=[100]))
+    buffer = ReplayBuffer(storage=storage, batch_size=3)
+    assert len(buffer) == 100 and buffer.sample().batch_size == (3,) and storage.get(0).batch_size == ()
+    written = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    written.extend(TensorDict({"g": {"h": {}}}, [3]))
+    assert len(written) == 3 and ("g", "h") in written.sample().keys(True)
+
+
+def test_groups_without_tensors_at_their_level_are_kept():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    data = TensorDict({"x": torch.ones(3), "g": {}, "h": {"i": {"j": torch.ones(3)}, "k": {}}}, [3])
+    buffer.extend(data)
+    assert set(buffer.sample().keys(True)) == set(data.keys(True))
+    assert set(buffer.sample(keys=["x"]).keys(True)) == {"x"}
+
+
+def test_the_state_of_a_tensorclass_of_a_function():
+    @tensorclass
+    class Local:
+        x: torch.Tensor
+
+    def buffer() -> ReplayBuffer:
+        made = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+        made.extend(Local(x=torch.arange(3), batch_size=[3]))
+        return made
+
+    state, same = buffer().state_dict(), buffer()
+    same.load_state_dict(state)
+    assert isinstance(same.sample(), Local)
+    other = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    with pytest.warns(UserWarning, match="loaded as TensorDicts"):
+        other.load_state_dict(state)
+    assert other[:]["x"].tolist() == [0, 1, 2]

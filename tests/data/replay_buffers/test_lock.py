@@ -1,0 +1,111 @@
+"""The lock of a buffer: shared, taken again, copied, and open in forked processes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from gleanrl._os import clock
+from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+from gleanrl.data.replay_buffers.lock import Gate
+
+
+def test_the_thread_that_holds_it_may_take_it_again():
+    gate = Gate()
+    with gate.lock, gate.lock:
+        pass
+
+
+def test_a_shared_gate_is_the_same_gate():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    buffer.extend(torch.arange(4))
+    with buffer.sampler.guard():
+        buffer.share()
+    gate = buffer.storage.gate
+    assert type(gate) is Gate and gate.shared is buffer.storage
+    assert gate.lock is not gate.lock, "each use is a hold of its own"
+    with gate.lock, gate.lock:
+        assert buffer.sample().shape == (2,)
+    assert Gate().shared is None
+
+
+def test_copies_have_locks_of_their_own():
+    gate = Gate()
+    pair = [gate, gate]
+    for other in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
+        assert other[0] is other[1] is not gate and other[0].lock is not gate.lock
+
+
+def test_a_forked_process_goes_on_though_another_thread_held_the_lock():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    buffer.extend(torch.arange(4))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with buffer.sampler.guard():
+            held.set()
+            done.wait(timeout=60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(timeout=60)
+    child = os.fork()
+    if child == 0:
+        try:
+            buffer.extend(torch.arange(4, 6))
+            good = len(buffer) == 6 and buffer.sample().shape == (2,)
+        except BaseException:
+            good = False
+        os._exit(int(not good))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    done.set()
+    thread.join()
+    assert code == 0
+
+
+class _OthersTurn(clock.SystemClock):
+    """While one sleeps others act."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def sleep(self, seconds: float) -> None:
+        self._act()
+
+
+def test_a_draw_that_waits_says_so():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    buffer.extend(torch.arange(4))
+    assert not buffer._gate.asked
+    thread = threading.Thread(target=buffer.sample)
+    with buffer.sampler.guard():
+        thread.start()
+        while not buffer._gate.asked:
+            time.sleep(0)  # the other thread's turn
+    thread.join()
+    assert not buffer._gate.asked
+
+
+def test_a_write_lets_a_draw_that_waits_in_first():
+    buffer, found = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2), []
+    buffer.extend(torch.arange(4))
+    buffer._gate.asked = True
+    with clock.use(_OthersTurn(lambda: found.append((buffer.sample().shape, len(buffer))))):
+        buffer.extend(torch.arange(4, 6))
+    assert found == [((2,), 4)] and len(buffer) == 6
+
+
+def test_nobody_waits_long_for_a_draw_that_does_not_come():
+    gate = Gate()
+    gate.asked = True
+    with clock.use(clock.FakeClock()):
+        before = clock.monotonic()
+        gate.give_way()
+        assert 0 < clock.monotonic() - before < 0.01
+    assert not gate.asked

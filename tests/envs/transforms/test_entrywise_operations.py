@@ -1,0 +1,48 @@
+"""What transforms say of their arithmetic is what they do, one rounding after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gleanrl.envs.transforms.entrywise import CONVERSIONS, Operation, affine, scaled
+
+TORCH = {"add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div}
+
+
+@pytest.mark.parametrize("standardizes", [True, False])
+@pytest.mark.parametrize("dtype", CONVERSIONS)
+@pytest.mark.parametrize("shape", [(1,), (3,), (8,), (1001,)])
+def test_operations_one_after_the_other_are_the_formula(standardizes, dtype, shape):
+    """However many values there are: torch's fused operations round otherwise in blocks than at their ends."""
+    torch.manual_seed(0)
+    value = torch.randn(shape, dtype=dtype)
+    numbers = {"loc": torch.randn((), dtype=dtype), "scale": torch.rand((), dtype=dtype) + 0.1}
+    out = value
+    for operation in affine(numbers, standardizes, dtype):
+        out = TORCH[operation.name](out, operation.numbers)
+    assert torch.equal(out, scaled(value, numbers["loc"], numbers["scale"], standardizes))
+    alone = torch.stack([scaled(one, *numbers.values(), standardizes) for one in value])
+    assert torch.equal(out, alone)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"loc": None, "scale": None},
+        {"loc": torch.zeros(()), "scale": torch.ones((), dtype=torch.float64)},
+        {"loc": torch.zeros((), dtype=torch.float64), "scale": torch.ones((), dtype=torch.float64)},
+        {"loc": torch.zeros((), dtype=torch.int64), "scale": torch.ones((), dtype=torch.int64)},
+    ],
+)
+def test_numbers_of_another_dtype_or_none_are_left_to_torch(numbers):
+    assert affine(numbers, True, torch.float32) is None
+    assert affine(numbers, False, torch.float32) is None
+
+
+def test_numbers_are_those_that_stand_there():
+    numbers = {"loc": torch.zeros(()), "scale": torch.ones(())}
+    shift, _ = affine(numbers, True, torch.float32)
+    numbers["loc"] = torch.tensor(5.0)
+    assert shift.numbers is numbers["loc"]
+    assert Operation("float32").numbers is None

@@ -1,0 +1,150 @@
+"""What was asked and what came, with a host whose answers the test brings itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from gleanrl._os.clock import Deadline
+from gleanrl._rollout.errors import StepFault
+from gleanrl.envs.vector.async_requests import RESET, STEP, Arrival, Request, Requests, Wanted
+from gleanrl.errors import NotReadyError, PendingError, WorkerCrashedError, WorkerError
+
+
+class Desk:
+    """A host: what was posted, and what arrives next."""
+
+    def __init__(self):
+        self.posted, self.arrivals, self.lost, self.renewed = [], [], {}, []
+
+    def start(self):
+        pass
+
+    def post(self, env, number, name, arguments):
+        if arguments == ("unsendable",):
+            raise WorkerError("can't be sent")
+        self.posted.append((env, number, name))
+
+    def wait(self, deadline):
+        if not self.arrivals:
+            assert deadline.passed(), "nothing would ever come"
+            return None
+        arrival = self.arrivals.pop(0)
+        if isinstance(arrival, BaseException):
+            raise arrival
+        return arrival
+
+    def loss(self, env):
+        return self.lost.get(env)
+
+    def renew(self, env):
+        self.renewed.append(env)
+        self.lost.pop(env)
+
+    def close(self):
+        pass
+
+    def answer(self, *envs, error=None, value="came"):
+        numbers = {env: number for env, number, _ in self.posted}
+        self.arrivals += [Arrival(env, numbers[env], None if error else value, error) for env in envs]
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+@pytest.fixture
+def requests(desk):
+    return Requests(desk)
+
+
+NOW = Deadline(0.0)
+
+
+def send(requests, *envs, name=STEP):
+    requests.send({env: Request(name, ()) for env in envs})
+
+
+def test_those_that_came_first_come_first_in_the_order_of_their_numbers(desk, requests):
+    send(requests, 0, 1, 2, 3)
+    desk.answer(3, 1, 0)
+    assert list(requests.received(Wanted(STEP, 1, 2), NOW)) == [1, 3]
+    assert list(requests.received(Wanted(STEP, 1, 2), NOW)) == [1, 3], "until they are released"
+    requests.release([1, 3])
+    assert list(requests.received(Wanted(STEP, 1), NOW)) == [0] and requests.busy == [0, 2]
+
+
+def test_kinds_are_kept_apart(desk, requests):
+    send(requests, 0, 1)
+    send(requests, 2, name=RESET)
+    desk.answer(2, 0)
+    assert list(requests.received(Wanted(STEP, 1), NOW)) == [0]
+    assert list(requests.received(Wanted(RESET, 1), NOW)) == [2]
+    with pytest.raises(PendingError, match="reset: expected 2 answers"):
+        requests.received(Wanted(RESET, 2), NOW)
+
+
+def test_too_few_in_time_are_kept(desk, requests):
+    send(requests, 0, 1)
+    desk.answer(1)
+    with pytest.raises(NotReadyError, match=r"1 of 2 answers arrived in time, of the environments \[1\]"):
+        requests.received(Wanted(STEP, 2), NOW)
+    assert list(requests.received(Wanted(STEP, 1), NOW)) == [1]
+
+
+def test_an_interrupted_wait_asks_again(desk, requests):
+    send(requests, 0, 1)
+    desk.answer(0)
+    desk.arrivals.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        requests.received(Wanted(STEP, 2), NOW)
+    posted = list(desk.posted)
+    desk.answer(1, 1)
+    assert list(requests.received(Wanted(STEP, 2), NOW)) == [0, 1]
+    assert desk.posted == [*posted, posted[1]], "by the same number, and only what is missing"
+    requests.release([0, 1])
+    send(requests, 1)
+    desk.arrivals.insert(0, Arrival(1, posted[1][1]))  # its second answer comes late
+    with pytest.raises(NotReadyError):
+        requests.received(Wanted(STEP, 1), NOW)
+
+
+def test_answers_of_others_are_kept_while_some_are_waited_for(desk, requests):
+    send(requests, 0)
+    desk.answer(0)
+    desk.arrivals.append(Arrival(1, 2, "asked"))
+    assert requests.ask({1: Request(STEP, ())}) == {1: "asked"}
+    assert list(requests.received(Wanted(STEP, 1), NOW)) == [0]
+    with pytest.raises(PendingError, match=r"environment 0 \(step\)"):
+        requests.ask({0: Request(STEP, ()), 1: Request(STEP, ())})
+
+
+def test_faults(desk, requests):
+    send(requests, 0, 1)
+    desk.answer(0)
+    desk.answer(1, error=ValueError("bad"))
+    with pytest.raises(StepFault) as caught:
+        requests.received(Wanted(STEP, 2), NOW)
+    assert caught.value.env == 1 and caught.value.during == STEP
+    requests.release([1])
+    assert list(requests.received(Wanted(STEP, 1), NOW)) == [0]
+
+
+def test_what_cannot_be_sent_is_told_by_its_answer(desk, requests):
+    requests.send({0: Request(STEP, ("unsendable",)), 1: Request(STEP, ())})
+    with pytest.raises(StepFault) as caught:
+        requests.received(Wanted(STEP, 1), NOW)
+    assert caught.value.env == 0 and "can't be sent" in str(caught.value.cause)
+
+
+def test_losses(desk, requests):
+    send(requests, 0, 1)
+    desk.lost = {0: WorkerCrashedError("gone"), 2: WorkerCrashedError("gone, too")}
+    with pytest.raises(WorkerCrashedError, match="environment 2 is lost until it is reset: gone, too"):
+        send(requests, 2)
+    send(requests, 2, name=RESET)
+    assert desk.renewed == [2]
+    # What had been sent to the process of a lost one is asked for again, and those that are lost say so.
+    with pytest.raises(StepFault) as caught:
+        requests.received(Wanted(STEP, 2), NOW)
+    assert caught.value.env == 0 and caught.value.cause.args == ("gone",)
