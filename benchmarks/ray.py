@@ -25,7 +25,7 @@ from benchmarks.workload import FRAMES_ENV, IMAGE_CHUNK, as_tensordict, rows
 from gleanrl import _util
 from gleanrl.collectors.distributed import RayCollector
 from gleanrl.collectors.distributed.actor import NodeMaker
-from gleanrl.collectors.distributed.local_transport import Share
+from gleanrl.collectors.distributed.local_transport import NodeShare
 from gleanrl.collectors.source import Budget
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer, ReplayBuffer
 
@@ -172,7 +172,7 @@ def copies(kind: type[RayCollector]) -> float:
     while not any(node.ready for node in source.fleet.now.nodes):
         source.fleet.wait()
     arrival = next(node.ready[0] for node in source.fleet.now.nodes if node.ready)
-    into_the_store = 0 if isinstance(arrival.batch, Share) else ray.get(arrival.batch).num_bytes
+    into_the_store = 0 if isinstance(arrival.batch, NodeShare) else ray.get(arrival.batch).num_bytes
     batch = nodes.next()
     found = (into_the_store + batch.bytes()) / batch.bytes()
     nodes.shutdown()

@@ -19,7 +19,7 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import distributions, nn
 
 from gleanrl._arrays.tensordicts import Path, flatten
-from gleanrl._rollout.policy_modules import InTurn, calls_of, members_of
+from gleanrl._rollout.policy_modules import ModuleSequence, calls_of, members_of
 
 SIZES = [torch.Size([]), torch.Size([4])]
 
@@ -87,7 +87,7 @@ def check_in_turn(
     policy: Any, batch_size: torch.Size, root: Callable[[torch.Size], TensorDict] = root
 ) -> None:
     """The members, one after the other on a TensorDict, leave what the policy leaves."""
-    in_turn = InTurn(members_of(policy, batch_size))
+    in_turn = ModuleSequence(members_of(policy, batch_size))
     compare(policy, batch_size, lambda: flatten(in_turn(root(batch_size))), root)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl._arrays.block import KeptBlock, can_keep
+from gleanrl._arrays.block import ReusableBlock, can_keep
 from gleanrl._arrays.dlpack import EXCHANGE
 from gleanrl._arrays.schema import Field, Schema
 
@@ -16,7 +16,7 @@ PATHS = [("a",), ("b",)]
 
 @pytest.fixture
 def block():
-    made = KeptBlock(SCHEMA, (3,), 4)
+    made = ReusableBlock(SCHEMA, (3,), 4)
     for column in made.columns:
         column.zero_()
     return made
@@ -99,7 +99,7 @@ def test_small_blocks_of_what_numpy_has_are_kept(fields, steps, kept):
 
 def test_it_outlives_inference_mode():
     with torch.inference_mode():
-        made = KeptBlock(SCHEMA, (3,), 4)
+        made = ReusableBlock(SCHEMA, (3,), 4)
         rows = made.shown(PATHS)
     rows[0][0].fill_(1.0)
     assert rows[0][0]._version == 1

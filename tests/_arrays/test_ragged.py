@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from gleanrl._arrays.ragged import (
-    Objects,
+    ObjectColumn,
     as_entry,
     as_leaf,
     cat_leaves,
@@ -19,7 +19,7 @@ from gleanrl._arrays.ragged import (
     non_tensors,
     stack_leaves,
 )
-from gleanrl._arrays.tensordicts import Layout, flatten, record_of
+from gleanrl._arrays.tensordicts import TensorDictBuilder, flatten, record_of
 from gleanrl.errors import SchemaError
 
 AWKWARD: list[Any] = [
@@ -37,13 +37,13 @@ AWKWARD: list[Any] = [
 """What NumPy would take apart, spread or convert."""
 
 
-def ragged(*sizes: int) -> Objects:
-    return Objects.of([torch.full((size, 3), float(size)) for size in sizes], None, torch.empty(0, 0))
+def ragged(*sizes: int) -> ObjectColumn:
+    return ObjectColumn.of([torch.full((size, 3), float(size)) for size in sizes], None, torch.empty(0, 0))
 
 
 class TestObjects:
     def test_each_object_stays_what_it_is(self) -> None:
-        objects = Objects.of(AWKWARD, (2, 5))
+        objects = ObjectColumn.of(AWKWARD, (2, 5))
         assert objects.shape == (2, 5) and objects.ndim == 2 and objects.numel() == 10
         assert all(found is given for found, given in zip(objects.items(), AWKWARD, strict=True))
         assert objects[0, 1].items() == ["a"] and objects[:, 1].shape == (2,) and objects[1, 0].shape == ()
@@ -54,31 +54,31 @@ class TestObjects:
 
     @pytest.mark.parametrize("item", AWKWARD, ids=str)
     def test_rows_are_written_whole(self, item: Any) -> None:
-        column = Objects.blanks((2, 3))
-        column.movedim(1, 0)[2][:1].copy_(Objects.of([item]))
-        column[1, 1].copy_(Objects.of([item], ()))
+        column = ObjectColumn.blanks((2, 3))
+        column.movedim(1, 0)[2][:1].copy_(ObjectColumn.of([item]))
+        column[1, 1].copy_(ObjectColumn.of([item], ()))
         assert column[0, 2].items()[0] is item and column[1, 1].items()[0] is item
         assert sum(entry is None for entry in column.items()) == (6 if item is None else 4)
         with pytest.raises(SchemaError, match=r"shape \(2, 3\), got \(1,\)"):
-            column.copy_(Objects.of([item]))
+            column.copy_(ObjectColumn.of([item]))
 
     def test_views_share_and_copies_do_not(self) -> None:
-        column = Objects.of([*"abcdef"], (2, 3))
+        column = ObjectColumn.of([*"abcdef"], (2, 3))
         view, copied = column.narrow(1, 1, 2), column.clone()
-        column[0, 1].copy_(Objects.of(["new"], ()))
+        column[0, 1].copy_(ObjectColumn.of(["new"], ()))
         assert view.items() == ["new", "c", "e", "f"] and copied.items() == [*"abcdef"]
         assert column.transpose(0, 1).shape == (3, 2) and column.unsqueeze(0).shape == (1, 2, 3)
         assert column.reshape(6).take(torch.tensor([5, 6, 0]), pad=True).items() == ["f", None, "a"]
         assert column.where(torch.tensor([[True], [False]]), copied).items() == ["a", "new", "c", *"def"]
 
     def test_rows_by_a_mask(self) -> None:
-        objects = Objects.of(["a", "b", "c"])
+        objects = ObjectColumn.of(["a", "b", "c"])
         assert objects[torch.tensor([True, False, True])].items() == ["a", "c"]
         assert objects[np.array([2, 0])].items() == ["c", "a"]
 
     def test_tensors_are_copied(self) -> None:
         source = torch.arange(6.0).view(2, 3)
-        objects = Objects.blanks((2,), torch.empty(0)).copy_(source)
+        objects = ObjectColumn.blanks((2,), torch.empty(0)).copy_(source)
         source.zero_()
         assert [item.tolist() for item in objects.items()] == [[0, 1, 2], [3, 4, 5]]
         again = objects.clone()
@@ -94,7 +94,7 @@ class TestObjects:
 
     def test_tensors_that_are_alike_are_one_entry(self) -> None:
         rows = torch.arange(12.0).reshape(2, 3, 2, 1)
-        assert torch.equal(as_entry(Objects.rows_of(rows, (2, 3))), rows)
+        assert torch.equal(as_entry(ObjectColumn.rows_of(rows, (2, 3))), rows)
         with pytest.raises(SchemaError, match="unlike shapes"):
             as_entry(ragged(2, 3))
 
@@ -106,7 +106,7 @@ class TestObjects:
 class TestTensorDicts:
     @pytest.mark.parametrize("shape", [(10,), (2, 5), (5, 2, 1), (0,), (2, 0)])
     def test_non_tensor_data_round_trip(self, shape: tuple[int, ...]) -> None:
-        objects = Objects.of(AWKWARD[: torch.Size(shape).numel()], shape)
+        objects = ObjectColumn.of(AWKWARD[: torch.Size(shape).numel()], shape)
         entry = objects.wrapped()
         assert entry.batch_size == shape and non_tensors(entry).shape == shape
         assert all(a is b for a, b in zip(non_tensors(entry).items(), objects.items(), strict=True))
@@ -115,7 +115,7 @@ class TestTensorDicts:
 
     def test_one_value_for_all(self) -> None:
         assert non_tensors(NonTensorData("x", batch_size=[2, 2])).items() == ["x"] * 4
-        assert as_entry(Objects.of(["x"], ())).data == "x"
+        assert as_entry(ObjectColumn.of(["x"], ())).data == "x"
         assert as_entry(torch.ones(1)) is not None and as_leaf(torch.ones(1)).shape == (1,)
         stacked = NonTensorStack(NonTensorData("a", batch_size=[2]), NonTensorStack("b", "c"), stack_dim=1)
         assert non_tensors(stacked).array.tolist() == [["a", "b"], ["a", "c"]]
@@ -163,8 +163,10 @@ class TestTensorDicts:
             flatten(TensorDict({"agents": agents}, []))
 
     def test_layouts_put_records_together(self) -> None:
-        layout = Layout([("a",), ("g", "x"), ("g", "s")], lists=[("g", "x"), ("g", "s")], empty=[("e", "f")])
-        leaves = [torch.arange(2), ragged(1, 2), Objects.of(["u", "v"])]
+        layout = TensorDictBuilder(
+            [("a",), ("g", "x"), ("g", "s")], lists=[("g", "x"), ("g", "s")], empty=[("e", "f")]
+        )
+        leaves = [torch.arange(2), ragged(1, 2), ObjectColumn.of(["u", "v"])]
         batch = layout.build(leaves, torch.Size([2]), names=["time"])
         assert [part["g", "x"].shape for part in batch.unbind(0)] == [(1, 3), (2, 3)] and batch["g", "s"] == [
             "u",
@@ -180,5 +182,5 @@ class TestTensorDicts:
 
 
 def test_leaves_of_both_kinds_are_stacked_and_joined() -> None:
-    for one in (torch.arange(3), Objects.of([*"abc"])):
+    for one in (torch.arange(3), ObjectColumn.of([*"abc"])):
         assert stack_leaves([one, one], 1).shape == (3, 2) and cat_leaves([one, one]).shape == (6,)

@@ -14,10 +14,10 @@ from tensordict import (
     TensorDict,
 )
 
-from gleanrl._arrays.ragged import Objects
+from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.tensordicts import (
-    Layout,
     Path,
+    TensorDictBuilder,
     add_entries,
     as_key,
     dict_batch,
@@ -33,7 +33,7 @@ class TestRead:
     def test_the_order_is_that_of_the_paths(self, kind: str) -> None:
         batch = COLLECTIONS[kind](make())
         paths = tuple(reversed(PATHS))
-        leaves = Layout(paths).read(batch)
+        leaves = TensorDictBuilder(paths).read(batch)
         assert all(torch.equal(leaf, batch.get(as_key(p))) for p, leaf in zip(paths, leaves, strict=True))
 
     @pytest.mark.parametrize("kind", COLLECTIONS)
@@ -59,22 +59,22 @@ class TestRead:
         if "b" in batch.keys() and isinstance(batch.get("b"), TensorDict) or kind != "group is lazy":
             batch = COLLECTIONS[kind](batch)
         with pytest.raises(SchemaError, match=f"extend: {message}.*the keys were fixed as") as caught:
-            Layout(PATHS).read(batch, "extend")
+            TensorDictBuilder(PATHS).read(batch, "extend")
         assert all(str(as_key(path)) in str(caught.value) for path in PATHS)
 
     def test_a_string_where_a_tensor_was(self) -> None:
-        layout = Layout(PATHS)
+        layout = TensorDictBuilder(PATHS)
         leaf = layout.read(make().set(("b", "c"), NonTensorData("x", [2])))[PATHS.index(("b", "c"))]
-        assert isinstance(leaf, Objects), "schemas tell whether that may be"
+        assert isinstance(leaf, ObjectColumn), "schemas tell whether that may be"
 
     def test_groups_without_leaves_are_no_difference(self) -> None:
         batch = make()
         batch.set("empty", TensorDict({}, [2])).set(("b", "empty", "too"), TensorDict({}, [2]))
-        leaves = Layout(PATHS).read(batch)
+        leaves = TensorDictBuilder(PATHS).read(batch)
         assert all(leaf is batch.get(as_key(path)) for path, leaf in zip(PATHS, leaves, strict=True))
 
     def test_a_match_is_exact(self) -> None:
-        layout, batch = Layout(PATHS), make()
+        layout, batch = TensorDictBuilder(PATHS), make()
         assert layout.match(batch) == [batch.get(path) for path in PATHS]
         assert layout.match(batch.exclude("a")) is None
         assert layout.match(batch.copy().set("more", torch.ones(2))) is None
@@ -83,7 +83,7 @@ class TestRead:
 
 class TestBuild:
     def test_round_trip(self) -> None:
-        layout = Layout(PATHS)
+        layout = TensorDictBuilder(PATHS)
         batch = make(size=(2, 4))
         leaves = layout.read(batch)
         built = layout.build(leaves, torch.Size([2, 4]), torch.device("cpu"), [None, "time"])
@@ -94,17 +94,17 @@ class TestBuild:
             assert part.names == [None, "time"] and not part.is_locked
 
     def test_levels_do_not_share_their_names(self) -> None:
-        built = Layout(PATHS).build([torch.zeros(2)] * 5, torch.Size([2]), names=["time"])
+        built = TensorDictBuilder(PATHS).build([torch.zeros(2)] * 5, torch.Size([2]), names=["time"])
         built["b"].names = ["other"]
         assert built.names == ["time"]
 
     def test_without_names_and_device(self) -> None:
-        built = Layout(PATHS).build([torch.zeros(2)] * 5, torch.Size([2]))
+        built = TensorDictBuilder(PATHS).build([torch.zeros(2)] * 5, torch.Size([2]))
         assert built.device is None and built.names == [None]
 
     def test_a_built_batch_is_a_batch_like_any_other(self) -> None:
         leaves = [torch.full((2, 3), float(k)) for k in range(5)]
-        built = Layout(PATHS).build(leaves, torch.Size([2]))
+        built = TensorDictBuilder(PATHS).build(leaves, torch.Size([2]))
         expected = make()
         assert (built[0] == expected[0]).all() and (
             torch.stack([built, built]) == torch.stack([expected] * 2)
@@ -134,11 +134,11 @@ class TestBuild:
 
 class TestLayout:
     def test_equality_ignores_the_order(self) -> None:
-        assert Layout(PATHS) == Layout(reversed(PATHS)) and hash(Layout(PATHS)) == hash(
-            Layout(reversed(PATHS))
-        )
-        assert Layout(PATHS) != Layout(PATHS[1:]) and Layout(PATHS) != PATHS
-        assert "('b', 'd', 'e')" in repr(Layout(PATHS))
+        assert TensorDictBuilder(PATHS) == TensorDictBuilder(reversed(PATHS)) and hash(
+            TensorDictBuilder(PATHS)
+        ) == hash(TensorDictBuilder(reversed(PATHS)))
+        assert TensorDictBuilder(PATHS) != TensorDictBuilder(PATHS[1:]) and TensorDictBuilder(PATHS) != PATHS
+        assert "('b', 'd', 'e')" in repr(TensorDictBuilder(PATHS))
 
     @pytest.mark.parametrize(
         "paths",
@@ -152,10 +152,10 @@ class TestLayout:
     )
     def test_paths_in_each_others_way(self, paths: list[Path]) -> None:
         with pytest.raises(SchemaError, match="stands twice"):
-            Layout(paths)
+            TensorDictBuilder(paths)
 
     def test_nothing(self) -> None:
-        layout = Layout([])
+        layout = TensorDictBuilder([])
         assert layout.read(TensorDict({}, [2])) == [] and layout.build([], torch.Size([2])).is_empty()
 
 
@@ -172,7 +172,7 @@ def test_reading_succeeds_on_equal_key_sets_only(first: Any, second: Any) -> Non
             return [prefix] if prefix else []
         return [path for key, below in tree.items() for path in paths(below, (*prefix, key))]
 
-    layout, batch = Layout(paths(first)), make(paths(second))
+    layout, batch = TensorDictBuilder(paths(first)), make(paths(second))
     if set(paths(first)) == set(paths(second)):
         leaves = layout.read(batch)
         assert all(leaf is batch.get(as_key(p)) for p, leaf in zip(layout.paths, leaves, strict=True))
@@ -183,16 +183,16 @@ def test_reading_succeeds_on_equal_key_sets_only(first: Any, second: Any) -> Non
 
 def test_groups_have_batch_sizes_of_their_own():
     sizes = {("a",): (3,), ("a", "b"): (3, 2), ("c",): ()}
-    layout = Layout([("x",), ("a", "y"), ("a", "b", "z"), ("c", "w")], sizes)
+    layout = TensorDictBuilder([("x",), ("a", "y"), ("a", "b", "z"), ("c", "w")], sizes)
     leaves = [torch.zeros(4), torch.zeros(4, 3), torch.zeros(4, 3, 2), torch.zeros(4)]
     batch = layout.build(leaves, torch.Size([4]), names=["time"])
     assert group_sizes(batch, 1) == {("a",): (3,), ("a", "b"): (3, 2)} == layout.groups
     assert batch["a", "b"].names == ["time", None, None] and batch["c"].batch_size == (4,)
-    assert layout == Layout(layout.paths) and layout.read(batch) == leaves
+    assert layout == TensorDictBuilder(layout.paths) and layout.read(batch) == leaves
 
 
 def test_a_group_has_at_least_the_batch_size_of_the_one_around_it():
-    layout = Layout([("a", "b", "z")], {("a",): (3,), ("a", "b"): ()})
+    layout = TensorDictBuilder([("a", "b", "z")], {("a",): (3,), ("a", "b"): ()})
     batch = layout.build([torch.zeros(4, 3)], torch.Size([4]))
     assert batch["a"].batch_size == batch["a", "b"].batch_size == (4, 3)
 

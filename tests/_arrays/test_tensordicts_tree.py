@@ -17,7 +17,7 @@ from tensordict import (
     tensorclass,
 )
 
-from gleanrl._arrays.ragged import Objects
+from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.tensordicts import (
     Path,
     as_key,
@@ -96,7 +96,7 @@ class TestLeaves:
     @pytest.mark.parametrize("key", ["text", ("b", "text")])
     def test_strings_are_objects(self, value: Any, key: Any) -> None:
         leaf = flatten(make().set(key, value))[as_path(key)]
-        assert isinstance(leaf, Objects) and leaf.items() == (
+        assert isinstance(leaf, ObjectColumn) and leaf.items() == (
             ["x", "x"] if type(value) is NonTensorData else ["x", "y"]
         )
 

@@ -14,7 +14,7 @@ from gleanrl._checkpoint import incremental as earlier
 from gleanrl._checkpoint import writer as files
 from gleanrl._checkpoint.manifest import DataFile, Extents
 from gleanrl._checkpoint.reader import FileReader
-from gleanrl._checkpoint.row_segments import Array, Layout, Source, bytes_of
+from gleanrl._checkpoint.row_segments import Array, SavedRows, SegmentLayout, bytes_of
 from gleanrl._checkpoint.writer import FileWriter
 from tests.leaks import descriptors
 
@@ -50,7 +50,7 @@ def arrays_from(reader: FileReader, places: list[Any], sizes: list[int]) -> list
     return [reader.fetch(node["$tensor"], size) for node, size in zip(tree, sizes, strict=True)]
 
 
-class Plain(Source):
+class Plain(SavedRows):
     """Rows that nobody writes on; which segments changed is said by the test."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Plain(Source):
         first: int = 0,
     ) -> None:
         fields = tuple((column.dtype, tuple(column.shape[1:])) for column in columns)
-        super().__init__(Layout(fields, len(columns[0]), step))
+        super().__init__(SegmentLayout(fields, len(columns[0]), step))
         self.columns, self.earlier, self.first = columns, earlier or {}, first
         self.taken: list[int] = []
         self.skipped: list[int] = []

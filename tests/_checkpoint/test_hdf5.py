@@ -15,7 +15,7 @@ import torch
 
 from gleanrl._checkpoint import hdf5
 from gleanrl._checkpoint.hdf5 import decoded, write
-from gleanrl._checkpoint.tree_codec import Pieces
+from gleanrl._checkpoint.tree_codec import ArrayPieces
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 DTYPES = (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float16, torch.float64, torch.complex64)
@@ -50,7 +50,7 @@ def test_files_are_flushed_between_pieces(monkeypatch: pytest.MonkeyPatch) -> No
             self.flushed += 1
 
     monkeypatch.setattr(hdf5, "LARGE_BYTES", 1_000)
-    made = Pieces(torch.uint8, (5_000,), lambda start, stop: np.ones((stop - start, 1), np.uint8))
+    made = ArrayPieces(torch.uint8, (5_000,), lambda start, stop: np.ones((stop - start, 1), np.uint8))
     for column in (made, made.tensor()):
         file = Counting()
         write(file, {}, {"x": column}, {})
@@ -66,7 +66,7 @@ def test_what_is_made_piece_by_piece_comes_back(
     monkeypatch.setattr(hdf5, "LARGE_BYTES", 100)
     column = torch.randint(0, 2, (1_000, 3)).to(dtype)
     data = column.view(torch.uint8).numpy().reshape(1_000, -1)
-    made = Pieces(dtype, (1_000, 3), lambda start, stop: data[start:stop].copy())
+    made = ArrayPieces(dtype, (1_000, 3), lambda start, stop: data[start:stop].copy())
     files = [encoded({"a": value}, {"x": value}, options) for value in (made, column)]
     for state, found in map(decoded, files):
         assert torch.equal(state["a"], column) and torch.equal(found["x"], column)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gleanrl._checkpoint.incremental import Earlier
 from gleanrl._checkpoint.manifest import DataFile, Extent, Extents, Manifest
-from gleanrl._checkpoint.row_segments import Layout
+from gleanrl._checkpoint.row_segments import SegmentLayout
 from gleanrl._checkpoint.tree_codec import LARGE_BYTES
 from tests._checkpoint.helpers import Plain, columns
 
@@ -47,9 +47,9 @@ def test_rows_and_large_arrays_are_found_in_order() -> None:
     assert table.layout == LAYOUT
     assert arrays_of(found) == [[*EXTENTS][3:]]
     assert found.table(1, LAYOUT) is None
-    assert found.table(0, Layout(LAYOUT.fields, 50, 10)) is None
-    assert found.table(0, Layout(LAYOUT.fields[:1], 50, 20)) is None
-    assert found.table(0, Layout(LAYOUT.fields, 70, 20)) is not None
+    assert found.table(0, SegmentLayout(LAYOUT.fields, 50, 10)) is None
+    assert found.table(0, SegmentLayout(LAYOUT.fields[:1], 50, 20)) is None
+    assert found.table(0, SegmentLayout(LAYOUT.fields, 70, 20)) is not None
 
 
 @pytest.mark.parametrize(

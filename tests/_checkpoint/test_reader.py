@@ -12,7 +12,7 @@ import torch
 
 from gleanrl._checkpoint.manifest import BLOCK_BYTES
 from gleanrl._checkpoint.reader import FileReader, all_read, spread
-from gleanrl._checkpoint.row_segments import Layout, Unread, rows_of
+from gleanrl._checkpoint.row_segments import SegmentLayout, Unread, rows_of
 from gleanrl._checkpoint.tree_codec import LARGE_BYTES, Decoder, Encoder
 from gleanrl._checkpoint.writer import FileWriter
 from gleanrl._os import fault_points
@@ -155,7 +155,7 @@ def test_columns_of_a_form_stay_in_their_files_until_they_are_spread(tmp_path: P
         decoded()
 
 
-def rows_in(folder: Path) -> tuple[FileWriter, Layout, list[Any], str, Any]:
+def rows_in(folder: Path) -> tuple[FileWriter, SegmentLayout, list[Any], str, Any]:
     writer = FileWriter(folder)
     writer.store(np.ones(5, np.uint8))
     source = Plain(columns(50), 20)
@@ -206,7 +206,7 @@ def test_rows_that_arent_there(tmp_path: Path) -> None:
     for first in (0, 2, 4, 10**12):
         with pytest.raises(CorruptCheckpointError, match="rows in extents"):
             reader.rows(first, layout, identity)
-    many = Layout(layout.fields, 2**62, 1)
+    many = SegmentLayout(layout.fields, 2**62, 1)
     with pytest.raises(CorruptCheckpointError, match="rows in extents"):
         reader.rows(1, many, identity)
     reader.rows(1, layout, identity)

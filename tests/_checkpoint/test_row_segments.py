@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl._checkpoint.row_segments import Layout, bytes_of
+from gleanrl._checkpoint.row_segments import SegmentLayout, bytes_of
 from tests._checkpoint.helpers import Plain, columns
 
 
@@ -16,7 +16,7 @@ from tests._checkpoint.helpers import Plain, columns
     rows=st.integers(0, 100), step=st.integers(1, 40), start=st.integers(0, 120), count=st.integers(0, 120)
 )
 def test_the_segments_that_rows_touch(rows: int, step: int, start: int, count: int) -> None:
-    layout = Layout(((torch.int64, ()),), rows, step)
+    layout = SegmentLayout(((torch.int64, ()),), rows, step)
     spans = [layout.span(number) for number in range(layout.count)]
     assert [row for first, last in spans for row in range(first, last)] == list(range(rows))
     wanted = [n for n, (first, last) in enumerate(spans) if first < min(start + count, rows) and last > start]
@@ -45,7 +45,7 @@ def test_a_single_number_of_any_stride() -> None:
     ("width", "capacity"), [(60, 1_000_000), (56_000, 20_000), (8, 100), (1 << 24, 50), (4, 10**9)]
 )
 def test_one_hundredth_of_the_rows_touches_few_bytes(width: int, capacity: int) -> None:
-    layout = Layout.fitting([(torch.uint8, (width,))], capacity, capacity)
+    layout = SegmentLayout.fitting([(torch.uint8, (width,))], capacity, capacity)
     size = layout.size(0)
     assert size <= max(1 << 24, width + 64) + 64
     changed = capacity // 100
@@ -55,7 +55,7 @@ def test_one_hundredth_of_the_rows_touches_few_bytes(width: int, capacity: int) 
     if width * capacity > 1 << 26:
         assert (most + 1) * size <= 0.05 * width * capacity or layout.step == 1
     # The cut doesn't depend on how full a storage is.
-    assert Layout.fitting([(torch.uint8, (width,))], 1, capacity).step == layout.step
+    assert SegmentLayout.fitting([(torch.uint8, (width,))], 1, capacity).step == layout.step
 
 
 def test_all_rows_at_once() -> None:

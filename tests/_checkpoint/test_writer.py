@@ -18,7 +18,7 @@ from gleanrl._checkpoint import writer as module
 from gleanrl._checkpoint.incremental import Earlier
 from gleanrl._checkpoint.manifest import BLOCK_BYTES, Extents, Manifest
 from gleanrl._checkpoint.reader import FileReader
-from gleanrl._checkpoint.tree_codec import LARGE_BYTES, Attachment, Encoder, Pieces
+from gleanrl._checkpoint.tree_codec import LARGE_BYTES, ArrayPieces, Attachment, Encoder
 from gleanrl._checkpoint.writer import FileWriter, checksums
 from gleanrl._os import fault_points
 from gleanrl._os.fault_points import At
@@ -203,7 +203,7 @@ def test_what_is_remembered_is_what_would_be_read(tmp_path: Path) -> None:
     """Large arrays, attachments and rows in any order, in dictionaries within others."""
     large, other = arrays(3 * LARGE_BYTES // 2, LARGE_BYTES)
     attached = Attachment("x.h5", np.ones(9, np.uint8))
-    pieces = Pieces(torch.uint8, (LARGE_BYTES,), lambda start, stop: other[start:stop].reshape(-1, 1))
+    pieces = ArrayPieces(torch.uint8, (LARGE_BYTES,), lambda start, stop: other[start:stop].reshape(-1, 1))
     before = None
     for number in range(3):
         folder = tmp_path / str(number)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gleanrl._process.worker import Plan
-from gleanrl._process.worker_pool import Crew
+from gleanrl._process.worker import WorkerPlan
+from gleanrl._process.worker_pool import WorkerPool
 from tests._process.crews import started
 from tests._process.servants import Clerk
 from tests.leaks import Holdings
@@ -14,7 +14,7 @@ from tests.leaks import Holdings
 @pytest.fixture
 def doomed():
     """Makes crews that don't survive; nothing may be left of them."""
-    Crew([Clerk], Plan()).close()  # the launcher itself stays
+    WorkerPool([Clerk], WorkerPlan()).close()  # the launcher itself stays
     before = Holdings.now()
     made = []
 

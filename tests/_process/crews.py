@@ -7,18 +7,18 @@ from contextlib import contextmanager
 import torch
 
 from gleanrl._arrays.schema import Field, Schema
-from gleanrl._process.shared_columns import Rows
-from gleanrl._process.worker import Plan, Timeouts
-from gleanrl._process.worker_pool import Crew
+from gleanrl._process.shared_columns import SharedRows
+from gleanrl._process.worker import Timeouts, WorkerPlan
+from gleanrl._process.worker_pool import WorkerPool
 from tests._process.servants import Clerk
 
-ROWS = Rows(Schema({("x",): Field(torch.Size(()), torch.int64)}), torch.Size(()), 1000)
+ROWS = SharedRows(Schema({("x",): Field(torch.Size(()), torch.int64)}), torch.Size(()), 1000)
 
 
 def started(*servants, **timeouts):
     """A crew whose servants are made."""
-    plan = Plan(Timeouts(**timeouts), where=lambda worker, place, step: f"at item {place}, step {step}")
-    return Crew(servants or (Clerk, Clerk), plan)
+    plan = WorkerPlan(Timeouts(**timeouts), where=lambda worker, place, step: f"at item {place}, step {step}")
+    return WorkerPool(servants or (Clerk, Clerk), plan)
 
 
 def ask(crew, name, *arguments, workers=None):

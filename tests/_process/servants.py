@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gleanrl._process.shared_columns import PLACE, STEP, Region
-from gleanrl._process.worker_main import Station
+from gleanrl._process.worker_main import WorkerContext
 
 
 class PrivateError(Exception):
@@ -37,7 +37,7 @@ class UnpicklableError(Exception):
 class Clerk:
     """Counts signals; does what is asked of it."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: WorkerContext) -> None:
         self.station, self.signals = station, 0
         station.progress[PLACE] = 7
 
@@ -128,7 +128,7 @@ class Clerk:
 class Unmade(Clerk):
     """Can't be made."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: WorkerContext) -> None:
         super().__init__(station)
         raise PrivateError(station.index, "construction")
 
@@ -136,7 +136,7 @@ class Unmade(Clerk):
 class NeverMade(Clerk):
     """Hangs when it's made."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: WorkerContext) -> None:
         super().__init__(station)
         self.hang()
 

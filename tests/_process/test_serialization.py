@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
-from gleanrl._process.serialization import Arrived, Parcel
+from gleanrl._process.serialization import Arrived, PickledBatch
 from gleanrl.data.trajectories import hold_slice_ends, trajectory_ends
 
 
@@ -25,7 +25,7 @@ class Pair:
 def sent(data: Any) -> tuple[Arrived, list[bytes]]:
     """The parcel as it arrives, and the memory in which it does."""
     buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(Parcel(data), 5, buffer_callback=buffers.append)
+    pickled = pickle.dumps(PickledBatch(data), 5, buffer_callback=buffers.append)
     memory = [bytes(buffer.raw()) for buffer in buffers]
     return pickle.loads(pickled, buffers=memory), memory
 

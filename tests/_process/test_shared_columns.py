@@ -13,7 +13,7 @@ import torch
 
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._process import shared_columns as module
-from gleanrl._process.shared_columns import PLACE, WORK, Rows, Segment
+from gleanrl._process.shared_columns import PLACE, WORK, SharedRows, SharedSegment
 from gleanrl.errors import CapacityError
 
 SCHEMA = Schema(
@@ -29,14 +29,14 @@ SCHEMA = Schema(
 @pytest.fixture
 def pair():
     """One segment, seen twice, as from two processes."""
-    first = Segment(3)
-    yield first, Segment(3, first.descriptor)
+    first = SharedSegment(3)
+    yield first, SharedSegment(3, first.descriptor)
     first.close()
     first.close()
 
 
 def rows(num_steps):
-    return Rows(SCHEMA, torch.Size((2,)), num_steps)
+    return SharedRows(SCHEMA, torch.Size((2,)), num_steps)
 
 
 def test_both_see_the_same_rows(pair):
@@ -96,7 +96,7 @@ def test_memory_that_is_not_there(pair, monkeypatch):
     gc.collect()  # what others left, so that nothing of it goes meanwhile
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CapacityError):
-        Segment(1)
+        SharedSegment(1)
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

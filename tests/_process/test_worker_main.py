@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl._process.worker import Plan
+from gleanrl._process.worker import WorkerPlan
 from gleanrl._process.worker_main import seed_globals
-from gleanrl._process.worker_pool import Crew
+from gleanrl._process.worker_pool import WorkerPool
 from tests._process.crews import ask, started
 from tests._process.servants import Clerk
 
@@ -27,7 +27,7 @@ def crew():
 def test_surroundings_are_those_of_the_owner(monkeypatch, tmp_path):
     monkeypatch.setenv("GLEANRL_TEST_MARK", "here")
     monkeypatch.chdir(tmp_path)
-    crew = Crew([Clerk], Plan(num_threads=3))
+    crew = WorkerPool([Clerk], WorkerPlan(num_threads=3))
     crew.wait_any()
     (found,) = ask(crew, "surroundings")
     assert found["mark"] == "here" and found["folder"] == str(tmp_path) and found["threads"] == 3
@@ -57,7 +57,7 @@ def test_no_two_workers_draw_the_same(crew):
 def test_draws_follow_the_owners_seed():
     before = torch.random.get_rng_state()
     torch.manual_seed(3)
-    crew = Crew([Clerk], Plan())
+    crew = WorkerPool([Clerk], WorkerPlan())
     assert torch.equal(torch.random.get_rng_state(), torch.manual_seed(3).get_state()), "it took nothing"
     crew.close()
     torch.random.set_rng_state(before)

@@ -20,7 +20,7 @@ from tensordict.nn import (
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from gleanrl._rollout.policy_modules import InTurn, calls_of, members_of
+from gleanrl._rollout.policy_modules import ModuleSequence, calls_of, members_of
 from tests.fakes_modules import (
     NO_POLICIES,
     SIZES,
@@ -137,18 +137,18 @@ def test_mixed_sequences(name: str, size: torch.Size, kind: InteractionType | No
 
 def test_a_batch_that_is_locked_or_of_another_size_is_refused_as_by_the_module() -> None:
     policy = TensorDictSequential(Base(), module(lambda x: x[0], ["action"]))
-    in_turn = InTurn(members_of(policy, SIZES[1]))
+    in_turn = ModuleSequence(members_of(policy, SIZES[1]))
     for run in (policy, in_turn):
         with pytest.raises(RuntimeError, match="batch dimension mismatch"):
             run(root(SIZES[1]))
-    for run in (module(), InTurn(members_of(module(), SIZES[1]))):
+    for run in (module(), ModuleSequence(members_of(module(), SIZES[1]))):
         with pytest.raises(RuntimeError, match="locked"):
             run(root(SIZES[1]).lock_())
 
 
 def test_a_device_is_kept() -> None:
     made = module(lambda x: torch.zeros(4, 2))
-    batch = InTurn(members_of(made, SIZES[1]))(root(SIZES[1]).to("meta"))
+    batch = ModuleSequence(members_of(made, SIZES[1]))(root(SIZES[1]).to("meta"))
     assert batch["action"].device.type == "meta"
 
 
@@ -164,7 +164,7 @@ def test_hooks_on_all_modules_run() -> None:
     calls = []
     handle = register_module_forward_hook(lambda mod, args, out: calls.append(type(mod).__name__))
     try:
-        InTurn(members_of(TensorDictSequential(module(nn.Identity())), SIZES[1]))(root(SIZES[1]))
+        ModuleSequence(members_of(TensorDictSequential(module(nn.Identity())), SIZES[1]))(root(SIZES[1]))
     finally:
         handle.remove()
     assert calls == ["Identity", "TensorDictModule", "TensorDictSequential"]

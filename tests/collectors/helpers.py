@@ -14,7 +14,7 @@ from gleanrl._rollout.plan import plan_rollout
 from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.collectors.batch_columns import IDS
-from gleanrl.collectors.single_source import Collection
+from gleanrl.collectors.single_source import RolloutSource
 from gleanrl.collectors.source import CollectionOptions, Grant
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
@@ -24,13 +24,13 @@ NEVER = Script(ending="never")
 T = 5
 
 
-def collection(env: Any, policy: Any = None, **options: Any) -> Collection:
+def collection(env: Any, policy: Any = None, **options: Any) -> RolloutSource:
     """Return a collection over `env`."""
     rules = EpisodeRules(max_steps=options.get("max_steps"))
-    return Collection(env, plan_rollout(env, policy, rules=rules), CollectionOptions(**options))
+    return RolloutSource(env, plan_rollout(env, policy, rules=rules), CollectionOptions(**options))
 
 
-def collect(made: Collection, num_steps: int = T, random: bool = False) -> TensorDict:
+def collect(made: RolloutSource, num_steps: int = T, random: bool = False) -> TensorDict:
     """Return the next batch and count it as handed out."""
     collected = made.collect(Grant(num_steps, random))
     made.deliver(collected, collected.batch)

@@ -10,19 +10,19 @@ import torch
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.schema import Schema
 from gleanrl._rollout.plan import plan_rollout
-from gleanrl.collectors.batch_columns import IDS, Columns
-from gleanrl.collectors.frame_accounting import Numbering, Trajectories
+from gleanrl.collectors.batch_columns import IDS, BatchColumns
+from gleanrl.collectors.frame_accounting import Numbering, TrajectoryIds
 from gleanrl.collectors.source import CollectionOptions
 from gleanrl.errors import NonFiniteError
 from tests.collectors.helpers import NEVER
 from tests.fakes_base import CountingEnv
 
 
-def made(numbering: Numbering | None = None) -> tuple[Columns, Block]:
+def made(numbering: Numbering | None = None) -> tuple[BatchColumns, Block]:
     """Return the columns of two environments and a block of three steps; the first environment ends at its second."""
     env = CountingEnv(NEVER, (2,))
     plan = plan_rollout(env, None)
-    columns = Columns(env, plan, CollectionOptions(), numbering)
+    columns = BatchColumns(env, plan, CollectionOptions(), numbering)
     block = plan.block(3, columns.schema)
     for column in block.columns:
         column.zero_()
@@ -35,7 +35,7 @@ def made(numbering: Numbering | None = None) -> tuple[Columns, Block]:
 @pytest.mark.parametrize("numbering", [None, Numbering(1, 3)])
 def test_ids_are_numbered(numbering: Numbering | None) -> None:
     columns, block = made(numbering)
-    begin = Trajectories.begin(2)
+    begin = TrajectoryIds.begin(2)
     done = columns.complete(block, 3, begin)
     expected = torch.tensor([[0, 0, 2], [1, 1, 1]])
     assert torch.equal(block.column(IDS), expected if numbering is None else numbering(expected))
@@ -56,10 +56,10 @@ def test_columns_of_another_device_are_looked_at_there(dtype: torch.dtype) -> No
     found = [column.to("cuda") for column in block.columns]
     found[columns.schema.index(path)] = found[columns.schema.index(path)].to(dtype)
     there = Block(columns.schema, block.batch_size[:-1], 3, columns=found)
-    assert columns.complete(there, 3, Trajectories.begin(2)).frames == 6
+    assert columns.complete(there, 3, TrajectoryIds.begin(2)).frames == 6
     there.column(path)[1, 2] = torch.inf
     with pytest.raises(NonFiniteError, match="environment 1 .* step 2"):
-        columns.complete(there, 3, Trajectories.begin(2))
+        columns.complete(there, 3, TrajectoryIds.begin(2))
 
 
 def test_frames_of_some_steps() -> None:

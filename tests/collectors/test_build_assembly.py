@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gleanrl.collectors.build import Recipe, assemble
+from gleanrl.collectors.build import CollectorConfig, assemble
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.source import CollectionOptions, Grant
 from gleanrl.envs import ParallelEnv, SerialEnv, TransformedEnv
@@ -18,7 +18,7 @@ from tests.fakes_base import CountingEnv
 
 def test_ids_begin_where_they_are_told_to() -> None:
     made = assemble(
-        CountingEnv(SCRIPT), None, Recipe(CollectionOptions()), numbering=Numbering(2, 4), first_id=7
+        CountingEnv(SCRIPT), None, CollectorConfig(CollectionOptions()), numbering=Numbering(2, 4), first_id=7
     )
     ids = collect(made.collection)["collector", "traj_ids"]
     assert ids.min() == 7 * 4 + 2 and (ids % 4 == 2).all()
@@ -27,8 +27,8 @@ def test_ids_begin_where_they_are_told_to() -> None:
 def test_a_limit_needs_a_flag_and_gets_one() -> None:
     env = CountingEnv(SCRIPT, flags=("done", "terminated"))
     with pytest.raises(UnsupportedError, match="set_truncated"):
-        assemble(env, None, Recipe(CollectionOptions(), set_truncated=True))
-    made = assemble(env, None, Recipe(CollectionOptions(max_steps=2)))
+        assemble(env, None, CollectorConfig(CollectionOptions(), set_truncated=True))
+    made = assemble(env, None, CollectorConfig(CollectionOptions(max_steps=2)))
     assert "truncated" in made.collection.collect(Grant(3)).batch["next"].keys()
 
 
@@ -43,7 +43,7 @@ def test_a_limit_around_a_batch_gives_its_members_the_flag(batch: Any, wrap: Any
         return made if wrap is None else TransformedEnv(made, InitTracker())
 
     inside = env()
-    made = assemble(inside, None, Recipe(CollectionOptions(max_steps=2)))
+    made = assemble(inside, None, CollectorConfig(CollectionOptions(max_steps=2)))
     found = made.collection.collect(Grant(8)).batch
     assert (found["next", "done"] == found["next", "truncated"] | found["next", "terminated"]).all()
     assert found["next", "truncated"].any() and found["next", "done"][:, 1::2].all()
@@ -57,12 +57,12 @@ def test_members_that_exist_get_no_flag(batch: Any) -> None:
     with pytest.raises(
         UnsupportedError, match="add_truncated_keys: .* call it on the environment inside create_env"
     ):
-        assemble(env, None, Recipe(CollectionOptions(max_steps=2)))
+        assemble(env, None, CollectorConfig(CollectionOptions(max_steps=2)))
     env.close()
 
 
 def test_the_environment_is_shown_before_it_is_used() -> None:
     seen: list[object] = []
     env = CountingEnv(SCRIPT)
-    assemble(env, None, Recipe(CollectionOptions()), prepared=seen.append)
+    assemble(env, None, CollectorConfig(CollectionOptions()), prepared=seen.append)
     assert seen == [env]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl.collectors.delivery import Delivery
+from gleanrl.collectors.delivery import PostProcessing
 from gleanrl.errors import InvalidTypeError
 
 CPU0 = torch.device("cpu:0")
@@ -27,11 +27,11 @@ def batch(num_steps: int = 4) -> TensorDict:
 
 def test_without_any_wish_it_is_the_batch_itself() -> None:
     given = batch()
-    assert Delivery()(given) is given
+    assert PostProcessing()(given) is given
 
 
 def test_private_entries_are_left_out() -> None:
-    delivery = Delivery()
+    delivery = PostProcessing()
     for _ in range(2):
         given = batch()
         noise = {"_noise": torch.ones(4), "next": {"_noise": torch.ones(4)}, "agents": {"_h": torch.ones(4)}}
@@ -41,7 +41,9 @@ def test_private_entries_are_left_out() -> None:
 
 def test_it_is_marked_then_moved_then_split_then_processed() -> None:
     seen: list[TensorDictBase] = []
-    delivery = Delivery(CPU0, ["done", "truncated", "terminated"], True, lambda td: [seen.append(td), td][1])
+    delivery = PostProcessing(
+        CPU0, ["done", "truncated", "terminated"], True, lambda td: [seen.append(td), td][1]
+    )
     out = delivery(batch())
     assert out is seen[0] and out.batch_size == (2, 2) and out.device == CPU0
     assert out["next", "truncated"].squeeze(-1).tolist() == [[False, False], [False, True]]
@@ -49,19 +51,19 @@ def test_it_is_marked_then_moved_then_split_then_processed() -> None:
 
 
 def test_moved_batches_share_their_memory_where_that_is_wanted() -> None:
-    delivery = Delivery(CPU0, reuse=True)
+    delivery = PostProcessing(CPU0, reuse=True)
     first = delivery(batch())
     assert delivery(batch()) is first and delivery(batch(6)) is not first
-    fresh = Delivery(CPU0)
+    fresh = PostProcessing(CPU0)
     assert fresh(batch()) is not fresh(batch())
 
 
 @pytest.mark.parametrize("postproc", [3, "abc", [len]])
 def test_what_cannot_be_called(postproc: Any) -> None:
     with pytest.raises(InvalidTypeError, match="postproc: expected a callable"):
-        Delivery(postproc=postproc)
+        PostProcessing(postproc=postproc)
 
 
 def test_none_is_no_batch() -> None:
     with pytest.raises(InvalidTypeError, match="postproc: .* got None"):
-        Delivery(postproc=lambda td: None)(batch())  # type: ignore[arg-type, return-value]
+        PostProcessing(postproc=lambda td: None)(batch())  # type: ignore[arg-type, return-value]

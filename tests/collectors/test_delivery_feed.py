@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.collectors.delivery import Feed
+from gleanrl.collectors.delivery import BufferSink
 from gleanrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 from gleanrl.errors import GleanError, InvalidTypeError, UnsupportedError
 from tests.collectors.helpers import SCRIPT, make
@@ -120,7 +120,7 @@ def test_an_interrupt_after_the_write_finds_it_counted(whole: bool) -> None:
             raise KeyboardInterrupt
 
     calls: list[int] = []
-    feed = Feed(Interrupted(storage=ListStorage(100)), whole)
+    feed = BufferSink(Interrupted(storage=ListStorage(100)), whole)
     with pytest.raises(KeyboardInterrupt):
         feed.put(CountingEnv(SCRIPT).rollout(4), lambda: calls.append(1))
     assert calls == [1]

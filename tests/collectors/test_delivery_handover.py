@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tensordict import TensorDict
 
-from gleanrl.collectors.delivery import Delivery, Feed, Handover
+from gleanrl.collectors.delivery import BatchDelivery, BufferSink, PostProcessing
 from gleanrl.collectors.source import Budget, BudgetSpent
 from gleanrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from gleanrl.errors import ClosedError
@@ -15,11 +15,11 @@ from tests.collectors.helpers import collection
 from tests.fakes_base import CountingEnv
 
 
-def made(total: int = 8, **parts: Any) -> Handover:
+def made(total: int = 8, **parts: Any) -> BatchDelivery:
     """A handover of batches of four frames."""
     source = collection(CountingEnv())
-    delivery = parts.pop("delivery", Delivery())
-    return Handover(source, Budget(1, 4, total), delivery, **parts)
+    delivery = parts.pop("delivery", PostProcessing())
+    return BatchDelivery(source, Budget(1, 4, total), delivery, **parts)
 
 
 def buffer() -> TensorDictReplayBuffer:
@@ -37,7 +37,7 @@ def test_batches_until_the_budget_is_spent() -> None:
 
 def test_batches_aside_dont_count_and_go_to_the_user() -> None:
     into = buffer()
-    handover = made(feed=Feed(into))
+    handover = made(feed=BufferSink(into))
     assert handover.next() is None and len(into) == 4
     batch = handover.aside(Budget(1, 4).aside())
     assert batch is not None and len(batch) == 4 and len(into) == 4
@@ -64,7 +64,7 @@ def test_what_comes_before_a_batch_and_what_fails_after_it() -> None:
         raise LookupError("postproc")
 
     called: list[int] = []
-    handover = made(before=lambda: called.append(1), delivery=Delivery(postproc=fail))
+    handover = made(before=lambda: called.append(1), delivery=PostProcessing(postproc=fail))
     with pytest.raises(LookupError):
         handover.next()
     assert called == [1]

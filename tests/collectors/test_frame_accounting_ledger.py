@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl._state.state import plain
-from gleanrl.collectors.frame_accounting import Ledger, Trajectories
+from gleanrl.collectors.frame_accounting import FrameCounts, TrajectoryIds
 from gleanrl.errors import SchemaError
 
 FRAMES = st.integers(0, 1000)
@@ -25,7 +25,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_every_frame_is_accounted_for(events: list[tuple[str, int, object]]) -> None:
-    ledger = Ledger()
+    ledger = FrameCounts()
     given_out, flagged, batches, lost = 0, 0, 0, {"environment": 0, "policy": 0}
     for kind, frames, detail in events:
         if kind == "deliver":
@@ -39,33 +39,33 @@ def test_every_frame_is_accounted_for(events: list[tuple[str, int, object]]) -> 
     assert ledger.stepped == given_out + flagged + sum(lost.values())
     assert (ledger.spent, ledger.batches) == (given_out + flagged, batches)
     assert ledger.discards == {reason: n for reason, n in lost.items() if n}
-    assert Ledger.read(plain(ledger)) == ledger
+    assert FrameCounts.read(plain(ledger)) == ledger
 
 
 def test_what_does_not_count_against_the_budget_is_delivered_all_the_same() -> None:
-    ledger = Ledger().delivering(10).delivering(5, 2, counted=False)
+    ledger = FrameCounts().delivering(10).delivering(5, 2, counted=False)
     assert (ledger.delivered, ledger.flagged, ledger.spent, ledger.batches) == (13, 2, 10, 1)
 
 
 def test_a_ledger_never_changes() -> None:
-    ledger = Ledger()
+    ledger = FrameCounts()
     ledger.delivering(3)
     ledger.discarding(3, "policy")
     ledger.lasting(1.0)
-    assert ledger == Ledger()
+    assert ledger == FrameCounts()
 
 
 def test_counts_never_wrap() -> None:
-    ledger = Ledger()
+    ledger = FrameCounts()
     for _ in range(4):
         ledger = ledger.delivering(2**62)
     assert ledger.stepped == ledger.delivered == 2**64
 
 
 def test_what_users_see() -> None:
-    ledger = Ledger().lasting(2.0).delivering(6, 1).discarding(3, "environment")
+    ledger = FrameCounts().lasting(2.0).delivering(6, 1).discarding(3, "environment")
     stats = ledger.stats(
-        replace(Trajectories.begin(1), num_ended=2, recent_returns=(1.0, 2.0), recent_lengths=(3, 4))
+        replace(TrajectoryIds.begin(1), num_ended=2, recent_returns=(1.0, 2.0), recent_lengths=(3, 4))
     )
     assert (stats.stepped, stats.delivered, stats.flagged, stats.discarded) == (9, 5, 1, 3)
     assert (stats.batches, stats.episodes, stats.mean_return, stats.frames_per_s) == (1, 2, 1.5, 4.5)
@@ -74,12 +74,12 @@ def test_what_users_see() -> None:
         stats.reasons["environment"] = 0  # type: ignore[index]
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(Ledger)])
+@pytest.mark.parametrize("field", [field.name for field in fields(FrameCounts)])
 def test_a_state_that_does_not_fit_is_refused_by_name(field: str) -> None:
-    state = plain(Ledger().discarding(3, "policy"))
+    state = plain(FrameCounts().discarding(3, "policy"))
     for wrong in (-1, None, "1", {"policy": -3}):
         with pytest.raises(SchemaError, match="expected"):
-            Ledger.read({**state, field: wrong})
+            FrameCounts.read({**state, field: wrong})
     del state[field]
     with pytest.raises(SchemaError, match=f"'{field}' is missing"):
-        Ledger.read(state)
+        FrameCounts.read(state)

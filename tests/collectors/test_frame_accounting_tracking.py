@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gleanrl._state.state import plain
-from gleanrl.collectors.frame_accounting import Numbering, Trajectories
+from gleanrl.collectors.frame_accounting import Numbering, TrajectoryIds
 from gleanrl.errors import SchemaError
 
 BOOL = np.bool_
@@ -22,7 +22,7 @@ class Tracker:
     """Goes from one value to the next."""
 
     def __init__(self, num_envs: int, worker: int = 0, num_workers: int = 1) -> None:
-        self.now = Trajectories.begin(num_envs)
+        self.now = TrajectoryIds.begin(num_envs)
         self.numbering = None if num_workers == 1 else Numbering(worker, num_workers)
 
     def record(self, done: Any, reward: Any, ids: Any, counts: Any = None, mask: Any = None) -> None:
@@ -111,7 +111,7 @@ def test_ids_counts_returns_and_lengths_are_those_of_the_oracle(history: Any) ->
             tracker.abandon(None if what is None else np.array(what, BOOL))
             oracle.abandon([True] * num_envs if what is None else what)
         elif kind == "restore":
-            tracker.now = Trajectories.read(plain(tracker.now)).of_environments(num_envs)
+            tracker.now = TrajectoryIds.read(plain(tracker.now)).of_environments(num_envs)
         else:
             done = np.array([row for row, _ in what], BOOL).reshape(-1, num_envs).T
             reward = np.array([row for _, row in what], np.float64).reshape(-1, num_envs).T / 16
@@ -224,7 +224,7 @@ def test_only_the_recent_trajectories_are_remembered() -> None:
 
 def test_ids_go_beyond_32_bits() -> None:
     tracker = Tracker(1, 1, 2)
-    tracker.now = Trajectories.begin(1, 2**31 - 1)
+    tracker.now = TrajectoryIds.begin(1, 2**31 - 1)
     ids, _ = record(tracker, np.ones((1, 3), BOOL))
     assert ids.tolist() == [[2 * (2**31 - 1 + k) + 1 for k in range(3)]]
 
@@ -232,7 +232,7 @@ def test_ids_go_beyond_32_bits() -> None:
 def test_a_state_of_another_number_of_environments_begins_new_trajectories() -> None:
     tracker = Tracker(3)
     record(tracker, np.array([[False, True], [False, False], [True, True]]), np.ones((3, 2)))
-    found = Trajectories.read(plain(tracker.now)).of_environments(2)
+    found = TrajectoryIds.read(plain(tracker.now)).of_environments(2)
     assert (found.ids.tolist(), found.steps.tolist(), found.next_id, found.num_ended) == (
         [6, 7],
         [0, 0],
@@ -259,12 +259,12 @@ def test_a_state_of_another_number_of_environments_begins_new_trajectories() -> 
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_by_name(field: str, value: Any) -> None:
-    state = {**plain(Trajectories.begin(2)), field: value}
+    state = {**plain(TrajectoryIds.begin(2)), field: value}
     with pytest.raises(SchemaError, match="'ids'" if (field, value) == ("next_id", 1) else f"'{field}'"):
-        Trajectories.read(state)
+        TrajectoryIds.read(state)
     del state[field]
     with pytest.raises(SchemaError, match=f"'{field}' is missing"):
-        Trajectories.read(state)
+        TrajectoryIds.read(state)
 
 
 def test_an_infinite_reward_concerns_its_own_episode_only() -> None:

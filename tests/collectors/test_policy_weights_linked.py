@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from gleanrl.collectors.policy_weights import LinkedWeights
+from gleanrl.collectors.policy_weights import WeightCopier
 from gleanrl.errors import SchemaError
 
 
@@ -52,7 +52,7 @@ CHANGES = [exchange_parameter, exchange_buffer, exchange_module, exchange_data, 
 @pytest.mark.parametrize("change", CHANGES)
 def test_current_tensors_are_copied_whatever_was_exchanged(change: Callable[[nn.Sequential], None]) -> None:
     module = net()
-    linked, record = LinkedWeights(module), record_of(module)
+    linked, record = WeightCopier(module), record_of(module)
     linked.write(record)
     change(module)
     linked.write(record)
@@ -76,7 +76,7 @@ def test_other_keys_shapes_and_dtypes_are_noticed_and_nothing_is_copied(
     change: Callable[[nn.Sequential], None],
 ) -> None:
     module = net()
-    linked, record = LinkedWeights(module), record_of(module)
+    linked, record = WeightCopier(module), record_of(module)
     linked.write(record)
     change(module)
     before = record.clone()
@@ -90,7 +90,7 @@ def test_other_keys_shapes_and_dtypes_are_noticed_and_nothing_is_copied(
 
 def test_several_records() -> None:
     module = net()
-    linked, records = LinkedWeights(module), [record_of(module) for _ in range(3)]
+    linked, records = WeightCopier(module), [record_of(module) for _ in range(3)]
     for number in range(6):
         change_in_place(module)
         linked.write(records[number % 3])
@@ -98,4 +98,4 @@ def test_several_records() -> None:
 
 
 def test_weights_without_values() -> None:
-    assert LinkedWeights(net().to("meta")).lacking
+    assert WeightCopier(net().to("meta")).lacking

@@ -17,7 +17,7 @@ from torchrl import data as theirs  # noqa: E402
 from torchrl import modules  # noqa: E402
 
 from gleanrl._rollout.policy_modules import (  # noqa: E402
-    InTurn,
+    ModuleSequence,
     PlainCall,
     calls_of,
     members_of,
@@ -189,7 +189,7 @@ def test_policies_with_the_spec_of_the_environment(make_env, make_policy):
 def test_members_of_policies_do_together_what_the_policy_does(make_env, make_policy, kind):
     env = make_env()
     outs = []
-    for taken in (lambda policy: policy, lambda policy: InTurn(members_of(policy, torch.Size([])))):
+    for taken in (lambda policy: policy, lambda policy: ModuleSequence(members_of(policy, torch.Size([])))):
         torch.manual_seed(0)
         policy = make_policy(env.action_spec)
         env.set_seed(0)

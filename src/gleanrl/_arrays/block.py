@@ -25,7 +25,7 @@ import torch
 from gleanrl._arrays.allocate import BufferPool, lasting
 from gleanrl._arrays.dlpack import EXCHANGE
 from gleanrl._arrays.native import Columns, TensorForms
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import Schema, numpy_twin, numpy_view
 from gleanrl._arrays.tensordicts import Path
 
@@ -131,7 +131,7 @@ class Block:
         array = self._arrays.get(path)
         if array is None:
             column = self.column(path)
-            array = column.array if isinstance(column, Objects) else numpy_view(column)
+            array = column.array if isinstance(column, ObjectColumn) else numpy_view(column)
             self._arrays[path] = array
         return array
 
@@ -250,7 +250,7 @@ _LARGEST = 1 << 18
 """Bytes of a block up to which copying it costs less than making its views does."""
 
 
-class KeptBlock(Block):
+class ReusableBlock(Block):
     """A block of the CPU that tells whether anybody else still has what was shown of it; see `Block`.
 
     Args:

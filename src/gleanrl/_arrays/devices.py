@@ -153,7 +153,7 @@ def in_this_stream(call: Callable[[], Result], device: torch.device | None) -> C
     return made
 
 
-class InTurn:
+class StreamOrder:
     """Has memory of a device used in the order in which that is asked for, by whichever streams and threads.
 
     Programs that name no streams work in one, and need nothing of that. Not thread-safe: who writes holds a lock, and
@@ -169,7 +169,7 @@ class InTurn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies are of other memory."""
-        return InTurn, (self._device,)
+        return StreamOrder, (self._device,)
 
     def begin(self) -> None:
         """Let the present stream wait for what was asked for until now; it is used next."""

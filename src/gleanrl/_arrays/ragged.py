@@ -1,6 +1,6 @@
 """Leaves that columns can't hold: strings, objects of any kind, and tensors whose shape differs from record to record.
 
-They are kept as one Python object for each record, in an array of objects beside the columns. `Objects` has the few
+They are kept as one Python object for each record, in an array of objects. `ObjectColumn` has the few
 methods of a tensor that batches, blocks and storages need to cut and copy rows, so that these treat both alike.
 """
 
@@ -16,7 +16,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from gleanrl.errors import SchemaError
 
 
-class Objects:
+class ObjectColumn:
     """One object for each record, ``[*lead, *shape]``; views share the array, as with tensors.
 
     Args:
@@ -40,7 +40,7 @@ class Objects:
     @classmethod
     def of(
         cls, items: Sequence[Any], shape: Sequence[int] | None = None, blank: torch.Tensor | None = None
-    ) -> Objects:
+    ) -> ObjectColumn:
         """Return `items`, lists and arrays among them as they are, as an array of `shape`, ``(n,)`` for None."""
         array = np.empty(len(items), object)
         for position, item in enumerate(items):  # one by one: NumPy takes nothing apart then
@@ -48,13 +48,13 @@ class Objects:
         return cls(array if shape is None else array.reshape(tuple(shape)), blank)
 
     @classmethod
-    def blanks(cls, shape: Sequence[int], blank: torch.Tensor | None = None) -> Objects:
+    def blanks(cls, shape: Sequence[int], blank: torch.Tensor | None = None) -> ObjectColumn:
         """Return an array of `shape` that holds nothing yet."""
         size = torch.Size(shape)
         return cls.of([blank] * size.numel(), size, blank)
 
     @classmethod
-    def rows_of(cls, tensor: torch.Tensor, lead: Sequence[int]) -> Objects:
+    def rows_of(cls, tensor: torch.Tensor, lead: Sequence[int]) -> ObjectColumn:
         """Return copies of the rows of a tensor ``[*lead, ...]``, each an object."""
         flat = tensor.reshape(torch.Size(lead).numel(), *tensor.shape[len(lead) :])
         return cls.of([row.clone() for row in flat], lead, tensor.new_empty([0] * (tensor.ndim - len(lead))))
@@ -73,13 +73,15 @@ class Objects:
         """Return the number of objects."""
         return self.array.size
 
-    def __getitem__(self, index: Any) -> Objects:
+    def __getitem__(self, index: Any) -> ObjectColumn:
         """Return a view, or a copy, as NumPy indexes."""
         parts = index if isinstance(index, tuple) else (index,)
         parts = tuple(part.cpu().numpy() if isinstance(part, torch.Tensor) else part for part in parts)
-        return Objects(self.array[parts if any(part is ... for part in parts) else (*parts, ...)], self.blank)
+        return ObjectColumn(
+            self.array[parts if any(part is ... for part in parts) else (*parts, ...)], self.blank
+        )
 
-    def __iter__(self) -> Iterator[Objects]:
+    def __iter__(self) -> Iterator[ObjectColumn]:
         """Yield the rows."""
         return iter(self.unbind(0))
 
@@ -87,85 +89,85 @@ class Objects:
         """Return the objects, in order."""
         return [*self.array.flat]
 
-    def unbind(self, dim: int = 0) -> tuple[Objects, ...]:
+    def unbind(self, dim: int = 0) -> tuple[ObjectColumn, ...]:
         """Return a view of each position along `dim`."""
         moved = np.moveaxis(self.array, dim, 0)
-        return tuple(Objects(moved[position, ...], self.blank) for position in range(moved.shape[0]))
+        return tuple(ObjectColumn(moved[position, ...], self.blank) for position in range(moved.shape[0]))
 
-    def select(self, dim: int, position: int) -> Objects:
+    def select(self, dim: int, position: int) -> ObjectColumn:
         """Return a view of one position along `dim`."""
-        return Objects(np.moveaxis(self.array, dim, 0)[position, ...], self.blank)
+        return ObjectColumn(np.moveaxis(self.array, dim, 0)[position, ...], self.blank)
 
-    def narrow(self, dim: int, start: int, length: int) -> Objects:
+    def narrow(self, dim: int, start: int, length: int) -> ObjectColumn:
         """Return a view of a range along `dim`."""
         moved = np.moveaxis(self.array, dim, 0)[start : start + length]
-        return Objects(np.moveaxis(moved, 0, dim), self.blank)
+        return ObjectColumn(np.moveaxis(moved, 0, dim), self.blank)
 
-    def movedim(self, source: int, destination: int) -> Objects:
+    def movedim(self, source: int, destination: int) -> ObjectColumn:
         """Return a view with a dimension moved."""
-        return Objects(np.moveaxis(self.array, source, destination), self.blank)
+        return ObjectColumn(np.moveaxis(self.array, source, destination), self.blank)
 
-    def transpose(self, first: int, second: int) -> Objects:
+    def transpose(self, first: int, second: int) -> ObjectColumn:
         """Return a view with two dimensions exchanged."""
-        return Objects(np.swapaxes(self.array, first, second), self.blank)
+        return ObjectColumn(np.swapaxes(self.array, first, second), self.blank)
 
-    def reshape(self, *shape: Any) -> Objects:
+    def reshape(self, *shape: Any) -> ObjectColumn:
         """Return the same objects in another shape."""
-        return Objects(self.array.reshape(*shape), self.blank)
+        return ObjectColumn(self.array.reshape(*shape), self.blank)
 
-    def unsqueeze(self, dim: int) -> Objects:
+    def unsqueeze(self, dim: int) -> ObjectColumn:
         """Return a view with a dimension more."""
-        return Objects(np.expand_dims(self.array, dim), self.blank)
+        return ObjectColumn(np.expand_dims(self.array, dim), self.blank)
 
-    def clone(self) -> Objects:
+    def clone(self) -> ObjectColumn:
         """Return another array of the same objects; tensors are copied, other objects never."""
         if self.blank is None:
-            return Objects(self.array.copy(), self.blank)
-        return Objects.of([item.clone() for item in self.items()], self.shape, self.blank)
+            return ObjectColumn(self.array.copy(), self.blank)
+        return ObjectColumn.of([item.clone() for item in self.items()], self.shape, self.blank)
 
-    def to(self, *args: Any, copy: bool = False) -> Objects:
+    def to(self, *args: Any, copy: bool = False) -> ObjectColumn:
         """Return these objects, or a clone: they stay where they are."""
         return self.clone() if copy else self
 
-    def detach(self) -> Objects:
+    def detach(self) -> ObjectColumn:
         """Return these objects, tensors without their graphs."""
         if self.blank is None:
             return self
-        return Objects.of([item.detach() for item in self.items()], self.shape, self.blank)
+        return ObjectColumn.of([item.detach() for item in self.items()], self.shape, self.blank)
 
-    def copy_(self, source: Objects | torch.Tensor) -> Objects:
+    def copy_(self, source: ObjectColumn | torch.Tensor) -> ObjectColumn:
         """Take over another array's objects; of a tensor, copies of its rows."""
         if isinstance(source, torch.Tensor):
-            source = Objects.rows_of(source, self.shape)
+            source = ObjectColumn.rows_of(source, self.shape)
         if source.shape != self.shape:
             raise SchemaError(f"expected objects of shape {tuple(self.shape)}, got {tuple(source.shape)}")
         np.copyto(self.array, source.array)
         return self
 
-    def put(self, index: torch.Tensor, rows: Objects) -> None:
+    def put(self, index: torch.Tensor, rows: ObjectColumn) -> None:
         """Take over objects at `index`, ``(n,)`` int64; of equal ones the last wins."""
         self.array[index.cpu().numpy()] = rows.array
 
-    def on(self, device: torch.device) -> Objects:
+    def on(self, device: torch.device) -> ObjectColumn:
         """Return these objects, tensors on `device`."""
         if self.blank is None or all(item.device == device for item in self.array.flat):
             return self
-        return Objects.of([item.to(device) for item in self.items()], self.shape, self.blank)
+        return ObjectColumn.of([item.to(device) for item in self.items()], self.shape, self.blank)
 
-    def take(self, index: torch.Tensor, pad: bool = False) -> Objects:
+    def take(self, index: torch.Tensor, pad: bool = False) -> ObjectColumn:
         """Return the rows at `index`, ``(n,)`` int64, tensors copied; with `pad` the one behind the last is blank."""
         array = self.array
         if pad:
-            array = np.concatenate([array, Objects.blanks((1, *array.shape[1:]), self.blank).array])
-        return Objects(array[index.cpu().numpy()], self.blank).clone()
+            array = np.concatenate([array, ObjectColumn.blanks((1, *array.shape[1:]), self.blank).array])
+        return ObjectColumn(array[index.cpu().numpy()], self.blank).clone()
 
-    def where(self, mask: torch.Tensor, other: Objects) -> Objects:
+    def where(self, mask: torch.Tensor, other: ObjectColumn) -> ObjectColumn:
         """Return these objects where `mask` is True, those of `other` elsewhere."""
-        return Objects(np.where(mask.cpu().numpy(), self.array, other.array), self.blank)
+        return ObjectColumn(np.where(mask.cpu().numpy(), self.array, other.array), self.blank)
 
     def equal(self, other: Any) -> bool:
         """Return whether the objects are equal."""
-        if not isinstance(other, Objects) or self.shape != other.shape:
+        if not isinstance(other, ObjectColumn) or self.shape != other.shape:
             return False
         return all(
             _same(mine, theirs) for mine, theirs in zip(self.array.flat, other.array.flat, strict=True)
@@ -190,22 +192,22 @@ class Objects:
 
 
 Leaf: TypeAlias = Any
-"""A tensor, or `Objects`."""
+"""A tensor, or `ObjectColumn`."""
 
 
 def as_entry(leaf: Leaf) -> Any:
     """Return what a TensorDict holds in place of a leaf."""
-    return leaf.wrapped() if isinstance(leaf, Objects) else leaf
+    return leaf.wrapped() if isinstance(leaf, ObjectColumn) else leaf
 
 
 def as_leaf(entry: Any) -> Leaf:
-    """Return the leaf that a TensorDict's entry is: a tensor itself, of non-tensor data `Objects`."""
+    """Return the leaf that a TensorDict's entry is: a tensor itself, of non-tensor data `ObjectColumn`."""
     return non_tensors(entry) if is_non_tensor(entry) else entry
 
 
 def values_of(leaf: Leaf, spec: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the values that a leaf is made of, each with the part of `spec` that it is to be in."""
-    if isinstance(leaf, Objects) and leaf.blank is not None:
+    if isinstance(leaf, ObjectColumn) and leaf.blank is not None:
         for index in np.ndindex(*leaf.shape):
             yield leaf[index].array.item(), spec[index] if index else spec
     else:
@@ -214,32 +216,32 @@ def values_of(leaf: Leaf, spec: Any) -> Iterator[tuple[Any, Any]]:
 
 def stack_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
     """Return leaves stacked along a new dimension: all tensors, or all objects."""
-    if isinstance(leaves[0], Objects):
+    if isinstance(leaves[0], ObjectColumn):
         shapes = {tuple(leaf.shape) for leaf in leaves}
         if len(shapes) > 1:
             raise SchemaError(
                 f"lists of objects have unlike shapes {sorted(shapes)}, and columns hold one shape: pad them, or use "
                 "LazyStackStorage"
             )
-        return Objects(np.stack([leaf.array for leaf in leaves], dim), leaves[0].blank)
+        return ObjectColumn(np.stack([leaf.array for leaf in leaves], dim), leaves[0].blank)
     return torch.stack(list(leaves), dim)
 
 
 def cat_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
     """Return leaves one behind the other along `dim`: all tensors, or all objects."""
-    if isinstance(leaves[0], Objects):
-        return Objects(np.concatenate([leaf.array for leaf in leaves], dim), leaves[0].blank)
+    if isinstance(leaves[0], ObjectColumn):
+        return ObjectColumn(np.concatenate([leaf.array for leaf in leaves], dim), leaves[0].blank)
     return torch.cat(list(leaves), dim)
 
 
-def non_tensors(value: Any) -> Objects:
+def non_tensors(value: Any) -> ObjectColumn:
     """Return what non-tensor data, or a stack of it, holds: ``[*batch_size]``."""
     if isinstance(value, LazyStackedTensorDict):
         parts = value.tensordicts
         if parts and not value.stack_dim and all(not part.batch_dims for part in parts):
-            return Objects.of([part.data for part in parts])
+            return ObjectColumn.of([part.data for part in parts])
         return stack_leaves([non_tensors(part) for part in parts], value.stack_dim)
-    return Objects.of([value.data] * value.batch_size.numel(), value.batch_size)
+    return ObjectColumn.of([value.data] * value.batch_size.numel(), value.batch_size)
 
 
 def lazy_leaf(batch: LazyStackedTensorDict, key: str, dims: int) -> Leaf:
@@ -255,7 +257,7 @@ def lazy_leaf(batch: LazyStackedTensorDict, key: str, dims: int) -> Leaf:
                 f"{key!r}: the parts of a lazy stack differ in more than sizes, {tuple(first.shape)} {first.dtype} and "
                 f"{tuple(item.shape)} {item.dtype}"
             )
-    objects = Objects(array, first)
+    objects = ObjectColumn(array, first)
     objects.blank = first.new_empty([0 if size == -1 else size for size in objects.field_shape])
     return objects
 
@@ -289,7 +291,7 @@ def _ragged(batch: TensorDictBase, key: str, dims: int) -> np.ndarray[Any, Any]:
             f"{key!r}: members of one group, stacked within a record, have unlike shapes {shapes}: an entry of a "
             "record is one tensor; give such members groups of their own, or pad what they hold"
         ) from cause
-    return Objects.rows_of(value, value.shape[:dims]).array
+    return ObjectColumn.rows_of(value, value.shape[:dims]).array
 
 
 def _wrapped(array: np.ndarray[Any, Any], device: torch.device | None) -> Any:

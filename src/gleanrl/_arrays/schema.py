@@ -18,8 +18,15 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl._arrays.allocate import BufferPool, lasting
-from gleanrl._arrays.ragged import Leaf, Objects
-from gleanrl._arrays.tensordicts import Layout, Path, as_key, empty_groups, group_sizes, iter_leaves
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
+from gleanrl._arrays.tensordicts import (
+    Path,
+    TensorDictBuilder,
+    as_key,
+    empty_groups,
+    group_sizes,
+    iter_leaves,
+)
 from gleanrl.errors import SchemaError
 
 _REMEMBERED = 64
@@ -70,7 +77,7 @@ class Field:
     @classmethod
     def of(cls, leaf: Leaf, dims: int) -> Field:
         """Return the field of a batch's leaf with `dims` batch dimensions."""
-        if isinstance(leaf, Objects) and leaf.blank is not None:
+        if isinstance(leaf, ObjectColumn) and leaf.blank is not None:
             return cls(leaf.field_shape, leaf.blank.dtype)
         return cls(leaf.shape[dims:], leaf.dtype)
 
@@ -81,7 +88,7 @@ class Field:
 
     @property
     def blank(self) -> torch.Tensor | None:
-        """What a list holds where there is nothing: an empty tensor, or None; see `Objects`."""
+        """What a list holds where there is nothing: an empty tensor, or None; see `ObjectColumn`."""
         if self.dtype is None:
             return None
         return torch.empty([0 if size == -1 else size for size in self.shape], dtype=self.dtype, device="cpu")
@@ -117,7 +124,7 @@ class Schema:
 
     Args:
         fields: path to `Field`, in the order that columns and built TensorDicts have.
-        groups: what the batch sizes of nested TensorDicts have beyond the batch's own (see `Layout`); two schemas
+        groups: batch sizes of nested TensorDicts beyond the batch's own (see `TensorDictBuilder`); two schemas
             that differ in nothing else are equal.
         empty: groups that hold nothing; two schemas that differ in them alone are equal, too.
     """
@@ -130,7 +137,7 @@ class Schema:
     ) -> None:
         self.lists: tuple[Path, ...] = tuple(path for path, field in fields.items() if field.is_list)
         """The leaves that are lists."""
-        self.layout = Layout(fields, groups, self.lists, empty)
+        self.layout = TensorDictBuilder(fields, groups, self.lists, empty)
         self.fields: tuple[Field, ...] = tuple(fields.values())
         self._positions = {path: position for position, path in enumerate(self.layout.paths)}
         self._shapes: dict[torch.Size, list[tuple[torch.Size, torch.dtype | None]]] = {}
@@ -195,7 +202,7 @@ class Schema:
         return self._positions[path]
 
     def as_lists(self, leaves: list[Leaf], lead: torch.Size, where: str) -> list[Leaf]:
-        """Return `leaves`, those of lists as `Objects` ``[*lead, *row]``: tensors of one shape are cut into rows.
+        """Return `leaves`, those of lists as `ObjectColumn` ``[*lead, *row]``: tensors of one shape are cut into rows.
 
         Raises:
             SchemaError: a tensor of another dtype, or of a shape that the field doesn't allow.
@@ -205,7 +212,7 @@ class Schema:
             leaf = leaves[position]
             if field.dtype is not None:
                 if isinstance(leaf, torch.Tensor):
-                    leaf = leaves[position] = Objects.rows_of(leaf, lead)
+                    leaf = leaves[position] = ObjectColumn.rows_of(leaf, lead)
                 for item in leaf.array.flat:
                     if not field.fits(item):
                         came = Field(item.shape, item.dtype) if isinstance(item, torch.Tensor) else type(item)
@@ -264,14 +271,14 @@ class Schema:
     ) -> None:
         for path, leaf, (shape, dtype) in zip(self.paths, leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
-                unlike = isinstance(leaf, Objects) and leaf.blank is not None
+                unlike = isinstance(leaf, ObjectColumn) and leaf.blank is not None
                 came = Field.of(leaf, len(leaf.shape) if unlike else 0)
-                kind = "of objects" if isinstance(leaf, Objects) else leaf.dtype
+                kind = "of objects" if isinstance(leaf, ObjectColumn) else leaf.dtype
                 raise SchemaError(
                     f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype or 'of objects'}, got "
                     f"{f'tensors of unlike shapes {came}' if unlike else f'{tuple(leaf.shape)} {kind}'}; the "
                     "first write fixed the schema and nothing is cast or broadcast: convert the data before it comes "
-                    "here" + (", or use LazyStackStorage" if isinstance(leaf, Objects) else "")
+                    "here" + (", or use LazyStackStorage" if isinstance(leaf, ObjectColumn) else "")
                 )
 
 
@@ -280,7 +287,7 @@ def new_column(
 ) -> Leaf:
     """Return memory for one leaf of records ``[*lead]``: an uninitialised tensor, or blanks; see `allocate`."""
     if field.is_list:
-        return Objects.blanks((*lead, *field.row_shape), field.blank)
+        return ObjectColumn.blanks((*lead, *field.row_shape), field.blank)
     return allocate((*lead, *field.shape), field.dtype, device, pool)
 
 

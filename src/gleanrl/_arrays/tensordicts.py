@@ -24,7 +24,7 @@ from tensordict import (
 )
 
 from gleanrl._arrays.devices import device_of
-from gleanrl._arrays.ragged import Leaf, Objects, as_entry, lazy_leaf, non_tensors
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, as_entry, lazy_leaf, non_tensors
 from gleanrl.errors import InvalidTypeError, SchemaError
 
 Path: TypeAlias = tuple[str, ...]
@@ -71,7 +71,7 @@ def as_key(path: Path) -> NestedKey:
 def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Iterator[tuple[Path, Leaf]]:
     """Yield ``(path, leaf)`` for every leaf of `batch`, depth first, in insertion order.
 
-    A leaf is a tensor, or `Objects`: what isn't a tensor, and tensors whose shapes differ in the parts of a lazy stack.
+    A leaf is a tensor, or `ObjectColumn`: what isn't a tensor, or tensors of unlike shapes in a lazy stack.
 
     Args:
         batch: a TensorDict or another tensor collection.
@@ -110,7 +110,7 @@ def flatten(batch: TensorDictBase) -> dict[Path, Leaf]:
 
 def set_leaf(batch: Any, path: Path, leaf: Leaf) -> None:
     """Set an entry of a TensorDict to a leaf; tensors of unlike shapes only in a lazy stack."""
-    if isinstance(leaf, Objects) and leaf.blank is not None and leaf.ndim:
+    if isinstance(leaf, ObjectColumn) and leaf.blank is not None and leaf.ndim:
         if not isinstance(batch, LazyStackedTensorDict):  # the lazy stack is one of its groups
             set_leaf(batch.get(path[0]), path[1:], leaf)
             return
@@ -123,7 +123,7 @@ def set_leaf(batch: Any, path: Path, leaf: Leaf) -> None:
 def group_sizes(batch: Any, dims: int, prefix: Path = ()) -> dict[Path, tuple[int, ...]]:
     """Return what the nested levels of a TensorDict, or of a spec, have beyond its own first `dims` dimensions.
 
-    Only those are named that have anything; see `Layout`.
+    Only those are named that have anything; see `TensorDictBuilder`.
     """
     if isinstance(batch, LazyStackedTensorDict) and batch.stack_dim < dims:
         return group_sizes(batch.tensordicts[0], dims - 1, prefix)  # as it is in every part
@@ -263,12 +263,12 @@ def put_leaf(batch: Any, path: Path, value: Any) -> None:
 
 
 def record_of(leaves: Mapping[Path, Leaf], batch_size: torch.Size, device: torch.device | None = None) -> Any:
-    """Return a TensorDict, or a lazy stack, around leaves by their paths; see `Layout.build`."""
-    lists = [path for path, leaf in leaves.items() if isinstance(leaf, Objects)]
-    return Layout(leaves, None, lists).build(list(leaves.values()), batch_size, device)
+    """Return a TensorDict, or a lazy stack, around leaves by their paths; see `TensorDictBuilder.build`."""
+    lists = [path for path, leaf in leaves.items() if isinstance(leaf, ObjectColumn)]
+    return TensorDictBuilder(leaves, None, lists).build(list(leaves.values()), batch_size, device)
 
 
-class Layout:
+class TensorDictBuilder:
     """The nested structure of one kind of batch, for reading leaves and building TensorDicts quickly.
 
     The order of the leaves is the order of `paths`. Not thread-bound: a Layout is immutable.
@@ -277,7 +277,7 @@ class Layout:
         paths: the leaves' paths; none may be a prefix of another.
         groups: the dimensions that the batch size of a nested TensorDict has behind the batch's own, for those that
             have any (the agents', say).
-        lists: those of `paths` whose leaves are `Objects`.
+        lists: those of `paths` whose leaves are `ObjectColumn`.
         empty: groups that hold nothing.
     """
 
@@ -299,7 +299,7 @@ class Layout:
 
     def __eq__(self, other: object) -> bool:
         """Two layouts are equal if they name the same paths, in any order."""
-        return isinstance(other, Layout) and set(self.paths) == set(other.paths)
+        return isinstance(other, TensorDictBuilder) and set(self.paths) == set(other.paths)
 
     def __hash__(self) -> int:
         """Hash consistent with `__eq__`."""

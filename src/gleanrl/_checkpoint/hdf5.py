@@ -22,7 +22,7 @@ from gleanrl._arrays.schema import numpy_dtype, numpy_view
 from gleanrl._checkpoint import tree_codec
 from gleanrl._checkpoint.manifest import HDF5, migrated
 from gleanrl._checkpoint.row_segments import Array
-from gleanrl._checkpoint.tree_codec import LARGE_BYTES, Decoder, Encoder, Pieces
+from gleanrl._checkpoint.tree_codec import LARGE_BYTES, ArrayPieces, Decoder, Encoder
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 FORMAT = 2
@@ -36,7 +36,7 @@ _MOST_RATIO = 1100  # deflate makes at most 1032 bytes of one
 
 
 def write(
-    file: BinaryIO, state: Any, columns: Mapping[str, torch.Tensor | Pieces], options: Mapping[str, Any]
+    file: BinaryIO, state: Any, columns: Mapping[str, torch.Tensor | ArrayPieces], options: Mapping[str, Any]
 ) -> None:
     """Write a file, piece by piece.
 
@@ -51,9 +51,9 @@ def write(
         CheckpointError: the state can't be saved, or h5py refuses an option.
         MissingLibraryError: h5py isn't installed.
     """
-    arrays: list[Array | Pieces] = []
+    arrays: list[Array | ArrayPieces] = []
 
-    def store(data: Array | Pieces) -> int:
+    def store(data: Array | ArrayPieces) -> int:
         arrays.append(data)
         return len(arrays) - 1
 
@@ -65,7 +65,7 @@ def write(
         group = root.create_group("state")
         group.create_dataset("tree", data=np.frombuffer(text, np.uint8))
         for number, data in enumerate(arrays):
-            if isinstance(data, Pieces):
+            if isinstance(data, ArrayPieces):
                 made = group.create_dataset(str(number), (data.width * data.shape[0],), np.uint8)
                 for start, stop in data.cut(LARGE_BYTES):
                     made[start * data.width : stop * data.width] = data.make(start, stop).reshape(-1)
@@ -92,12 +92,12 @@ def _head(found: Any) -> bytes:
     return (_MAGIC + found.hexdigest().encode() + b"\n").ljust(_HEAD_BYTES, b"\0")
 
 
-def _kind(column: torch.Tensor | Pieces) -> dict[str, Any]:
+def _kind(column: torch.Tensor | ArrayPieces) -> dict[str, Any]:
     return {"dtype": column.dtype, "shape": torch.Size(column.shape)}
 
 
 def _write_column(
-    file: BinaryIO, records: Any, name: str, column: torch.Tensor | Pieces, options: Mapping[str, Any]
+    file: BinaryIO, records: Any, name: str, column: torch.Tensor | ArrayPieces, options: Mapping[str, Any]
 ) -> None:
     dtype, shape = numpy_dtype(column.dtype), tuple(column.shape)
     width = dtype.itemsize * math.prod(shape[1:])
@@ -116,8 +116,8 @@ def _write_column(
         file.flush()
 
 
-def _rows(column: torch.Tensor | Pieces, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
-    if isinstance(column, Pieces):
+def _rows(column: torch.Tensor | ArrayPieces, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
+    if isinstance(column, ArrayPieces):
         return column.make(start, stop).view(dtype).reshape(stop - start, *column.shape[1:])
     return numpy_view(column[start:stop].detach().cpu().contiguous())
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gleanrl._checkpoint.manifest import DataFile, Extent, Extents, Manifest, file_name, stored_in
-from gleanrl._checkpoint.row_segments import Array, Layout
+from gleanrl._checkpoint.row_segments import Array, SegmentLayout
 from gleanrl._checkpoint.tree_codec import LARGE_BYTES, layout_of
 from gleanrl._os import files as fs
 from gleanrl._os.atomic_files import NewFile
@@ -30,7 +30,7 @@ _MERGED = 3  # files that are written anew, at least, once there are too many
 
 
 @dataclass(frozen=True)
-class Table:
+class SegmentTable:
     """Rows of an earlier checkpoint.
 
     Attributes:
@@ -39,11 +39,11 @@ class Table:
         extents: one for each segment.
     """
 
-    layout: Layout
+    layout: SegmentLayout
     identity: str
     extents: Extents
 
-    def common(self, layout: Layout) -> int:
+    def common(self, layout: SegmentLayout) -> int:
         """Return how many segments, the first ones, are cut like those of a layout of the same step."""
         rows = min(layout.rows, self.layout.rows)
         return layout.count if layout.rows == self.layout.rows else rows // layout.step
@@ -65,7 +65,7 @@ class Earlier:
     kind: str
     files: tuple[DataFile, ...]
     arrays: Sequence[Extents]
-    tables: Sequence[Table]
+    tables: Sequence[SegmentTable]
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> Earlier:
@@ -81,7 +81,7 @@ class Earlier:
                 contents.note_array(node["$tensor"])
         return cls(path, manifest.kind, manifest.files, contents.arrays, contents.tables)
 
-    def table(self, number: int, layout: Layout) -> Table | None:
+    def table(self, number: int, layout: SegmentLayout) -> SegmentTable | None:
         """Return the rows that stand where the `number`-th ones of the new checkpoint do, if they lie alike."""
         if number >= len(self.tables):
             return None
@@ -123,7 +123,7 @@ class _Contents:
 
     def __init__(self, extents: Extents) -> None:
         self.arrays: list[Extents] = []
-        self.tables: list[Table] = []
+        self.tables: list[SegmentTable] = []
         self._extents, self._taken = extents, np.zeros(len(extents), bool)
 
     def note_rows(self, tree: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class _Contents:
         numbers = np.arange(first, first + layout.count)
         found = self._extents.take(numbers)
         if np.array_equal(found.sizes, layout.sizes()) and self._new(numbers):
-            self.tables.append(Table(layout, identity, found))
+            self.tables.append(SegmentTable(layout, identity, found))
 
     def note_array(self, pieces: Any) -> None:
         try:

@@ -13,8 +13,8 @@ from gleanrl._checkpoint.manifest import BLOCK_BYTES, DataFile, Extents, arrays_
 from gleanrl._checkpoint.row_segments import (
     ALIGNMENT,
     Array,
-    Layout,
     Segmented,
+    SegmentLayout,
     Unread,
     empty_columns,
     rows_of,
@@ -146,7 +146,7 @@ class FileReader:
             raise CorruptCheckpointError(f"an array of {size} bytes that stands in others")
         return array
 
-    def rows(self, first: int, layout: Layout, identity: str) -> Stored:
+    def rows(self, first: int, layout: SegmentLayout, identity: str) -> Stored:
         """Return rows, which aren't read yet.
 
         Args:
@@ -194,7 +194,7 @@ class Stored(Segmented):
         identity: see `Segmented`.
     """
 
-    def __init__(self, segments: Sequence[Reading], layout: Layout, identity: str) -> None:
+    def __init__(self, segments: Sequence[Reading], layout: SegmentLayout, identity: str) -> None:
         self.layout, self.identity, self._segments = layout, identity, segments
 
     def read(self, columns: Sequence[torch.Tensor], behind: int = 0) -> None:

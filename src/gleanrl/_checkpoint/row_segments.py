@@ -26,7 +26,7 @@ _ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentLayout:
     """How rows lie in segments: of each segment the fields one after the other, each from a multiple of 64 on.
 
     Attributes:
@@ -42,7 +42,7 @@ class Layout:
     @classmethod
     def fitting(
         cls, fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: int, capacity: int
-    ) -> Layout:
+    ) -> SegmentLayout:
         """Return a layout for a storage that has room for `capacity` rows, however many there are now.
 
         A hundredth of the rows, one after the other, touches less than a fiftieth of the bytes where these are many; a
@@ -167,7 +167,7 @@ class Fresh(list[Any]):
 class Segmented(ABC):
     """Rows of columns that are moved segment by segment, and never all at once unless somebody asks for that."""
 
-    layout: Layout
+    layout: SegmentLayout
     identity: str
     """A name for these rows as they are at this moment; no other rows ever have it."""
 
@@ -176,7 +176,7 @@ class Segmented(ABC):
         """Return all columns in memory, ``[rows, *shape]`` each; at most once."""
 
 
-class Source(Segmented):
+class SavedRows(Segmented):
     """Rows to be written. Each segment is settled, taken or skipped by any thread between `begin` and `close`."""
 
     room = 24 << 20
@@ -184,7 +184,7 @@ class Source(Segmented):
     first = 0
     """The segment that is best taken first; those behind it follow, around the end."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SegmentLayout) -> None:
         self.layout = layout
         self.identity = uuid.uuid4().hex
 

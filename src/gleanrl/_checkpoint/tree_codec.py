@@ -25,7 +25,15 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from gleanrl._checkpoint.row_segments import Array, Layout, Segmented, Source, Unread, bytes_of, rows_of
+from gleanrl._checkpoint.row_segments import (
+    Array,
+    SavedRows,
+    Segmented,
+    SegmentLayout,
+    Unread,
+    bytes_of,
+    rows_of,
+)
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 _LARGEST_INTEGER = 2**63
@@ -136,7 +144,7 @@ class Attachment:
         return Attachment, (self.name, self.data)
 
 
-class Pieces:
+class ArrayPieces:
     """A tensor that is made piece by piece when it's written, by several threads.
 
     Args:
@@ -205,9 +213,9 @@ class Items(Later):
         return list, (self.of,)
 
 
-def sources_in(state: Any) -> Iterator[Source]:
+def sources_in(state: Any) -> Iterator[SavedRows]:
     """Yield the rows that stand in a state, in no order."""
-    return (part for part in _parts_in(state) if isinstance(part, Source))
+    return (part for part in _parts_in(state) if isinstance(part, SavedRows))
 
 
 def items_in(state: Any) -> Iterator[Items]:
@@ -215,7 +223,7 @@ def items_in(state: Any) -> Iterator[Items]:
     return (part for part in _parts_in(state) if isinstance(part, Items))
 
 
-def _parts_in(state: Any) -> Iterator[Source | Items]:
+def _parts_in(state: Any) -> Iterator[SavedRows | Items]:
     left, seen = [state], set[int]()
     while left:
         part = left.pop()
@@ -226,7 +234,7 @@ def _parts_in(state: Any) -> Iterator[Source | Items]:
             left += part.values()
         elif isinstance(part, (list, tuple)):
             left += part
-        elif isinstance(part, (Source, Items)):
+        elif isinstance(part, (SavedRows, Items)):
             yield part
         elif isinstance(part, Later):
             left.append(part.of)
@@ -246,8 +254,8 @@ class Encoder:
         self,
         store: Callable[[Array], Any],
         attach: Callable[[Attachment], Any] | None = None,
-        segments: Callable[[Source], int] | None = None,
-        pieces: Callable[[Pieces], Any] | None = None,
+        segments: Callable[[SavedRows], int] | None = None,
+        pieces: Callable[[ArrayPieces], Any] | None = None,
     ) -> None:
         self._store, self._attach, self._segments, self._pieces = store, attach, segments, pieces
 
@@ -280,14 +288,14 @@ class Encoder:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, Pieces):
+        if isinstance(value, ArrayPieces):
             return self._made(value)
         if isinstance(value, Attachment) and self._attach is not None:
             places = self._attach(value)
             return {"$file": places, "name": value.name, "size": sum(size for _, _, size in places)}
         if isinstance(value, Later):
             return self.tree(value.make(), where, depth)
-        if isinstance(value, Source) and self._segments is not None:
+        if isinstance(value, SavedRows) and self._segments is not None:
             return self._rows(value, self._segments(value))
         if type(value) is NonTensorData:
             return {"$data": self.tree(value.data, where, depth + 1), "batch_size": list(value.batch_size)}
@@ -325,14 +333,14 @@ class Encoder:
         dtype = dtype_name(tensor.dtype)
         return {"$tensor": self._store(bytes_of(tensor)), "dtype": dtype, "shape": list(tensor.shape)}
 
-    def _made(self, value: Pieces) -> Any:
+    def _made(self, value: ArrayPieces) -> Any:
         if self._pieces is None or value.width * value.shape[0] < LARGE_BYTES:
             return self._tensor(value.tensor())
         dtype = dtype_name(value.dtype)
         return {"$tensor": self._pieces(value), "dtype": dtype, "shape": list(value.shape)}
 
     @staticmethod
-    def _rows(source: Source, first: int) -> Any:
+    def _rows(source: SavedRows, first: int) -> Any:
         layout = source.layout
         fields = [[dtype_name(dtype), list(shape)] for dtype, shape in layout.fields]
         return {
@@ -364,7 +372,7 @@ class Decoder:
     def __init__(
         self,
         fetch: Callable[[Any, int], Array | Unread],
-        rows: Callable[[int, Layout, str], Segmented] | None = None,
+        rows: Callable[[int, SegmentLayout, str], Segmented] | None = None,
     ) -> None:
         self._fetch, self._rows = fetch, rows
 
@@ -465,7 +473,7 @@ _MAKERS: dict[str, tuple[Callable[[Decoder, dict[str, Any], int], Any], frozense
 """For each kind of value what makes it, and the keys that its object has."""
 
 
-def layout_of(tree: Mapping[str, Any]) -> tuple[Layout, int, str]:
+def layout_of(tree: Mapping[str, Any]) -> tuple[SegmentLayout, int, str]:
     """Return the layout of rows, the number of their first extent, and their name.
 
     Raises:
@@ -476,7 +484,7 @@ def layout_of(tree: Mapping[str, Any]) -> tuple[Layout, int, str]:
     if not step or not isinstance(identity, str) or not _IDENTITY.fullmatch(identity):
         raise CorruptCheckpointError("rows without a name, or in segments without any")
     return (
-        Layout(tuple((_DTYPES[name], tuple(_sizes(shape))) for name, shape in fields), rows, step),
+        SegmentLayout(tuple((_DTYPES[name], tuple(_sizes(shape))) for name, shape in fields), rows, step),
         first,
         identity,
     )

@@ -14,10 +14,10 @@ import numpy as np
 from typing_extensions import Self
 
 from gleanrl._arrays.native import crc32
-from gleanrl._checkpoint.incremental import Earlier, Pack, Packs, Table
+from gleanrl._checkpoint.incremental import Earlier, Pack, Packs, SegmentTable
 from gleanrl._checkpoint.manifest import BLOCK_BYTES, DataFile, Extent, Extents
-from gleanrl._checkpoint.row_segments import ALIGNMENT, Array, Source
-from gleanrl._checkpoint.tree_codec import ATTACHED, LARGE_BYTES, Attachment, Pieces
+from gleanrl._checkpoint.row_segments import ALIGNMENT, Array, SavedRows
+from gleanrl._checkpoint.tree_codec import ATTACHED, LARGE_BYTES, ArrayPieces, Attachment
 from gleanrl._os import files
 from gleanrl._os.atomic_files import NewFile
 from gleanrl._os.clock import Pace
@@ -45,7 +45,7 @@ class _Job:
     """Its bytes; empty where they are a segment's, or made."""
     make: Callable[[], Array] | None = None
     """Returns its bytes."""
-    source: Source | None = None
+    source: SavedRows | None = None
     segment: int = 0
     earlier: Extent | None = None
     """What may be the same in an earlier checkpoint."""
@@ -55,10 +55,10 @@ class _Job:
 class _Rows:
     """Rows whose segments are to be there."""
 
-    source: Source
+    source: SavedRows
     first: int
     """The number of the extent of the first segment."""
-    table: Table | None
+    table: SegmentTable | None
     """What an earlier checkpoint has of them."""
     same: Array
     """Which segments are the same there, for sure, ``(n,)`` bool."""
@@ -75,10 +75,10 @@ class _Rows:
                 job.earlier = self.table.extents[segment]
             yield job
 
-    def within(self, extents: Extents) -> Table:
+    def within(self, extents: Extents) -> SegmentTable:
         """Return the rows as they stand in all extents."""
         layout = self.source.layout
-        return Table(layout, self.source.identity, extents.take(self.first + np.arange(layout.count)))
+        return SegmentTable(layout, self.source.identity, extents.take(self.first + np.arange(layout.count)))
 
 
 class FileWriter:
@@ -139,7 +139,7 @@ class FileWriter:
         pieces = [data[begin : begin + step] for begin in range(0, data.size, step)]
         return self._places([self._add(piece.size, [piece]) for piece in pieces])
 
-    def pieces(self, value: Pieces) -> list[list[int]]:
+    def pieces(self, value: ArrayPieces) -> list[list[int]]:
         """Take a tensor of `LARGE_BYTES` or more that `write` makes; return where it will stand, as `store` does."""
         jobs = []
         for start, stop in value.cut(_step(value.width * value.shape[0])):
@@ -185,7 +185,7 @@ class FileWriter:
         self._extents[number] = found
         return [[number, 0, found.size]]
 
-    def segments(self, source: Source) -> int:
+    def segments(self, source: SavedRows) -> int:
         """Take rows; return the number of the extent of their first segment, which those of the others follow."""
         layout = source.layout
         first = self._reserve(layout.count)
@@ -318,7 +318,7 @@ class FileWriter:
                 found = self._appended(pack, pieces)
         return found
 
-    def _taken(self, source: Source, job: _Job) -> Extent:
+    def _taken(self, source: SavedRows, job: _Job) -> Extent:
         """Write a segment from where it lives; from a copy if it was written on meanwhile."""
         number = job.segment
         live = source.look(number)

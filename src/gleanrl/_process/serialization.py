@@ -28,7 +28,7 @@ _ALIGNED = 16
 _pool = BufferPool()
 
 
-class Parcel:
+class PickledBatch:
     """Data that are packed when they are pickled, and arrive as `Arrived`.
 
     Tensors on the CPU go as buffers, whatever holds them: TensorDicts, lists, tensorclasses. All else is pickled

@@ -19,7 +19,7 @@ import torch
 
 from gleanrl._arrays.allocate import lasting
 from gleanrl._arrays.block import Block
-from gleanrl._arrays.ragged import Objects
+from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.schema import Schema, numpy_dtype
 from gleanrl._os.files import Descriptors, memory
 from gleanrl._os.proc import available_memory
@@ -36,7 +36,7 @@ _WORDS = 384
 
 
 @dataclass(frozen=True)
-class Rows:
+class SharedRows:
     """The rows of a block.
 
     Attributes:
@@ -77,7 +77,7 @@ class Region:
     """
 
     start: int
-    rows: Rows
+    rows: SharedRows
     num_blocks: int
 
     @property
@@ -86,7 +86,7 @@ class Region:
         return self.start + self.num_blocks * self.rows.starts[-1]
 
 
-class Segment:
+class SharedSegment:
     """Shared memory, seen from one process. One thread at a time; views of it may be used by any.
 
     Args:
@@ -114,7 +114,7 @@ class Segment:
         return self._progress[worker * _WORDS : (worker + 1) * _WORDS]
 
     # ---------------------------------------------------------------- regions
-    def region(self, name: str, rows: Rows, num_blocks: int = 1) -> Region:
+    def region(self, name: str, rows: SharedRows, num_blocks: int = 1) -> Region:
         """Lay out a region; for the process that made the segment.
 
         One of the same name is given up for it: its memory is used again, so that its blocks are nobody's any more.
@@ -143,7 +143,7 @@ class Segment:
         rows = region.rows
         first = region.start + number * rows.starts[-1]
         columns = [
-            Objects.blanks(shape, field.blank)
+            ObjectColumn.blanks(shape, field.blank)
             if field.is_list
             else self._tensor(first + start, shape, field.dtype)
             for start, shape, field in zip(rows.starts, rows.shapes, rows.schema.fields, strict=False)

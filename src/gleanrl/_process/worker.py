@@ -96,7 +96,7 @@ class Stacks:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerPlan:
     """What all workers of a crew have in common.
 
     Attributes:
@@ -134,7 +134,7 @@ class Worker:
     """
 
     def __init__(
-        self, index: int, generation: int, progress: memoryview, stacks: Stacks, shared: int, plan: Plan
+        self, index: int, generation: int, progress: memoryview, stacks: Stacks, shared: int, plan: WorkerPlan
     ) -> None:
         self.index, self.generation, self.progress, self._stacks = index, generation, progress, stacks
         self._held = Descriptors()

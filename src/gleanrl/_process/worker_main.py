@@ -18,7 +18,7 @@ from gleanrl._os.fork_server_main import dump_stacks_into
 from gleanrl._os.proc import peak_memory
 from gleanrl._process.pipes import DONE, MESSAGE, ChannelClosed, WorkerEnd, decode, encode
 from gleanrl._process.remote_errors import Report
-from gleanrl._process.shared_columns import MEMORY, WORK, Segment
+from gleanrl._process.shared_columns import MEMORY, WORK, SharedSegment
 
 ENTRY = "gleanrl._process.worker_main:run"
 STOP = "close"
@@ -27,7 +27,7 @@ SYNC = "sync"
 """The name of a request that does nothing: whatever was asked before has been answered before it is."""
 
 
-class Servant(Protocol):
+class Service(Protocol):
     """What a worker works on; it lives in the worker. Every public method can be requested by name."""
 
     def signal(self, code: bytes) -> Any:
@@ -38,7 +38,7 @@ class Servant(Protocol):
 
 
 @dataclass(frozen=True)
-class Station:
+class WorkerContext:
     """What a worker gives its servant.
 
     Attributes:
@@ -48,11 +48,11 @@ class Station:
     """
 
     index: int
-    segment: Segment
+    segment: SharedSegment
     progress: memoryview
 
 
-MakeServant = Callable[[Station], Servant]
+MakeServant = Callable[[WorkerContext], Service]
 
 
 def _has_accelerators() -> bool:
@@ -75,7 +75,7 @@ def seed_globals(entropy: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Setting:
+class WorkerSetting:
     """What makes a worker's surroundings those of its owner.
 
     Attributes:
@@ -108,7 +108,7 @@ class Setting:
         seed_globals(self.entropy)
 
 
-class Request(NamedTuple):
+class WorkerRequest(NamedTuple):
     """What an owner asks.
 
     Attributes:
@@ -122,7 +122,7 @@ class Request(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-class Reply(NamedTuple):
+class WorkerReply(NamedTuple):
     """What a request gave.
 
     Attributes:
@@ -157,44 +157,44 @@ def run(link: socket.socket, descriptors: Sequence[int]) -> int:
         return 0
 
 
-def _answer(channel: WorkerEnd, reply: Reply) -> None:
+def _answer(channel: WorkerEnd, reply: WorkerReply) -> None:
     try:
         data = encode(reply)
     except Exception as error:
-        data = encode(Reply(reply.number, report=Report.of(error)))
+        data = encode(WorkerReply(reply.number, report=Report.of(error)))
     channel.send(data)
 
 
-def _set_up(channel: WorkerEnd, shared: int) -> tuple[Servant, memoryview] | None:
+def _set_up(channel: WorkerEnd, shared: int) -> tuple[Service, memoryview] | None:
     """Return the servant and the worker's words, or None if that failed; the owner was told which of the two."""
     number = 0
     try:
         assert channel.next_code() == MESSAGE
-        setting: Setting
+        setting: WorkerSetting
         setting, make_data = decode(channel.message())  # type: ignore[misc]
         number = setting.number
         setting.apply()
-        segment = Segment(setting.num_workers, shared)
+        segment = SharedSegment(setting.num_workers, shared)
         progress = segment.progress(setting.index)
         progress[WORK] += 1
         make: MakeServant = decode(make_data)  # type: ignore[assignment, has-type]
-        servant = make(Station(setting.index, segment, progress))
+        servant = make(WorkerContext(setting.index, segment, progress))
     except ChannelClosed:
         raise
     except BaseException as error:
-        _answer(channel, Reply(number, report=Report.of(error)))
+        _answer(channel, WorkerReply(number, report=Report.of(error)))
         return None
-    _answer(channel, Reply(number))
+    _answer(channel, WorkerReply(number))
     return servant, progress
 
 
-def _serve(channel: WorkerEnd, servant: Servant, progress: memoryview) -> int:
+def _serve(channel: WorkerEnd, servant: Service, progress: memoryview) -> int:
     read, write, reading, writing = os.read, os.write, channel.reading, channel.writing
     signal = servant.signal
     while True:
         code = read(reading, 1)
         if code == MESSAGE:
-            request: Request = decode(channel.message())  # type: ignore[assignment]
+            request: WorkerRequest = decode(channel.message())  # type: ignore[assignment]
             progress[WORK] += 1
             progress[MEMORY] = peak_memory()
             _answer(channel, _done(servant, request))
@@ -207,26 +207,26 @@ def _serve(channel: WorkerEnd, servant: Servant, progress: memoryview) -> int:
             try:
                 found = signal(code)
             except BaseException as error:
-                _answer(channel, Reply(0, report=Report.of(error)))
+                _answer(channel, WorkerReply(0, report=Report.of(error)))
             else:
                 if found is None:
                     write(writing, DONE)
                 else:
-                    _answer(channel, Reply(0, found))
+                    _answer(channel, WorkerReply(0, found))
 
 
-def _done(servant: Servant, request: Request) -> Reply:
+def _done(servant: Service, request: WorkerRequest) -> WorkerReply:
     """Do what was requested."""
     number, name, arguments = request
     try:
         if name == SYNC:
-            return Reply(number)
-        return Reply(number, getattr(servant, name)(*arguments))
+            return WorkerReply(number)
+        return WorkerReply(number, getattr(servant, name)(*arguments))
     except BaseException as error:
-        return Reply(number, report=Report.of(error))
+        return WorkerReply(number, report=Report.of(error))
 
 
-def _close_quietly(servant: Servant) -> None:
+def _close_quietly(servant: Service) -> None:
     """Close the servant of an owner that is gone; there's nobody to tell of an error."""
     try:
         servant.close()

@@ -28,9 +28,9 @@ import torch
 
 from gleanrl._os.clock import Deadline
 from gleanrl._process.pipes import DONE, PIECE, ChannelClosed, ChannelFull, decode, encode
-from gleanrl._process.shared_columns import OWN, Segment
-from gleanrl._process.worker import LOOK_MS, Plan, Stacks, Worker, require_descriptors, require_platform
-from gleanrl._process.worker_main import STOP, SYNC, MakeServant, Reply, Request, Setting
+from gleanrl._process.shared_columns import OWN, SharedSegment
+from gleanrl._process.worker import LOOK_MS, Stacks, Worker, WorkerPlan, require_descriptors, require_platform
+from gleanrl._process.worker_main import STOP, SYNC, MakeServant, WorkerReply, WorkerRequest, WorkerSetting
 from gleanrl.errors import ClosedError, WorkerError
 
 _ENDING_TERM_S = 1.0
@@ -64,7 +64,7 @@ def _ask_to_stop(worker: Worker, deadline: Deadline) -> bool:
     if worker.has_ended or worker.loss is not None:
         return False
     try:
-        worker.channel.send(encode(Request(_STOPPING, STOP)), deadline)
+        worker.channel.send(encode(WorkerRequest(_STOPPING, STOP)), deadline)
     except (ChannelClosed, ChannelFull):
         return False
     return True
@@ -78,7 +78,7 @@ def _last_words(worker: Worker, deadline: Deadline) -> BaseException | None:
         while poller.poll((deadline.remaining() or 0.0) * 1000):
             worker.channel.pull()
             while (arrived := worker.channel.take()) is not None:
-                reply = Reply(0) if arrived[0] == DONE else cast(Reply, decode(arrived[1]))
+                reply = WorkerReply(0) if arrived[0] == DONE else cast(WorkerReply, decode(arrived[1]))
                 if reply.number == _STOPPING and reply.report is not None:
                     return reply.report.error(f"worker {worker.index} (process {worker.pid})")
     return None
@@ -101,12 +101,12 @@ _SIGNAL = 0
 _crews = itertools.count()
 
 
-class Answer(NamedTuple):
+class WorkerAnswer(NamedTuple):
     """What came of something that was asked.
 
     Attributes:
         worker: its number.
-        request: the number that `Crew.post` returned; 0 for a signal.
+        request: the number that `WorkerPool.post` returned; 0 for a signal.
         value: what the servant's method returned.
         error: what was raised; or how the worker ended or hung.
         lost: whether the worker ended or hung: every request gets such an answer until it's replaced.
@@ -119,7 +119,7 @@ class Answer(NamedTuple):
     lost: bool = False
 
 
-class Crew:
+class WorkerPool:
     """Worker processes that serve one owner. One thread at a time.
 
     The first answer of each worker says that its servant was made, or why it couldn't be.
@@ -134,7 +134,7 @@ class Crew:
         LaunchError: if processes can't be started at all.
     """
 
-    def __init__(self, makers: Sequence[MakeServant], plan: Plan) -> None:
+    def __init__(self, makers: Sequence[MakeServant], plan: WorkerPlan) -> None:
         require_platform()
         require_descriptors(len(makers))
         self.plan = plan
@@ -147,7 +147,7 @@ class Crew:
         self._signalled: set[int] = set()
         self._turn = 0  # whose answer is looked for first: none is passed over for quicker ones
         self.workers: list[Worker] = []
-        self.segment = Segment(len(makers))
+        self.segment = SharedSegment(len(makers))
         self._stacks = Stacks()
         try:
             for index, make in enumerate(makers):
@@ -160,7 +160,7 @@ class Crew:
         number = next(self._numbers)
         surroundings = (tuple(sys.path), os.getcwd(), dict(os.environ))
         entropy = (*self._family, index, generation)
-        setting = Setting(number, index, num_workers, *surroundings, entropy, self.plan.num_threads)
+        setting = WorkerSetting(number, index, num_workers, *surroundings, entropy, self.plan.num_threads)
         first_words = encode((setting, encode(make)))
         progress = self.segment.progress(index)
         worker = Worker(index, generation, progress, self._stacks, self.segment.descriptor, self.plan)
@@ -187,7 +187,7 @@ class Crew:
         """
         self.check()
         number = next(self._numbers)
-        data = encode(Request(number, name, arguments))
+        data = encode(WorkerRequest(number, name, arguments))
         self._check_open()
         worker = self.workers[index]
         if not worker.due:
@@ -309,7 +309,7 @@ class Crew:
         """Whether the workers live, as far as is known, and have answered everything."""
         return not self.closed and not self._signalled and not any(w.due or w.loss for w in self.workers)
 
-    def wait_any(self, deadline: Deadline | None = None) -> Answer | None:
+    def wait_any(self, deadline: Deadline | None = None) -> WorkerAnswer | None:
         """Return the next answer; None if none is due, or none has come by the deadline, which may have passed.
 
         Raises:
@@ -329,16 +329,16 @@ class Crew:
             self._look(deadline)
             has_looked = True
 
-    def wait_all(self) -> list[Answer]:
+    def wait_all(self) -> list[WorkerAnswer]:
         """Return every answer that is due, by worker; or those that came until a worker was lost."""
-        answers: list[Answer] = []
+        answers: list[WorkerAnswer] = []
         while (answer := self.wait_any()) is not None:
             answers.append(answer)
             if answer.lost:
                 break
         return sorted(answers, key=lambda answer: answer.worker)
 
-    def _next(self, worker: Worker) -> Answer | None:
+    def _next(self, worker: Worker) -> WorkerAnswer | None:
         """Return the next answer of a worker if it has arrived; what nobody waits for any more is dropped."""
         index, due, inbox = worker.index, worker.due, worker.channel.inbox
         if worker.loss is None:
@@ -348,11 +348,11 @@ class Crew:
             if inbox == _JUST_DONE and due and due[0] == _SIGNAL and worker.is_made:
                 due.popleft()
                 inbox.clear()
-                return Answer(index, _SIGNAL)
+                return WorkerAnswer(index, _SIGNAL)
         try:
             while worker.loss is None and (arrived := worker.channel.first()) is not None:
                 code, data = arrived
-                reply = Reply(_SIGNAL) if code == DONE else cast(Reply, decode(data))
+                reply = WorkerReply(_SIGNAL) if code == DONE else cast(WorkerReply, decode(data))
                 worker.seconds = self.plan.timeouts.work_s
                 worker.is_made = worker.is_made or reply.report is None
                 worker.begin()
@@ -370,14 +370,14 @@ class Crew:
                     wanted = True
                 worker.channel.drop()
                 if wanted:
-                    return Answer(index, reply.number, reply.value, error)
+                    return WorkerAnswer(index, reply.number, reply.value, error)
         except ChannelClosed:
             self._crashed(worker)
         if worker.loss is None:
             return None
         number = due.popleft() if due else _SIGNAL
         self._signalled.discard(index)
-        return Answer(index, number, None, worker.loss, lost=True)
+        return WorkerAnswer(index, number, None, worker.loss, lost=True)
 
     def _look(self, deadline: Deadline | None) -> None:
         """Wait until something arrives, or somebody is late."""
@@ -475,7 +475,9 @@ class Crew:
                 worker.close()
             self._stacks.close()
             self.segment.close()
-            self.plan = replace(self.plan, where=Plan.where)  # its owner isn't kept by what it has ended
+            self.plan = replace(
+                self.plan, where=WorkerPlan.where
+            )  # its owner isn't kept by what it has ended
             self.ended = True
         if raised:
             raise raised[0]

@@ -21,8 +21,8 @@ from gleanrl._arrays.native import TensorMarks, write_ones
 from gleanrl._arrays.ragged import Leaf
 from gleanrl._arrays.schema import Field, new_column
 from gleanrl._arrays.tensordicts import (
-    Layout,
     Path,
+    TensorDictBuilder,
     as_key,
     empty_groups,
     flatten,
@@ -34,14 +34,14 @@ from gleanrl._arrays.tensordicts import (
     stand_apart,
 )
 from gleanrl._rollout.policies import AllowedActions, Compiler, RandomPolicy, unmasked
-from gleanrl._rollout.policy_modules import InTurn, Member, Values, members_of, reads_of
+from gleanrl._rollout.policy_modules import Member, ModuleSequence, Values, members_of, reads_of
 from gleanrl._rollout.protocol import PolicyCarry
 from gleanrl._rollout.row_writers import RowWriter, misfit
 from gleanrl._state.rng import OwnedTorchGenerator, derived_seed
 from gleanrl.errors import PolicyError
 
 
-class Marks(Protocol):
+class MutationCheck(Protocol):
     """Where some tensors are, and how often they were changed: asked before and after somebody else gets them.
 
     Torch counts the changes of a tensor and of all its views together.
@@ -57,13 +57,13 @@ class Marks(Protocol):
         """Return what was remembered: the number of changes and the address of each."""
 
 
-def marks() -> Marks:
+def marks() -> MutationCheck:
     """Return marks of no tensors yet."""
     return _AskedMarks() if EXCHANGE is None else TensorMarks(EXCHANGE, torch.Tensor)
 
 
 class _AskedMarks:
-    """Asks tensors in Python; see `Marks`."""
+    """Asks tensors in Python; see `MutationCheck`."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[int, int]] = []
@@ -238,7 +238,7 @@ class PolicyActor:
             call = _CallsActor(members, reads, self._layout, block)
             self.seen = reads
         else:
-            policy = InTurn(members) if compiler is None else compiler(self._policy)
+            policy = ModuleSequence(members) if compiler is None else compiler(self._policy)
             self.seen = reads if reads is not None and self._offers(reads) else None
             call = self._on_tensordict.bind(policy, block, self.seen)
         writer = RowWriter(block, self._fields, self._layout.actions)
@@ -295,7 +295,7 @@ class RowLayout:
         batch_size: the batch dimensions of a row.
         device: what the row's TensorDict says of its device.
         policy_device: where the policy wants its input; None for where the block lives.
-        groups: the batch sizes of nested TensorDicts beyond `batch_size` (see `Layout`).
+        groups: the batch sizes of nested TensorDicts beyond `batch_size` (see `TensorDictBuilder`).
         lists: those of `roots` that are lists.
     """
 
@@ -343,12 +343,12 @@ class _TensorDictCall:
         self._marks = marks()
         self._row = layout
         self._reads: Sequence[Path] | None = None
-        self._layout = Layout(layout.roots, layout.groups, layout.lists)
+        self._layout = TensorDictBuilder(layout.roots, layout.groups, layout.lists)
         self._known = {*fields, *layout.roots}
         self._groups: list[Path] = []
         self._num_entries = -1
         self._carried: list[Path] = []
-        self._wanted = Layout(fields)
+        self._wanted = TensorDictBuilder(fields)
 
     def bind(
         self, policy: Callable[[Any], Any], block: Block, reads: Sequence[Path] | None
@@ -356,7 +356,7 @@ class _TensorDictCall:
         """Call `policy` from now on, and read from `block`: what the policy reads, or all there is."""
         if reads != self._reads:
             row, self._reads, self._num_entries = self._row, reads, -1
-            self._layout = Layout(row.roots if reads is None else reads, row.groups, row.lists)
+            self._layout = TensorDictBuilder(row.roots if reads is None else reads, row.groups, row.lists)
         self._policy, self._records, self._cloning = policy, block.shown(self._layout.paths), block.cloning
         return self
 
@@ -410,7 +410,7 @@ class _TensorDictCall:
                 "the columns of a batch are fixed then"
             )
         self._carried = [path for path in came if self.is_state(path)]
-        self._wanted = Layout(dict.fromkeys((*self._fields, *self._carried)))
+        self._wanted = TensorDictBuilder(dict.fromkeys((*self._fields, *self._carried)))
         inner = dict.fromkeys(path[:end] for path in came for end in range(1, len(path)))
         self._groups = [*inner, *empty_groups(out)]
         self._num_entries = self._counted(out)
@@ -427,7 +427,7 @@ def _entry(out: Any, path: Path) -> Any:
     return out.get(path, None) if leaf is None else leaf
 
 
-def _changed_input(paths: Iterable[Path], given: Sequence[Any], before: Marks, t: int) -> PolicyError:
+def _changed_input(paths: Iterable[Path], given: Sequence[Any], before: MutationCheck, t: int) -> PolicyError:
     """Return the error for a policy that changed or moved its input: the row is the record of what it saw."""
     rows = list(zip(paths, given, before.taken(), strict=True))
     moved = [as_key(path) for path, row, (_, address) in rows if row.data_ptr() != address]

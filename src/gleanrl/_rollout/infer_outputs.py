@@ -13,9 +13,17 @@ from tensordict.nn import TensorDictModule
 from torch.nn.parameter import is_lazy
 
 from gleanrl._arrays.devices import said_of
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import Field
-from gleanrl._arrays.tensordicts import Layout, Path, as_key, as_path, flatten, group_sizes, is_private
+from gleanrl._arrays.tensordicts import (
+    Path,
+    TensorDictBuilder,
+    as_key,
+    as_path,
+    flatten,
+    group_sizes,
+    is_private,
+)
 from gleanrl._rollout.actors import missing_output
 from gleanrl._rollout.env_traits import Env
 from gleanrl._rollout.policies import OwnActions, only_draws
@@ -25,7 +33,7 @@ from gleanrl._state.rng import torch_kept
 from gleanrl.errors import PolicyError
 
 
-class Trial:
+class OutputProbe:
     """One call of the policy on the first root, to learn what it puts out.
 
     Args:
@@ -49,8 +57,8 @@ class Trial:
         leaves = self.stepper.root()
         dims = len(self.stepper.batch_size)
         fields = {path: Field.of(leaf, dims) for path, leaf in leaves.items()}
-        lists = [path for path, leaf in leaves.items() if isinstance(leaf, Objects)]
-        layout = Layout(leaves, sizes_of_groups(self.env, dims, fields), lists)
+        lists = [path for path, leaf in leaves.items() if isinstance(leaf, ObjectColumn)]
+        layout = TensorDictBuilder(leaves, sizes_of_groups(self.env, dims, fields), lists)
         device = said_of(self.stepper.device, self.env.device)
         return layout.build(list(leaves.values()), self.stepper.batch_size, device)
 
@@ -97,7 +105,7 @@ class Trial:
 
 
 def outputs_of(
-    wrapped: Any, given: Any, trial: Trial, actions: dict[Path, Field]
+    wrapped: Any, given: Any, trial: OutputProbe, actions: dict[Path, Field]
 ) -> tuple[Any, dict[Path, Field]]:
     """Return the policy and the columns that it writes; it's called only if they can't be known otherwise."""
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
@@ -190,7 +198,7 @@ def _changed(before: tuple[Leaf, Leaf] | None, leaf: Leaf, copied: bool) -> bool
     """Return whether the entry is another than before; an equal one counts as the same if it may be `copied`."""
     if before is None:
         return True
-    if isinstance(leaf, Objects):
+    if isinstance(leaf, ObjectColumn):
         return not leaf.equal(before[1])
     return not torch.equal(before[1], leaf) or (before[0] is not leaf and not copied)
 

@@ -22,7 +22,7 @@ from gleanrl._arrays.tensordicts import FLAGS, Path, as_key, as_path, flatten, o
 from gleanrl._rollout.actors import PolicyActor, RandomActor, RowLayout
 from gleanrl._rollout.env_traits import Env, EnvTraits
 from gleanrl._rollout.errors import StepFault, explain
-from gleanrl._rollout.infer_outputs import Trial, outputs_of, sizes_of_groups
+from gleanrl._rollout.infer_outputs import OutputProbe, outputs_of, sizes_of_groups
 from gleanrl._rollout.loop import with_gradients
 from gleanrl._rollout.policies import Compiler, OwnActions, drawing_policy, draws_all, only_draws, wrap_policy
 from gleanrl._rollout.protocol import FREELY, Actor, EpisodeRules, Stepper
@@ -193,7 +193,7 @@ def plan_rollout(
         policy_device = None
     traits = EnvTraits.of(env)  # after the first reset: what of a spec varies may show then only
     primed = traits.primed_paths
-    trial = Trial(stepper, env, policy_device, act_now, primed)
+    trial = OutputProbe(stepper, env, policy_device, act_now, primed)
     wrapped, written = with_gradients(gradients, outputs_of, wrapped, policy, trial, actions)
     if gradients and not isinstance(stepper, TensorDictStepper):
         gradients = any(_on_graph(value) for value in (trial.first or {}).values())

@@ -32,7 +32,15 @@ from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
 from torch.nn.modules.module import _has_any_global_hook
 
-from gleanrl._arrays.tensordicts import Layout, Path, as_key, as_path, leaf_at, put_leaf, stand_apart
+from gleanrl._arrays.tensordicts import (
+    Path,
+    TensorDictBuilder,
+    as_key,
+    as_path,
+    leaf_at,
+    put_leaf,
+    stand_apart,
+)
 from gleanrl._rollout.policies import Compiler
 from gleanrl._util import is_native
 from gleanrl.errors import PolicyError
@@ -126,7 +134,7 @@ class ProbabilisticCall:
         self.outputs: list[Path] = [as_path(key) for key in keys[1]]
         self._module = module
         self._batch_size = batch_size
-        self._record = Layout(dict.fromkeys(self.inputs))
+        self._record = TensorDictBuilder(dict.fromkeys(self.inputs))
         names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
         self._parameters = list(zip(names, self.inputs, strict=True))
         self._scores = bool(module.return_log_prob)
@@ -323,7 +331,7 @@ class Member:
         return run_typed
 
 
-class InTurn:
+class ModuleSequence:
     """Runs the members of a policy one after the other on a TensorDict.
 
     Args:

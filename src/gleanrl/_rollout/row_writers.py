@@ -18,14 +18,14 @@ import torch
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.dlpack import EXCHANGE
 from gleanrl._arrays.native import Columns, TensorRows
-from gleanrl._arrays.ragged import Leaf, Objects, as_leaf
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, as_leaf
 from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl.errors import PolicyError
 
 
 def written_whole(block: Block, path: Path) -> bool:
-    """Return whether `WholeRows` writes a column of `block`: it is on the CPU, and its rows lie at equal distances.
+    """Return whether `BatchedRowWriter` writes a column of `block`: it is on the CPU, with rows at equal distances.
 
     Complex numbers aren't for it, which would have to see whether they are conjugated.
     """
@@ -37,7 +37,7 @@ def written_whole(block: Block, path: Path) -> bool:
     return column.is_contiguous()
 
 
-class WholeRows(Protocol):
+class BatchedRowWriter(Protocol):
     """Writes rows of some columns, ``[*batch, T, *leaf]``."""
 
     def write(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None:
@@ -59,7 +59,7 @@ def whole_rows(
     paths: Mapping[Any, Path],
     roots: Mapping[Any, Path] | None = None,
     flags: Collection[Any] = (),
-) -> WholeRows | None:
+) -> BatchedRowWriter | None:
     """Return what writes rows of columns by one call; None if `paths` is empty, or a column isn't `written_whole`.
 
     To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does. The core looks at
@@ -81,7 +81,7 @@ def whole_rows(
 
 
 class _AskedRows:
-    """Asks tensors for their form and address in Python; see `WholeRows`."""
+    """Asks tensors for their form and address in Python; see `BatchedRowWriter`."""
 
     def __init__(
         self, block: Block, paths: Mapping[Any, Path], roots: Mapping[Any, Path], flags: Collection[Any]
@@ -275,7 +275,7 @@ class RowWriter:
 
 def _list_output(path: Path, value: Any) -> Leaf:
     leaf = as_leaf(value)
-    if not isinstance(leaf, (torch.Tensor, Objects)):
+    if not isinstance(leaf, (torch.Tensor, ObjectColumn)):
         raise PolicyError(
             f"policy: expected non-tensor data under {as_key(path)!r}, got {type(value).__name__}"
         )

@@ -20,11 +20,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.devices import on_cpu
-from gleanrl._arrays.ragged import Leaf, Objects, as_entry
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, as_entry
 from gleanrl._arrays.schema import Field, Schema, new_column
 from gleanrl._arrays.tensordicts import (
-    Layout,
     Path,
+    TensorDictBuilder,
     as_key,
     as_path,
     flatten,
@@ -124,7 +124,7 @@ class Column:
 
 def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
     """Return what came for a row of a list, after a look at it."""
-    lists = isinstance(value, Objects)
+    lists = isinstance(value, ObjectColumn)
     if field.dtype is None:
         if lists and value.blank is None and value.shape == row.shape:
             return value
@@ -133,8 +133,8 @@ def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
             f"key {as_key(path)!r} expected non-tensor data of shape {tuple(row.shape)}, got {came}"
         )
     if isinstance(value, torch.Tensor) and value.shape[: row.ndim] == row.shape:
-        value = Objects.rows_of(value, row.shape)
-    if not isinstance(value, Objects) or value.shape != row.shape:
+        value = ObjectColumn.rows_of(value, row.shape)
+    if not isinstance(value, ObjectColumn) or value.shape != row.shape:
         raise EnvironmentContractError(
             f"key {as_key(path)!r} expected tensors {field}, got {getattr(value, 'shape', type(value).__name__)}"
         )
@@ -373,7 +373,7 @@ class TensorDictStepper(Stepper):
         ends = [as_key(path) for path in self._ends]
         self._whole = whole_rows(block, {key: c.path for key, c in whole.items()}, roots, ends)
         self._tells = whole.keys() >= set(ends)  # whether that says if an episode has ended
-        self._outcome = Layout(path for path, *_ in self._next)
+        self._outcome = TensorDictBuilder(path for path, *_ in self._next)
         self._keys = [as_key(path) for path in self._outcome.paths]
         after = {path: column for path, _, column in self._next}
         # What of a root isn't the outcome's.

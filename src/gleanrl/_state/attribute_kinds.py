@@ -20,7 +20,7 @@ import torch
 
 from gleanrl._state.rng import check_position
 from gleanrl._state.state import Stateful
-from gleanrl.compat.moved import MOVED
+from gleanrl.compat.moved import MOVED, RENAMED
 from gleanrl.errors import SchemaError, UnsupportedError
 
 _CONSTANTS = (
@@ -75,11 +75,13 @@ def present_name(saved: str) -> str:
 
 
 def _moved(name: str) -> str:
-    module, rest = name, ""
-    while module not in MOVED and "." in module:
-        module, _, last = module.rpartition(".")
-        rest = f".{last}{rest}"
-    return MOVED.get(module, module) + rest
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        module, first = ".".join(parts[:end]), parts[end]
+        renamed = RENAMED.get(f"{module}.{first}", first)
+        if module in MOVED or renamed != first:
+            return ".".join([MOVED.get(module, module), renamed, *parts[end + 1 :]])
+    return name
 
 
 def constant_name(value: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import torch
 
-from gleanrl._arrays.ragged import Objects
+from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl.errors import SchemaError
 
 Value = TypeVar("Value")
@@ -80,7 +80,7 @@ def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
         if id(value) not in copies:
             copies[id(value)] = value.clone()
         return copies[id(value)]
-    if isinstance(value, Objects):
+    if isinstance(value, ObjectColumn):
         return {"items": plain(value.items(), copies), "shape": list(value.shape)}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name), copies) for field in fields(value)}
@@ -93,13 +93,13 @@ def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
     return value
 
 
-def objects_from(saved: Any) -> Objects:
+def objects_from(saved: Any) -> ObjectColumn:
     """Return the objects that `plain` made plain, whatever kind they are; what isn't of that form raises."""
     items = saved["items"]
     if not isinstance(items, list):
         raise TypeError(f"expected a list of objects, got {type(items).__name__}")
     blank = items[0].new_zeros(0) if items and isinstance(items[0], torch.Tensor) else None
-    return Objects.of(items, saved["shape"], blank).clone()
+    return ObjectColumn.of(items, saved["shape"], blank).clone()
 
 
 class StateReader:
@@ -197,14 +197,14 @@ class StateReader:
         copied: torch.Tensor = value.detach().to("cpu", copy=copy).contiguous()
         return copied
 
-    def objects(self, name: str, blank: torch.Tensor | None, shape: Sequence[int]) -> Objects:
-        """Return an array of objects; `blank` says which kind (see `Objects`)."""
+    def objects(self, name: str, blank: torch.Tensor | None, shape: Sequence[int]) -> ObjectColumn:
+        """Return an array of objects; `blank` says which kind (see `ObjectColumn`)."""
         reader = self.part(name)
         items, size = reader.get("items"), reader.numbers("shape", int)
         alike = isinstance(items, list) and len(items) == math.prod(shape) and size == tuple(shape)
         if not alike or (blank is not None and not all(isinstance(item, torch.Tensor) for item in items)):
             raise self.wrong(name, f"{tuple(shape)} {'objects' if blank is None else 'tensors'}")
-        return Objects.of(items, shape, blank).clone()
+        return ObjectColumn.of(items, shape, blank).clone()
 
     def optional(self, name: str, read: Callable[[str], Value]) -> Value | None:
         """Return what `read` makes of the field, or None where it holds None."""

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from gleanrl.collectors.background import Background
 from gleanrl.collectors.config import Settings
-from gleanrl.collectors.delivery import Finish, Handover, Packed
+from gleanrl.collectors.delivery import BatchDelivery, Finish, Packed
 from gleanrl.collectors.frame_accounting import CollectorStats
 from gleanrl.collectors.policy_weights import chosen_weights
 from gleanrl.collectors.source import Budget, BudgetSpent, Grants, Loading, Source
@@ -214,7 +214,7 @@ class SourceCollector(ConfiguredCollector):
         self,
         settings: Settings,
         budget: Budget,
-        handover: Handover,
+        handover: BatchDelivery,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None,
         policy: Any,
     ) -> None:

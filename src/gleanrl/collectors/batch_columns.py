@@ -19,7 +19,7 @@ from gleanrl._arrays.schema import Field, Schema
 from gleanrl._arrays.tensordicts import Path, as_key, as_path
 from gleanrl._rollout.env_traits import Env, EnvTraits
 from gleanrl._rollout.plan import RolloutPlan
-from gleanrl.collectors.frame_accounting import Numbering, Trajectories
+from gleanrl.collectors.frame_accounting import Numbering, TrajectoryIds
 from gleanrl.collectors.source import CollectionOptions
 from gleanrl.data.trajectories import MASK
 from gleanrl.errors import InvalidArgumentError, NonFiniteError, PolicyError
@@ -113,11 +113,11 @@ class Completed:
     """Frames that are marked."""
     excess: int
     """Frames beyond the budget, masked."""
-    trajectories: Trajectories
+    trajectories: TrajectoryIds
     """Where they stand after the batch."""
 
 
-class Columns:
+class BatchColumns:
     """Completes blocks: everything that isn't needed at every step is filled in here, once a batch.
 
     Args:
@@ -176,7 +176,7 @@ class Columns:
         return added
 
     def complete(
-        self, block: Block, count: int, trajectories: Trajectories, most: int | None = None
+        self, block: Block, count: int, trajectories: TrajectoryIds, most: int | None = None
     ) -> Completed:
         """Check the first `count` steps of a block, and fill in ids and counts.
 
@@ -271,7 +271,7 @@ class Columns:
         found: np.ndarray[Any, Any] = ended[0] if len(ended) == 1 else np.logical_or.reduce(ended)
         return found
 
-    def where(self, block: Block, trajectories: Trajectories, env: int) -> tuple[int, int]:
+    def where(self, block: Block, trajectories: TrajectoryIds, env: int) -> tuple[int, int]:
         """Return where environment `env` stands after a block's whole steps: ``(id, steps of the trajectory)``.
 
         For environments whose every step is a frame.
@@ -317,7 +317,7 @@ class Columns:
         rewards = self._flat(block, self._reward_path, count)
         return rewards.flatten(2).sum(-1).double().cpu().numpy()
 
-    def _number(self, block: Block, count: int, trajectories: Trajectories, mask: Any) -> Trajectories:
+    def _number(self, block: Block, count: int, trajectories: TrajectoryIds, mask: Any) -> TrajectoryIds:
         done, reward = self.done(block, count), self._rewards(block, count)
         ids = self._array(block, IDS, count)
         counts = self._array(block, _COUNT, count)[..., 0] if self._counted else None

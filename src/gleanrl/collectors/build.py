@@ -23,7 +23,7 @@ from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl._state.rng import OwnedTorchGenerator
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.policy_weights import PolicyWeights
-from gleanrl.collectors.single_source import Collection
+from gleanrl.collectors.single_source import RolloutSource
 from gleanrl.collectors.source import CollectionOptions
 from gleanrl.envs.policy_state import with_policy_state
 from gleanrl.envs.transforms.transformed_env import TransformedEnv
@@ -118,7 +118,7 @@ def innermost(env: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CollectorConfig:
     """How one process collects; it can be sent to another process.
 
     Attributes:
@@ -157,7 +157,7 @@ class Recipe:
 class Assembly(NamedTuple):
     """A collection, and what it was made of."""
 
-    collection: Collection
+    collection: RolloutSource
     devices: Devices
     moved_to: torch.device | None
     """Where its batches have to be moved; None for nowhere."""
@@ -166,7 +166,7 @@ class Assembly(NamedTuple):
 def assemble(
     env: Any,
     policy: Any,
-    recipe: Recipe,
+    recipe: CollectorConfig,
     weights_for: Callable[[Any, torch.device | None], PolicyWeights] = PolicyWeights,
     prepared: Callable[[Any], Any] | None = None,
     numbering: Numbering | None = None,
@@ -222,7 +222,7 @@ def assemble(
     if target is None and not same_device(here, env.device):
         target = env.device
     shown = here if target == here else plan.device
-    collection = Collection(env, plan, options, shown, weights, generator, numbering, first_id)
+    collection = RolloutSource(env, plan, options, shown, weights, generator, numbering, first_id)
     return Assembly(collection, devices, None if target == here else target)
 
 

@@ -17,7 +17,7 @@ from gleanrl._rollout.plan import RolloutPlan
 from gleanrl._rollout.protocol import Carry, Stepper
 from gleanrl._state.rng import GENERATORS, Places
 from gleanrl._state.state import StateReader
-from gleanrl.collectors.frame_accounting import Ledger, Numbering, Trajectories
+from gleanrl.collectors.frame_accounting import FrameCounts, Numbering, TrajectoryIds
 from gleanrl.collectors.policy_weights import PolicyWeights, check_loads
 from gleanrl.collectors.source import Loading, warn
 from gleanrl.envs.env_state import check_state
@@ -26,7 +26,7 @@ from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, Unsup
 
 
 @dataclass(frozen=True)
-class Place:
+class EpisodePosition:
     """Where the environments stand, and the generators that they share with the policy and the program.
 
     Attributes:
@@ -42,7 +42,7 @@ class Place:
     generators: Places | None = None
 
     @classmethod
-    def of(cls, env: Any, stepper: Stepper, reset_first: bool) -> Place:
+    def of(cls, env: Any, stepper: Stepper, reset_first: bool) -> EpisodePosition:
         """Return the place of environments that `stepper` steps, or that are to be reset."""
         try:
             memory = remember(env)
@@ -52,7 +52,7 @@ class Place:
         return cls(carry, memory, "", GENERATORS.snapshot())
 
     @classmethod
-    def read(cls, state: Any, env: Any, stepper: Stepper) -> Place:
+    def read(cls, state: Any, env: Any, stepper: Stepper) -> EpisodePosition:
         """Return the place of a saved state; without a carry for environments that can't be taken there."""
         reader = StateReader(state, "the environments' place")
         why = reader.text("why")
@@ -85,11 +85,11 @@ class Collects(Protocol):
     numbering: Numbering | None
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> FrameCounts:
         """The counts."""
 
     @property
-    def trajectories(self) -> Trajectories:
+    def trajectories(self) -> TrajectoryIds:
         """Where they stand."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Collects(Protocol):
         """Go on from a value."""
 
 
-class Saved(NamedTuple):
+class SavedCollector(NamedTuple):
     """What a saved state stands for."""
 
     value: Any
@@ -161,7 +161,7 @@ def loading(
 
 def parse(
     collection: Collects, state: Any, strict: bool, has_policy: bool = False, keep_ids: bool = False
-) -> Saved:
+) -> SavedCollector:
     """Return what a saved state stands for, checked.
 
     Args:
@@ -174,7 +174,9 @@ def parse(
     needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
     check_entries(state, needed, strict, f"expected {sorted(needed)}")
     told = "source" in state
-    value = collection.parse(state["source"]) if told else replace(collection.snapshot(), place=Place())
+    value = (
+        collection.parse(state["source"]) if told else replace(collection.snapshot(), place=EpisodePosition())
+    )
     go_on = value.place.carry is not None
     name = collection.numbering or int
     under_way = tuple(name(number) for number in _under_way(state["source"])) if told else ()
@@ -189,10 +191,10 @@ def parse(
     env_state = state.get("env_state_dict")
     if env_state is not None:
         check_state(collection.env, env_state)
-    return Saved(value, env_state, strict, cut, kept, renamed)
+    return SavedCollector(value, env_state, strict, cut, kept, renamed)
 
 
-def ahead(state: dict[str, Any], handed_out: Trajectories | None = None) -> dict[str, Any]:
+def ahead(state: dict[str, Any], handed_out: TrajectoryIds | None = None) -> dict[str, Any]:
     """Return a state that `saved` returned without where the environments stand in their episodes, in place.
 
     For a collection whose owner saves it after frames that the owner's state lacks.
@@ -212,7 +214,7 @@ def _under_way(source: Any) -> Sequence[int]:
     reader = StateReader(source, "a collection")
     if "under_way" in reader:
         return reader.numbers("under_way", int)
-    return Trajectories.read(reader.get("trajectories")).local_ids
+    return TrajectoryIds.read(reader.get("trajectories")).local_ids
 
 
 def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None:
@@ -233,7 +235,7 @@ def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None
         raise SchemaError(f"load_state_dict: unexpected {unexpected}; {hint}")
 
 
-def with_counts(ledger: Ledger, state: Mapping[str, Any], of: str) -> Ledger:
+def with_counts(ledger: FrameCounts, state: Mapping[str, Any], of: str) -> FrameCounts:
     """Return a ledger with the frames and batches that a saved state names; `of` is what it's a state of."""
     reader = StateReader(state, of)
     spent = reader.integer("frames") if "frames" in reader else ledger.spent
@@ -241,7 +243,7 @@ def with_counts(ledger: Ledger, state: Mapping[str, Any], of: str) -> Ledger:
     return replace(ledger, spent=spent, batches=batches)
 
 
-def adopt(collection: Collects, found: Saved, also: Callable[[], None] | None = None) -> None:
+def adopt(collection: Collects, found: SavedCollector, also: Callable[[], None] | None = None) -> None:
     """Go on from a saved state.
 
     Args:

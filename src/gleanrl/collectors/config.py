@@ -13,7 +13,13 @@ from tensordict.nn import InteractionType
 
 from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl._util import flag, integer, optional_callable, positive
-from gleanrl.collectors.delivery import CollectorProgress, Delivery, Feed, Handover, place_postproc
+from gleanrl.collectors.delivery import (
+    BatchDelivery,
+    BufferSink,
+    CollectorProgress,
+    PostProcessing,
+    place_postproc,
+)
 from gleanrl.collectors.source import Budget, CollectionOptions, Source, stop_of
 from gleanrl.collectors.trajectory_batches import WholeTrajectories
 from gleanrl.envs.exploration import exploration_from_string
@@ -102,9 +108,9 @@ class Settings:
         )
 
     @cached_property
-    def feed(self) -> Feed | None:
+    def feed(self) -> BufferSink | None:
         """What puts batches into a buffer, if there is one."""
-        return None if self.replay_buffer is None else Feed(self.replay_buffer, self.extend_buffer)
+        return None if self.replay_buffer is None else BufferSink(self.replay_buffer, self.extend_buffer)
 
     def handover(
         self,
@@ -114,7 +120,7 @@ class Settings:
         moved_to: torch.device | None,
         truncated: Sequence[NestedKey] = (),
         progress: bool = False,
-    ) -> Handover:
+    ) -> BatchDelivery:
         """Return what hands out batches of a source, or whole trajectories of it.
 
         Args:
@@ -122,15 +128,15 @@ class Settings:
             budget: how many frames of them.
             storing: where they are delivered, for who processes them.
             moved_to: where they have to be moved for that; None for nowhere.
-            truncated: see `Delivery`.
+            truncated: see `PostProcessing`.
             progress: whether counters are shown.
         """
         source = self.whole_or_not(source)
         place_postproc(self.postproc, storing)
         steps = (self.split_trajs, self.postproc, self.return_same_td, self.post_collect_hook)
-        delivery = Delivery(moved_to, truncated, *steps)
+        delivery = PostProcessing(moved_to, truncated, *steps)
         shown = CollectorProgress(budget.total_frames) if progress else None
-        return Handover(source, budget, delivery, self.feed, self.pre_collect_hook, shown)
+        return BatchDelivery(source, budget, delivery, self.feed, self.pre_collect_hook, shown)
 
     def whole_or_not(self, source: Source) -> Source:
         """Return what hands out whole trajectories, if that is asked for; else the source itself.

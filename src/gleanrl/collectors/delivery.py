@@ -34,7 +34,7 @@ from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import ClosedError, InvalidTypeError
 
 
-class Delivery:
+class PostProcessing:
     """Marks, moves, splits and post-processes batches.
 
     Args:
@@ -114,7 +114,7 @@ def place_postproc(postproc: Any, device: torch.device | None) -> None:
         postproc.to(device)
 
 
-class Feed:
+class BufferSink:
     """Puts batches into a buffer.
 
     Args:
@@ -246,7 +246,7 @@ Packed = TypeVar("Packed")
 Finish = Callable[[TensorDictBase], Any]
 
 
-class Handover:
+class BatchDelivery:
     """Collects batches and hands them over. One caller at a time.
 
     A batch is counted as delivered as the very last thing: an interrupt comes before that, and the batch is lost and
@@ -272,8 +272,8 @@ class Handover:
         self,
         source: Source,
         budget: Budget,
-        delivery: Delivery,
-        feed: Feed | None = None,
+        delivery: PostProcessing,
+        feed: BufferSink | None = None,
         before: Callable[[], Any] | None = None,
         progress: CollectorProgress | None = None,
     ) -> None:
@@ -332,7 +332,7 @@ class Handover:
         return packed[0]
 
     def _carried_out(
-        self, collect: Callable[[], Collected], finish: Finish | None = None, feed: Feed | None = None
+        self, collect: Callable[[], Collected], finish: Finish | None = None, feed: BufferSink | None = None
     ) -> TensorDictBase | None:
         """Return what is made of a batch, or put it into a buffer."""
         self.require_open()

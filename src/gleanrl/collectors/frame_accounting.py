@@ -44,7 +44,7 @@ class Numbering(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trajectories:
+class TrajectoryIds:
     """Where the trajectories of P environments stand between two batches, an immutable value.
 
     Ids never name two trajectories. The environments begin with 0 … P-1; each trajectory that ends gives its
@@ -76,10 +76,10 @@ class Trajectories:
         return found
 
     @staticmethod
-    def begin(num_envs: int, first_id: int = 0) -> Trajectories:
+    def begin(num_envs: int, first_id: int = 0) -> TrajectoryIds:
         """Return those of environments that have no frame yet."""
         ids = np.arange(first_id, first_id + num_envs, dtype=np.int64)
-        return Trajectories(ids, np.zeros_like(ids), np.zeros(num_envs), first_id + num_envs)
+        return TrajectoryIds(ids, np.zeros_like(ids), np.zeros(num_envs), first_id + num_envs)
 
     def where(self, done: Array, env: int) -> tuple[int, int]:
         """Return where environment `env` stands after some steps: ``(local id, steps within the trajectory)``.
@@ -104,7 +104,7 @@ class Trajectories:
         counts: Array | None = None,
         mask: Array | None = None,
         numbering: Numbering | None = None,
-    ) -> Trajectories:
+    ) -> TrajectoryIds:
         """Fill in the columns of a batch and return where the trajectories stand after it.
 
         Args:
@@ -124,7 +124,7 @@ class Trajectories:
             done, reward, mask, ids, counts, own_ids, own_steps, own_returns, self.next_id, factor, offset
         )
         count = len(lengths)
-        return Trajectories(
+        return TrajectoryIds(
             own_ids,
             own_steps,
             own_returns,
@@ -134,7 +134,7 @@ class Trajectories:
             (*self.recent_lengths, *lengths)[-NUM_RECENT:] if count else self.recent_lengths,
         )
 
-    def abandon(self, mask: Array | None = None) -> Trajectories:
+    def abandon(self, mask: Array | None = None) -> TrajectoryIds:
         """Return where they stand after a reset: environments whose trajectory has frames get new ids.
 
         Args:
@@ -151,7 +151,7 @@ class Trajectories:
             next_id=self.next_id + int(stale.sum()),
         )
 
-    def apart_from(self, used: Trajectories, go_on: bool = False) -> Trajectories:
+    def apart_from(self, used: TrajectoryIds, go_on: bool = False) -> TrajectoryIds:
         """Return them with no id that frames of `used` have.
 
         Args:
@@ -176,12 +176,12 @@ class Trajectories:
         )
 
     @staticmethod
-    def read(state: Any) -> Trajectories:
+    def read(state: Any) -> TrajectoryIds:
         """Return the value of a saved state; `SchemaError` for anything else."""
         reader = StateReader(state, "trajectories")
         next_id = reader.integer("next_id")
         ids = reader.tensor("ids", torch.int64, (None,)).numpy()
-        value = Trajectories(
+        value = TrajectoryIds(
             ids,
             reader.tensor("steps", torch.int64, ids.shape).numpy(),
             reader.tensor("returns", torch.float64, ids.shape).numpy(),
@@ -196,11 +196,11 @@ class Trajectories:
             raise reader.wrong("steps", "numbers of 0 or more")
         return value
 
-    def of_environments(self, num_envs: int) -> Trajectories:
+    def of_environments(self, num_envs: int) -> TrajectoryIds:
         """Return these, or new ones, numbered after these, if they are of another number of environments."""
         if len(self.ids) == num_envs:
             return self
-        begun = Trajectories.begin(num_envs, self.next_id)
+        begun = TrajectoryIds.begin(num_envs, self.next_id)
         return replace(self, ids=begun.ids, steps=begun.steps, returns=begun.returns, next_id=begun.next_id)
 
 
@@ -270,7 +270,7 @@ class CollectorStats:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class FrameCounts:
     """The counts of a source, an immutable value. Python integers: no count ever wraps."""
 
     delivered: int = 0
@@ -298,11 +298,13 @@ class Ledger:
         """Frames that environments were stepped for."""
         return self.delivered + self.flagged + self.discarded
 
-    def lasting(self, seconds: float) -> Ledger:
+    def lasting(self, seconds: float) -> FrameCounts:
         """Return the counts after collecting for so much longer."""
         return replace(self, seconds=self.seconds + seconds)
 
-    def delivering(self, frames: int, flagged: int = 0, counted: bool = True, seconds: float = 0.0) -> Ledger:
+    def delivering(
+        self, frames: int, flagged: int = 0, counted: bool = True, seconds: float = 0.0
+    ) -> FrameCounts:
         """Return the counts after another batch was handed out.
 
         Args:
@@ -311,7 +313,7 @@ class Ledger:
             counted: whether it counts against the budget.
             seconds: that its collection took.
         """
-        return Ledger(  # `replace` would take three times as long, for each batch
+        return FrameCounts(  # `replace` would take three times as long, for each batch
             self.delivered + frames - flagged,
             self.flagged + flagged,
             self.discards,
@@ -321,17 +323,17 @@ class Ledger:
             self.cut,
         )
 
-    def cutting(self, trajectories: int) -> Ledger:
+    def cutting(self, trajectories: int) -> FrameCounts:
         """Return the counts after so many trajectories couldn't go on."""
         return replace(self, cut=self.cut + trajectories)
 
-    def discarding(self, frames: int, reason: str) -> Ledger:
+    def discarding(self, frames: int, reason: str) -> FrameCounts:
         """Return the counts after `frames` more were stepped that will never be handed out."""
         if not frames:
             return self
         return replace(self, discards={**self.discards, reason: self.discards.get(reason, 0) + frames})
 
-    def stats(self, trajectories: Trajectories | None = None) -> CollectorStats:
+    def stats(self, trajectories: TrajectoryIds | None = None) -> CollectorStats:
         """Return the counters that users see; without trajectories those of none, for who follows them elsewhere."""
         mean_return, mean_length = means_of(() if trajectories is None else trajectories.recent)
         return CollectorStats(
@@ -349,11 +351,11 @@ class Ledger:
         )
 
     @staticmethod
-    def read(state: Any) -> Ledger:
+    def read(state: Any) -> FrameCounts:
         """Return the counts of a saved state; `SchemaError` for anything else."""
         reader = StateReader(state, "a frame ledger")
         discards = reader.part("discards")
-        return Ledger(
+        return FrameCounts(
             reader.integer("delivered"),
             reader.integer("flagged"),
             {reason: discards.integer(reason) for reason in discards},

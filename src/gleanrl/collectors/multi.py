@@ -17,7 +17,7 @@ from tensordict.nn import InteractionType
 from gleanrl._process.worker import Timeouts
 from gleanrl._util import integer, optional_callable, positive
 from gleanrl.collectors.base import Setting, SourceCollector, shown
-from gleanrl.collectors.build import Recipe
+from gleanrl.collectors.build import CollectorConfig
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.single import SyncDataCollector
@@ -176,7 +176,7 @@ class WorkersCollector(SourceCollector):
         frames = frames_of(frames_per_batch, count, shared=self._num_slots == 1)
         if total_frames is not None and integer("total_frames", total_frames) == 0:
             raise InvalidArgumentError("total_frames: expected a positive integer, or -1 for endless, got 0")
-        recipe = Recipe(
+        recipe = CollectorConfig(
             settings.options(),
             set_truncated=settings.set_truncated,
             trust_policy=bool(trust_policy),

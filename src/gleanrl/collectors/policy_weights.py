@@ -263,7 +263,7 @@ def _shape(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-class LinkedWeights:
+class WeightCopier:
     """A module's weights, which go to records of them or come from there, again and again. One thread at a time.
 
     What `copy_weights` checks is checked once for each record, and again whenever the module has other tensors, or

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from gleanrl.collectors.base import Setting, SourceCollector, shown
-from gleanrl.collectors.build import Recipe, assemble, made_env, registered
+from gleanrl.collectors.build import CollectorConfig, assemble, made_env, registered
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.policy_weights import made_policy
 from gleanrl.collectors.source import Budget
@@ -149,7 +149,7 @@ class SyncDataCollector(SourceCollector):
         progress: bool = False,
     ) -> None:
         settings = Settings.of(locals())
-        recipe = Recipe(
+        recipe = CollectorConfig(
             settings.options(),
             device,
             env_device,

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl._arrays.allocate import BufferPool
-from gleanrl._arrays.block import Block, KeptBlock, can_keep
+from gleanrl._arrays.block import Block, ReusableBlock, can_keep
 from gleanrl._arrays.schema import Schema
 from gleanrl._os import clock
 from gleanrl._rollout.env_traits import is_closed, seed_env
@@ -24,9 +24,9 @@ from gleanrl._rollout.protocol import CarriedOutputs
 from gleanrl._state.rng import OwnedTorchGenerator
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl.collectors import checkpoint
-from gleanrl.collectors.batch_columns import Columns, Completed
-from gleanrl.collectors.checkpoint import Place
-from gleanrl.collectors.frame_accounting import CollectorStats, Episode, Ledger, Numbering, Trajectories
+from gleanrl.collectors.batch_columns import BatchColumns, Completed
+from gleanrl.collectors.checkpoint import EpisodePosition
+from gleanrl.collectors.frame_accounting import CollectorStats, Episode, FrameCounts, Numbering, TrajectoryIds
 from gleanrl.collectors.policy_weights import PolicyWeights
 from gleanrl.collectors.source import Collected, CollectionOptions, Grant, Grants, Loading, Source, warn
 from gleanrl.errors import (
@@ -53,14 +53,14 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
 class CollectionState:
     """What a collection lives by, beside its environment and its policy."""
 
-    ledger: Ledger
-    trajectories: Trajectories
+    ledger: FrameCounts
+    trajectories: TrajectoryIds
     generator: torch.Tensor | None
     """State of the generator of random actions; None before its first use."""
     carry: CarriedOutputs
     """What the policy finds again in the next row."""
     policy_version: int
-    place: Place
+    place: EpisodePosition
     """Where the environments stand."""
 
 
@@ -79,8 +79,8 @@ class Filled(NamedTuple):
 class _Moment(NamedTuple):
     """Where a collection stands. It goes from one to the next by one assignment, which no interrupt can cut."""
 
-    ledger: Ledger
-    trajectories: Trajectories
+    ledger: FrameCounts
+    trajectories: TrajectoryIds
     open: Block | int | None = None
     """Frames that aren't in the ledger: those of a block being filled, or so many."""
     reset_first: bool = False
@@ -91,7 +91,7 @@ class _Moment(NamedTuple):
         return _Moment(self.ledger, self.trajectories, frames, self.reset_first)
 
 
-class Collection(Source, Stateful[CollectionState]):
+class RolloutSource(Source, Stateful[CollectionState]):
     """Fills one batch after the other.
 
     After a failure (an environment, a policy, a value that isn't finite, an interrupt) the batch is discarded and
@@ -122,14 +122,14 @@ class Collection(Source, Stateful[CollectionState]):
         first_id: int = 0,
     ) -> None:
         self.env, self.plan, self.options, self.numbering = env, plan, options, numbering
-        self.columns = Columns(env, plan, options, numbering)
+        self.columns = BatchColumns(env, plan, options, numbering)
         self.num_envs, self.batch_size = self.columns.num_envs, plan.batch_size
         self.done_paths = plan.done_paths
         self.device = device
         """What batches say of their device."""
         self.weights = weights or PolicyWeights(None, None)
         self._draws = generator or OwnedTorchGenerator()
-        self._now = _Moment(Ledger(), Trajectories.begin(self.num_envs, first_id))
+        self._now = _Moment(FrameCounts(), TrajectoryIds.begin(self.num_envs, first_id))
         self._block: Block | None = None
         self._kept: Block | None = None  # what `_batch` shows, where the block itself is borrowed
         self._batch: TensorDict | None = None
@@ -148,12 +148,12 @@ class Collection(Source, Stateful[CollectionState]):
         return self._now.ledger.spent
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> FrameCounts:
         """The counts; an open batch isn't in them."""
         return self._now.ledger
 
     @property
-    def trajectories(self) -> Trajectories:
+    def trajectories(self) -> TrajectoryIds:
         """Where they stand after the last batch that arrived."""
         return self._now.trajectories
 
@@ -300,18 +300,18 @@ class Collection(Source, Stateful[CollectionState]):
             self._batch = self._kept = None
         return self._block
 
-    def _kept_block(self, num_steps: int) -> KeptBlock | None:
+    def _kept_block(self, num_steps: int) -> ReusableBlock | None:
         """Return a block that many batches are written into, one after the other; None where that isn't worth while."""
         block = self._block
-        if not isinstance(block, KeptBlock) or block.num_steps != num_steps or not block.is_free:
+        if not isinstance(block, ReusableBlock) or block.num_steps != num_steps or not block.is_free:
             self._block, schema = None, self.columns.schema
             if self.plan.rewrites_blocks and can_keep(schema, self.batch_size, num_steps):
-                self._block = KeptBlock(schema, self.batch_size, num_steps)
+                self._block = ReusableBlock(schema, self.batch_size, num_steps)
             block = self._block
         return block
 
     def _wrap(self, block: Block, count: int, lend: bool) -> TensorDict:
-        if lend and not isinstance(block, KeptBlock):
+        if lend and not isinstance(block, ReusableBlock):
             return block.batch(count, self.device)
         if not self.options.reuse_block or count != block.num_steps:
             return block.owned(self._pool).batch(count, self.device)
@@ -404,19 +404,23 @@ class Collection(Source, Stateful[CollectionState]):
             self._draws.snapshot(),
             self.plan.actor.carry.snapshot(),
             self.policy_version,
-            Place.of(self.env, self.plan.stepper, self._now.reset_first or self.plan.stepper.disturbed),
+            EpisodePosition.of(
+                self.env, self.plan.stepper, self._now.reset_first or self.plan.stepper.disturbed
+            ),
         )
 
     def parse(self, state: Any) -> CollectionState:
         """Return the value of a saved state."""
         reader = StateReader(state, "a collection")
         return CollectionState(
-            Ledger.read(reader.get("ledger")),
-            Trajectories.read(reader.get("trajectories")).of_environments(self.num_envs),
+            FrameCounts.read(reader.get("ledger")),
+            TrajectoryIds.read(reader.get("trajectories")).of_environments(self.num_envs),
             self._draws.parse(reader.get("generator")),
             self.plan.actor.carry.parse(reader.get("carry")),
             reader.integer("policy_version"),
-            Place.read(reader.get("place"), self.env, self.plan.stepper) if "place" in reader else Place(),
+            EpisodePosition.read(reader.get("place"), self.env, self.plan.stepper)
+            if "place" in reader
+            else EpisodePosition(),
         )
 
     def adopt(self, value: CollectionState) -> None:

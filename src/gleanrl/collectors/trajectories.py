@@ -10,11 +10,11 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor
 
-from gleanrl._arrays.ragged import Leaf, Objects, as_leaf
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, as_leaf
 from gleanrl._arrays.tensordicts import (
-    Layout,
     NestedKey,
     Path,
+    TensorDictBuilder,
     as_key,
     as_path,
     empty_groups,
@@ -218,7 +218,11 @@ def _entries(rollout: Any, skip: Path, as_nested: bool) -> tuple[dict[Path, Leaf
                 leaves[path] = as_leaf(value)
     for path, leaf in leaves.items():
         nested = isinstance(leaf, Tensor) and leaf.is_nested
-        if not isinstance(leaf, (Tensor, Objects)) or nested or (as_nested and isinstance(leaf, Objects)):
+        if (
+            not isinstance(leaf, (Tensor, ObjectColumn))
+            or nested
+            or (as_nested and isinstance(leaf, ObjectColumn))
+        ):
             raise UnsupportedError(
                 f"split_trajectories: {as_key(path)!r} holds {type(leaf).__name__}, whose steps can't be cut and "
                 "padded; exclude the key first: rollout.exclude(...)"
@@ -230,7 +234,7 @@ def _rebuilt(
     rollout: Any, leaves: dict[Path, Leaf], gather: Callable[[Leaf], Leaf], shape: torch.Size, names: Any
 ) -> Any:
     """Return the `leaves` of a batch, gathered, with `shape` in place of its dimensions."""
-    lists = [path for path, leaf in leaves.items() if isinstance(leaf, Objects)]
+    lists = [path for path, leaf in leaves.items() if isinstance(leaf, ObjectColumn)]
     groups = group_sizes(rollout, rollout.ndim) if len(shape) > 1 else None
-    layout = Layout(leaves, groups, lists, empty_groups(rollout))
+    layout = TensorDictBuilder(leaves, groups, lists, empty_groups(rollout))
     return layout.build([gather(leaf) for leaf in leaves.values()], shape, rollout.device, names)

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 from gleanrl.compat.binding import bind
-from gleanrl.compat.moved import MOVED
+from gleanrl.compat.moved import MOVED, RENAMED
 from gleanrl.compat.names import MODULES
 from gleanrl.compat.unserved import unserved_module, unserved_name
 from gleanrl.errors import UnservedModuleError, UnservedNameError
@@ -41,7 +42,7 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         names = module.__dict__
         if module.__name__ in MOVED:
-            names["__getattr__"] = partial(getattr, importlib.import_module(MOVED[module.__name__]))
+            names["__getattr__"] = partial(_moved_name, module.__name__)
             return
         names["__doc__"] = f"The same as {', '.join(MODULES[module.__name__])}."
         names["__all__"] = []
@@ -52,6 +53,11 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 names[name] = getattr(origin, name)
                 names["__all__"].append(name)
         bind(module.__name__, names)
+
+
+def _moved_name(path: str, name: str) -> Any:
+    """Return what a module of the old layout had under a name."""
+    return getattr(importlib.import_module(MOVED[path]), RENAMED.get(f"{path}.{name}", name))
 
 
 def not_served(module: str, name: str, message: str) -> UnservedNameError:

@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 
-from gleanrl._arrays.ragged import Objects
+from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.tensordicts import FLAGS, SLICE_ENDS, NestedKey, Path, as_key, as_path, flatten, leaf_at
 from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError
 
@@ -433,8 +433,10 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 @overload
 def take_rows(leaf: Tensor, dims: int, index: Tensor, *, pad: bool = False) -> Tensor: ...
 @overload
-def take_rows(leaf: Objects, dims: int, index: Tensor, *, pad: bool = False) -> Objects: ...
-def take_rows(leaf: Tensor | Objects, dims: int, index: Tensor, *, pad: bool = False) -> Tensor | Objects:
+def take_rows(leaf: ObjectColumn, dims: int, index: Tensor, *, pad: bool = False) -> ObjectColumn: ...
+def take_rows(
+    leaf: Tensor | ObjectColumn, dims: int, index: Tensor, *, pad: bool = False
+) -> Tensor | ObjectColumn:
     """Copy the steps at `index` out of a batch entry.
 
     Args:
@@ -452,7 +454,7 @@ def take_rows(leaf: Tensor | Objects, dims: int, index: Tensor, *, pad: bool = F
         >>> take_rows(torch.tensor([[5, 6], [7, 8]]), 2, torch.tensor([3, 0, 4]), pad=True)
         tensor([8, 5, 0])
     """
-    if isinstance(leaf, Objects):
+    if isinstance(leaf, ObjectColumn):
         return leaf.reshape(leaf.shape[:dims].numel(), *leaf.shape[dims:]).take(index, pad)
     flat = leaf.reshape(leaf.shape[:dims].numel(), *leaf.shape[dims:])
     signed = _SIGNED.get(leaf.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl._arrays.ragged import Leaf, Objects, values_of
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, values_of
 from gleanrl._arrays.tensordicts import Path, as_key, as_path, flatten
 from gleanrl._rollout.env_traits import Env
 from gleanrl._rollout.tensordict_stepper import CastWarning, UndeclaredKeyWarning
@@ -71,7 +71,7 @@ def check_env_specs(
     open_sizes = {path for path, spec in _declared(env) if -1 in spec.shape}
     for path, expected in fake.items():
         leaf = came[path]
-        if path in open_sizes or (isinstance(leaf, Objects) and isinstance(expected, Objects)):
+        if path in open_sizes or (isinstance(leaf, ObjectColumn) and isinstance(expected, ObjectColumn)):
             continue
         shape = (*expected.shape[:dims], real.shape[-1], *expected.shape[dims:])
         if tuple(leaf.shape) != shape:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from tensordict import TensorDictBase, is_tensorclass
 
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.tensordicts import (
     FLAGS,
     NestedKey,
@@ -118,7 +118,7 @@ def make_composite_from_td(
 
 def _leaf_spec(leaf: Leaf, unsqueeze_null_shapes: bool, dynamic_shape: bool) -> TensorSpec:
     """Return the spec of one leaf; see `make_composite_from_td`."""
-    if isinstance(leaf, Objects):
+    if isinstance(leaf, ObjectColumn):
         blank = leaf.blank
         if blank is not None:  # tensors of unlike shapes: any size fits
             return Unbounded((*leaf.shape, *[-1] * blank.ndim), device=blank.device, dtype=blank.dtype)

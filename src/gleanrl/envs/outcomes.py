@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl._arrays.ragged import Leaf, Objects, as_entry
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, as_entry
 from gleanrl._arrays.tensordicts import (
     FLAGS,
     NestedKey,
@@ -183,7 +183,7 @@ def merge_reset(
             )
             continue
         leaves[path] = chosen(masks, path, value, old, size)
-    if any(isinstance(leaf, Objects) and leaf.blank is not None for leaf in leaves.values()):
+    if any(isinstance(leaf, ObjectColumn) and leaf.blank is not None for leaf in leaves.values()):
         stacked: TensorDictBase = record_of(leaves, size, fresh.device)
         return stacked
     out: TensorDictBase = shallow_copy(fresh)
@@ -199,9 +199,9 @@ def chosen(
     path = as_path(key)
     own = next((mask for group, mask in masks.items() if group and path[: len(group)] == group), None)
     mask = reset_rows(masks, batch_size) if own is None else own
-    if isinstance(fresh, Objects) or isinstance(before, Objects) or fresh.shape != before.shape:
+    if isinstance(fresh, ObjectColumn) or isinstance(before, ObjectColumn) or fresh.shape != before.shape:
         new, old = (
-            leaf if isinstance(leaf, Objects) else Objects.rows_of(leaf, batch_size)
+            leaf if isinstance(leaf, ObjectColumn) else ObjectColumn.rows_of(leaf, batch_size)
             for leaf in (fresh, before)
         )
         return new.where(_aligned(mask, new, batch_size), old)

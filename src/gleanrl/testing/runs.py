@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.tensordicts import Path, as_key, as_path, is_private, iter_leaves, outermost
 from gleanrl._rollout.env_traits import Env, is_closed
 from gleanrl._rollout.policies import RandomPolicy
@@ -173,15 +173,15 @@ def hold(trace: Trace, place: str, batch: TensorDictBase) -> None:
 
 def _record(leaf: Leaf) -> Leaf:
     """Return the tensor of a single record, if it is an object among others of unlike shapes."""
-    single = isinstance(leaf, Objects) and leaf.blank is not None and not leaf.ndim
+    single = isinstance(leaf, ObjectColumn) and leaf.blank is not None and not leaf.ndim
     return leaf.array.item() if single else leaf
 
 
 def same(a: Leaf, b: Leaf) -> bool:
     """Return whether two leaves are equal, tensors bit for bit; NaN equals NaN."""
     a, b = _record(a), _record(b)
-    if isinstance(a, Objects) or isinstance(b, Objects):
-        return isinstance(a, Objects) and a.equal(b)
+    if isinstance(a, ObjectColumn) or isinstance(b, ObjectColumn):
+        return isinstance(a, ObjectColumn) and a.equal(b)
     if not a.numel() and not b.numel():  # no rows, whatever their shapes would be
         return bool(a.dtype == b.dtype)
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -259,5 +259,5 @@ def rows(leaf: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def shown(value: Leaf) -> str:
     """Return a value for a message, shortened."""
-    text = str(value.items() if isinstance(value, Objects) else value.tolist())
+    text = str(value.items() if isinstance(value, ObjectColumn) else value.tolist())
     return text if len(text) <= 120 else f"{text[:117]}..."

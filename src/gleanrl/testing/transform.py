@@ -71,7 +71,7 @@ def inverse(make: Callable[[], Any], batch: TensorDictBase) -> None:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TransformTrial:
     """What is checked: makers of the environment and of the transform, and the runs."""
 
     env: Callable[[], Any]
@@ -110,7 +110,7 @@ class Holding(Transform):
                 )
 
 
-def in_place(trial: Trial) -> None:
+def in_place(trial: TransformTrial) -> None:
     """The tensors that the environment returned hold what they held."""
     holding = Holding()
     env = trial.transformed(holding)
@@ -125,7 +125,7 @@ def in_place(trial: Trial) -> None:
     env.close()
 
 
-def trajectories(trial: Trial) -> None:
+def trajectories(trial: TransformTrial) -> None:
     """After a reset of everything nothing is left of what came before."""
     if trial.make().learns:
         raise Skip("the transform learns")
@@ -157,7 +157,7 @@ def _difference(one: Trace, other: Trace) -> str | None:
     return None
 
 
-def state(trial: Trial) -> None:
+def state(trial: TransformTrial) -> None:
     """One that loads a saved state goes on to the bit."""
     half = max(1, trial.num_steps // 2)
     actions = Subject(trial.transformed(), trial.num_steps).actions(trial.seed)
@@ -202,7 +202,7 @@ def _run(env: Env, root: Any, actions: list[Leaves], seed: int) -> tuple[Any, li
     return root, outcomes
 
 
-IN_ENVIRONMENTS: dict[str, Callable[[Trial], None]] = {
+IN_ENVIRONMENTS: dict[str, Callable[[TransformTrial], None]] = {
     "in place": in_place,
     "trajectories": trajectories,
     "state": state,
@@ -269,7 +269,7 @@ def check_transform(
     if env is not None:
         skipped = without & ENV_RULES.keys()
         of_env = check_env(_transformed(env, make), num_steps=num_steps, seed=seed, skip=skipped)
-        trial = Trial(env, make, num_steps, seed)
+        trial = TransformTrial(env, make, num_steps, seed)
         rules |= {rule: partial(check, trial) for rule, check in IN_ENVIRONMENTS.items()}
     if batch is not None:
         rules |= {rule: partial(check, make, batch) for rule, check in IN_BUFFERS.items()}

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from gleanrl._process import serialization
 from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
-from gleanrl.collectors.distributed.actor import Node, NodeDescription, NodeRecipe, Order, Published
+from gleanrl.collectors.distributed.actor import CollectorActor, NodeDescription, NodeRecipe, Order, Published
 from gleanrl.collectors.distributed.local_transport import Borrowed, Offer
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.source import Grant
@@ -23,8 +23,10 @@ from tests.fakes import FakeFailure
 NONE = Published()
 
 
-def started(recipe: NodeRecipe, policy: torch.nn.Module | None = None) -> tuple[Node, NodeDescription]:
-    node = Node()
+def started(
+    recipe: NodeRecipe, policy: torch.nn.Module | None = None
+) -> tuple[CollectorActor, NodeDescription]:
+    node = CollectorActor()
     answer = node.start(recipe, Given.of(policy or Says(), None))
     assert answer.report is None, answer.report
     return node, answer.value
@@ -78,7 +80,7 @@ def test_failures_are_reported_and_counted():
     node.ask("close")
     outcome, _ = node.collect(Order(1, (), NONE))
     assert outcome.is_final
-    failed = Node().start(recipe(create_env_fn=lambda: 3), Given.of(None, None))
+    failed = CollectorActor().start(recipe(create_env_fn=lambda: 3), Given.of(None, None))
     assert isinstance(failed.report.error(), TypeError)
 
 
@@ -99,7 +101,7 @@ def test_weights_come_from_the_object_store(ray_session):
 
 
 def broadcast(ray, **weights: torch.Tensor):
-    return (ray.put(serialization.Parcel(TensorDict(weights))),)
+    return (ray.put(serialization.PickledBatch(TensorDict(weights))),)
 
 
 def test_orders_through_the_pipe_and_by_ray_are_carried_out_in_their_sequence():

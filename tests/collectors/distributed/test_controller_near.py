@@ -7,11 +7,11 @@ from typing import Any
 
 from gleanrl.collectors.distributed.actor import Contents, Order, Published
 from gleanrl.collectors.distributed.controller import NearNodes
-from gleanrl.collectors.distributed.local_transport import Lender, Offer, Place
+from gleanrl.collectors.distributed.local_transport import Lender, MemoryLocation, Offer
 from gleanrl.collectors.distributed.progress import NOTHING
 
 WEIGHTS = Published(3, 7, ("a reference",))
-LENT = NOTHING._replace(batch=Contents(place=Place(b"", 0, 1)), weights=3)
+LENT = NOTHING._replace(batch=Contents(place=MemoryLocation(b"", 0, 1)), weights=3)
 
 
 class Actor:

@@ -10,8 +10,8 @@ import torch
 from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.schema import Field, Schema
-from gleanrl._process.serialization import Parcel
-from gleanrl.collectors.distributed.local_transport import LentShare, Share, StoredShare
+from gleanrl._process.serialization import PickledBatch
+from gleanrl.collectors.distributed.local_transport import LentShare, NodeShare, StoredShare
 
 SCHEMA = Schema(
     {
@@ -32,8 +32,8 @@ def batch_in() -> Block:
 def test_a_share_is_viewed_or_copied(lent: bool) -> None:
     block = batch_in()
     batch = block.batch()
-    arrived = pickle.loads(pickle.dumps(Parcel(batch), protocol=5))
-    share: Share = LentShare(block, None) if lent else StoredShare(arrived)
+    arrived = pickle.loads(pickle.dumps(PickledBatch(batch), protocol=5))
+    share: NodeShare = LentShare(block, None) if lent else StoredShare(arrived)
     own, view, (columns, device) = share.own(BufferPool()), share.view(), share.block()
     for found in (own, view, columns.batch(None, device)):
         assert found.names == [None, "time"] and bool((found == batch).all())

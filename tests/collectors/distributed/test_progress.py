@@ -7,22 +7,22 @@ from types import MappingProxyType
 from typing import Any
 
 from gleanrl.collectors.distributed.actor import Contents, Outcome
-from gleanrl.collectors.distributed.progress import Call, NodeState, Standing
-from gleanrl.collectors.frame_accounting import Episode, Ledger
-from gleanrl.collectors.workers.progress import Losses, Taken
+from gleanrl.collectors.distributed.progress import Call, NodeProgress, NodeState
+from gleanrl.collectors.frame_accounting import Episode, FrameCounts
+from gleanrl.collectors.workers.progress import Consumed, Losses
 
 
 def outcome(number: int, frames: int, handed_out: int, left: int = 0, **reasons: int) -> Outcome:
-    stats = replace(Ledger(delivered=handed_out).stats(), reasons=MappingProxyType(reasons))
+    stats = replace(FrameCounts(delivered=handed_out).stats(), reasons=MappingProxyType(reasons))
     return Outcome(number, frames, 0, left, number + 1, stats, 0.0, 0)
 
 
-def standing(*numbers: int) -> Standing:
+def standing(*numbers: int) -> NodeProgress:
     calls = tuple(Call(number, 10, None, f"batch {number}") for number in numbers)
-    return Standing(Ledger(), (NodeState(), NodeState(asked=len(numbers), calls=calls, down=False)))
+    return NodeProgress(FrameCounts(), (NodeState(), NodeState(asked=len(numbers), calls=calls, down=False)))
 
 
-def state(now: Standing) -> Any:
+def state(now: NodeProgress) -> Any:
     return now.nodes[1]
 
 
@@ -33,7 +33,7 @@ def test_batches_arrive_and_are_delivered_once():
     now = now.arriving(1, first, "batch 0")
     assert state(now).owed == 15 and state(now).coming == 25 and state(now).served == 1
     assert now.ledger.discards == {"environment": 3}
-    taken = Taken({1: "batch 0"}, 9, 0, 1, True, 2.0)
+    taken = Consumed({1: "batch 0"}, 9, 0, 1, True, 2.0)
     now = now.delivering(taken)
     assert now.ledger.spent == 9 and now.ledger.discards == {"environment": 3, "budget": 1}
     assert now.delivering(taken) is now and not state(now).ready

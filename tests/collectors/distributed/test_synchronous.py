@@ -10,7 +10,7 @@ from gleanrl._arrays.block import Block
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl.collectors.distributed.synchronous import Joining
 from gleanrl.collectors.source import Budget
-from gleanrl.collectors.workers.batching import Arrangement
+from gleanrl.collectors.workers.batching import ShareLayout
 from tests.collectors.distributed.helpers import FATAL, check_rows
 from tests.fakes import FakeFailure
 
@@ -22,7 +22,7 @@ SCHEMA = Schema({("x",): Field(torch.Size((2,)), torch.float32)})
     ("dim", "batch_size"), [(None, ()), (None, (3,)), (0, ()), (0, (3,)), (-1, ()), (-1, (3,))]
 )
 def test_shares_are_joined_as_they_come(dim, batch_size, counts):
-    arrangement = Arrangement(dim, torch.Size(batch_size), 2)
+    arrangement = ShareLayout(dim, torch.Size(batch_size), 2)
     counts = counts if arrangement.in_time else (5, 5)  # side by side all are of one length
     blocks = [Block(SCHEMA, batch_size, count) for count in counts]
     for block in blocks:

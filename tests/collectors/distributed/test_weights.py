@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gleanrl.collectors.distributed.weights import BroadcastWeights
-from gleanrl.collectors.workers.weights import Following, fields_of
+from gleanrl.collectors.workers.weights import FollowedWeights, fields_of
 from gleanrl.errors import PolicyError, SchemaError
 from tests.collectors.distributed.helpers import Says
 
 
-def broadcast(ray, policy, following=Following.UNTIL_GIVEN, interval=None):
+def broadcast(ray, policy, following=FollowedWeights.UNTIL_GIVEN, interval=None):
     return BroadcastWeights(ray, policy, fields_of(policy), following, interval)
 
 
@@ -43,9 +43,9 @@ def test_followed_weights_are_put_if_they_have_changed(ray_session):
 def test_until_when_weights_are_followed(ray_session):
     policy = Says()
     for following, interval, expected in (
-        (Following.ALWAYS, None, [1.0, 1.0]),
-        (Following.UNTIL_GIVEN, None, [7.0, 7.0]),
-        (Following.UNTIL_UPDATED, 2, [7.0, 1.0]),
+        (FollowedWeights.ALWAYS, None, [1.0, 1.0]),
+        (FollowedWeights.UNTIL_GIVEN, None, [7.0, 7.0]),
+        (FollowedWeights.UNTIL_UPDATED, 2, [7.0, 1.0]),
     ):
         policy.become(0.0)
         weights = broadcast(ray_session, policy, following, interval)
@@ -72,14 +72,14 @@ def test_weights_of_one_node_and_states(ray_session):
 
 
 def test_policies_that_only_the_nodes_have(ray_session):
-    made_there = BroadcastWeights(ray_session, None, fields_of(Says()), Following.UNTIL_GIVEN)
+    made_there = BroadcastWeights(ray_session, None, fields_of(Says()), FollowedWeights.UNTIL_GIVEN)
     made_there.refresh(0)
     assert made_there.puts == 0
     with pytest.raises(PolicyError, match="made in the nodes"):
         made_there.push(None, None, 0)
     made_there.push(Says().state_dict(), None, 0)
     assert made_there.puts == 1
-    none = BroadcastWeights(ray_session, None, None, Following.UNTIL_GIVEN)
+    none = BroadcastWeights(ray_session, None, None, FollowedWeights.UNTIL_GIVEN)
     none.push(None, None, 0)
     with pytest.raises(PolicyError, match="isn't a module"):
         none.push(Says(), None, 0)

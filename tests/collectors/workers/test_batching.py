@@ -11,7 +11,7 @@ from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl.collectors.batch_columns import IDS
-from gleanrl.collectors.workers.batching import Arrangement, arrangement_dim
+from gleanrl.collectors.workers.batching import ShareLayout, arrangement_dim
 from gleanrl.data.trajectories import MASK
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
@@ -30,7 +30,7 @@ def filled(batch_size: tuple[int, ...]) -> Block:
 
 def arranged(dim: int | None, batch_size: tuple[int, ...], counts: dict[int, int], **kwargs: Any) -> Any:
     block = filled(batch_size)
-    arrangement = Arrangement(dim, torch.Size(batch_size), B, kwargs.pop("masked", False))
+    arrangement = ShareLayout(dim, torch.Size(batch_size), B, kwargs.pop("masked", False))
     return block, arrangement.batch(block, counts, BufferPool(), kwargs.pop("lend", False)).batch()
 
 
@@ -73,17 +73,17 @@ def test_missing_steps_of_stacks_are_masked(batch_size: tuple[int, ...]) -> None
 
 
 def test_steps_of_workers_differ_by_one_at_most() -> None:
-    assert Arrangement(-1, torch.Size(), 3).steps(10) == [4, 3, 3]
-    assert Arrangement(-1, torch.Size((2,)), 3).steps(2) == [1, 1, 0]
-    assert Arrangement(None, torch.Size((2,)), 3).steps(4) == [4, 4, 4]
-    assert [Arrangement(dim, torch.Size((2,)), 3).num_envs for dim in (None, 0, -1)] == [6, 6, 2]
-    assert [Arrangement(dim, torch.Size(), 3).num_envs for dim in (None, 0, -1)] == [3, 1, 1]
+    assert ShareLayout(-1, torch.Size(), 3).steps(10) == [4, 3, 3]
+    assert ShareLayout(-1, torch.Size((2,)), 3).steps(2) == [1, 1, 0]
+    assert ShareLayout(None, torch.Size((2,)), 3).steps(4) == [4, 4, 4]
+    assert [ShareLayout(dim, torch.Size((2,)), 3).num_envs for dim in (None, 0, -1)] == [6, 6, 2]
+    assert [ShareLayout(dim, torch.Size(), 3).num_envs for dim in (None, 0, -1)] == [3, 1, 1]
 
 
 def test_what_cant_be_put_together_says_so() -> None:
-    Arrangement(0, torch.Size(), 3, masked=True).check()
+    ShareLayout(0, torch.Size(), 3, masked=True).check()
     with pytest.raises(UnsupportedError, match="preemptive_threshold: .* cat_results=0"):
-        Arrangement(0, torch.Size((2,)), 3, masked=True).check()
+        ShareLayout(0, torch.Size((2,)), 3, masked=True).check()
 
 
 def test_cat_results() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gleanrl.collectors.workers.progress import Losses, Standing, Taken
+from gleanrl.collectors.workers.progress import Consumed, Losses, Progress
 from gleanrl.collectors.workers.shared_counters import Share
 
-BATCH = Taken({0: 0, 2: 0}, frames=10, flagged=1, excess=2, counted=True, seconds=0.5)
+BATCH = Consumed({0: 0, 2: 0}, frames=10, flagged=1, excess=2, counted=True, seconds=0.5)
 
 
 def test_a_batch_is_delivered_once_however_often_it_is_said() -> None:
-    before = Standing.begin(3)
+    before = Progress.begin(3)
     after = before.delivering(BATCH)
     assert after.taken == (1, 0, 1) and after.delivering(BATCH) is after
     ledger = after.ledger
@@ -17,12 +17,12 @@ def test_a_batch_is_delivered_once_however_often_it_is_said() -> None:
 
 
 def test_what_happened_to_others_meanwhile_stays() -> None:
-    meanwhile = Standing.begin(3).without(1, Share(True, 0, 4, 0, 0, "policy")).delivering(BATCH)
+    meanwhile = Progress.begin(3).without(1, Share(True, 0, 4, 0, 0, "policy")).delivering(BATCH)
     assert meanwhile.taken == (1, 1, 1) and meanwhile.ledger.discards == {"policy": 4, "budget": 2}
 
 
 def test_shares_that_nobody_wants_and_lost_ones_are_discarded_for_their_reasons() -> None:
-    now = Standing.begin(2).with_worker(0, unwanted="state", resets=True)
+    now = Progress.begin(2).with_worker(0, unwanted="state", resets=True)
     now = now.without(0, Share(False, 3, 3, 0, 1, ""))
     assert now.taken == (1, 0) and now.ledger.discards == {"state": 3, "budget": 1}
     now = now.losing(0, 2, "worker", Losses(1, frames=2))

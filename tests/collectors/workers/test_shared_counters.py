@@ -8,11 +8,19 @@ import pytest
 from gleanrl._process.shared_columns import STEP, WORK
 from gleanrl.collectors.frame_accounting import Episode
 from gleanrl.collectors.source import Grant
-from gleanrl.collectors.workers.shared_counters import CUT, GRANTED, NEXT_ID, REASONS, SERVED, Share, Words
+from gleanrl.collectors.workers.shared_counters import (
+    CUT,
+    GRANTED,
+    NEXT_ID,
+    REASONS,
+    SERVED,
+    Share,
+    SharedCounters,
+)
 
 
-def made(num_slots: int = 2) -> Words:
-    return Words(memoryview(np.zeros(384, np.int64)), num_slots)
+def made(num_slots: int = 2) -> SharedCounters:
+    return SharedCounters(memoryview(np.zeros(384, np.int64)), num_slots)
 
 
 @pytest.mark.parametrize("num_slots", [1, 2])

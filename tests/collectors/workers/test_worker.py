@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gleanrl._process.shared_columns import Rows, Segment
-from gleanrl._process.worker_main import Station
-from gleanrl.collectors.build import Recipe
+from gleanrl._process.shared_columns import SharedRows, SharedSegment
+from gleanrl._process.worker_main import WorkerContext
+from gleanrl.collectors.build import CollectorConfig
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.source import CollectionOptions, Grant
-from gleanrl.collectors.workers.shared_counters import SERVED, Words
+from gleanrl.collectors.workers.shared_counters import SERVED, SharedCounters
 from gleanrl.collectors.workers.worker import SERVE, Bound, CollectorMaker, Given
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import WorkerError
@@ -19,16 +19,21 @@ from tests.collectors.workers.crews import Stream
 
 
 def test_grants_fill_blocks_and_ids_are_numbered() -> None:
-    segment = Segment(1)
-    station = Station(0, segment, segment.progress(0))
+    segment = SharedSegment(1)
+    station = WorkerContext(0, segment, segment.progress(0))
     maker = CollectorMaker(
-        Factory(Stream(0)), Given.of(Net(), None), Recipe(CollectionOptions()), Numbering(1, 3), 2, first_id=5
+        Factory(Stream(0)),
+        Given.of(Net(), None),
+        CollectorConfig(CollectionOptions()),
+        Numbering(1, 3),
+        2,
+        first_id=5,
     )
     servant = maker(station)
     found = servant.describe()
-    region = segment.region("rows", Rows(found.schema, torch.Size((1,)), 4), 2)
+    region = segment.region("rows", SharedRows(found.schema, torch.Size((1,)), 4), 2)
     servant.bind(Bound(region, 0))
-    words, blocks = Words(segment.progress(0), 2), [segment.block(region, k) for k in range(2)]
+    words, blocks = SharedCounters(segment.progress(0), 2), [segment.block(region, k) for k in range(2)]
     for number in range(3):
         words.grant(Grant(4), False)
         servant.signal(SERVE)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl._checkpoint.row_segments import Layout
+from gleanrl._checkpoint.row_segments import SegmentLayout
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.data.replay_buffers.storages.copy_on_write import Moment
+from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot
 from tests._checkpoint.helpers import give_each_extent_a_file
 
 ROWS, SEGMENT_ROWS = 3_000, 200
@@ -20,10 +20,10 @@ SEGMENTS = ROWS // SEGMENT_ROWS
 def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let segments have a few hundred rows, and files of their own."""
 
-    def fitting(cls: type[Layout], fields: Any, rows: int, capacity: int) -> Layout:
+    def fitting(cls: type[SegmentLayout], fields: Any, rows: int, capacity: int) -> SegmentLayout:
         return cls(tuple(fields), rows, SEGMENT_ROWS)
 
-    monkeypatch.setattr(Layout, "fitting", classmethod(fitting))
+    monkeypatch.setattr(SegmentLayout, "fitting", classmethod(fitting))
     give_each_extent_a_file(monkeypatch)
 
 
@@ -36,7 +36,7 @@ def buffer(rows: int = ROWS, storage: Any = LazyTensorStorage) -> ReplayBuffer:
     return ReplayBuffer(storage=storage(rows), batch_size=4)
 
 
-def moment_of(made: ReplayBuffer) -> Moment:
+def moment_of(made: ReplayBuffer) -> CowSnapshot:
     state = made.storage.moment_dict()
-    assert isinstance(state["columns"], Moment)
+    assert isinstance(state["columns"], CowSnapshot)
     return state["columns"]

@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers import (
     RoundRobinWriter,
     Sampler,
 )
-from gleanrl.data.replay_buffers.adapters import View, with_keywords
+from gleanrl.data.replay_buffers.adapters import Adapter, with_keywords
 from gleanrl.data.replay_buffers.samplers.adapter import as_sampler
 from gleanrl.data.replay_buffers.storages.adapter import as_storage
 from gleanrl.data.replay_buffers.writers.adapter import as_writer
@@ -52,7 +52,7 @@ def test_a_view_is_the_part_seen_again():
         view.mark = 4
         assert part.mark == 4
         for copied in (copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
-            assert isinstance(copied, View) and copied.given is not part and copied.given.mark == 4
+            assert isinstance(copied, Adapter) and copied.given is not part and copied.given.mark == 4
 
 
 def test_a_view_keeps_its_part_and_nobody_keeps_the_view():

@@ -13,11 +13,11 @@ import torch
 
 from gleanrl._os import clock
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.lock import BufferLock
 
 
 def test_the_thread_that_holds_it_may_take_it_again():
-    gate = Gate()
+    gate = BufferLock()
     with gate.lock, gate.lock:
         pass
 
@@ -28,15 +28,15 @@ def test_a_shared_gate_is_the_same_gate():
     with buffer.sampler.guard():
         buffer.share()
     gate = buffer.storage.gate
-    assert type(gate) is Gate and gate.shared is buffer.storage
+    assert type(gate) is BufferLock and gate.shared is buffer.storage
     assert gate.lock is not gate.lock, "each use is a hold of its own"
     with gate.lock, gate.lock:
         assert buffer.sample().shape == (2,)
-    assert Gate().shared is None
+    assert BufferLock().shared is None
 
 
 def test_copies_have_locks_of_their_own():
-    gate = Gate()
+    gate = BufferLock()
     pair = [gate, gate]
     for other in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
         assert other[0] is other[1] is not gate and other[0].lock is not gate.lock
@@ -102,7 +102,7 @@ def test_a_write_lets_a_draw_that_waits_in_first():
 
 
 def test_nobody_waits_long_for_a_draw_that_does_not_come():
-    gate = Gate()
+    gate = BufferLock()
     gate.asked = True
     with clock.use(clock.FakeClock()):
         before = clock.monotonic()

@@ -14,7 +14,7 @@ import torch
 
 from gleanrl._arrays.results import Draw
 from gleanrl.data.replay_buffers import LazyTensorStorage
-from gleanrl.data.replay_buffers.prefetch import Prefetcher, Ticket
+from gleanrl.data.replay_buffers.prefetch import PendingSample, Prefetcher
 from tests.data.replay_buffers.oracle import fill
 
 
@@ -24,9 +24,9 @@ def storage_of(rows: int) -> LazyTensorStorage:
     return storage
 
 
-def ticket(storage: Any, slot: int, ran_out: bool = False) -> Ticket:
+def ticket(storage: Any, slot: int, ran_out: bool = False) -> PendingSample:
     drawn = Draw(torch.tensor([slot]))
-    return Ticket(drawn, storage, storage.version, ran_out)
+    return PendingSample(drawn, storage, storage.version, ran_out)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -11,14 +11,14 @@ from tensordict import TensorDict
 from gleanrl._arrays.results import Draw
 from gleanrl._state.state import StateReader
 from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage
-from gleanrl.data.replay_buffers.prefetch import Ticket, TicketState
+from gleanrl.data.replay_buffers.prefetch import PendingSample, PendingState
 from gleanrl.errors import SchemaError
 from tests.data.replay_buffers.oracle import fill
 
 
-def ticket(storage: Any, *slots: int) -> Ticket:
+def ticket(storage: Any, *slots: int) -> PendingSample:
     index = torch.tensor(slots)
-    return Ticket(Draw(index, {}, storage.generation(index)), storage, storage.version, False)
+    return PendingSample(Draw(index, {}, storage.generation(index)), storage, storage.version, False)
 
 
 def test_a_fetch_of_what_was_forgotten():
@@ -32,8 +32,8 @@ def test_a_fetch_of_what_was_forgotten():
         ticket(storage, 1).fetch()
 
 
-def read(state: Any) -> TicketState:
-    return TicketState.read(StateReader(state, "a draw"), 4, lambda place: place)
+def read(state: Any) -> PendingState:
+    return PendingState.read(StateReader(state, "a draw"), 4, lambda place: place)
 
 
 def test_chosen_columns_and_flags_beside_them():

@@ -16,7 +16,7 @@ import torch
 
 from gleanrl._os import clock, threads
 from gleanrl.data import LazyTensorStorage, MinSize, ReplayBuffer, SamplesPerInsert
-from gleanrl.data.replay_buffers.rate_limiter import LimitedGate
+from gleanrl.data.replay_buffers.rate_limiter import RateLimitedLock
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, RateLimiterTimeoutError, UnsupportedError
 from tests.interrupts import in_another_thread, interruptions
 
@@ -387,7 +387,7 @@ def test_a_forked_process_goes_on_whoever_waited_or_inserted(calls: Calls) -> No
             for _ in range(2):
                 buffer.sample()
             buffer.extend(torch.arange(5))
-            good = alone and counts(buffer) == (13, 8) and isinstance(buffer._gate, LimitedGate)
+            good = alone and counts(buffer) == (13, 8) and isinstance(buffer._gate, RateLimitedLock)
             with suppress(RateLimiterTimeoutError):
                 while True:
                     buffer.sample()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gleanrl.data.specs import Bounded, Categorical, Composite, Stacked, StackedComposite, Unbounded
-from gleanrl.data.specs.stacked import Stack, restacked
+from gleanrl.data.specs.stacked import StackedMembers, restacked
 from gleanrl.errors import InvalidArgumentError, SchemaError, SpecError
 
 
@@ -32,7 +32,7 @@ def stacked(request):
 
 def test_unbinding_gives_the_members_back(stacked):
     members, spec = stacked
-    assert isinstance(spec, Stack) and list(spec.unbind(spec.stack_dim)) == members
+    assert isinstance(spec, StackedMembers) and list(spec.unbind(spec.stack_dim)) == members
     assert spec.shape[spec.stack_dim] == 3 and spec.ndim == members[0].ndim + 1
     across = 1 if spec.stack_dim == 0 else 0
     assert [part.specs for part in spec.unbind(across)] == [tuple(m[0] for m in members)] * 2

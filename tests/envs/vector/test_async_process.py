@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.envs import AsyncEnvPool, ParallelEnv
-from gleanrl.envs.vector.async_process import Parcel, PoolServant, affinity_masks, parcelled
+from gleanrl.envs.vector.async_process import PoolMessage, PoolService, affinity_masks, parcelled
 from gleanrl.errors import InvalidArgumentError, LengthError, WorkerCrashedError, WorkerError
 from tests.envs.vector.awkward import awkward, kill, leave
 from tests.envs.vector.makers import equal, oracle
@@ -168,6 +168,6 @@ def test_parcels_arrive_as_they_were():
     batch = TensorDict({"a": torch.arange(3), "b": {"c": torch.zeros(3, dtype=torch.bfloat16)}}, [3])
     found, other = pickle.loads(pickle.dumps(parcelled((batch, "word"))))
     assert equal(found, batch) and other == "word" and isinstance(found, TensorDict)
-    assert isinstance(parcelled(batch), Parcel) and parcelled(None) is None
+    assert isinstance(parcelled(batch), PoolMessage) and parcelled(None) is None
     with pytest.raises(WorkerError, match="no signal"):
-        PoolServant([], memoryview(b"")).signal(b"x")
+        PoolService([], memoryview(b"")).signal(b"x")

@@ -6,7 +6,7 @@ import pytest
 
 from gleanrl._os.clock import Deadline
 from gleanrl._rollout.errors import StepFault
-from gleanrl.envs.vector.async_requests import RESET, STEP, Arrival, Request, Requests, Wanted
+from gleanrl.envs.vector.async_requests import RESET, STEP, ReceivedAnswer, Request, Requests, Wanted
 from gleanrl.errors import NotReadyError, PendingError, WorkerCrashedError, WorkerError
 
 
@@ -45,7 +45,7 @@ class Desk:
 
     def answer(self, *envs, error=None, value="came"):
         numbers = {env: number for env, number, _ in self.posted}
-        self.arrivals += [Arrival(env, numbers[env], None if error else value, error) for env in envs]
+        self.arrivals += [ReceivedAnswer(env, numbers[env], None if error else value, error) for env in envs]
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_an_interrupted_wait_asks_again(desk, requests):
     assert desk.posted == [*posted, posted[1]], "by the same number, and only what is missing"
     requests.release([0, 1])
     send(requests, 1)
-    desk.arrivals.insert(0, Arrival(1, posted[1][1]))  # its second answer comes late
+    desk.arrivals.insert(0, ReceivedAnswer(1, posted[1][1]))  # its second answer comes late
     with pytest.raises(NotReadyError):
         requests.received(Wanted(STEP, 1), NOW)
 
@@ -112,7 +112,7 @@ def test_an_interrupted_wait_asks_again(desk, requests):
 def test_answers_of_others_are_kept_while_some_are_waited_for(desk, requests):
     send(requests, 0)
     desk.answer(0)
-    desk.arrivals.append(Arrival(1, 2, "asked"))
+    desk.arrivals.append(ReceivedAnswer(1, 2, "asked"))
     assert requests.ask({1: Request(STEP, ())}) == {1: "asked"}
     assert list(requests.received(Wanted(STEP, 1), NOW)) == [0]
     with pytest.raises(PendingError, match=r"environment 0 \(step\)"):

@@ -9,13 +9,13 @@ import torch
 
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._process.remote_errors import RemoteTraceback
-from gleanrl._process.shared_columns import HALT, PLACE, STEP, Rows, Segment
-from gleanrl._process.worker_main import Station
+from gleanrl._process.shared_columns import HALT, PLACE, STEP, SharedRows, SharedSegment
+from gleanrl._process.worker_main import WorkerContext
 from gleanrl._rollout.errors import StepFault
 from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.factories import factories
-from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, Share, pack, unpack
+from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, MemberShare, pack, unpack
 from gleanrl.errors import WorkerError
 from tests.envs.vector.makers import SCRIPT, oracle, streams
 from tests.fakes import FakeFailure, RaisingEnv
@@ -26,16 +26,16 @@ ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
 @pytest.fixture
 def stations():
     """The owner's segment, and a worker's view of it."""
-    owner = Segment(1)
-    worker = Segment(1, owner.descriptor)
-    yield owner, Station(0, worker, worker.progress(0))
+    owner = SharedSegment(1)
+    worker = SharedSegment(1, owner.descriptor)
+    yield owner, WorkerContext(0, worker, worker.progress(0))
     owner.close()
     worker.close()
 
 
 def bound(servant, owner, num_envs, num_steps):
     schema = Schema({**servant.schema(), **ACTION})
-    region = owner.region("rows", Rows(schema, torch.Size((num_envs,)), num_steps))
+    region = owner.region("rows", SharedRows(schema, torch.Size((num_envs,)), num_steps))
     block = owner.block(region)
     block.column(("action",)).zero_()
     servant.bind(BlockPlan(region, False))
@@ -44,7 +44,7 @@ def bound(servant, owner, num_envs, num_steps):
 
 def test_rows_stand_where_the_owner_looks(stations):
     owner, station = stations
-    servant = Share(factories(2, oracle, streams(2)), first=1)(station)
+    servant = MemberShare(factories(2, oracle, streams(2)), first=1)(station)
     servant.new_steppers(EpisodeRules())
     block = bound(servant, owner, 4, 3)
     for t in range(3):
@@ -64,7 +64,7 @@ def test_rows_stand_where_the_owner_looks(stations):
 
 def test_a_run_is_broken_off_when_the_crew_is_closed(stations):
     owner, station = stations
-    servant = Share(factories(1, oracle, None), first=0)(station)
+    servant = MemberShare(factories(1, oracle, None), first=0)(station)
     servant.new_steppers(EpisodeRules())
     block = bound(servant, owner, 1, 3)
     block.column(("next", "observation")).fill_(-1)
@@ -83,7 +83,7 @@ def _root():
 def test_faults_travel_as_they_are(stations):
     owner, station = stations
     made = factories(2, [oracle, lambda: GymWrapper(RaisingEnv(2, script=SCRIPT))], None)
-    servant = Share(made, first=3)(station)
+    servant = MemberShare(made, first=3)(station)
     servant.new_steppers(EpisodeRules(max_steps=5))
     bound(servant, owner, 5, 3)
     servant.signal(STEP_CODE)
@@ -96,7 +96,7 @@ def test_faults_travel_as_they_are(stations):
 
 def test_signals_that_make_no_sense(stations):
     _, station = stations
-    servant = Share(factories(1, oracle, None), first=0)(station)
+    servant = MemberShare(factories(1, oracle, None), first=0)(station)
     with pytest.raises(WorkerError, match="before a block was bound"):
         servant.signal(STEP_CODE)
     with pytest.raises(WorkerError, match="no signal"):
@@ -114,13 +114,13 @@ def test_if_one_cannot_be_made_the_others_are_closed(stations):
         return made[0]
 
     with pytest.raises(FakeFailure):
-        Share(factories(2, build, None), first=0)(station)
+        MemberShare(factories(2, build, None), first=0)(station)
     assert made[0].is_closed and station.progress[PLACE] == 1
 
 
 def test_requests(stations):
     _, station = stations
-    servant = Share(factories(2, oracle, streams(2)), first=0)(station)
+    servant = MemberShare(factories(2, oracle, streams(2)), first=0)(station)
     servant.seed([4, 5], False)
     fresh = servant.reset({1: (None, {})})
     assert unpack(fresh[1])["observation"].tolist() == [1, 0, 0]

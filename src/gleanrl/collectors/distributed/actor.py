@@ -24,14 +24,21 @@ from gleanrl._arrays.tensordicts import Path, as_key, iter_leaves
 from gleanrl._os import clock
 from gleanrl._os.clock import Deadline
 from gleanrl._process.remote_errors import Report
-from gleanrl._process.serialization import Parcel
+from gleanrl._process.serialization import PickledBatch
 from gleanrl._process.worker_main import seed_globals
 from gleanrl.collectors import checkpoint
 from gleanrl.collectors.base import SourceCollector
 from gleanrl.collectors.batch_columns import IDS
-from gleanrl.collectors.distributed.local_transport import Lender, Message, Name, NodeEnd, Offer, Place
+from gleanrl.collectors.distributed.local_transport import (
+    Lender,
+    MemoryLocation,
+    Message,
+    Name,
+    NodeEnd,
+    Offer,
+)
 from gleanrl.collectors.frame_accounting import CollectorStats, Episode, Numbering
-from gleanrl.collectors.single_source import Collection
+from gleanrl.collectors.single_source import RolloutSource
 from gleanrl.collectors.source import Grant, Source
 from gleanrl.collectors.workers.source import CrewSource
 from gleanrl.collectors.workers.weights import fields_of
@@ -92,7 +99,7 @@ class Published(NamedTuple):
     version: int = 0
     """What frames say of them."""
     refs: tuple[Any, ...] = ()
-    """Where they are: one reference, to a `Parcel`, in a tuple, so that Ray fetches it only where it's asked for. None
+    """Where they are: one reference, to a `PickledBatch`, in a tuple, so that Ray fetches it on request. None
     where the node has them, or an attendance brought them."""
 
 
@@ -123,7 +130,7 @@ class Contents(NamedTuple):
     """See `Collected.part`; of all nodes."""
     under_way: tuple[int, ...] = ()
     """Ids of the trajectories in the batch that don't end there."""
-    place: Place | None = None
+    place: MemoryLocation | None = None
     """Where the batch stands in memory that the node lends; None if it goes through the object store."""
 
 
@@ -152,7 +159,7 @@ class Outcome(NamedTuple):
     """Those that have ended since the order before, the last ones of them."""
 
 
-class Answer(NamedTuple):
+class NodeAnswer(NamedTuple):
     """What came of a request."""
 
     value: Any = None
@@ -201,7 +208,7 @@ class NodeRecipe:
         return self.collector(self.create_env_fn, **self.keywords, **{name: found}, total_frames=-1)  # type: ignore[call-arg]
 
 
-class Node:
+class CollectorActor:
     """A Ray actor's object. Ray calls one method at a time, in the owner's order.
 
     The batch of an order is lent, where it was collected; or it is pickled, straight from there, after `collect` has
@@ -215,7 +222,7 @@ class Node:
         self._sent = Published()
         self._episodes = 0  # those that were told of
 
-    def start(self, recipe: NodeRecipe, given: Given) -> Answer:
+    def start(self, recipe: NodeRecipe, given: Given) -> NodeAnswer:
         """Make the collector; answer with its `NodeDescription`."""
         try:
             seed_globals(recipe.entropy)
@@ -234,17 +241,17 @@ class Node:
             self._weights = Published()
             self._begun, self._busy_s = clock.monotonic(), 0.0
             name = None if self._lender is None else self._lender.name
-            return Answer(
+            return NodeAnswer(
                 NodeDescription(source.batch_size, source.done_paths, _weights_of(self._collector), name)
             )
         except Exception as error:
-            return Answer(report=Report.of(error))
+            return NodeAnswer(report=Report.of(error))
 
     def _offer(self, offer: Offer, source: Source) -> None:
         """Have memory to lend, if the machine has any, and a collection fill it as it is."""
         with suppress(CapacityError):
             self._lender = Lender(offer)
-        if isinstance(source, Collection):
+        if isinstance(source, RolloutSource):
             source.target = self._target
 
     def _target(self, schema: Schema, batch_size: torch.Size, num_steps: int) -> Block | None:
@@ -272,12 +279,12 @@ class Node:
             except Exception as error:  # the batch can't be sent: the next outcome tells of its frames
                 end.answer(Message(ticket, Report.of(error)))
 
-    def collect(self, order: Order) -> tuple[Outcome, Parcel | None]:
+    def collect(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
         """Carry out an order; return what came of it, and the batch if there is one."""
         self._carry_out(lambda end: end.given_before(order.after))
         return self._collected(order)
 
-    def _collected(self, order: Order) -> tuple[Outcome, Parcel | None]:
+    def _collected(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
         collector, begun = self._collector, clock.monotonic()
         before, packed, report, is_final = collector.stats(), None, None, False
         if order.number >= self._asked:
@@ -328,7 +335,7 @@ class Node:
         if order.reset:
             source.reset()
 
-    def _pack(self, batch: TensorDictBase, part: tuple[int, int]) -> tuple[Parcel | None, Contents]:
+    def _pack(self, batch: TensorDictBase, part: tuple[int, int]) -> tuple[PickledBatch | None, Contents]:
         """Return a batch with ids that no other node uses, ready to be sent."""
         if any(leaf.device.type != "cpu" for _, leaf in iter_leaves(batch) if isinstance(leaf, torch.Tensor)):
             batch = batch.to("cpu")
@@ -343,16 +350,16 @@ class Node:
             flag = batch.get(as_key(path)).numpy().reshape(*ids.shape, -1).any(-1)
             under_way.difference_update(ids[flag].tolist())
         place = self._lender.lend(self._number, batch) if self._lender and self._lends else None
-        return None if place else Parcel(batch), Contents(of_all, tuple(under_way), place)
+        return None if place else PickledBatch(batch), Contents(of_all, tuple(under_way), place)
 
-    def ask(self, name: str, *arguments: Any, after: int = 0) -> Answer:
+    def ask(self, name: str, *arguments: Any, after: int = 0) -> NodeAnswer:
         """Call one of the methods below, by its name, after so many orders of those that come through the pipe."""
         self._carry_out(lambda end: end.given_before(after))
         try:
             method: Callable[..., Any] = getattr(self, name)
-            return Answer(method(*arguments))
+            return NodeAnswer(method(*arguments))
         except Exception as error:
-            return Answer(report=Report.of(error))
+            return NodeAnswer(report=Report.of(error))
 
     def seed(self, seed: int, static_seed: bool) -> int:
         """Seed environments, random actions and what policies draw with, and reset; return the last seed used."""
@@ -366,7 +373,7 @@ class Node:
     def save(self) -> dict[str, Any]:
         """Return the collector's state: that after what is under way, which the owner's state lacks."""
         state = self._collector.state_dict()
-        if isinstance(self._collector.source, Collection):
+        if isinstance(self._collector.source, RolloutSource):
             state = checkpoint.ahead(state)
         return {**state, "first_id": self._first_id}
 
@@ -391,7 +398,7 @@ class Node:
 
 def _weights_of(collector: SourceCollector) -> Mapping[Path, Field] | None:
     source = collector.source
-    if isinstance(source, Collection):
+    if isinstance(source, RolloutSource):
         return fields_of(source.weights.policy)
     assert isinstance(source, CrewSource)
     return source.description.weights
@@ -425,7 +432,7 @@ class NodeMaker:
     def started(self, ray: Any, recipe: NodeRecipe, deadline: Deadline) -> Starting:
         """Have an actor made, and what it works on, by a recipe like this one's."""
         offer = Offer.of(self.num_lent) if self.num_lent else None
-        actor = ray.remote(Node).options(**self.options).remote()
+        actor = ray.remote(CollectorActor).options(**self.options).remote()
         return Starting(actor, actor.start.remote(replace(recipe, offer=offer), self.given), deadline, offer)
 
 

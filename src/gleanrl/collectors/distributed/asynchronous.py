@@ -7,10 +7,10 @@ from typing import Any
 from gleanrl._arrays.allocate import BufferPool
 from gleanrl._os import clock
 from gleanrl._process.ray import RayRuntime
-from gleanrl.collectors.distributed.progress import Arrival
+from gleanrl.collectors.distributed.progress import ReceivedShare
 from gleanrl.collectors.distributed.source import Company, NodeSource
 from gleanrl.collectors.source import Collected, Grant, Grants
-from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.errors import UnsupportedError
 
 _ORDERS = 2
@@ -65,10 +65,10 @@ class AsynchronousNodes(NodeSource):
                 break
         self._open, outcome = number, arrival.outcome
         seconds = clock.monotonic() - begin
-        taken = Taken({number: arrival.batch}, outcome.frames, outcome.flagged, 0, True, seconds)
+        taken = Consumed({number: arrival.batch}, outcome.frames, outcome.flagged, 0, True, seconds)
         return Collected(batch, taken, outcome.batch.part)
 
-    def _batch(self, number: int, arrival: Arrival, lend: bool) -> Any:
+    def _batch(self, number: int, arrival: ReceivedShare, lend: bool) -> Any:
         """Return a node's batch, or where it is; None if it was lost with its machine."""
         if self._by_reference and not self.fleet.now.nodes[number].losses.number:
             return arrival.batch
@@ -126,6 +126,6 @@ class AsynchronousNodes(NodeSource):
             self.fleet.discard(self._open, reason)
         self._open = None
 
-    def _become(self, taken: Taken) -> Any:
+    def _become(self, taken: Consumed) -> Any:
         self._open = None
         super()._become(taken)

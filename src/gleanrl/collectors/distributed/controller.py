@@ -15,7 +15,7 @@ from gleanrl._process.ray import RayRuntime
 from gleanrl._process.remote_errors import Report
 from gleanrl.collectors.distributed.actor import (
     Allowance,
-    Answer,
+    NodeAnswer,
     NodeDescription,
     NodeMaker,
     NodeRecipe,
@@ -28,15 +28,15 @@ from gleanrl.collectors.distributed.actor import (
 from gleanrl.collectors.distributed.local_transport import (
     Arrivals,
     Borrowed,
+    MemoryLocation,
     Message,
     Name,
+    NodeShare,
     Offer,
-    Place,
-    Share,
     StoredShare,
 )
-from gleanrl.collectors.distributed.progress import Arrival, Call, NodeState, Standing
-from gleanrl.collectors.frame_accounting import Ledger
+from gleanrl.collectors.distributed.progress import Call, NodeProgress, NodeState, ReceivedShare
+from gleanrl.collectors.frame_accounting import FrameCounts
 from gleanrl.collectors.source import Grant
 from gleanrl.collectors.workers.progress import Restarts
 from gleanrl.errors import WorkerCrashedError, WorkerTimeoutError
@@ -67,7 +67,7 @@ class NearNodes:
         """Return whether a node is one of these."""
         return number in self._borrowed
 
-    def share(self, number: int, place: Place) -> Share:
+    def share(self, number: int, place: MemoryLocation) -> NodeShare:
         """Return a batch that a node has lent."""
         return self._borrowed[number].share(place)
 
@@ -129,7 +129,7 @@ LOST = "worker"
 """Why frames of a node that was lost are discarded."""
 
 
-class Fleet:
+class NodeController:
     """Gives orders to nodes, takes what comes of them, and makes lost nodes anew. One thread at a time.
 
     What counts stands in `now`; an interrupt comes before or after each of its changes. An order that was given and not
@@ -157,7 +157,7 @@ class Fleet:
     ) -> None:
         self._runtime, self._ray = runtime, runtime.ray
         self._restarts, self._made_again, self._start_s = restarts, made_again, start_s
-        self.now = Standing(Ledger(), ())
+        self.now = NodeProgress(FrameCounts(), ())
         self.actors: list[Any] = []
         self._makers: list[NodeMaker] = []
         self._starting: dict[int, Starting] = {}
@@ -374,9 +374,9 @@ class Fleet:
         """Drop a node's first order under way, whose batch couldn't be sent: the next outcome tells of its frames."""
         self.now = self.now.with_node(number, calls=self.now.nodes[number].calls[1:])
 
-    def fetched(self, number: int, arrival: Arrival) -> Share | None:
+    def fetched(self, number: int, arrival: ReceivedShare) -> NodeShare | None:
         """Return a node's batch; None if it was lost with its machine, and is discarded."""
-        if isinstance(arrival.batch, Share):
+        if isinstance(arrival.batch, NodeShare):
             return arrival.batch
         try:
             return StoredShare(self._ray.get(arrival.batch))
@@ -438,7 +438,7 @@ class Fleet:
         self._runtime.check()
         given = dict.fromkeys(range(len(self.actors)), ()) if arguments is None else dict(arguments)
         asked: dict[int, tuple[Any, Any]] = {}
-        answers: dict[int, Answer] = {}
+        answers: dict[int, NodeAnswer] = {}
         while len(answers) < len(given):
             for number, values in given.items():
                 actor = self.actors[number]

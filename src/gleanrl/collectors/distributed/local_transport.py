@@ -33,7 +33,7 @@ from gleanrl._os.clock import Deadline
 from gleanrl._os.files import Descriptors, memory_of, pipe, pipe_of
 from gleanrl._process.pipes import ChannelClosed, OwnerEnd, WorkerEnd
 from gleanrl._process.serialization import Arrived
-from gleanrl._process.shared_columns import OWN, Region, Rows, Segment
+from gleanrl._process.shared_columns import OWN, Region, SharedRows, SharedSegment
 from gleanrl.collectors.batch_columns import IDS
 from gleanrl.errors import CapacityError
 
@@ -269,7 +269,7 @@ def _dumped(message: Any) -> bytes:
     return data
 
 
-class Share(ABC):
+class NodeShare(ABC):
     """A batch that is here, in memory that isn't its owner's: only to be read, and only until the node's next order."""
 
     @abstractmethod
@@ -285,7 +285,7 @@ class Share(ABC):
         """Return the batch's columns where they stand, and what it says of its device."""
 
 
-class StoredShare(Share):
+class StoredShare(NodeShare):
     """A batch in the object store.
 
     Args:
@@ -312,7 +312,7 @@ class StoredShare(Share):
         return Block(Schema.of(batch), size[:-1], size[-1], columns=columns, borrowed=True), batch.device
 
 
-class LentShare(Share):
+class LentShare(NodeShare):
     """A batch in memory that its node has lent.
 
     Args:
@@ -365,7 +365,7 @@ class Name(NamedTuple):
     pipes: PipeNames
 
 
-class Place(NamedTuple):
+class MemoryLocation(NamedTuple):
     """Where a batch stands in the memory of a node."""
 
     layout: bytes
@@ -389,7 +389,7 @@ class Lender:
     """
 
     def __init__(self, offer: Offer) -> None:
-        self._segment = Segment(1)
+        self._segment = SharedSegment(1)
         memoryview(self._segment.progress(0)).cast("B")[OWN * 8 : OWN * 8 + _TOKEN_BYTES] = offer.token
         self._num_blocks = offer.num_blocks
         self._region: Region | None = None
@@ -418,13 +418,13 @@ class Lender:
         if (
             free is None
             or schema.lists
-            or not self._has_room(Rows(schema, torch.Size(batch_size), num_steps))
+            or not self._has_room(SharedRows(schema, torch.Size(batch_size), num_steps))
         ):
             return None
         self._given = free
         return self._blocks[free].leading(num_steps)
 
-    def lend(self, order: int, batch: TensorDictBase) -> Place | None:
+    def lend(self, order: int, batch: TensorDictBase) -> MemoryLocation | None:
         """Lend the block that a batch stands in, or one that it is copied into; None if there is none.
 
         Args:
@@ -440,14 +440,14 @@ class Lender:
         self._lent[self._given] = order
         if self._layout is None or self._device != batch.device:
             self._layout, self._device = pickle.dumps((self._region, batch.device)), batch.device
-        return Place(self._layout, self._given, batch.batch_size[-1])
+        return MemoryLocation(self._layout, self._given, batch.batch_size[-1])
 
     def _stands_in_given(self, batch: TensorDictBase) -> bool:
         ids: torch.Tensor = batch.get(as_key(IDS))
         blocks = self._blocks
         return bool(blocks) and blocks[self._given].column(IDS).data_ptr() == ids.data_ptr()
 
-    def _has_room(self, rows: Rows) -> bool:
+    def _has_room(self, rows: SharedRows) -> bool:
         """Return whether blocks hold such batches; they are laid out anew where that disturbs nobody."""
         now = self._region and self._region.rows
         if (
@@ -477,7 +477,7 @@ class Borrowed:
 
     def __init__(self, held: Descriptors, descriptor: int, line: Line) -> None:
         self._held, self.line = held, line
-        self._segment = Segment(1, descriptor)
+        self._segment = SharedSegment(1, descriptor)
         self._layout = b""
         self._blocks: list[Block] = []
         self._device: torch.device | None = None
@@ -502,7 +502,7 @@ class Borrowed:
         except (OSError, CapacityError):
             return None
 
-    def share(self, place: Place) -> LentShare:
+    def share(self, place: MemoryLocation) -> LentShare:
         """Return a batch of which the node has told."""
         if place.layout != self._layout:
             region, self._device = pickle.loads(place.layout)

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gleanrl.collectors.distributed.actor import Outcome, handed_out
-from gleanrl.collectors.frame_accounting import NUM_RECENT, Episode, Ledger
-from gleanrl.collectors.workers.progress import Losses, Taken
+from gleanrl.collectors.frame_accounting import NUM_RECENT, Episode, FrameCounts
+from gleanrl.collectors.workers.progress import Consumed, Losses
 
 
 class Call(NamedTuple):
@@ -23,7 +23,7 @@ class Call(NamedTuple):
     """Where the batch will be, unless it is lent or comes with the outcome."""
 
 
-class Arrival(NamedTuple):
+class ReceivedShare(NamedTuple):
     """An outcome with a batch that is wanted."""
 
     outcome: Outcome
@@ -39,7 +39,7 @@ class Unwanted(NamedTuple):
     """The first order whose batch is wanted again."""
 
 
-NOTHING = Outcome(-1, 0, 0, 0, 0, Ledger().stats(), 0.0, 0)
+NOTHING = Outcome(-1, 0, 0, 0, 0, FrameCounts().stats(), 0.0, 0)
 """What came of orders that nobody gave."""
 
 
@@ -50,7 +50,7 @@ class NodeState(NamedTuple):
     """Orders that were given to its actor."""
     calls: tuple[Call, ...] = ()
     """Those that are under way, in order."""
-    ready: tuple[Arrival, ...] = ()
+    ready: tuple[ReceivedShare, ...] = ()
     """What has arrived and wasn't handed out."""
     unwanted: Unwanted | None = None
     reset: bool = False
@@ -87,23 +87,23 @@ class NodeState(NamedTuple):
         return (0 if self.unwanted else self.owed) + sum(arrival.outcome.frames for arrival in self.ready)
 
 
-class Standing(NamedTuple):
+class NodeProgress(NamedTuple):
     """Where a collection stands. It goes from one to the next by one assignment, which no interrupt can cut."""
 
-    ledger: Ledger
+    ledger: FrameCounts
     nodes: tuple[NodeState, ...]
     under_way: Mapping[tuple[int, int], tuple[int, ...]] = MappingProxyType({})
     """The trajectories that don't end in what was handed out last, by node and part of its batches."""
     recent: tuple[Episode, ...] = ()
     """The last episodes that have ended, of all nodes, in the order of their arrival."""
 
-    def with_node(self, number: int, **changes: Any) -> Standing:
+    def with_node(self, number: int, **changes: Any) -> NodeProgress:
         """Return it with other values for one node."""
         node = self.nodes[number]._replace(**changes)
         return self._replace(nodes=(*self.nodes[:number], node, *self.nodes[number + 1 :]))
 
-    def arriving(self, number: int, outcome: Outcome, batch: Any) -> Standing:
-        """Return it after the outcome of a node's first order under way has arrived; see `Arrival.batch`.
+    def arriving(self, number: int, outcome: Outcome, batch: Any) -> NodeProgress:
+        """Return it after the outcome of a node's first order under way has arrived; see `ReceivedShare.batch`.
 
         Batches that the node has made and that nobody can find any more, since an interrupt came between an order and
         its note, are discarded, and what follows them: it would have a hole before it.
@@ -119,7 +119,7 @@ class Standing(NamedTuple):
         if reason:
             ledger = ledger.discarding(outcome.frames + missing, reason)
         elif outcome.frames:
-            ready = (*ready, Arrival(outcome, batch))
+            ready = (*ready, ReceivedShare(outcome, batch))
         others = bool(node.unwanted and calls and calls[0].number < node.unwanted.before)
         recent = (*self.recent, *outcome.episodes)[-NUM_RECENT:]
         after = self._replace(ledger=ledger, recent=recent).with_node(
@@ -133,7 +133,7 @@ class Standing(NamedTuple):
         )
         return after.discarding(number, reason) if missing and not unwanted else after
 
-    def discarding(self, number: int, reason: str) -> Standing:
+    def discarding(self, number: int, reason: str) -> NodeProgress:
         """Return it with all that a node has collected discarded, and all that is under way unwanted."""
         node = self.nodes[number]
         frames = sum(arrival.outcome.frames for arrival in node.ready)
@@ -141,7 +141,7 @@ class Standing(NamedTuple):
         unwanted = Unwanted(reason, node.asked) if node.calls else None
         return after.with_node(number, ready=(), unwanted=unwanted, reset=True, afresh=True)
 
-    def losing(self, number: int, frames: int, reason: str, losses: Losses) -> Standing:
+    def losing(self, number: int, frames: int, reason: str, losses: Losses) -> NodeProgress:
         """Return it after a node's actor was lost, with so many frames; whoever comes next begins afresh."""
         node = self.nodes[number]
         stats = node.outcome.stats
@@ -155,7 +155,7 @@ class Standing(NamedTuple):
         after = self._replace(ledger=self.ledger.discarding(frames, reason))
         return after.with_node(number, **fresh._asdict())
 
-    def delivering(self, taken: Taken) -> Standing:
+    def delivering(self, taken: Consumed) -> NodeProgress:
         """Return it after a batch was handed out; the same if it was already."""
         for number, batch in taken.shares.items():
             ready = self.nodes[number].ready

@@ -16,21 +16,21 @@ from gleanrl._process.ray import RayRuntime
 from gleanrl._state.state import StateReader, plain
 from gleanrl.collectors import checkpoint
 from gleanrl.collectors.distributed.actor import NodeMaker, NodeRecipe
-from gleanrl.collectors.distributed.controller import Fleet
+from gleanrl.collectors.distributed.controller import NodeController
 from gleanrl.collectors.distributed.weights import BroadcastWeights, LoadedPolicy
 from gleanrl.collectors.frame_accounting import (
     NUM_RECENT,
     CollectorStats,
     Episode,
-    Ledger,
+    FrameCounts,
     Numbering,
     WorkerStats,
     means_of,
 )
 from gleanrl.collectors.source import Collected, Loading, Source
 from gleanrl.collectors.workers.controller import UNFINISHED
-from gleanrl.collectors.workers.progress import Restarts, Taken
-from gleanrl.collectors.workers.weights import Following
+from gleanrl.collectors.workers.progress import Consumed, Restarts
+from gleanrl.collectors.workers.weights import FollowedWeights
 from gleanrl.errors import ClosedError, IndexRangeError, LengthError
 
 _SETTLE_S, _CLOSE_S = 1.0, 5.0
@@ -56,7 +56,7 @@ class Company:
     makers: Sequence[NodeMaker]
     restarts: Restarts
     policy: Any
-    following: Following
+    following: FollowedWeights
     interval: int | None = None
     start_s: float | None = None
     ahead: int = 1
@@ -78,7 +78,9 @@ class NodeSource(Source):
         self._recipes = [maker.recipe for maker in company.makers]
         self._seed: tuple[int, bool, int] | None = None
         self._last_state: dict[str, Any] | None = None
-        self.fleet = Fleet(runtime, company.makers, company.restarts, self._made_again, company.start_s)
+        self.fleet = NodeController(
+            runtime, company.makers, company.restarts, self._made_again, company.start_s
+        )
         self.description = self.fleet.description
         self.done_paths = self.description.done_paths
         self.weights = BroadcastWeights(
@@ -243,7 +245,7 @@ class NodeSource(Source):
         checkpoint.check_entries(
             state, {"frames", "iter", *names}, strict, f"this collector has {self.num_nodes} nodes"
         )
-        counts = Ledger.read(state["source"]) if "source" in state else None
+        counts = FrameCounts.read(state["source"]) if "source" in state else None
         counted = checkpoint.with_counts(counts or self.fleet.now.ledger, state, type(self).__name__)
         reader = StateReader(state.get("source", {}), type(self).__name__)
         cut = tuple(reader.numbers("under_way", int)) if "under_way" in reader else ()
@@ -321,7 +323,7 @@ class NodeSource(Source):
         # One line: an interrupt comes before the assignment, or after the batch was returned.
         return (batch, self._become(collected.after))[0]
 
-    def _become(self, taken: Taken) -> Any:
+    def _become(self, taken: Consumed) -> Any:
         self.fleet.now = self.fleet.now.delivering(taken)
 
     def end(self) -> None:

@@ -15,8 +15,8 @@ from gleanrl._process.ray import RayRuntime
 from gleanrl.collectors.batch_columns import IDS, NONFINITE
 from gleanrl.collectors.distributed.source import Company, NodeSource
 from gleanrl.collectors.source import Collected, Grant, Grants
-from gleanrl.collectors.workers.batching import Arrangement, mask_last
-from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.batching import ShareLayout, mask_last
+from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.collectors.workers.source import SIBLING
 from gleanrl.data.trajectories import MASK
 
@@ -33,7 +33,7 @@ class Joining:
 
     def __init__(
         self,
-        arrangement: Arrangement,
+        arrangement: ShareLayout,
         steps: Mapping[int, int],
         first: tuple[Block, torch.device | None],
         pool: BufferPool,
@@ -75,12 +75,12 @@ class SynchronousNodes(NodeSource):
     Args:
         runtime: Ray.
         company: see `NodeSource`.
-        dim: how shares are put together; see `Arrangement.dim`.
+        dim: how shares are put together; see `ShareLayout.dim`.
     """
 
     def __init__(self, runtime: RayRuntime, company: Company, dim: int | None) -> None:
         super().__init__(runtime, company)
-        self._arrangement = Arrangement(dim, self.description.batch_size, self.num_nodes)
+        self._arrangement = ShareLayout(dim, self.description.batch_size, self.num_nodes)
         self.num_envs, self.batch_size = self._arrangement.num_envs, self._arrangement.size
         self._pool = BufferPool()
 
@@ -153,7 +153,7 @@ class SynchronousNodes(NodeSource):
         excess = 0 if grant.most is None or mask is None else max(frames - grant.most, 0)
         if excess:
             flagged -= mask_last(mask, batch.get(as_key(IDS)), batch.get(as_key(NONFINITE), None), excess)
-        taken = Taken(
+        taken = Consumed(
             {number: arrival.batch for number, arrival in ready.items()},
             frames - excess,
             flagged,

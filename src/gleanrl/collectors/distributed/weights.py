@@ -11,10 +11,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import Path, as_key, flatten
-from gleanrl._process.serialization import Parcel
+from gleanrl._process.serialization import PickledBatch
 from gleanrl.collectors.distributed.actor import Published
 from gleanrl.collectors.policy_weights import check_loads, matched_weights, weights_of
-from gleanrl.collectors.workers.weights import Following
+from gleanrl.collectors.workers.weights import FollowedWeights
 from gleanrl.errors import PolicyError
 
 
@@ -38,7 +38,7 @@ class BroadcastWeights:
         ray: Any,
         policy: Any,
         fields: Mapping[Path, Field] | None,
-        following: Following,
+        following: FollowedWeights,
         interval: int | None = None,
     ) -> None:
         self._ray, self._following, self._interval = ray, following, interval
@@ -113,14 +113,14 @@ class BroadcastWeights:
         others = weights is not None or nodes is not None
         given = self._policy if weights is None else weights
         found = self._matched(weights_of(given))
-        ends = Following.UNTIL_GIVEN if others else Following.UNTIL_UPDATED
+        ends = FollowedWeights.UNTIL_GIVEN if others else FollowedWeights.UNTIL_UPDATED
         with self._lock:
             self._put(found, self.version + 1, nodes)
-            self._follows &= self._following not in (ends, Following.UNTIL_UPDATED)
+            self._follows &= self._following not in (ends, FollowedWeights.UNTIL_UPDATED)
             self._batches = batches
 
     def _put(self, found: Mapping[Path, torch.Tensor], version: int, nodes: list[int] | None = None) -> None:
-        ref = self._ray.put(Parcel(_record(found)))
+        ref = self._ray.put(PickledBatch(_record(found)))
         self.puts += 1
         made = Published(self.puts, version, (ref,))
         if nodes is None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from gleanrl._process.worker import Timeouts
 from gleanrl._util import optional_callable, positive
-from gleanrl.collectors.build import Recipe
-from gleanrl.collectors.workers.weights import Following
+from gleanrl.collectors.build import CollectorConfig
+from gleanrl.collectors.workers.weights import FollowedWeights
 from gleanrl.collectors.workers.worker import Given
 from gleanrl.envs.vector.factories import Factory, factories, with_own_copies
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
@@ -62,7 +62,7 @@ def each(name: str, value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-def recipes_of(recipe: Recipe, count: int, **places: Any) -> list[Recipe]:
+def recipes_of(recipe: CollectorConfig, count: int, **places: Any) -> list[CollectorConfig]:
     """Return how each worker collects: by the same recipe, at its places; a place is one for all or a list."""
     given = {name: each(name, place, count) for name, place in places.items()}
     return [
@@ -98,11 +98,11 @@ def enough_of(threshold: Any, count: int) -> int | None:
     return max(1, int(count * min(max(threshold, 0.0), 1.0)))
 
 
-def following_of(update_at_each_batch: Any, placed: bool) -> Following:
+def following_of(update_at_each_batch: Any, placed: bool) -> FollowedWeights:
     """Return until when the policy's weights are sent; `placed` says whether the user chose where it runs."""
     if update_at_each_batch:
-        return Following.ALWAYS
-    return Following.UNTIL_UPDATED if placed else Following.UNTIL_GIVEN
+        return FollowedWeights.ALWAYS
+    return FollowedWeights.UNTIL_UPDATED if placed else FollowedWeights.UNTIL_GIVEN
 
 
 def timeouts_of(timeouts: Any) -> Timeouts:

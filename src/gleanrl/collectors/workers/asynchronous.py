@@ -11,7 +11,7 @@ from gleanrl._os import clock
 from gleanrl.collectors.source import Collected, Grant, Grants
 from gleanrl.collectors.workers.batching import Shares
 from gleanrl.collectors.workers.controller import Team
-from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.collectors.workers.shared_counters import SERVED
 from gleanrl.collectors.workers.source import CrewSource
 from gleanrl.envs.rollout import mark_truncated
@@ -132,7 +132,7 @@ class AsynchronousSource(CrewSource):
         batch = self._block(number, worker, share.num_steps, lend).batch(None, self.description.device)
         if self._truncated:
             mark_truncated(batch, list(self.description.done_keys))
-        taken = Taken({worker: number}, share.frames, share.flagged, share.excess, True, seconds)
+        taken = Consumed({worker: number}, share.frames, share.flagged, share.excess, True, seconds)
         return Collected(batch, taken, (worker, self.num_workers))
 
     def _block(self, number: int, worker: int, num_steps: int, lend: bool) -> Block:
@@ -151,6 +151,6 @@ class AsynchronousSource(CrewSource):
     def _shares(self) -> list[Shares]:
         return [Shares(block) for block in self.dispatcher.blocks]
 
-    def _become(self, taken: Taken) -> Any:
+    def _become(self, taken: Consumed) -> Any:
         self._open = None
         super()._become(taken)

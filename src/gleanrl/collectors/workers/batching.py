@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.native import Columns
-from gleanrl._arrays.ragged import Objects
+from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._util import integer
 from gleanrl.collectors.batch_columns import IDS
@@ -21,7 +21,7 @@ from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class ShareLayout:
     """How shares ``[*batch, t]`` of B workers make a batch.
 
     Attributes:
@@ -210,7 +210,7 @@ def _blank(block: Block, path: Any, worker: int, begin: int, count: int, value: 
     if isinstance(rows, torch.Tensor):
         rows.fill_(value)
     else:
-        rows.copy_(Objects.blanks(rows.shape, rows.blank))
+        rows.copy_(ObjectColumn.blanks(rows.shape, rows.blank))
 
 
 def mask_last(mask: Any, ids: Any, flags: Any, excess: int) -> int:
@@ -233,7 +233,7 @@ def mask_last(mask: Any, ids: Any, flags: Any, excess: int) -> int:
 
 
 def arrangement_dim(cat_results: Any) -> int | None:
-    """Return what a collector's ``cat_results`` means; see `Arrangement.dim`.
+    """Return what a collector's ``cat_results`` means; see `ShareLayout.dim`.
 
     Raises:
         InvalidArgumentError: it's none of ``"stack"``, 0, -1 and None.

@@ -15,13 +15,13 @@ from gleanrl._arrays.block import Block
 from gleanrl._arrays.tensordicts import as_key
 from gleanrl._os import clock
 from gleanrl._os.clock import Deadline
-from gleanrl._process.shared_columns import Region, Segment
-from gleanrl._process.worker import Plan, Timeouts
-from gleanrl._process.worker_pool import Answer, Crew
+from gleanrl._process.shared_columns import Region, SharedSegment
+from gleanrl._process.worker import Timeouts, WorkerPlan
+from gleanrl._process.worker_pool import WorkerAnswer, WorkerPool
 from gleanrl.collectors.source import Grant
-from gleanrl.collectors.workers.progress import Restarts, Standing
-from gleanrl.collectors.workers.shared_counters import CUT, GRANTED, NEXT_ID, SERVED, Words
-from gleanrl.collectors.workers.weights import Following
+from gleanrl.collectors.workers.progress import Progress, Restarts
+from gleanrl.collectors.workers.shared_counters import CUT, GRANTED, NEXT_ID, SERVED, SharedCounters
+from gleanrl.collectors.workers.weights import FollowedWeights
 from gleanrl.collectors.workers.worker import SERVE, CollectorMaker, Description, Lists
 from gleanrl.data.trajectories import MASK
 from gleanrl.errors import SchemaError, WorkerError
@@ -50,7 +50,7 @@ class Team:
     num_threads: int
     restarts: Restarts
     policy: Any
-    following: Following
+    following: FollowedWeights
     enough: int | None = None
     truncated: bool = False
 
@@ -82,7 +82,7 @@ UNFINISHED = "unfinished"
 """Why frames are discarded that were under way at the end."""
 
 
-class Dispatcher:
+class WorkerController:
     """Gives grants to workers, takes their shares, and replaces those that are lost. One thread at a time.
 
     What counts stands in the shared words and in `now`. Wherever an interrupt comes, the next call goes on from there:
@@ -105,16 +105,18 @@ class Dispatcher:
     def __init__(self, team: Team, made_again: Callable[[int, int, int], CollectorMaker]) -> None:
         self._restarts, self._made_again = team.restarts, WeakMethod(made_again)
         count = self.num_workers = len(team.makers)
-        self.now = Standing.begin(count)
-        self.words: list[Words] = []
+        self.now = Progress.begin(count)
+        self.words: list[SharedCounters] = []
         self.blocks: list[Block] = []
         self.parts: list[list[Block]] = []
-        self._answers: dict[int, Answer | None] = {}  # to requests that somebody waits for
+        self._answers: dict[int, WorkerAnswer | None] = {}  # to requests that somebody waits for
         self._listed: list[dict[int, int]] = [{} for _ in range(count)]  # whose lists are there, by slot
-        self._crew = Crew(team.makers, Plan(team.timeouts, team.num_threads, PRELOAD, self._where))
+        self._crew = WorkerPool(
+            team.makers, WorkerPlan(team.timeouts, team.num_threads, PRELOAD, self._where)
+        )
         try:
             slots = team.makers[0].num_slots
-            self.words += [Words(worker.progress, slots) for worker in self._crew.workers]
+            self.words += [SharedCounters(worker.progress, slots) for worker in self._crew.workers]
             self.descriptions: list[Description] = self.ask("describe")
             require_alike(self.descriptions)
             self.description = self.descriptions[0]
@@ -124,7 +126,7 @@ class Dispatcher:
             raise
 
     @property
-    def segment(self) -> Segment:
+    def segment(self) -> SharedSegment:
         """The memory shared with the workers."""
         return self._crew.segment
 
@@ -310,7 +312,7 @@ class Dispatcher:
                 dues.append(due)
         return dues
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: WorkerAnswer) -> None:
         """Note an answer; those to requests that were given up are dropped."""
         worker, error = answer.worker, answer.error
         if error is not None and (answer.lost or not self._crew.workers[worker].is_made):

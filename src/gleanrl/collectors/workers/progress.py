@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gleanrl._os.clock import Deadline
 from gleanrl._util import non_negative
-from gleanrl.collectors.frame_accounting import Ledger
+from gleanrl.collectors.frame_accounting import FrameCounts
 from gleanrl.collectors.workers.shared_counters import Share
 from gleanrl.errors import InvalidArgumentError
 
@@ -78,7 +78,7 @@ class Restarts:
         return Deadline(min(pause, _LONGEST_PAUSE_S))
 
 
-class Taken(NamedTuple):
+class Consumed(NamedTuple):
     """Shares that make a batch, on their way to the user."""
 
     shares: Mapping[int, Any]
@@ -93,10 +93,10 @@ class Taken(NamedTuple):
     seconds: float
 
 
-class Standing(NamedTuple):
+class Progress(NamedTuple):
     """Where a collection stands. It goes from one to the next by one assignment, which no interrupt can cut."""
 
-    ledger: Ledger
+    ledger: FrameCounts
     taken: tuple[int, ...]
     """Shares of each worker that were delivered or discarded."""
     unwanted: tuple[str, ...]
@@ -107,11 +107,11 @@ class Standing(NamedTuple):
     """Processes that each worker has lost. What they had under way is in the ledger."""
 
     @classmethod
-    def begin(cls, count: int) -> Standing:
+    def begin(cls, count: int) -> Progress:
         """Return that of so many workers that have done nothing yet."""
-        return cls(Ledger(), (0,) * count, ("",) * count, (False,) * count, (Losses(),) * count)
+        return cls(FrameCounts(), (0,) * count, ("",) * count, (False,) * count, (Losses(),) * count)
 
-    def with_worker(self, worker: int, **changes: Any) -> Standing:
+    def with_worker(self, worker: int, **changes: Any) -> Progress:
         """Return it with other values for one worker."""
         fresh: dict[str, Any] = {}
         for name, value in changes.items():
@@ -119,18 +119,18 @@ class Standing(NamedTuple):
             fresh[name] = (*entries[:worker], value, *entries[worker + 1 :])
         return self._replace(**fresh)
 
-    def without(self, worker: int, share: Share) -> Standing:
+    def without(self, worker: int, share: Share) -> Progress:
         """Return it after a worker's next share was discarded: it failed or is unwanted."""
         reason = share.reason if share.failed else self.unwanted[worker]
         ledger = self.ledger.discarding(share.frames, reason).discarding(share.excess, "budget")
         return self._replace(ledger=ledger).with_worker(worker, taken=self.taken[worker] + 1)
 
-    def losing(self, worker: int, frames: int, reason: str, losses: Losses) -> Standing:
+    def losing(self, worker: int, frames: int, reason: str, losses: Losses) -> Progress:
         """Return it after a worker was lost, with a share of so many frames; whoever comes next begins afresh."""
         after = self.with_worker(worker, unwanted="", resets=False, losses=losses)
         return after._replace(ledger=self.ledger.discarding(frames, reason))
 
-    def delivering(self, taken: Taken) -> Standing:
+    def delivering(self, taken: Consumed) -> Progress:
         """Return it after a batch was handed out; the same if it was already."""
         if any(self.taken[worker] != number for worker, number in taken.shares.items()):
             return self

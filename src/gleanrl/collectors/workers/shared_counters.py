@@ -52,7 +52,7 @@ class Share(NamedTuple):
     """Why it failed."""
 
 
-class Words:
+class SharedCounters:
     """The words of one worker, seen from either side.
 
     Args:

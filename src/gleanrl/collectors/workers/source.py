@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl._os.clock import Deadline
-from gleanrl._process.shared_columns import Region, Rows
+from gleanrl._process.shared_columns import Region, SharedRows
 from gleanrl._rollout.infer_outputs import is_unmade
 from gleanrl._rollout.plan import plan_rollout
 from gleanrl._state.state import plain
@@ -25,13 +25,13 @@ from gleanrl.collectors.frame_accounting import (
     NUM_RECENT,
     CollectorStats,
     Episode,
-    Ledger,
+    FrameCounts,
     WorkerStats,
     means_of,
 )
 from gleanrl.collectors.source import Collected, Loading, Source
-from gleanrl.collectors.workers.controller import UNFINISHED, Dispatcher, Team
-from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.controller import UNFINISHED, Team, WorkerController
+from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.collectors.workers.shared_counters import BUSY, EPISODES, IDLE
 from gleanrl.collectors.workers.weights import SharedWeights
 from gleanrl.collectors.workers.worker import Bound, CollectorMaker
@@ -59,7 +59,7 @@ class CrewSource(Source):
         self._weights: SharedWeights | None = None
         self._told: set[int] = set()  # workers that know where weights of their own stand
         self._region: Region | None = None
-        self.dispatcher = Dispatcher(team, self._made_again)
+        self.dispatcher = WorkerController(team, self._made_again)
         self.description = self.dispatcher.description
         self.done_paths = self.description.done_paths
         self.num_workers = self.dispatcher.num_workers
@@ -73,7 +73,7 @@ class CrewSource(Source):
             self._weights = SharedWeights(team.policy, described.weights, segment, progress, team.following)
             self._weights.refresh()
         size = torch.Size((self.num_workers, *described.batch_size))
-        rows = Rows(described.schema, size, max(self.steps(num_steps)))
+        rows = SharedRows(described.schema, size, max(self.steps(num_steps)))
         self._region = segment.region("rows", rows, self._team.makers[0].num_slots)
         self.dispatcher.use(self._region)
         self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
@@ -237,7 +237,7 @@ class CrewSource(Source):
         names = [f"worker{worker}" for worker in range(self.num_workers)]
         hint = f"this collector has {self.num_workers} workers"
         checkpoint.check_entries(state, {"frames", "iter", *names}, strict, hint)
-        counts = Ledger.read(state["source"]) if "source" in state else None
+        counts = FrameCounts.read(state["source"]) if "source" in state else None
         counted = checkpoint.with_counts(counts or self.dispatcher.now.ledger, state, type(self).__name__)
         parts = {worker: dict(state[name]) for worker, name in enumerate(names) if name in state}
         policies = {worker: part.pop("policy_state_dict", None) for worker, part in parts.items()}
@@ -308,7 +308,7 @@ class CrewSource(Source):
         # One line: an interrupt comes before the assignment, or after the batch was returned.
         return (batch, self._become(collected.after))[0]
 
-    def _become(self, taken: Taken) -> Any:
+    def _become(self, taken: Consumed) -> Any:
         self.dispatcher.now = self.dispatcher.now.delivering(taken)
 
     def close(self, close_env: bool = True) -> None:

@@ -13,9 +13,9 @@ from gleanrl._arrays.block import Block
 from gleanrl._os import clock
 from gleanrl.collectors.batch_columns import IDS, NONFINITE
 from gleanrl.collectors.source import Collected, Grant, Grants
-from gleanrl.collectors.workers.batching import Arrangement, Shares, mask_last
+from gleanrl.collectors.workers.batching import ShareLayout, Shares, mask_last
 from gleanrl.collectors.workers.controller import Team
-from gleanrl.collectors.workers.progress import Taken
+from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.collectors.workers.source import SIBLING, CrewSource
 from gleanrl.data.trajectories import MASK
 from gleanrl.envs.rollout import mark_truncated
@@ -47,13 +47,13 @@ class SynchronousSource(CrewSource):
 
     Args:
         team: see `CrewSource`.
-        cat: how shares are put together; see `Arrangement.dim`.
+        cat: how shares are put together; see `ShareLayout.dim`.
     """
 
     def __init__(self, team: Team, cat: int | None) -> None:
         super().__init__(team)
         size = self.description.batch_size
-        self.arrangement = Arrangement(cat, size, self.num_workers, team.enough is not None)
+        self.arrangement = ShareLayout(cat, size, self.num_workers, team.enough is not None)
         self.num_envs, self.batch_size = self.arrangement.num_envs, self.arrangement.size
         self._enough, self._truncated = team.enough, team.truncated
         self._pool = BufferPool()
@@ -161,4 +161,4 @@ class SynchronousSource(CrewSource):
         if self._truncated:  # each share's last step, which may be in the middle of the batch
             for share in self.arrangement.shares(batch, counts):
                 mark_truncated(share, list(self.description.done_keys))
-        return Collected(batch, Taken(numbers, frames - excess, flagged, excess, grant.counted, seconds))
+        return Collected(batch, Consumed(numbers, frames - excess, flagged, excess, grant.counted, seconds))

@@ -22,10 +22,10 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._arrays.tensordicts import Path, flatten
 from gleanrl._os.interrupts import to_the_end
-from gleanrl._process.shared_columns import Region, Rows, Segment
+from gleanrl._process.shared_columns import Region, SharedRows, SharedSegment
 from gleanrl.collectors.policy_weights import (
-    LinkedWeights,
     PolicyWeights,
+    WeightCopier,
     check_loads,
     copy_weights,
     matched_weights,
@@ -47,7 +47,7 @@ def fields_of(policy: Any) -> dict[Path, Field] | None:
     return {path: Field(leaf.shape, leaf.dtype) for path, leaf in leaves.items()} or None
 
 
-class Following(Enum):
+class FollowedWeights(Enum):
     """Until when the current weights of the user's policy are sent at every hand-over."""
 
     ALWAYS = "always"
@@ -58,7 +58,7 @@ class Following(Enum):
 class _Copies:
     """One version's weights and the next one's, in a region of the segment."""
 
-    def __init__(self, segment: Segment, region: Region) -> None:
+    def __init__(self, segment: SharedSegment, region: Region) -> None:
         self.region = region
         blocks = [segment.block(region, number) for number in range(_NUM_BLOCKS)]
         self._weights = [block.record(0)[_WEIGHTS] for block in blocks]
@@ -67,14 +67,14 @@ class _Copies:
         """Of the copy that was published last; 0 for none."""
 
     @classmethod
-    def laid_out(cls, segment: Segment, name: str, fields: Mapping[Path, Field]) -> _Copies:
+    def laid_out(cls, segment: SharedSegment, name: str, fields: Mapping[Path, Field]) -> _Copies:
         schema = Schema(
             {
                 (_VERSION,): Field(torch.Size(), torch.int64),
                 **{(_WEIGHTS, *path): field for path, field in fields.items()},
             }
         )
-        return cls(segment, segment.region(name, Rows(schema, torch.Size(), 1), _NUM_BLOCKS))
+        return cls(segment, segment.region(name, SharedRows(schema, torch.Size(), 1), _NUM_BLOCKS))
 
     def weights(self, number: int) -> Any:
         """Return where the weights of copy `number` stand."""
@@ -100,12 +100,12 @@ class SharedWeights:
         self,
         policy: Any,
         fields: Mapping[Path, Field],
-        segment: Segment,
+        segment: SharedSegment,
         words: Sequence[memoryview],
-        following: Following,
+        following: FollowedWeights,
     ) -> None:
         self._policy = policy if isinstance(policy, torch.nn.Module) else None
-        self._linked = None if self._policy is None else LinkedWeights(self._policy)
+        self._linked = None if self._policy is None else WeightCopier(self._policy)
         self._fields, self._segment, self._words = fields, segment, list(words)
         self._follows, self._following = self._policy is not None, following
         self._all = _Copies.laid_out(segment, "weights", fields)
@@ -161,10 +161,10 @@ class SharedWeights:
             )
         found = {worker: self._policy if weights is None else weights for worker, weights in given.items()}
         others = set(given) != {None} or given[None] is not None
-        ends = Following.UNTIL_GIVEN if others else Following.UNTIL_UPDATED
+        ends = FollowedWeights.UNTIL_GIVEN if others else FollowedWeights.UNTIL_UPDATED
         with self._lock:
             self._publish(
-                found, version, self._follows and self._following not in (ends, Following.UNTIL_UPDATED)
+                found, version, self._follows and self._following not in (ends, FollowedWeights.UNTIL_UPDATED)
             )
 
     def mark(self, version: int) -> None:
@@ -312,9 +312,9 @@ class PulledWeights(PolicyWeights):
         super().__init__(policy, device)
         self._words, self._pulled = words, 0
         self._sources: dict[bool, _Copies] = {}
-        self._linked = LinkedWeights(self.policy) if isinstance(self.policy, torch.nn.Module) else None
+        self._linked = WeightCopier(self.policy) if isinstance(self.policy, torch.nn.Module) else None
 
-    def bind(self, segment: Segment, region: Region | None, own: bool = False) -> None:
+    def bind(self, segment: SharedSegment, region: Region | None, own: bool = False) -> None:
         """Take weights from a region: that of all workers, or the worker's own."""
         if region is not None:
             self._sources[own] = _Copies(segment, region)

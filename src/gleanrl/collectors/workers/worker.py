@@ -13,15 +13,15 @@ import cloudpickle
 import torch
 
 from gleanrl._arrays.block import Block
-from gleanrl._arrays.ragged import Objects
+from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._arrays.tensordicts import NestedKey, Path
 from gleanrl._os import clock
-from gleanrl._process.shared_columns import HALT, STEP, Region, Segment
-from gleanrl._process.worker_main import Station, seed_globals
+from gleanrl._process.shared_columns import HALT, STEP, Region, SharedSegment
+from gleanrl._process.worker_main import WorkerContext, seed_globals
 from gleanrl.collectors import checkpoint
-from gleanrl.collectors.build import Assembly, Recipe, assemble
-from gleanrl.collectors.frame_accounting import Numbering, Trajectories
+from gleanrl.collectors.build import Assembly, CollectorConfig, assemble
+from gleanrl.collectors.frame_accounting import Numbering, TrajectoryIds
 from gleanrl.collectors.policy_weights import made_policy
 from gleanrl.collectors.workers.shared_counters import (
     BUSY,
@@ -32,7 +32,7 @@ from gleanrl.collectors.workers.shared_counters import (
     PUBLISHED,
     SERVED,
     Share,
-    Words,
+    SharedCounters,
 )
 from gleanrl.collectors.workers.weights import PulledWeights, fields_of
 from gleanrl.envs.vector.factories import Factory
@@ -95,7 +95,7 @@ class Lists(NamedTuple):
 
     number: int
     """Of the grant."""
-    columns: Mapping[Path, Objects]
+    columns: Mapping[Path, ObjectColumn]
 
 
 class Bound(NamedTuple):
@@ -148,7 +148,7 @@ class CollectorMaker:
 
     factory: Factory
     given: Given
-    recipe: Recipe
+    recipe: CollectorConfig
     numbering: Numbering
     num_slots: int
     first_id: int = 0
@@ -160,9 +160,9 @@ class CollectorMaker:
         """Return what makes a worker that goes on where this one was lost."""
         return replace(self, first_id=first_id, seed=seed, bound=bound)
 
-    def __call__(self, station: Station) -> CollectorServant:
+    def __call__(self, station: WorkerContext) -> CollectorWorker:
         """Make it."""
-        words = Words(station.progress, self.num_slots)
+        words = SharedCounters(station.progress, self.num_slots)
         if self.prepare is not None:
             self.prepare()
         env = self.factory()
@@ -173,7 +173,7 @@ class CollectorMaker:
             made = assemble(
                 env, self.given.policy(), recipe, weights, numbering=self.numbering, first_id=self.first_id
             )
-            servant = CollectorServant(made, station.segment, words, stop)
+            servant = CollectorWorker(made, station.segment, words, stop)
             if self.seed is not None:
                 servant.seed(*self.seed)
             if self.bound is not None:
@@ -199,7 +199,7 @@ class _Watch:
         return words[CUT] > self.number or words[HALT] != 0
 
 
-class CollectorServant:
+class CollectorWorker:
     """Serves grants, one after the other, and what the owner asks for in between.
 
     Args:
@@ -209,12 +209,14 @@ class CollectorServant:
         watch: told which grant is served.
     """
 
-    def __init__(self, assembly: Assembly, segment: Segment, words: Words, watch: _Watch) -> None:
+    def __init__(
+        self, assembly: Assembly, segment: SharedSegment, words: SharedCounters, watch: _Watch
+    ) -> None:
         self._collection, self._storing = assembly.collection, assembly.devices.storing
         self._segment, self._words, self._watch = segment, words, watch
         self._blocks: list[Block] = []
         self._ended = clock.monotonic()
-        self._before: dict[int, Trajectories] = {}
+        self._before: dict[int, TrajectoryIds] = {}
         """Where trajectories stood before the latest shares, by their numbers' slots."""
         self._episodes_before = words.words[EPISODES]
         """Those of the workers that had this one's place."""

@@ -24,7 +24,7 @@ _STATE = frozenset(("state_dict", "load_state_dict"))
 _FILES = ("dumps", "loads", "dump", "save", "load")
 
 
-class Saved(NamedTuple):
+class SavedAttributes(NamedTuple):
     """The state of a part that has a `state_dict` of its own."""
 
     state: dict[str, Any]
@@ -32,10 +32,10 @@ class Saved(NamedTuple):
 
 def plain_state(value: Any) -> Any:
     """Return a part's snapshot as plain values; the user's own state stays as it is."""
-    return value._asdict() if isinstance(value, Saved) else plain(value)
+    return value._asdict() if isinstance(value, SavedAttributes) else plain(value)
 
 
-class View(Part, Stateful[Any]):
+class Adapter(Part, Stateful[Any]):
     """What views have in common; see `view_of`."""
 
     __slots__ = ("own", "part")
@@ -75,11 +75,11 @@ class View(Part, Stateful[Any]):
 
     load_state_dict = Stateful.load_state_dict
 
-    def saved(self) -> Saved:
+    def saved(self) -> SavedAttributes:
         """Return a copy of the part's own state."""
-        return Saved(copy.deepcopy(self.part.state_dict() or {}))
+        return SavedAttributes(copy.deepcopy(self.part.state_dict() or {}))
 
-    def parsed(self, state: Any, trial: AbstractContextManager[Any] | None = None) -> Saved:
+    def parsed(self, state: Any, trial: AbstractContextManager[Any] | None = None) -> SavedAttributes:
         """Return the value of a saved state after a trial: the part loads it, and what it had before again.
 
         Args:
@@ -96,9 +96,9 @@ class View(Part, Stateful[Any]):
             raise SchemaError(f"load_state_dict: a {name} doesn't take the state: {cause}") from cause
         finally:
             self.restore(before)
-        return Saved(found)
+        return SavedAttributes(found)
 
-    def restore(self, value: Saved) -> None:
+    def restore(self, value: SavedAttributes) -> None:
         """Have the part go on from a value."""
         self.part.load_state_dict(copy.deepcopy(value.state))
 
@@ -114,14 +114,14 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
     Args:
         part: a part of ours, or another library's; what is neither stays as it is.
         kind: what it is to be.
-        way: the view of such a part, a subclass of `kind` and `View`.
+        way: the view of such a part, a subclass of `kind` and `Adapter`.
         methods: the familiar methods, and the native one that a class overrides instead, if there is one.
         needed: what a part of another library has.
 
     Raises:
         UnsupportedError: it overrides what nobody would call.
     """
-    if isinstance(part, (View, type)):
+    if isinstance(part, (Adapter, type)):
         return part
     own = frozenset(methods)
     if isinstance(part, kind):

@@ -19,7 +19,7 @@ import torch
 from typing_extensions import Self
 
 from gleanrl._checkpoint.folder import Folder, expecting
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.errors import InvalidArgumentError
 
 
@@ -74,7 +74,7 @@ class Part(Shown):
     """
 
     _owner: weakref.ref[Any] | None = None
-    _gate: Gate | None = None
+    _gate: BufferLock | None = None
 
     @property
     def given(self) -> Any:
@@ -87,7 +87,7 @@ class Part(Shown):
         return None if self._owner is None else self._owner()
 
     @property
-    def gate(self) -> Gate | None:
+    def gate(self) -> BufferLock | None:
         """The gate of that buffer; None if the part is free."""
         return None if self.owner is None else self._gate
 
@@ -106,7 +106,7 @@ class Part(Shown):
         if owner is not None and owner is not taker:
             raise taken(name, self, owner)
 
-    def join_buffer(self, owner: Any, gate: Gate) -> None:
+    def join_buffer(self, owner: Any, gate: BufferLock) -> None:
         """Belong to `owner`, a buffer with that gate, from now on."""
         self._owner, self._gate = weakref.ref(owner), gate
 

@@ -12,7 +12,7 @@ from gleanrl._os.interrupts import to_the_end
 from gleanrl._state.rng import OwnedGenerator
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl.data.replay_buffers.adapters import plain_state
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.samplers.adapter import as_sampler
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.transitions import RandomSampler
@@ -160,7 +160,7 @@ class Parts(Stateful[PartsState]):
             self.sampler.set_rng(generator)
         self.generator = generator
 
-    def join(self, owner: Any, gate: Gate) -> None:
+    def join(self, owner: Any, gate: BufferLock) -> None:
         """Belong to `owner`, a buffer with that gate, from now on: at its construction, and of a copy."""
         self._owner = weakref.ref(owner)
         for part in (self.storage, self.sampler, self.writer):
@@ -175,7 +175,7 @@ class Parts(Stateful[PartsState]):
         self.follows, self.weighs, self.cuts = sampler.follows, sampler.weighs, sampler.cuts
 
     def exchange(
-        self, name: str, part: Any, gate: Gate, collate_fn: Callable[[Any], Any] | None = None
+        self, name: str, part: Any, gate: BufferLock, collate_fn: Callable[[Any], Any] | None = None
     ) -> Any:
         """Take another part and return the old one; nothing changes where it doesn't fit the others.
 

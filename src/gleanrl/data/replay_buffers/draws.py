@@ -13,8 +13,8 @@ from gleanrl._os.interrupts import to_the_end
 from gleanrl._state.state import Stateful, StateReader, plain
 from gleanrl.data.replay_buffers.change_log import touched
 from gleanrl.data.replay_buffers.components import Parts, PartsState
-from gleanrl.data.replay_buffers.lock import Gate
-from gleanrl.data.replay_buffers.prefetch import Fetched, Prefetcher, Ticket, TicketState
+from gleanrl.data.replay_buffers.lock import BufferLock
+from gleanrl.data.replay_buffers.prefetch import Fetched, PendingSample, PendingState, Prefetcher
 from gleanrl.data.replay_buffers.samplers.base import SamplerState, all_rows
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead
 from gleanrl.errors import EmptyBufferError, SchemaError
@@ -26,7 +26,7 @@ class DrawsState(NamedTuple):
     """What a buffer lives by."""
 
     parts: PartsState
-    tickets: tuple[TicketState, ...] | None
+    tickets: tuple[PendingState, ...] | None
     """Batches drawn ahead, the oldest first; None where nothing is."""
     counts: RateCounts | None = None
     """What the rate limiter goes by; None where there is none."""
@@ -34,7 +34,7 @@ class DrawsState(NamedTuple):
     """Transitions written that don't count for `write_count`."""
 
 
-class Place(NamedTuple):
+class DrawPosition(NamedTuple):
     """Where a buffer's next batch is drawn."""
 
     sampler: Any
@@ -58,7 +58,7 @@ class Draws(Stateful[DrawsState]):
         prefetcher: what fetches ahead; None for nothing.
     """
 
-    def __init__(self, gate: Gate, parts: Parts, prefetcher: Prefetcher | None) -> None:
+    def __init__(self, gate: BufferLock, parts: Parts, prefetcher: Prefetcher | None) -> None:
         self._batches_sampled = 0
         self._rows_redrawn = 0
         self._written_before = 0  # what doesn't count for `write_count`
@@ -66,7 +66,9 @@ class Draws(Stateful[DrawsState]):
         self._gate = gate
         self._parts = parts
 
-    def now(self, size: int, keys: Keys | None, annotated: bool, stamped: bool) -> tuple[Ticket, Fetched]:
+    def now(
+        self, size: int, keys: Keys | None, annotated: bool, stamped: bool
+    ) -> tuple[PendingSample, Fetched]:
         """Return a batch that is drawn now; what was drawn ahead is taken back first.
 
         Args:
@@ -108,7 +110,7 @@ class Draws(Stateful[DrawsState]):
             raise
         return ticket, fetched
 
-    def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[Ticket, Fetched]:
+    def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[PendingSample, Fetched]:
         """Return the batch that was drawn first; draws ahead until enough are on their way."""
         sampler = self._parts.sampler
         self._gate.asked = True
@@ -147,7 +149,7 @@ class Draws(Stateful[DrawsState]):
             self.not_served(ticket)
             raise
 
-    def not_served(self, ticket: Ticket) -> None:
+    def not_served(self, ticket: PendingSample) -> None:
         """Take a batch that nobody gets off the counts, and give back its permits; its rows stay drawn."""
         limiter, rows = self._gate.limiter, ticket.drawn.slots.shape[0]
 
@@ -184,7 +186,7 @@ class Draws(Stateful[DrawsState]):
 
         to_the_end(change)
 
-    def place(self) -> Place | None:
+    def place(self) -> DrawPosition | None:
         """Return where the next batch is drawn, to go back there; None where draws use nothing up."""
         sampler, prefetcher, limiter = self._parts.sampler, self.prefetcher, self._gate.limiter
         if not sampler.uses_up and limiter is None:
@@ -194,9 +196,11 @@ class Draws(Stateful[DrawsState]):
             if sampler.uses_up:
                 sampler.random.begin()
                 place = prefetcher.place if prefetcher is not None and len(prefetcher) else sampler.place()
-            return Place(place, self._batches_sampled, None if limiter is None else limiter.counts.sampled)
+            return DrawPosition(
+                place, self._batches_sampled, None if limiter is None else limiter.counts.sampled
+            )
 
-    def go_back(self, place: Place, batches: int) -> None:
+    def go_back(self, place: DrawPosition, batches: int) -> None:
         """Take back so many batches, which nobody gets, if they are all that were handed out since a place."""
         limiter = self._gate.limiter
         with self._gate.lock:
@@ -263,12 +267,14 @@ class Draws(Stateful[DrawsState]):
 
     # The caller holds the lock
 
-    def _draw(self, size: int, stamped: bool, ahead: bool = False, place: Any = None) -> Ticket:
+    def _draw(self, size: int, stamped: bool, ahead: bool = False, place: Any = None) -> PendingSample:
         """Draw a batch, to be handed out now or ahead of that; `place` is the sampler's before."""
         storage, sampler = self._parts.storage, self._parts.sampler
         served = sampler.takes_priorities and not ahead
         drawn = (sampler.draw_served if served else sampler.draw)(storage, size, stamped)
-        return new_tuple(Ticket, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, place))
+        return new_tuple(
+            PendingSample, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, place)
+        )
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int) -> None:
         """Draw until enough batches are on their way; of a draw that fails nothing is left."""
@@ -287,12 +293,12 @@ class Draws(Stateful[DrawsState]):
     def _repaired(
         self,
         size: int,
-        ticket: Ticket,
+        ticket: PendingSample,
         held: list[Fetched],
         stamped: bool,
         paths: tuple[Path, ...] | None,
         flags: tuple[Path, ...] | None,
-    ) -> tuple[Ticket, Fetched]:
+    ) -> tuple[PendingSample, Fetched]:
         """Draw and fetch again those rows of a batch that were overwritten since its draw.
 
         Its records are the only ones in `held`, and may be let go of.
@@ -315,12 +321,12 @@ class Draws(Stateful[DrawsState]):
 
     def _mended(
         self,
-        batch: tuple[Ticket, Fetched],
+        batch: tuple[PendingSample, Fetched],
         stamped: bool,
         paths: tuple[Path, ...] | None = None,
         flags: tuple[Path, ...] | None = None,
         ahead: bool = False,
-    ) -> tuple[Ticket, Fetched]:
+    ) -> tuple[PendingSample, Fetched]:
         """Draw and fetch a batch again that ends were written into through live views (see `Sampler.mended`)."""
         ticket, fetched = batch
 
@@ -333,7 +339,9 @@ class Draws(Stateful[DrawsState]):
         self._parts.sampler.mended(ticket.storage, ticket.drawn, redraw)
         return ticket, fetched
 
-    def _redraw(self, ticket: Ticket, stale: torch.Tensor, stamped: bool, ahead: bool = False) -> Ticket:
+    def _redraw(
+        self, ticket: PendingSample, stale: torch.Tensor, stamped: bool, ahead: bool = False
+    ) -> PendingSample:
         """Draw the stale rows again; the lock keeps writers away until they are fetched.
 
         Args:
@@ -350,7 +358,7 @@ class Draws(Stateful[DrawsState]):
             sampler.ran_out = ticket.ran_out
         return ticket._replace(drawn=drawn, ran_out=sampler.ran_out, epoch=sampler.epoch)
 
-    def _replace(self, size: int, drawn: Draw, stamped: bool) -> Ticket:
+    def _replace(self, size: int, drawn: Draw, stamped: bool) -> PendingSample:
         """Draw a whole batch again: the buffer was emptied or loaded since its draw."""
         if not len(self._parts.storage):
             raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
@@ -438,7 +446,7 @@ class Draws(Stateful[DrawsState]):
                 "prefetch, as the saved one"
             )
         parse_place, rows = self._parts.sampler.parse_place, parts.storage.rows
-        tickets = tuple(TicketState.read(saved, rows, parse_place) for saved in ahead)
+        tickets = tuple(PendingState.read(saved, rows, parse_place) for saved in ahead)
         return DrawsState(parts, tickets, counts, before)
 
     def adopt(self, value: DrawsState) -> None:

@@ -16,8 +16,8 @@ from gleanrl._arrays.results import BufferStats
 from gleanrl._arrays.tensordicts import NestedKey, mark_rows
 from gleanrl._state.rng import seeds_in_turn
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
-from gleanrl.data.replay_buffers.draws import Keys, Place
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.draws import DrawPosition, Keys
+from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.ensemble import Mixture, SamplerEnsemble, all_or_none, join_infos
@@ -50,7 +50,7 @@ class EnsembleServer(Server):
 
     def __init__(
         self,
-        gate: Gate,
+        gate: BufferLock,
         members: Sequence[ReplayBuffer],
         mixture: Mixture,
         transforms: Pipeline,
@@ -75,7 +75,7 @@ class EnsembleServer(Server):
         draws = {number: self._members[number].server.draws for number in numbers}
         places = {number: place for number, of in draws.items() if (place := of.place()) is not None}
 
-        def go_back(number: int, place: Place) -> None:
+        def go_back(number: int, place: DrawPosition) -> None:
             draws[number].go_back(place, numbers[: len(parts)].count(number))
 
         with all_or_none(places, go_back):
@@ -240,7 +240,7 @@ class ReplayBufferEnsemble(Checkpointed):
                 "p, sample_from_all and num_buffer_sampled: the SamplerEnsemble given has them; give them to it"
             )
         self._members = rbs
-        self._gate = Gate()
+        self._gate = BufferLock()
         self._transforms = Pipeline()
         self._server = EnsembleServer(
             self._gate, rbs, self._mixture, self._transforms, batch_size, collate_fn

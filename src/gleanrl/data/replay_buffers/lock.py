@@ -36,11 +36,11 @@ class Shared(Protocol):
 class _OneForEachUse:
     """What stands behind the locks of gates that have none of their own: a new hold for each ``with``."""
 
-    def __get__(self, gate: Gate | None, owner: Any) -> Any:
+    def __get__(self, gate: BufferLock | None, owner: Any) -> Any:
         return self if gate is None else _Hold(gate)
 
 
-class Gate:
+class BufferLock:
     """The lock of one buffer: ``with gate.lock:``.
 
     Under it happen a whole write, from its checks until every part knows of it; a draw, but not its fetch, for which
@@ -76,7 +76,7 @@ class Gate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have a lock of their own in their process; that of the processes is one."""
-        return Gate, (self.shared,)
+        return BufferLock, (self.shared,)
 
     @property
     def shared(self) -> Any:
@@ -127,7 +127,7 @@ class _Hold:
 
     __slots__ = ("__weakref__", "_file", "_gate", "_thread")
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: BufferLock) -> None:
         self._gate = gate
         self._thread: list[Any] = []  # what to call with what, to give up each lock
         self._file: list[Any] = []

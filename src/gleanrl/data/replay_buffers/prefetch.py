@@ -35,7 +35,7 @@ class Fetched(NamedTuple):
     """The columns that the sampler's entries are made of, where the records may lack them; None otherwise."""
 
 
-class Ticket(NamedTuple):
+class PendingSample(NamedTuple):
     """A draw, and what its storage looked like at that moment."""
 
     drawn: Draw
@@ -70,7 +70,7 @@ class Ticket(NamedTuple):
                 raise
             return Fetched(None, None)
 
-    def renewed(self, before: Ticket, stale: torch.Tensor) -> torch.Tensor | None:
+    def renewed(self, before: PendingSample, stale: torch.Tensor) -> torch.Tensor | None:
         """Return which rows have to be fetched again, ``(n,)`` bool; None if it's less work to fetch all of them.
 
         Args:
@@ -95,7 +95,7 @@ class Ticket(NamedTuple):
         records = storage.fetch_again(fetched.records, slots, renewed, paths)
         return Fetched(records, storage.fetch_again(fetched.flags, slots, renewed, flags) if flags else None)
 
-    def value(self) -> TicketState:
+    def value(self) -> PendingState:
         """Return the draw as plain values; rows that were overwritten since are marked, their draw is void."""
         drawn, storage = self.drawn, self.storage
         now, origin = storage.generation(drawn.slots), drawn.origin
@@ -104,12 +104,12 @@ class Ticket(NamedTuple):
             origin = origin[0, same_generations(storage.generation(origin[0]), origin[1])]
         fresh = now == drawn.generation
         extras = tuple(drawn.extras.items())
-        return TicketState(
+        return PendingState(
             drawn.slots, extras, drawn.last, drawn.asked, drawn.epoch, origin, fresh, self.ran_out, self.place
         )
 
 
-class TicketState(NamedTuple):
+class PendingState(NamedTuple):
     """A draw that wasn't handed out yet."""
 
     slots: torch.Tensor
@@ -137,7 +137,7 @@ class TicketState(NamedTuple):
         return {**state, "extras": [(key, value.clone()) for key, value in self.extras]}
 
     @classmethod
-    def read(cls, reader: StateReader, rows: int, parse_place: Callable[[Any], Any]) -> TicketState:
+    def read(cls, reader: StateReader, rows: int, parse_place: Callable[[Any], Any]) -> PendingState:
         """Return what `plain` made plain, of a storage with so many rows; `SchemaError` for anything else."""
         slots, origin = (
             _slots(reader, "slots", rows),
@@ -157,7 +157,7 @@ class TicketState(NamedTuple):
             reader.optional("place", lambda name: parse_place(reader.get(name))),
         )
 
-    def ticket(self, storage: Storage) -> Ticket:
+    def ticket(self, storage: Storage) -> PendingSample:
         """Return the draw again, of a storage that holds what it was drawn from."""
         slots, tails = self.slots, self.origin
         origin = None if tails is None else torch.stack([tails, storage.generation(tails)])
@@ -165,7 +165,7 @@ class TicketState(NamedTuple):
         drawn = Draw(slots, dict(self.extras), generation, self.last, self.asked, origin, self.epoch)
         # Before every change: whether its rows are still there shows by generations.
         version = storage.version._replace(changes=-1)
-        return Ticket(drawn, storage, version, self.ran_out, self.epoch, self.place)
+        return PendingSample(drawn, storage, version, self.ran_out, self.epoch, self.place)
 
 
 def _slots(reader: StateReader, name: str, rows: int) -> torch.Tensor:
@@ -213,7 +213,7 @@ class Prefetcher:
     def __init__(self, depth: int, threads: int) -> None:
         self.depth = depth
         self.threads = threads
-        self._queue: deque[tuple[Ticket, Job[Fetched] | None]] = deque()
+        self._queue: deque[tuple[PendingSample, Job[Fetched] | None]] = deque()
         self._workers = Workers(threads, "gleanrl-prefetch")
         self._by_threads = self._pause = _FEWEST  # fetches, until one is left to the taker again
         self._long = _IN_A_ROW  # fetches that took long, one after the other: at first as if they had
@@ -232,15 +232,15 @@ class Prefetcher:
         """Whether what is in the queue was drawn by the process that this one was forked from."""
         return self._workers.forked
 
-    def put(self, ticket: Ticket) -> None:
+    def put(self, ticket: PendingSample) -> None:
         """Have the records of a draw fetched."""
         self._leave_parent()
         self._queue.append((ticket, self._start(ticket)))
 
-    def take(self) -> tuple[Ticket, Coming]:
+    def take(self) -> tuple[PendingSample, Coming]:
         """Return the oldest draw and its records to come; a forked process has put one of its own before."""
         ticket, coming = self._queue.popleft()
-        return ticket, coming or Left(self, ticket)
+        return ticket, coming or Undelivered(self, ticket)
 
     def took(self, seconds: float) -> None:
         """Learn how long a fetch took whoever took the batch; any thread may call it."""
@@ -266,7 +266,7 @@ class Prefetcher:
             self._queue = deque((ticket, None) for ticket in self)
             self._by_threads = self._by_threads or 1  # a thread of its own, so that it has left
 
-    def _start(self, ticket: Ticket) -> Job[Fetched] | None:
+    def _start(self, ticket: PendingSample) -> Job[Fetched] | None:
         """Have a thread fetch the records, or leave that to whoever takes the batch."""
         if not self._by_threads:
             return None
@@ -284,7 +284,7 @@ class Prefetcher:
         """Forget every batch that wasn't taken."""
         self._queue.clear()
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[PendingSample]:
         """Yield the draws that weren't taken, the oldest first."""
         return (ticket for ticket, _ in [*self._queue])  # which other threads may change meanwhile
 
@@ -302,7 +302,7 @@ class Prefetcher:
         self._queue.extend((ticket, None) for ticket in state["tickets"])
 
 
-class Left:
+class Undelivered:
     """A fetch that is left to whoever takes the batch; `result` makes it.
 
     Args:
@@ -312,7 +312,7 @@ class Left:
 
     __slots__ = ("_queue", "_ticket")
 
-    def __init__(self, queue: Prefetcher, ticket: Ticket) -> None:
+    def __init__(self, queue: Prefetcher, ticket: PendingSample) -> None:
         self._queue, self._ticket = queue, ticket
 
     def result(self) -> Fetched:
@@ -323,7 +323,7 @@ class Left:
         return fetched
 
 
-Coming = Job[Fetched] | Left
+Coming = Job[Fetched] | Undelivered
 """Records to come: `result` returns them."""
 
 

@@ -11,12 +11,12 @@ from gleanrl._arrays.devices import outside_graphs
 from gleanrl._arrays.tensordicts import NestedKey, as_key, key_argument
 from gleanrl._util import is_native, is_ours
 from gleanrl.data.replay_buffers.components import Parts
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.writers.round_robin import TensorDictRoundRobinWriter
-from gleanrl.data.replay_buffers.writing import TensorDictIntake
+from gleanrl.data.replay_buffers.writing import TensorDictInserter
 from gleanrl.errors import InvalidArgumentError
 
 
@@ -74,7 +74,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """
 
     _carries = True
-    _intake: TensorDictIntake
+    _intake: TensorDictInserter
 
     def __init__(self, *, priority_key: NestedKey = "td_error", **options: Any) -> None:
         self._priority_key = as_key(key_argument("priority_key", priority_key))
@@ -82,8 +82,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             options["writer"] = TensorDictRoundRobinWriter()
         super().__init__(**options)
 
-    def _make_intake(self, gate: Gate, parts: Parts) -> TensorDictIntake:
-        return TensorDictIntake(gate, parts, self._priority_key)
+    def _make_intake(self, gate: BufferLock, parts: Parts) -> TensorDictInserter:
+        return TensorDictInserter(gate, parts, self._priority_key)
 
     @property
     def priority_key(self) -> NestedKey:

@@ -16,7 +16,7 @@ from gleanrl._os.clock import Deadline
 from gleanrl._os.threads import Activity
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl._util import positive
-from gleanrl.data.replay_buffers.lock import Gate, give_up, nobody, take
+from gleanrl.data.replay_buffers.lock import BufferLock, give_up, nobody, take
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, RateLimiterTimeoutError, UnsupportedError
 
@@ -215,25 +215,25 @@ def _number(name: str, value: Any, least: float, most: float | None = None) -> f
     return float(value)
 
 
-class _OneForEachUse:
+class _LimitedUse:
     """What stands behind the locks of such gates: a new hold for each ``with``."""
 
     def __init__(self, side: str) -> None:
         self._side = side
 
-    def __get__(self, gate: LimitedGate | None, owner: Any) -> Any:
-        return self if gate is None else _Hold(gate, self._side)
+    def __get__(self, gate: RateLimitedLock | None, owner: Any) -> Any:
+        return self if gate is None else _LimitedHold(gate, self._side)
 
 
-class LimitedGate(Gate):
-    """A `Gate` at which inserts and samples wait until a limiter lets them in (see `limit`).
+class RateLimitedLock(BufferLock):
+    """A `BufferLock` at which inserts and samples wait until a limiter lets them in (see `limit`).
 
     Whatever happens under it may be what somebody waits for: whoever leaves it wakes those who needn't wait any more.
     """
 
-    lock = _OneForEachUse("")
-    inserting = _OneForEachUse("insert")
-    sampling = _OneForEachUse("sample")
+    lock = _LimitedUse("")
+    inserting = _LimitedUse("insert")
+    sampling = _LimitedUse("sample")
     limiter: Limiter
 
     def begin(self, limiter: Limiter) -> None:
@@ -255,11 +255,13 @@ class LimitedGate(Gate):
         self.begin(self.limiter)
 
 
-def limit(gate: Gate, rule: SamplesPerInsert, storage: Storage, counts: RateCounts | None = None) -> None:
+def limit(
+    gate: BufferLock, rule: SamplesPerInsert, storage: Storage, counts: RateCounts | None = None
+) -> None:
     """Have the inserts and samples at a gate wait for each other from now on.
 
     Args:
-        gate: becomes a `LimitedGate`.
+        gate: becomes a `RateLimitedLock`.
         rule: when they have to.
         storage: that of the buffers which share the gate.
         counts: where to go on; None for the beginning.
@@ -286,19 +288,19 @@ def limit(gate: Gate, rule: SamplesPerInsert, storage: Storage, counts: RateCoun
         )
     with gate.lock:
         limiter = Limiter(rule, storage, counts)
-        gate.__class__ = LimitedGate
-        assert isinstance(gate, LimitedGate)
+        gate.__class__ = RateLimitedLock
+        assert isinstance(gate, RateLimitedLock)
         gate.begin(limiter)
 
 
-def _copied(rule: SamplesPerInsert, storage: Storage, counts: RateCounts) -> Gate:
-    gate = Gate()
+def _copied(rule: SamplesPerInsert, storage: Storage, counts: RateCounts) -> BufferLock:
+    gate = BufferLock()
     limit(gate, rule, storage, counts)
     return gate
 
 
-class _Hold:
-    """One ``with``. An interrupt leaves nothing behind (see that of `Gate`): a lock that is taken is noted.
+class _LimitedHold:
+    """One ``with``. An interrupt leaves nothing behind (see that of `BufferLock`): a lock that is taken is noted.
 
     Args:
         gate: whose lock.
@@ -307,12 +309,12 @@ class _Hold:
 
     __slots__ = ("__weakref__", "_gate", "_side", "_taken")
 
-    def __init__(self, gate: LimitedGate, side: str) -> None:
+    def __init__(self, gate: RateLimitedLock, side: str) -> None:
         self._gate, self._side = gate, side
         self._taken: list[Any] = []
 
     def __enter__(self) -> None:
-        self.__class__ = _Held
+        self.__class__ = _LimitedHeld
         limiter = self._gate.limiter
         try:
             self._take()
@@ -392,10 +394,10 @@ class _Hold:
                             gate.waiting.pop(waiter, None)
             finally:
                 self._give_up()
-        self.__class__ = _Hold
+        self.__class__ = _LimitedHold
 
 
-class _Held(_Hold):
+class _LimitedHeld(_LimitedHold):
     __slots__ = ()
 
     def __del__(self) -> None:

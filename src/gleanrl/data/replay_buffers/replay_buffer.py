@@ -21,7 +21,7 @@ from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBa
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.components import Parts
 from gleanrl.data.replay_buffers.draws import Draws
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.prefetch import Prefetcher, make_prefetcher
 from gleanrl.data.replay_buffers.rate_limiter import SamplesPerInsert, limit
 from gleanrl.data.replay_buffers.samplers.base import Sampler
@@ -34,7 +34,7 @@ from gleanrl.data.replay_buffers.transform_pipeline import Pipeline
 from gleanrl.data.replay_buffers.truncate import end_trajectories
 from gleanrl.data.replay_buffers.verify import AuditReport, audit
 from gleanrl.data.replay_buffers.writers.base import Writer
-from gleanrl.data.replay_buffers.writing import Intake
+from gleanrl.data.replay_buffers.writing import Inserter
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 
 _Self = TypeVar("_Self", bound="Composed")
@@ -58,11 +58,11 @@ class Composed(Checkpointed):
     """What a `ReplayBuffer` does as the sum of its parts; the parts are made at once, or at its first use."""
 
     kind = "ReplayBuffer"
-    _gate: Gate = _Opened()  # type: ignore[assignment]
+    _gate: BufferLock = _Opened()  # type: ignore[assignment]
     _parts: Parts = _Opened()  # type: ignore[assignment]
     _draws: Draws = _Opened()  # type: ignore[assignment]
     _server: BufferServer = _Opened()  # type: ignore[assignment]
-    _intake: Intake = _Opened()  # type: ignore[assignment]
+    _intake: Inserter = _Opened()  # type: ignore[assignment]
     _to_open: dict[str, Any] | None = None  # what to make the parts of, until they are made
 
     def open(self) -> None:
@@ -421,7 +421,7 @@ class ReplayBuffer(Composed):
         made = Parts(storage, sampler, writer, transform, *others)
         if checkpointer is not None:
             made.storage.checkpointer = checkpointer
-        gate = made.storage.gate or Gate()  # buffers over one storage share its lock
+        gate = made.storage.gate or BufferLock()  # buffers over one storage share its lock
         draws = Draws(gate, made, prefetcher)
         own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None
         server = BufferServer(draws, gate, made, *served, self._carries, own)
@@ -438,9 +438,9 @@ class ReplayBuffer(Composed):
         if shared or isinstance(made.storage, SharedTensorStorage):
             self.share()
 
-    def _make_intake(self, gate: Gate, parts: Parts) -> Intake:
+    def _make_intake(self, gate: BufferLock, parts: Parts) -> Inserter:
         """Return what takes records in."""
-        return Intake(gate, parts)
+        return Inserter(gate, parts)
 
     # Writing
 

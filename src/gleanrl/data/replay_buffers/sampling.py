@@ -20,7 +20,7 @@ from gleanrl._arrays.tensordicts import NestedKey, add_entries, mark_rows
 from gleanrl._util import integer, key_list, positive_or_none
 from gleanrl.data.replay_buffers.components import Parts
 from gleanrl.data.replay_buffers.draws import Draws, Keys
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.samplers.base import coordinates
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_position, slots_at, swapped
@@ -133,7 +133,7 @@ class BufferServer(Server):
     def __init__(
         self,
         draws: Draws,
-        gate: Gate,
+        gate: BufferLock,
         parts: Parts,
         batch_size: int | None,
         pin_memory: bool,

@@ -10,7 +10,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.tensordicts import Path, as_key, iter_leaves
 from gleanrl._os.interrupts import to_the_end
 from gleanrl._state.state import Stateful
@@ -156,7 +156,7 @@ def _kind(leaf: Any) -> str:
 
 def _lazy_kind(leaf: Leaf, dims: int) -> str:
     """Return what must be alike in records that are stacked lazily: not the sizes of tensors."""
-    if isinstance(leaf, Objects):
+    if isinstance(leaf, ObjectColumn):
         return "objects" if leaf.blank is None else f"{leaf.blank.ndim} dimensions of {leaf.blank.dtype}"
     return f"{leaf.ndim - dims} dimensions of {leaf.dtype}"
 

@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path, leaf_at
 from gleanrl._os.interrupts import to_the_end
 from gleanrl.data.replay_buffers.components import Parts
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.samplers.priority_table import reduce_priority
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import is_key, slots_at, slots_of_update, swapped
@@ -30,7 +30,7 @@ from gleanrl.errors import (
 _WHOLE = slice(None)
 
 
-class Intake:
+class Inserter:
     """Takes records in, through transforms, writer and storage; the sampler follows.
 
     A record is checked before anything changes; a write that has begun ends.
@@ -45,7 +45,7 @@ class Intake:
     put: Callable[..., Any] | None = None
     """What writes in place of `Writer.store`: a user's own `_add` and `_extend` of the buffer."""
 
-    def __init__(self, gate: Gate, parts: Parts) -> None:
+    def __init__(self, gate: BufferLock, parts: Parts) -> None:
         self._gate = gate
         self._parts = parts
 
@@ -146,18 +146,18 @@ class Intake:
             return storage.generation(slots)
 
 
-class TensorDictIntake(Intake):
-    """An `Intake` of TensorDicts, which may bring their priorities.
+class TensorDictInserter(Inserter):
+    """An `Inserter` of TensorDicts, which may bring their priorities.
 
     Args:
-        gate: see `Intake`.
-        parts: see `Intake`.
+        gate: see `Inserter`.
+        parts: see `Inserter`.
         priority_key: where priorities stand.
     """
 
     only_tensordicts = True
 
-    def __init__(self, gate: Gate, parts: Parts, priority_key: NestedKey) -> None:
+    def __init__(self, gate: BufferLock, parts: Parts, priority_key: NestedKey) -> None:
         super().__init__(gate, parts)
         self.priority_key = priority_key
 

@@ -47,7 +47,7 @@ def without_examples(spec: Any) -> Any:
     """Return a spec whose non-tensors have no examples, for comparisons; the spec itself if there are none."""
     if type(spec) is NonTensor:
         return spec.without_example()
-    if isinstance(spec, Stack):
+    if isinstance(spec, StackedMembers):
         members = [without_examples(member) for member in spec.specs]
         return spec if all(map(is_, members, spec.specs)) else type(spec)(*members, dim=spec.stack_dim)
     if isinstance(spec, SpecMapping):
@@ -56,7 +56,7 @@ def without_examples(spec: Any) -> Any:
     return spec
 
 
-def restacked(stacked: Stack, transform: Transform) -> Any:
+def restacked(stacked: StackedMembers, transform: Transform) -> Any:
     """Return the stack after a shape operation.
 
     The operation is applied to the numbers of the members, laid out in the shape of the stack: where they all
@@ -83,7 +83,7 @@ def _followed_by_select(operation: Transform, axis: int, position: int) -> Trans
     return lambda t: operation(t).select(axis, position)
 
 
-def paired(stacked: Stack, value: Any) -> tuple[int, Iterator[tuple[TensorSpec, Any]]]:
+def paired(stacked: StackedMembers, value: Any) -> tuple[int, Iterator[tuple[TensorSpec, Any]]]:
     """Return the dimension along which a value is stacked, and each member of the stack with its part of it."""
     axis = len(stacked._size(value) or ()) - stacked.ndim + stacked.stack_dim
     return axis, zip(stacked.specs, value.unbind(axis), strict=True)
@@ -126,7 +126,7 @@ def _one_device(name: str, specs: Sequence[TensorSpec]) -> torch.device | None:
     return devices.pop()
 
 
-class Stack(TensorSpec):
+class StackedMembers(TensorSpec):
     """Specs that differ, stacked along a dimension.
 
     Attributes:
@@ -267,7 +267,7 @@ class Stack(TensorSpec):
 
     def __eq__(self, other: object) -> bool:
         """Compare by content."""
-        if not isinstance(other, Stack):
+        if not isinstance(other, StackedMembers):
             return NotImplemented
         return type(self) is type(other) and self.stack_dim == other.stack_dim and self.specs == other.specs
 
@@ -277,7 +277,7 @@ class Stack(TensorSpec):
         return f"{type(self).__name__}(\n{members}    dim={self.stack_dim})"
 
 
-class Stacked(Unbindable, Stack):
+class Stacked(Unbindable, StackedMembers):
     """Leaf specs of one dtype that differ in domain or in their last dimensions, stacked along a dimension.
 
     Where the members' shapes differ, `shape` has -1, and values are nested tensors (`torch.nested`), which stack along
@@ -353,7 +353,7 @@ class Stacked(Unbindable, Stack):
         return tuple(value.shape) if hasattr(value, "unbind") else None
 
 
-class StackedComposite(Stack, SpecMapping):
+class StackedComposite(StackedMembers, SpecMapping):
     """Composites that differ, stacked along a dimension of their batch size.
 
     Its keys are those that all members have; an entry is the stack of the members' entries. Setting an entry
@@ -389,7 +389,7 @@ class StackedComposite(Stack, SpecMapping):
             return None
         made: TensorSpec = stack(members, self.stack_dim)
         # A stack of unlike ones holds the members themselves
-        return made if isinstance(made, Stack) else made.as_part()
+        return made if isinstance(made, StackedMembers) else made.as_part()
 
     def _nested(self) -> Iterable[SpecMapping]:
         return self.specs
@@ -500,7 +500,7 @@ TORCH_FUNCTIONS[torch.stack] = stack_specs
 
 def leaves_of(spec: Any) -> Iterator[TensorSpec]:
     """Yield the leaf specs in a spec: in composites, in the members of stacks, and among choices."""
-    if isinstance(spec, Stack):
+    if isinstance(spec, StackedMembers):
         parts: Any = spec.specs
     elif isinstance(spec, Choice):
         parts = spec.choices
@@ -526,7 +526,7 @@ def has_choices(spec: TensorSpec) -> bool:
 
 def without_masks(spec: TensorSpec) -> TensorSpec:
     """Return a copy of `spec` whose choices are all allowed; members of a stack that are equal then become one spec."""
-    if isinstance(spec, Stack):
+    if isinstance(spec, StackedMembers):
         merged: TensorSpec = stack([without_masks(member) for member in spec.specs], spec.stack_dim)
         return merged
     new = spec.clone()
@@ -540,7 +540,7 @@ def without_masks(spec: TensorSpec) -> TensorSpec:
 
 def contains_lazy_spec(spec: TensorSpec | None) -> bool:
     """Return whether a spec is a stack of unlike specs or has one among its entries, at any depth."""
-    if isinstance(spec, Stack):
+    if isinstance(spec, StackedMembers):
         return True
     return isinstance(spec, SpecMapping) and any(map(contains_lazy_spec, spec.values()))
 

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl._arrays.block import Block
-from gleanrl._arrays.ragged import Leaf, Objects, as_leaf
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, as_leaf
 from gleanrl._arrays.schema import Field, Schema, numpy_view
 from gleanrl._arrays.tensordicts import FLAGS, Path, as_key
 from gleanrl._rollout.errors import StepFault
@@ -90,7 +90,7 @@ class GymRows:
             carry: an array for each of `root_leaves`.
         """
         return {
-            codec.key: Objects.of([array], (), self._field(codec).blank).clone()
+            codec.key: ObjectColumn.of([array], (), self._field(codec).blank).clone()
             if codec.is_list
             else torch.from_numpy(np.array(array, codec.dtype))
             for codec, array in zip(self.root_leaves, carry, strict=True)
@@ -380,4 +380,4 @@ class GymStepper(Stepper):
 def _object(root: TensorDictBase, key: Path) -> Any:
     """Return what a list's leaf holds in a root that somebody else made."""
     leaf = as_leaf(root.get(as_key(key)))
-    return leaf.array.item() if isinstance(leaf, Objects) else leaf.clone()
+    return leaf.array.item() if isinstance(leaf, ObjectColumn) else leaf.clone()

@@ -15,7 +15,7 @@ from gleanrl._arrays.block import Block
 from gleanrl._arrays.native import RunningSums
 from gleanrl._arrays.schema import Field, Schema, allocate, numpy_twin, numpy_view
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, as_path, is_private
-from gleanrl._rollout.row_writers import WholeRows, whole_rows
+from gleanrl._rollout.row_writers import BatchedRowWriter, whole_rows
 from gleanrl._rollout.tensordict_stepper import any_set, declared
 from gleanrl._util import is_ours
 from gleanrl.envs.transforms.compose import flattened
@@ -271,8 +271,8 @@ class Outputs:
     def __init__(self, block: Block, keys: Iterable[NestedKey], declared: Collection[Path]) -> None:
         self._block, self._declared = block, frozenset(declared)
         self.by_key = {key: Output(block, as_path(key)) for key in keys}
-        self._rows: dict[Keys, WholeRows | None] = {}
-        self._roots: dict[Keys, WholeRows | None] = {}
+        self._rows: dict[Keys, BatchedRowWriter | None] = {}
+        self._roots: dict[Keys, BatchedRowWriter | None] = {}
 
     def write(self, t: int, made: Mapping[NestedKey, torch.Tensor]) -> None:
         """Write what was made of the outcome of row `t`, also into the root of the row after it."""
@@ -294,7 +294,9 @@ class Outputs:
             if (output := self.by_key.get(key) or self._output(key)) is not None:
                 output.write_root(t, value)
 
-    def _learn(self, known: dict[Keys, WholeRows | None], keys: Keys, after: bool) -> WholeRows | None:
+    def _learn(
+        self, known: dict[Keys, BatchedRowWriter | None], keys: Keys, after: bool
+    ) -> BatchedRowWriter | None:
         """Return what writes these keys in one call, and remember it; None if a column isn't there or many are known.
 
         Args:

@@ -201,7 +201,7 @@ class Destinations:
         self.arithmetic = RowArithmetic(inner, outer)
 
 
-class QuietPlan(NamedTuple):
+class RowSkippingPlan(NamedTuple):
     """How the transforms of a rollout are run.
 
     Attributes:
@@ -237,7 +237,7 @@ class QuietPlan(NamedTuple):
 
 def quiet_plan(
     chain: Sequence[Transform], steps: Steps, rows: Destinations, seen: Collection[NestedKey] | None
-) -> QuietPlan | None:
+) -> RowSkippingPlan | None:
     """Return how transforms are run where that depends on whether a row is quiet; None if it doesn't.
 
     Args:
@@ -254,12 +254,12 @@ def quiet_plan(
             return None
     counters = Counters(skipped, rows.outer, rows.outputs, rows.given, seen)
     if mapped is not None:
-        return QuietPlan(counters, mapped, [], steps, [])
+        return RowSkippingPlan(counters, mapped, [], steps, [])
     hooks: dict[bool, list[Any]] = {True: [], False: []}
     for one, step in zip(chain, steps, strict=True):
         hooks[one in skipped.transforms].append(step)
     required = [key for key in rows.required if key not in skipped.written()]
-    return QuietPlan(counters, None, hooks[False], hooks[True], required)
+    return RowSkippingPlan(counters, None, hooks[False], hooks[True], required)
 
 
 def skippable(

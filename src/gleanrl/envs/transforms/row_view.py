@@ -18,17 +18,17 @@ Record = Any
 """What a transform's hooks get: a TensorDict, or a `Row`, which has `get`, `set`, `pop`, `batch_size`, `device`."""
 
 
-class Rows(Protocol):
+class TransformRows(Protocol):
     """The values at one key."""
 
     def __getitem__(self, t: int, /) -> torch.Tensor:
         """Return that in row `t`."""
 
 
-class Columns(Protocol):
+class TransformColumns(Protocol):
     """Values by key, each for many rows."""
 
-    def get(self, key: NestedKey, /) -> Rows | None:
+    def get(self, key: NestedKey, /) -> TransformRows | None:
         """Return what stands at `key` in row 0, 1, …; None if there is no such key."""
 
     def row(self, key: NestedKey, t: int, /) -> torch.Tensor | None:
@@ -48,7 +48,7 @@ class Leaves:
     def __init__(self, leaves: Mapping[Path, torch.Tensor]) -> None:
         self._leaves = {as_key(path): leaf for path, leaf in leaves.items()}
 
-    def get(self, key: NestedKey) -> Rows | None:
+    def get(self, key: NestedKey) -> TransformRows | None:
         """Return the value at `key` in every row; None if there is none."""
         leaf = self._leaves.get(key)
         return None if leaf is None else _Everywhere(leaf)
@@ -93,10 +93,10 @@ class Row:
         self.t, self.seldom, self.copies = 0, False, False
         self.made: dict[NestedKey, torch.Tensor] = {}
         self._hidden: set[NestedKey] = set()
-        self._columns: Columns = Leaves({})
-        self._opened: dict[NestedKey, Rows] = {}
+        self._columns: TransformColumns = Leaves({})
+        self._opened: dict[NestedKey, TransformRows] = {}
 
-    def over(self, columns: Columns) -> Row:
+    def over(self, columns: TransformColumns) -> Row:
         """Read from `columns` from now on; returns the row itself."""
         self._columns = columns
         self._opened = {}

@@ -48,8 +48,8 @@ from gleanrl.envs.transforms.row_columns import (
     copy_action,
     require_declared,
 )
-from gleanrl.envs.transforms.row_skipping import Destinations, QuietPlan, quiet_plan, run_steps
-from gleanrl.envs.transforms.row_view import Columns, Leaves, Row, on_copies, trailing
+from gleanrl.envs.transforms.row_skipping import Destinations, RowSkippingPlan, quiet_plan, run_steps
+from gleanrl.envs.transforms.row_view import Leaves, Row, TransformColumns, on_copies, trailing
 from gleanrl.errors import UnsupportedError
 
 
@@ -198,7 +198,7 @@ class TransformedStepper(Stepper):
         self._schema: Schema | None = None
         self._block: Block | None = None  # the one that rows are written into
         self._primed_before: Collection[Path] = ()  # what an actor wrote into it
-        self._quiet: QuietPlan | None = None  # what is skipped in quiet rows, see `defer`
+        self._quiet: RowSkippingPlan | None = None  # what is skipped in quiet rows, see `defer`
         self._num_stepped = 0  # rows of the block that have been stepped
         self._masked = False  # whether some rows are resets of the base environment's own, and no frames
         self._root, self._outcome, self._fresh, self._request, self._input = (
@@ -499,7 +499,7 @@ class TransformedStepper(Stepper):
         if flags or t == self._last:
             # Where transforms wrote flags, those of what was reset are the base environment's again.
             root = self._base.root()
-            fresh: Columns = Leaves(root)
+            fresh: TransformColumns = Leaves(root)
             if t < self._last:
                 self._inner_roots.write(t + 1, root)
         else:
@@ -511,7 +511,7 @@ class TransformedStepper(Stepper):
 
     def _restarted(
         self,
-        columns: Columns,
+        columns: TransformColumns,
         masks: dict[Path, torch.Tensor] | None,
         before: Mapping[NestedKey, Any],
         t: int = 0,

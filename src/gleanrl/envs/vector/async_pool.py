@@ -24,7 +24,15 @@ from gleanrl._rollout.errors import StepFault, explain
 from gleanrl._util import positive
 from gleanrl.data.specs import NonTensor, stack_specs
 from gleanrl.envs.vector.async_process import ProcessHost, affinity_masks
-from gleanrl.envs.vector.async_requests import RESET, STEP, STEP_AND_RESET, Host, Request, Requests, Wanted
+from gleanrl.envs.vector.async_requests import (
+    RESET,
+    STEP,
+    STEP_AND_RESET,
+    Request,
+    RequestHost,
+    Requests,
+    Wanted,
+)
 from gleanrl.envs.vector.async_threads import ThreadHost
 from gleanrl.envs.vector.base import BatchedEnv, BatchOptions, as_timeouts, at_home, moved
 from gleanrl.envs.vector.factories import EnvMetaData, Factory
@@ -166,7 +174,7 @@ class PooledEnv(BatchedEnv):
 
     Attributes:
         stack: see above.
-        host: where the environments live, a `Host`; None before the start.
+        host: where the environments live, a `RequestHost`; None before the start.
     """
 
     def __init__(
@@ -184,7 +192,7 @@ class PooledEnv(BatchedEnv):
             )
 
     @abstractmethod
-    def _make_host(self, makers: Sequence[Factory]) -> Host:
+    def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
         """Return where the environments are to live, each made by its maker; not started."""
 
     def _declare(self, given: Any, each: Sequence[EnvMetaData]) -> None:
@@ -621,7 +629,7 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
         """The environments, once the pool is started."""
         return self.host.envs if self.is_started else ()
 
-    def _make_host(self, makers: Sequence[Factory]) -> Host:
+    def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
         return ThreadHost(makers, self.timeouts)
 
 
@@ -635,7 +643,7 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
         self._shares = split(self.num_envs, -(-self.num_envs // envs_per_worker))
         self._affinity = None if affinity is None else affinity_masks(affinity, len(self._shares))
 
-    def _make_host(self, makers: Sequence[Factory]) -> Host:
+    def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
         host = ProcessHost(makers, self._shares, self.timeouts, self._affinity)
         weakref.finalize(self, host.close)
         return host

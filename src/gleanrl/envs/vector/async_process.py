@@ -12,11 +12,11 @@ from tensordict import TensorDictBase
 from gleanrl._os.clock import Deadline
 from gleanrl._os.proc import run_on
 from gleanrl._process.shared_columns import PLACE
-from gleanrl._process.worker import Plan, Timeouts
-from gleanrl._process.worker_main import Station
-from gleanrl._process.worker_pool import Crew
+from gleanrl._process.worker import Timeouts, WorkerPlan
+from gleanrl._process.worker_main import WorkerContext
+from gleanrl._process.worker_pool import WorkerPool
 from gleanrl._rollout.errors import StepFault
-from gleanrl.envs.vector.async_requests import Arrival, PoolMember
+from gleanrl.envs.vector.async_requests import PoolMember, ReceivedAnswer
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.members import close_all
@@ -37,7 +37,7 @@ class PoolShare:
     factories: Sequence[Factory]
     cpus: Sequence[int] | None = None
 
-    def __call__(self, station: Station) -> PoolServant:
+    def __call__(self, station: WorkerContext) -> PoolService:
         """Make the environments."""
         station.progress[MASKED] = True  # unknown
         if self.cpus is not None:
@@ -52,10 +52,10 @@ class PoolShare:
             with suppress(Exception):  # the first error is the cause
                 close_all([member.close for member in members])
             raise
-        return PoolServant(members, station.progress)
+        return PoolService(members, station.progress)
 
 
-class PoolServant:
+class PoolService:
     """Serves requests to several environments, one after the other.
 
     Args:
@@ -83,7 +83,7 @@ class PoolServant:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PoolMessage:
     """A TensorDict that travels packed and arrives as a TensorDict."""
 
     batch: TensorDictBase
@@ -96,7 +96,7 @@ def parcelled(value: Any) -> Any:
     """Return `value` with its TensorDicts ready to travel."""
     if type(value) is tuple:  # and no record or size
         return tuple(parcelled(item) for item in value)
-    return Parcel(value) if isinstance(value, TensorDictBase) else value
+    return PoolMessage(value) if isinstance(value, TensorDictBase) else value
 
 
 class ProcessHost:
@@ -125,7 +125,7 @@ class ProcessHost:
             PoolShare(given[share.start : share.stop], cpus)
             for share, cpus in zip(shares, masks, strict=True)
         ]
-        self._plan = Plan(timeouts, 1, PRELOAD, self._where)
+        self._plan = WorkerPlan(timeouts, 1, PRELOAD, self._where)
         self._doing = ["construction"] * len(given)
         self._asked: dict[int, tuple[int, int]] = {}  # environment and number by that of the crew's request
         self._making: dict[int, int] = {}  # workers whose environments are being made anew, likewise
@@ -133,10 +133,10 @@ class ProcessHost:
         self._orphans: dict[
             int, WorkerError
         ] = {}  # environments that were lost with a worker that has a successor
-        self._crew: Crew | None = None
+        self._crew: WorkerPool | None = None
 
     @property
-    def _running(self) -> Crew:
+    def _running(self) -> WorkerPool:
         assert self._crew is not None
         return self._crew
 
@@ -148,7 +148,7 @@ class ProcessHost:
     def start(self) -> None:
         """Start the workers and let them make their environments."""
         try:
-            self._crew = Crew(self._makers, self._plan)
+            self._crew = WorkerPool(self._makers, self._plan)
             answers = self._crew.wait_all()
             failed = max((a for a in answers if a.error), key=lambda answer: answer.lost, default=None)
             if failed is not None:
@@ -172,7 +172,7 @@ class ProcessHost:
         worker = next(w for w, share in enumerate(self._shares) if env in share)
         return worker, env - self._shares[worker].start
 
-    def wait(self, deadline: Deadline) -> Arrival | None:
+    def wait(self, deadline: Deadline) -> ReceivedAnswer | None:
         """Return what arrives next."""
         while (answer := self._running.wait_any(deadline)) is not None:
             if answer.request in self._making:
@@ -182,7 +182,7 @@ class ProcessHost:
             elif answer.request in self._asked:
                 env, number = self._asked.pop(answer.request)
                 error = self._unmade.get(answer.worker, answer.error) if answer.lost else answer.error
-                return Arrival(env, number, answer.value, error)
+                return ReceivedAnswer(env, number, answer.value, error)
         return None
 
     def loss(self, env: int) -> WorkerError | None:

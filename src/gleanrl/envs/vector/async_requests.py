@@ -20,7 +20,7 @@ from gleanrl.envs.vector.members import MemberGroup, RandomRequest
 from gleanrl.errors import NotReadyError, PendingError, WorkerError
 
 
-class Arrival(NamedTuple):
+class ReceivedAnswer(NamedTuple):
     """What came of a request.
 
     Attributes:
@@ -36,7 +36,7 @@ class Arrival(NamedTuple):
     error: BaseException | None = None
 
 
-class Host(Protocol):
+class RequestHost(Protocol):
     """Threads or processes that environments live in. One thread at a time.
 
     An environment is *lost* when its process has ended, or when it stayed at one request for too long: each request
@@ -58,7 +58,7 @@ class Host(Protocol):
             ClosedError: in a fork of the process that started the host.
         """
 
-    def wait(self, deadline: Deadline) -> Arrival | None:
+    def wait(self, deadline: Deadline) -> ReceivedAnswer | None:
         """Return what arrives next; None if nothing is due, or nothing came by the deadline. It looks at least once."""
 
     def loss(self, env: int) -> WorkerError | None:
@@ -210,7 +210,7 @@ class Request:
     name: str
     arguments: tuple[Any, ...]
     number: int = 0
-    arrival: Arrival | None = None
+    arrival: ReceivedAnswer | None = None
     order: int = 0
 
     @property
@@ -251,7 +251,7 @@ class Requests:
         host: where the environments are.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: RequestHost) -> None:
         self._host = host
         self._numbers, self._arrived = itertools.count(1), itertools.count()
         self._pending: dict[int, Request] = {}
@@ -329,7 +329,7 @@ class Requests:
         except WorkerError as error:  # it can't be sent
             loss = error
         if loss is not None:
-            self._take(Arrival(env, request.number, None, loss), request)
+            self._take(ReceivedAnswer(env, request.number, None, loss), request)
 
     # -------------------------------------------------------------- receiving
     def received(self, wanted: Wanted, deadline: Deadline) -> dict[int, Request]:
@@ -406,6 +406,6 @@ class Requests:
         self._sure = True
         return any(request.arrival is not None for request in missing.values())
 
-    def _take(self, arrival: Arrival, request: Request) -> None:
+    def _take(self, arrival: ReceivedAnswer, request: Request) -> None:
         if request.arrival is None:
             request.order, request.arrival = next(self._arrived), arrival

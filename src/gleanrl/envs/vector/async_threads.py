@@ -16,7 +16,7 @@ from gleanrl._os.clock import Deadline
 from gleanrl._os.threads import Workers, stack_of
 from gleanrl._process.worker import Timeouts
 from gleanrl._rollout.errors import StepFault
-from gleanrl.envs.vector.async_requests import Arrival, PoolMember
+from gleanrl.envs.vector.async_requests import PoolMember, ReceivedAnswer
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.independence import require_independent
 from gleanrl.errors import ClosedError, WorkerError, WorkerTimeoutError
@@ -54,7 +54,7 @@ class ThreadHost:
 
     def __init__(self, given: Sequence[Factory], timeouts: Timeouts) -> None:
         self._given, self._timeouts = with_own_copies(given), timeouts
-        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._arrivals: SimpleQueue[ReceivedAnswer] = SimpleQueue()
         self._due: dict[int, _Due] = {}
         self._lost: dict[int, WorkerError] = {}
         self._threads = [_Thread(env, factory) for env, factory in enumerate(self._given)]
@@ -86,7 +86,7 @@ class ThreadHost:
         call = partial(_answer, thread.member, number, name, arguments, torch.is_grad_enabled())
         thread.workers.start(partial(_work, thread, self._arrivals, env, number, call))
 
-    def wait(self, deadline: Deadline) -> Arrival | None:
+    def wait(self, deadline: Deadline) -> ReceivedAnswer | None:
         """Return what arrives next."""
         while self._due:
             limits = [deadline, *(due.deadline for due in self._due.values())]
@@ -106,7 +106,7 @@ class ThreadHost:
                 return arrival
         return None
 
-    def _give_up(self, env: int) -> Arrival:
+    def _give_up(self, env: int) -> ReceivedAnswer:
         due, thread = self._due[env], self._threads[env]
         error = WorkerTimeoutError(
             f"its thread hasn't got on for {due.seconds:g} s during its {due.name}; {stack_of(thread.ident)}"
@@ -114,7 +114,7 @@ class ThreadHost:
         self._lost[env] = error
         thread.workers.start(thread.member.close)
         del self._due[env]
-        return Arrival(env, due.number, None, error)
+        return ReceivedAnswer(env, due.number, None, error)
 
     def loss(self, env: int) -> WorkerError | None:
         """Return why an environment is lost."""
@@ -154,16 +154,16 @@ class ThreadHost:
 
 
 def _work(
-    thread: _Thread, arrivals: SimpleQueue[Arrival], env: int, number: int, call: Callable[[], Any]
+    thread: _Thread, arrivals: SimpleQueue[ReceivedAnswer], env: int, number: int, call: Callable[[], Any]
 ) -> None:
     """Do what was asked, in the thread."""
     thread.ident = threading.get_ident()
     try:
         value = call()
     except BaseException as error:
-        arrivals.put(Arrival(env, number, None, error))
+        arrivals.put(ReceivedAnswer(env, number, None, error))
     else:
-        arrivals.put(Arrival(env, number, value))
+        arrivals.put(ReceivedAnswer(env, number, value))
 
 
 def _answer(member: PoolMember, number: int, name: str, arguments: tuple[Any, ...], has_grad: bool) -> Any:

@@ -27,7 +27,7 @@ from gleanrl.envs.vector.independence import require_independent
 from gleanrl.errors import MissingKeyError
 
 
-class Place(Protocol):
+class MemberPosition(Protocol):
     """A row of integers that can be set: a list, or shared memory. Its first entry is the environment at work."""
 
     def __getitem__(self, position: int, /) -> int:
@@ -75,9 +75,9 @@ class MemberGroup:
             memory in a worker, so that the parent can tell where a worker hangs or died.
     """
 
-    def __init__(self, envs: Sequence[Any], place: Place | None = None) -> None:
+    def __init__(self, envs: Sequence[Any], place: MemberPosition | None = None) -> None:
         self.envs = tuple(envs)
-        self.place: Place = [0] if place is None else place
+        self.place: MemberPosition = [0] if place is None else place
         self._masks = [MaskWatch(env) for env in self.envs]
 
     def __len__(self) -> int:
@@ -185,7 +185,7 @@ class MemberGroup:
         close_all([env.close for env in self.envs if not is_closed(env)])
 
 
-def make_all(factories: Sequence[Factory], place: Place | None = None) -> list[Any]:
+def make_all(factories: Sequence[Factory], place: MemberPosition | None = None) -> list[Any]:
     """Return an environment of each factory; they are closed again if one can't be made, or if they aren't independent.
 
     Args:

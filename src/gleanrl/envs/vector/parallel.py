@@ -13,9 +13,9 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from gleanrl._arrays.devices import on_cpu
-from gleanrl._process.shared_columns import Segment
-from gleanrl._process.worker import Plan, Timeouts
-from gleanrl._process.worker_pool import Answer, Crew
+from gleanrl._process.shared_columns import SharedSegment
+from gleanrl._process.worker import Timeouts, WorkerPlan
+from gleanrl._process.worker_pool import WorkerAnswer, WorkerPool
 from gleanrl._rollout.errors import StepFault, explain
 from gleanrl._rollout.protocol import FREELY, EpisodeRules, Lease, Stepper
 from gleanrl._util import is_native, positive_or_none
@@ -26,7 +26,7 @@ from gleanrl.envs.vector.factories import Factory
 from gleanrl.envs.vector.members import RandomRequest, ResetRequest
 from gleanrl.envs.vector.parallel_stepper import ParallelStepper
 from gleanrl.envs.vector.serial import SerialEnv
-from gleanrl.envs.vector.worker import MASKED, RUN_CODE, SEED, Share, pack, unpack
+from gleanrl.envs.vector.worker import MASKED, RUN_CODE, SEED, MemberShare, pack, unpack
 from gleanrl.errors import InvalidArgumentError, WorkerError
 
 PRELOAD = ("gleanrl.envs",)
@@ -66,9 +66,9 @@ class EnvCrew:
     ) -> None:
         self.shares = split(len(factories), num_processes)
         self._factories, self._width = factories, width
-        self._plan = Plan(timeouts, num_threads, PRELOAD, self._where)
+        self._plan = WorkerPlan(timeouts, num_threads, PRELOAD, self._where)
         self._during = "construction"
-        self._crew: Crew | None = None
+        self._crew: WorkerPool | None = None
         self.is_started = False
 
     def start(self) -> None:
@@ -79,8 +79,9 @@ class EnvCrew:
         """
         given = self._factories
         try:
-            self._crew = Crew(
-                [Share(given[share.start : share.stop], share.start) for share in self.shares], self._plan
+            self._crew = WorkerPool(
+                [MemberShare(given[share.start : share.stop], share.start) for share in self.shares],
+                self._plan,
             )
             self._gather()
             self.is_started = True
@@ -90,12 +91,12 @@ class EnvCrew:
             raise
 
     @property
-    def _running(self) -> Crew:
+    def _running(self) -> WorkerPool:
         assert self._crew is not None
         return self._crew
 
     @property
-    def segment(self) -> Segment:
+    def segment(self) -> SharedSegment:
         """The memory shared with the workers."""
         return self._running.segment
 
@@ -233,7 +234,7 @@ class EnvCrew:
                 self._running.close(because=lost)
         raise self._fault(failed, answers)
 
-    def _fault(self, answer: Answer, answers: Sequence[Answer]) -> StepFault:
+    def _fault(self, answer: WorkerAnswer, answers: Sequence[WorkerAnswer]) -> StepFault:
         """Return the fault of an environment of the flat batch, with what all of them have made of the block."""
         error, worker = answer.error, self._running.workers[answer.worker]
         assert error is not None
@@ -244,7 +245,7 @@ class EnvCrew:
         step = worker.step if answer.lost and in_step else 0
         return StepFault(step, (first + worker.place) * self._width, self._during, error, made)
 
-    def _made(self, answers: Sequence[Answer]) -> list[int]:
+    def _made(self, answers: Sequence[WorkerAnswer]) -> list[int]:
         """Return the steps of the block that each environment has made: workers don't wait for the one that failed."""
         faults = {answer.worker: answer.error for answer in answers}
         made: list[int] = []

@@ -16,24 +16,24 @@ from tensordict import TensorDictBase
 
 from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.block import Block
-from gleanrl._arrays.ragged import Leaf, Objects, cat_leaves
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, cat_leaves
 from gleanrl._arrays.schema import Schema
 from gleanrl._arrays.tensordicts import Path
-from gleanrl._process.shared_columns import Region, Rows, Segment
+from gleanrl._process.shared_columns import Region, SharedRows, SharedSegment
 from gleanrl._rollout.errors import StepFault
 from gleanrl._rollout.protocol import EpisodeRules, Lease, Stepper
 from gleanrl.envs.vector.serial import require_one_schema
 from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan, pack
 
 
-class Shares(Protocol):
+class MemberShares(Protocol):
     """The workers of a batch of environments, each with its share of them; faults come as `StepFault`."""
 
     shares: list[range]
     """The numbers of the environments of each worker."""
 
     @property
-    def segment(self) -> Segment:
+    def segment(self) -> SharedSegment:
         """The memory shared with the workers."""
 
     def signal(self, code: bytes, during: str) -> None:
@@ -75,7 +75,12 @@ class ParallelStepper(Stepper):
     lends = True
 
     def __init__(
-        self, crew: Shares, batch_size: torch.Size, rules: EpisodeRules, lease: Lease, may_mask: bool = False
+        self,
+        crew: MemberShares,
+        batch_size: torch.Size,
+        rules: EpisodeRules,
+        lease: Lease,
+        may_mask: bool = False,
     ) -> None:
         super().__init__(batch_size, None, rules, lease)
         self.may_mask = may_mask
@@ -155,7 +160,7 @@ class ParallelStepper(Stepper):
         if block is None or block.schema is not schema or block.num_steps != num_steps:
             segment = self._crew.segment
             self._block = self._plan = None  # until region and block belong together again
-            self._region = segment.region("rows", Rows(schema, self.batch_size, num_steps))
+            self._region = segment.region("rows", SharedRows(schema, self.batch_size, num_steps))
             block = self._block = segment.block(self._region)
         return block
 
@@ -214,7 +219,7 @@ class ParallelStepper(Stepper):
         }
         self._take_lists(t, list(self._crew.ask("step", "step_lists", arguments).values()))
 
-    def _take_lists(self, t: int, answers: Sequence[Mapping[Path, Objects]]) -> None:
+    def _take_lists(self, t: int, answers: Sequence[Mapping[Path, ObjectColumn]]) -> None:
         """Take the workers' lists of step `t`, and of the root that follows it, into the block."""
         for share, found in zip(self._crew.shares, answers, strict=True):
             for path, objects in found.items():
@@ -248,7 +253,7 @@ class ParallelStepper(Stepper):
 
 
 def _leaf(value: Any) -> Leaf:
-    return value if isinstance(value, Objects) else torch.tensor(value)
+    return value if isinstance(value, ObjectColumn) else torch.tensor(value)
 
 
 class _Mirror:

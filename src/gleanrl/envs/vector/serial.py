@@ -25,7 +25,7 @@ from gleanrl._util import is_native
 from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, BatchOptions, dispatched
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.members import MemberGroup, Place, RandomRequest, ResetRequest, make_all
+from gleanrl.envs.vector.members import MemberGroup, MemberPosition, RandomRequest, ResetRequest, make_all
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -41,10 +41,12 @@ class MemberSteppers(Stepper):
         width: the environments of each member.
     """
 
-    def __init__(self, steppers: Sequence[Stepper], lease: Lease, place: Place | None = None) -> None:
+    def __init__(
+        self, steppers: Sequence[Stepper], lease: Lease, place: MemberPosition | None = None
+    ) -> None:
         self._members = tuple(steppers)
         self._steps = [member.step for member in self._members]
-        self._place: Place = [0] if place is None else place
+        self._place: MemberPosition = [0] if place is None else place
         first = self._members[0]
         super().__init__(
             torch.Size((len(self._members), *first.batch_size)), first.device, first.rules, lease

@@ -14,11 +14,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from gleanrl._arrays.block import Block
-from gleanrl._arrays.ragged import Objects
+from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.schema import Field, numpy_twin, numpy_view
-from gleanrl._arrays.tensordicts import Layout, Path, flatten
+from gleanrl._arrays.tensordicts import Path, TensorDictBuilder, flatten
 from gleanrl._process.shared_columns import HALT, OWN, PLACE, STEP, Region
-from gleanrl._process.worker_main import Station
+from gleanrl._process.worker_main import WorkerContext
 from gleanrl._rollout.protocol import EpisodeRules, Lease
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.envs.vector.members import MemberGroup, RandomRequest, ResetRequest, make_all
@@ -67,7 +67,7 @@ def unpack(packed: Any) -> Any:
         dim, parts = packed
         return LazyStackedTensorDict.lazy_stack([unpack(part) for part in parts], dim)
     leaves = [_tensor(array, packed.dtypes.get(path)) for path, array in packed.arrays.items()]
-    batch = Layout(packed.arrays).build(leaves, torch.Size(packed.batch_size))
+    batch = TensorDictBuilder(packed.arrays).build(leaves, torch.Size(packed.batch_size))
     return batch if packed.device is None else batch.to(packed.device)
 
 
@@ -114,7 +114,7 @@ class BlockPlan:
 
 
 @dataclass(frozen=True)
-class Share:
+class MemberShare:
     """The environments of one worker: a function of its station makes what serves them.
 
     Attributes:
@@ -125,13 +125,13 @@ class Share:
     factories: Sequence[Factory]
     first: int
 
-    def __call__(self, station: Station) -> EnvServant:
+    def __call__(self, station: WorkerContext) -> EnvService:
         """Make the environments."""
         made = make_all(self.factories, station.progress)
-        return EnvServant(MemberGroup(made, station.progress), station, self.first)
+        return EnvService(MemberGroup(made, station.progress), station, self.first)
 
 
-class EnvServant:
+class EnvService:
     """Serves requests about environments; the methods are those that the owner asks for.
 
     Args:
@@ -140,7 +140,7 @@ class EnvServant:
         first: number of its first environment in the batch.
     """
 
-    def __init__(self, group: MemberGroup, station: Station, first: int) -> None:
+    def __init__(self, group: MemberGroup, station: WorkerContext, first: int) -> None:
         self._group, self._station, self._first = group, station, first
         self._progress = station.progress
         self._steppers: MemberSteppers | None = None
@@ -258,7 +258,7 @@ class EnvServant:
     def root(self) -> Any:
         """Return the carry's leaves."""
         leaves = self._current.root().items()
-        return {path: leaf if isinstance(leaf, Objects) else leaf.numpy() for path, leaf in leaves}
+        return {path: leaf if isinstance(leaf, ObjectColumn) else leaf.numpy() for path, leaf in leaves}
 
     def steps(self) -> Any:
         """Return the steps that each episode has taken."""
@@ -268,7 +268,7 @@ class EnvServant:
         """Take a packed root of these environments as the carry, and the steps of their episodes."""
         self._current.load(unpack(roots), torch.from_numpy(np.array(steps)))
 
-    def bind(self, plan: BlockPlan) -> dict[Path, Objects]:
+    def bind(self, plan: BlockPlan) -> dict[Path, ObjectColumn]:
         """Step into a block of the shared memory from now on; return the lists of its first root."""
         whole = self._station.segment.block(plan.region)
         mine = slice(self._first, self._first + len(self._group))
@@ -282,7 +282,7 @@ class EnvServant:
         self._rebind()
         return self._lists(-1)
 
-    def step_lists(self, t: int, given: Mapping[Path, Objects]) -> dict[Path, Objects]:
+    def step_lists(self, t: int, given: Mapping[Path, ObjectColumn]) -> dict[Path, ObjectColumn]:
         """Step every environment with the actions of row `t`, where columns don't hold everything.
 
         Args:
@@ -298,11 +298,11 @@ class EnvServant:
         self._take(t)
         return self._lists(t)
 
-    def _lists(self, t: int) -> dict[Path, Objects]:
+    def _lists(self, t: int) -> dict[Path, ObjectColumn]:
         """Return what the lists hold of step `t` and of the root that follows it."""
         assert self._bound is not None
         block, mine = self._bound[0], self._current.schema()
-        found: dict[Path, Objects] = {}
+        found: dict[Path, ObjectColumn] = {}
         for path in block.schema.lists:
             row = t if path[0] == "next" else t + 1
             if path in mine and 0 <= row < block.num_steps:

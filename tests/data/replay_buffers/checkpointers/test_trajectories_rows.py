@@ -11,8 +11,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl._checkpoint.row_segments import Layout, bytes_of
-from gleanrl._checkpoint.tree_codec import LARGE_BYTES, Pieces
+from gleanrl._checkpoint.row_segments import SegmentLayout, bytes_of
+from gleanrl._checkpoint.tree_codec import LARGE_BYTES, ArrayPieces
 from gleanrl.data import (
     FlatStorageCheckpointer,
     LazyMemmapStorage,
@@ -34,10 +34,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fitting(cls: type[Layout], fields: Any, rows: int, capacity: int) -> Layout:
+    def fitting(cls: type[SegmentLayout], fields: Any, rows: int, capacity: int) -> SegmentLayout:
         return cls(tuple(fields), rows, 70)
 
-    monkeypatch.setattr(Layout, "fitting", classmethod(fitting))
+    monkeypatch.setattr(SegmentLayout, "fitting", classmethod(fitting))
 
 
 def steps(start: int, count: int) -> TensorDict:
@@ -55,7 +55,7 @@ def filled(storage: Any = LazyTensorStorage) -> ReplayBuffer:
 
 
 def in_memory(value: Any) -> Any:
-    if isinstance(value, Pieces):
+    if isinstance(value, ArrayPieces):
         return value.tensor()
     if isinstance(value, dict):
         return {key: in_memory(part) for key, part in value.items()}
@@ -74,7 +74,7 @@ def test_a_form_is_of_the_moment_whatever_is_written_meanwhile(form: Any, storag
             made.extend(steps(7_000, writes_first))
         packed = form().packed(state)
         made.extend(steps(9_000, 900))
-        assert isinstance(packed["packed"]["generations"], Pieces)
+        assert isinstance(packed["packed"]["generations"], ArrayPieces)
         found = in_memory(packed)
         state["columns"].close()
         assert torch.equal(found["packed"]["generations"], expected["generations"])
@@ -131,8 +131,8 @@ def test_a_dump_takes_some_pieces_of_memory(
 def test_a_tensor_is_cut_into_pieces_of_whole_rows() -> None:
     column = torch.arange(3 * LARGE_BYTES // 8).reshape(-1, 3)
     data = column.numpy().view(np.uint8)
-    pieces = Pieces(torch.int64, column.shape, lambda start, stop: data[start:stop])
+    pieces = ArrayPieces(torch.int64, column.shape, lambda start, stop: data[start:stop])
     assert torch.equal(pieces.tensor(), column)
     spans = list(pieces.cut(1_000))
     assert spans[0] == (0, 1_000 // 24) and spans[-1][1] == len(column)
-    assert list(Pieces(torch.int64, (2, 1_000), pieces.make).cut(10)) == [(0, 1), (1, 2)]
+    assert list(ArrayPieces(torch.int64, (2, 1_000), pieces.make).cut(10)) == [(0, 1), (1, 2)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl._process.serialization import Parcel
+from gleanrl._process.serialization import PickledBatch
 from gleanrl.data import (
     ConsumingSampler,
     LazyTensorStorage,
@@ -23,14 +23,14 @@ from gleanrl.data import (
     SamplesPerInsert,
     TensorDictReplayBuffer,
 )
-from gleanrl.data.replay_buffers.ray.actor import Caller, Host, Opened, Reply, Token
+from gleanrl.data.replay_buffers.ray.actor import BufferHost, BufferReply, Caller, Opened, Token
 from gleanrl.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 
 
 def sent(data: Any) -> Any:
-    return pickle.loads(pickle.dumps(Parcel(data), 5))
+    return pickle.loads(pickle.dumps(PickledBatch(data), 5))
 
 
 def rows(*values: int) -> TensorDict:
@@ -40,7 +40,7 @@ def rows(*values: int) -> TensorDict:
 class Client:
     """What a client asks for, one thing after the other."""
 
-    def __init__(self, host: Host, name: bytes = b"a") -> None:
+    def __init__(self, host: BufferHost, name: bytes = b"a") -> None:
         self.host, self.name, self.era, self.taken = host, name, 0, 0
         self.here: list[Any] = []
         self.stale: set[int] = set()
@@ -67,7 +67,7 @@ class Client:
         found = reply.value and pickle.loads(pickle.dumps(reply.value, 5)).open()
         return found and found.batch["x"].tolist()
 
-    def note(self, reply: Reply) -> Reply:
+    def note(self, reply: BufferReply) -> BufferReply:
         """Do with a reply as a client does."""
         self.stale |= {*reply.stale}
         self.depth = reply.depth
@@ -87,12 +87,12 @@ class Client:
                 self.taken = number
                 return batch
 
-    def call(self, *path: str, args: tuple[Any, ...] = ()) -> Reply:
+    def call(self, *path: str, args: tuple[Any, ...] = ()) -> BufferReply:
         return self.host.call(self.caller, path, sent((args, {})))
 
 
-def opened(**options: Any) -> tuple[Host, Opened]:
-    host = Host()
+def opened(**options: Any) -> tuple[BufferHost, Opened]:
+    host = BufferHost()
     return host, host.open(sent((TensorDictReplayBuffer, (), options)), 0)
 
 
@@ -108,7 +108,7 @@ def made(**options: Any) -> tuple[Client, TensorDictReplayBuffer]:
 def test_what_a_client_learns():
     assert opened(storage=LazyTensorStorage(9))[1] == Opened(0, None)
     assert opened(storage=LazyTensorStorage(9), prefetch=3, batch_size=2)[1] == Opened(3, 2)
-    ensemble = Host()
+    ensemble = BufferHost()
     members = [ReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(2)]
     assert ensemble.open(sent((ReplayBufferEnsemble, members, {"batch_size": 6})), 0) == Opened(0, 6)
     with pytest.raises(UnsupportedError, match="rate_limiter"):

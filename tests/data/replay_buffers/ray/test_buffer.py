@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl import Checkpoint
-from gleanrl._process.serialization import Parcel
+from gleanrl._process.serialization import PickledBatch
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import (
     LazyTensorStorage,
@@ -366,7 +366,7 @@ def test_processes_elsewhere_write_and_read(remote, ray_session):
 
 
 def test_what_is_in_the_object_store_needs_not_come_here(remote, ray_session):
-    refs = [ray_session.put(Parcel(rows(start, start + 10))) for start in (0, 10)]
+    refs = [ray_session.put(PickledBatch(rows(start, start + 10))) for start in (0, 10)]
     for ref in refs:
         remote.extend(ref)
     assert remote["x"].tolist() == list(range(20))

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from gleanrl._os.clock import Deadline
 from gleanrl._os.threads import Job
 from gleanrl._process.ray import RayRuntime
-from gleanrl._process.serialization import Parcel
+from gleanrl._process.serialization import PickledBatch
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer
 from gleanrl.data.replay_buffers.ray import client as module
 from gleanrl.data.replay_buffers.ray.actor import Opened
@@ -32,7 +32,7 @@ def mapped() -> list[tuple[int, int]]:
 def test_records_are_seen_where_the_object_store_has_them(ray_session):
     ray = ray_session
     batch = TensorDict({"x": torch.rand(500, 100), "next": {"x": torch.rand(500, 100)}}, [500])
-    arrived = ray.get(ray.put(Parcel(batch)))
+    arrived = ray.get(ray.put(PickledBatch(batch)))
     assert arrived.num_bytes == 400_000
     view = arrived.view()
     for leaf in (view["x"], view["next", "x"]):

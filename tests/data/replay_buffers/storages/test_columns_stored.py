@@ -8,16 +8,16 @@ import torch
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl.data.replay_buffers.storages.columns import (
     BorrowedColumns,
+    ColumnSource,
     DeviceColumns,
     OwnColumns,
-    Source,
     StoredSchema,
 )
 from gleanrl.errors import SchemaError
 
 OBS, REWARD = Field(torch.Size([3]), torch.float32), Field(torch.Size([1]), torch.bfloat16)
 SCHEMA = Schema({("obs",): OBS, ("next", "reward"): REWARD, ("next", "obs"): OBS})
-SHARED = [Source(0), Source(1), Source(0, 1)]
+SHARED = [ColumnSource(0), ColumnSource(1), ColumnSource(0, 1)]
 
 
 def test_a_column_for_each_leaf():
@@ -25,7 +25,7 @@ def test_a_column_for_each_leaf():
     assert stored.paths == SCHEMA.paths and stored.fields == SCHEMA.fields
     leaves = [torch.zeros(2)] * 3
     assert stored.to_store(leaves) is leaves and stored.wanted() is None
-    assert stored.wanted([("next", "obs"), ("obs",)]) == (Source(2), Source(0))
+    assert stored.wanted([("next", "obs"), ("obs",)]) == (ColumnSource(2), ColumnSource(0))
     assert stored.column_of(("next", "obs")) == 2
 
 
@@ -45,7 +45,11 @@ def test_leaves_that_share_a_column_are_fetched_by_one_call(kind):
 
 
 @pytest.mark.parametrize(
-    "sources", [[Source(0), Source(2), Source(0, 1)], [Source(0), Source(1), Source(2, 1)]]
+    "sources",
+    [
+        [ColumnSource(0), ColumnSource(2), ColumnSource(0, 1)],
+        [ColumnSource(0), ColumnSource(1), ColumnSource(2, 1)],
+    ],
 )
 def test_every_column_is_stored_by_a_leaf(sources):
     with pytest.raises(SchemaError, match="every column from 0 on"):

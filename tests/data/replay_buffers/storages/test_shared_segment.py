@@ -10,7 +10,7 @@ import torch
 
 from gleanrl._arrays.schema import Field
 from gleanrl.data.replay_buffers.change_log import ChangeLog, touched
-from gleanrl.data.replay_buffers.storages.shared_segment import Books, Segment
+from gleanrl.data.replay_buffers.storages.shared_segment import SharedMetadata, StorageSegment
 from gleanrl.errors import CapacityError, SchemaError
 
 FIELDS = [
@@ -20,24 +20,24 @@ FIELDS = [
 ]
 
 
-def seen(segment: Segment) -> Segment:
+def seen(segment: StorageSegment) -> StorageSegment:
     """The same memory, as another process sees it."""
     return pickle.loads(pickle.dumps(segment))
 
 
 def test_books_count_once_they_are_whole():
-    segment = Segment()
+    segment = StorageSegment()
     other = seen(segment)
-    assert other.books() == Books(0, 0, 0, 1)
+    assert other.books() == SharedMetadata(0, 0, 0, 1)
     segment.begin(None)
-    assert other.changing and other.books() == Books(0, 0, 0, 1)
-    segment.commit(Books(3, 3, 5, 0))
-    assert not other.changing and other.books() == segment.books() == Books(3, 3, 5, 0)
+    assert other.changing and other.books() == SharedMetadata(0, 0, 0, 1)
+    segment.commit(SharedMetadata(3, 3, 5, 0))
+    assert not other.changing and other.books() == segment.books() == SharedMetadata(3, 3, 5, 0)
     assert [segment.next_copy(), other.next_copy()] == [1, 2]
 
 
 def test_columns_are_the_same_memory():
-    segment = Segment()
+    segment = StorageSegment()
     assert not segment.is_ready
     columns = segment.make({"any": "schema"}, FIELDS, 10)
     other = seen(segment)
@@ -52,7 +52,7 @@ def test_columns_are_the_same_memory():
 
 
 def test_undo_puts_rows_back():
-    segment = Segment()
+    segment = StorageSegment()
     columns = segment.make(None, FIELDS, 10)
     segment.ready()
     before = [column.random_().clone() for column in columns]
@@ -68,7 +68,7 @@ def test_undo_puts_rows_back():
 
 
 def test_what_does_not_fit():
-    segment = Segment()
+    segment = StorageSegment()
     with pytest.raises(SchemaError, match="at most"):
         segment.make("x" * (1 << 20), FIELDS, 10)
     with pytest.raises(CapacityError, match="share a smaller storage"):
@@ -79,7 +79,7 @@ def test_what_does_not_fit():
 @pytest.mark.parametrize("seed", range(6))
 def test_the_log_says_what_the_log_of_one_process_says(seed):
     draw, size, end = random.Random(seed), 16, 0
-    segment, plain = Segment(), ChangeLog()
+    segment, plain = StorageSegment(), ChangeLog()
     log, other = segment.log, seen(segment).log
     known = [(other.version, plain.version)]
     every = torch.arange(size)
@@ -113,7 +113,7 @@ def test_the_log_says_what_the_log_of_one_process_says(seed):
 
 
 def test_a_log_that_goes_back_no_further_says_everything():
-    log = Segment().log
+    log = StorageSegment().log
     log.note(0, 1, 8)
     version = log.version
     for _ in range(1100):

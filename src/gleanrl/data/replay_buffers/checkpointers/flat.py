@@ -21,9 +21,9 @@ from gleanrl.data.replay_buffers.checkpointers.trajectories import (
     DONE,
     IN_PLACE,
     Plan,
-    Rows,
-    Runs,
+    RowReader,
     Streams,
+    TrajectoryRuns,
     check_flags,
     check_rows,
     join,
@@ -66,7 +66,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         check_flags(paths, state["format"]["shapes"], DONE)
         after = _following(state)
 
-        def lay(rows: Rows) -> dict[str, Any]:
+        def lay(rows: RowReader) -> dict[str, Any]:
             index, apart = np.arange(len(after)), {}
             columns = [rows.whole(place) for place in range(len(paths))]
             for place, beside in twins(paths, rows) if len(after) else ():
@@ -88,7 +88,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         width = prod(state["batch_shape"])
         count = state["num_steps"] * width
         # What stands under "next" is the row that was written after: around the end, the first ones come last.
-        following = Runs(np.array([0, width]), np.array([count - width, 0]))
+        following = TrajectoryRuns(np.array([0, width]), np.array([count - width, 0]))
         plan: Plan = {}
         for place, column in enumerate(columns):
             if isinstance(column, (torch.Tensor, Unread)):
@@ -160,7 +160,7 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
         done = flags_of(self.done_keys)
         check_flags(paths, state["format"]["shapes"], done)
 
-        def lay(rows: Rows) -> dict[str, Any]:
+        def lay(rows: RowReader) -> dict[str, Any]:
             columns, offsets = split(paths, rows, Streams.of(state), done)
             return {"columns": columns, "offsets": offsets}
 

@@ -14,7 +14,7 @@ import torch
 
 from gleanrl import _util
 from gleanrl._checkpoint import hdf5
-from gleanrl._checkpoint.tree_codec import ATTACHED, Attachment, Pieces, sources_in
+from gleanrl._checkpoint.tree_codec import ATTACHED, ArrayPieces, Attachment, sources_in
 from gleanrl._os import atomic_files, files
 from gleanrl._util import positive
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
@@ -92,7 +92,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         if "columns" in rest:
             for place, (path, column) in enumerate(zip(paths_of(rest), rest["columns"], strict=True)):
                 plain = path and all(isinstance(key, str) and _PLAIN.fullmatch(key) for key in path)
-                dense = isinstance(column, (torch.Tensor, Pieces))
+                dense = isinstance(column, (torch.Tensor, ArrayPieces))
                 names.append(("/".join(path) if plain else f"#{place}") if dense else None)
                 if names[-1] is not None:
                     columns[names[-1]] = column

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from gleanrl._checkpoint.reader import spread
-from gleanrl._checkpoint.row_segments import Array, Source, Unread, empty_columns, rows_at, rows_of
-from gleanrl._checkpoint.tree_codec import Pieces
+from gleanrl._checkpoint.row_segments import Array, SavedRows, Unread, empty_columns, rows_at, rows_of
+from gleanrl._checkpoint.tree_codec import ArrayPieces
 from gleanrl._os.parallel_read import Target
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
@@ -29,7 +29,7 @@ _BLOCK_BYTES = 1 << 22
 _FEW_WORDS = 16  # of a row, compared one column of them after the other
 
 
-class Rows(ABC):
+class RowReader(ABC):
     """Columns of equal length.
 
     Attributes:
@@ -56,13 +56,13 @@ class Rows(ABC):
         field = self.fields[place]
         return 0 if field is None else field[0].itemsize * prod(field[1])
 
-    def made(self, place: int, count: int, make: Callable[[int, int], Array]) -> Pieces:
+    def made(self, place: int, count: int, make: Callable[[int, int], Array]) -> ArrayPieces:
         """Return a tensor of `count` rows like those of a column; `make` returns the bytes of ``[start, stop)``."""
         field = self.fields[place]
         assert field is not None
-        return Pieces(field[0], (count, *field[1]), make)
+        return ArrayPieces(field[0], (count, *field[1]), make)
 
-    def taken(self, place: int, index: Array) -> Pieces:
+    def taken(self, place: int, index: Array) -> ArrayPieces:
         """Return rows of a column as a tensor."""
         return self.made(place, len(index), lambda start, stop: self.pick(place, run_of(index[start:stop])))
 
@@ -104,7 +104,7 @@ def _differ(one: Array, other: Array) -> Array:
     return found
 
 
-class InMemory(Rows):
+class InMemory(RowReader):
     """Columns that nobody writes on.
 
     Args:
@@ -130,14 +130,14 @@ class InMemory(Rows):
         return self._columns[place]
 
 
-class AtMoment(Rows):
+class AtMoment(RowReader):
     """Columns as they are at one moment, whatever is written meanwhile.
 
     Args:
         source: generations, then the columns; somebody closes it.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SavedRows) -> None:
         self._source = source
         self.fields = source.layout.fields[1:]
         source.begin()
@@ -146,32 +146,32 @@ class AtMoment(Rows):
         """Return rows of a column."""
         return self._source.pick(place + 1, rows)
 
-    def whole(self, place: int) -> Pieces:
+    def whole(self, place: int) -> ArrayPieces:
         """Return a column as it is."""
         return self.made(place, self._source.layout.rows, lambda *span: self.pick(place, slice(*span)))
 
-    def generations(self) -> Pieces:
+    def generations(self) -> ArrayPieces:
         """Return the generations."""
         pick = self._source.pick
-        return Pieces(torch.int64, (self._source.layout.rows,), lambda *span: pick(0, slice(*span)))
+        return ArrayPieces(torch.int64, (self._source.layout.rows,), lambda *span: pick(0, slice(*span)))
 
 
-def laid_out(state: Mapping[str, Any], lay: Callable[[Rows], Mapping[str, Any]]) -> dict[str, Any]:
+def laid_out(state: Mapping[str, Any], lay: Callable[[RowReader], Mapping[str, Any]]) -> dict[str, Any]:
     """Return a storage's state with what a form makes of its columns.
 
     Args:
         state: from `Storage.state_dict`, or `Storage.moment_dict`, whose tensors are made when they are written.
-        lay: returns entries of the state; `Pieces` in it, or in dictionaries and lists in it, are tensors.
+        lay: returns entries of the state; `ArrayPieces` in it, or in dictionaries and lists in it, are tensors.
     """
     columns = state["columns"]
-    if isinstance(columns, Source):
+    if isinstance(columns, SavedRows):
         rows = AtMoment(columns)
         return {**state, "generations": rows.generations(), **lay(rows)}
     return {**state, **_with_tensors(lay(InMemory(columns)))}
 
 
 def _with_tensors(value: Any) -> Any:
-    if isinstance(value, Pieces):
+    if isinstance(value, ArrayPieces):
         return value.tensor()
     if isinstance(value, dict):
         return {key: _with_tensors(part) for key, part in value.items()}
@@ -186,28 +186,28 @@ def typed(rows: Array, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor
 
 
 Path = tuple[Any, ...]
-Plan = dict[int, list[tuple[int, "Runs"]]]
+Plan = dict[int, list[tuple[int, "TrajectoryRuns"]]]
 DONE = ("done", "terminated", "truncated")
 
 
 _FIRST = np.zeros(1, np.int64)
 
 
-class Runs(NamedTuple):
+class TrajectoryRuns(NamedTuple):
     """Where rows go that follow each other: see `Target`."""
 
     starts: Array
     to: Array
     stride: int = 1
 
-    def with_gaps(self, rows: Array) -> Runs:
+    def with_gaps(self, rows: Array) -> TrajectoryRuns:
         """Return the same without some rows, ``(k,)`` int64, before which, or behind which, runs end."""
         starts = np.append(self.starts, rows)
         order = starts.argsort(kind="stable")
-        return Runs(starts[order], np.append(self.to, np.full(len(rows), -1))[order], self.stride)
+        return TrajectoryRuns(starts[order], np.append(self.to, np.full(len(rows), -1))[order], self.stride)
 
 
-IN_PLACE = Runs(_FIRST, _FIRST)
+IN_PLACE = TrajectoryRuns(_FIRST, _FIRST)
 
 
 @dataclass(frozen=True)
@@ -235,16 +235,16 @@ class Streams:
         """Return the rows, ``(n,)`` int64."""
         return np.arange(len(self.order)) if isinstance(self.order, range) else self.order
 
-    def runs(self, cuts: Array) -> Runs:
+    def runs(self, cuts: Array) -> TrajectoryRuns:
         """Return which rows of the columns those in this order are; `cuts`, rising from 0 on, begin runs, too."""
         if isinstance(self.order, range) or len(self.order) < 2:
-            return Runs(cuts, cuts)
+            return TrajectoryRuns(cuts, cuts)
         steps = np.diff(self.order)
         stride = max(int(steps[0]), 1)
         begins = np.append(True, steps != stride)
         begins[cuts] = True
         starts = np.flatnonzero(begins)
-        return Runs(starts, self.order[starts], stride)
+        return TrajectoryRuns(starts, self.order[starts], stride)
 
 
 def check_rows(state: Mapping[str, Any]) -> None:
@@ -274,7 +274,7 @@ def paths_of(state: Mapping[str, Any]) -> list[Path]:
     return [tuple(path) for path in state["format"]["paths"]]
 
 
-def twins(paths: Sequence[Path], rows: Rows) -> Iterable[tuple[int, int]]:
+def twins(paths: Sequence[Path], rows: RowReader) -> Iterable[tuple[int, int]]:
     """Yield the places of a column under ``"next"``, and of the same key beside it, where both are alike."""
     for place, path in enumerate(paths):
         if path[:1] != ("next",) or path[1:2] == ("next",) or path[1:] not in paths or not rows.width(place):
@@ -301,7 +301,7 @@ def is_flag(path: Path, done: Collection[Any]) -> bool:
 
 
 def split(
-    paths: Sequence[Path], rows: Rows, streams: Streams, done: Collection[Any]
+    paths: Sequence[Path], rows: RowReader, streams: Streams, done: Collection[Any]
 ) -> tuple[list[Any], torch.Tensor]:
     """Return columns as trajectories, one after the other.
 
@@ -312,7 +312,7 @@ def split(
         done: flags that end trajectories.
 
     Returns:
-        The columns, `Pieces` of ``n`` rows, or of ``n + trajectories`` and None for two that are twins; and where the
+        The columns, `ArrayPieces` of ``n`` rows, or of ``n + trajectories`` None for two twins; and where the
         trajectories begin, and the last one ends: ``(trajectories + 1,)`` int64.
     """
     order, count = streams.rows(), len(streams.order)
@@ -348,7 +348,7 @@ def split(
     return values, torch.from_numpy(offsets)
 
 
-def _shared(rows: Rows, place: int, beside: int, source: Array, final: Array) -> Pieces:
+def _shared(rows: RowReader, place: int, beside: int, source: Array, final: Array) -> ArrayPieces:
     """Return a column and the last rows of its twin: those at `source`, of the twin where `final` says so."""
 
     def make(start: int, stop: int) -> Array:
@@ -386,8 +386,8 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
     numbers = np.searchsorted(begins, runs.starts, "right") - 1
     first = begins[:-1] + np.arange(len(steps))
     last = first + steps
-    before = Runs(runs.starts + numbers, *runs[1:]).with_gaps(last)
-    after = Runs(runs.starts + numbers + 1, *runs[1:]).with_gaps(first)
+    before = TrajectoryRuns(runs.starts + numbers, *runs[1:]).with_gaps(last)
+    after = TrajectoryRuns(runs.starts + numbers + 1, *runs[1:]).with_gaps(first)
     plan: Plan = {}
     for place, column in enumerate(columns):
         if isinstance(column, (torch.Tensor, Unread)):

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 
 from gleanrl._checkpoint.async_dump import Dump
-from gleanrl._process.serialization import Arrived, Parcel
+from gleanrl._process.serialization import Arrived, PickledBatch
 from gleanrl.data.replay_buffers.change_log import Version
 from gleanrl.data.replay_buffers.draws import stamps
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
-from gleanrl.data.replay_buffers.prefetch import Coming, Prefetcher, Ticket
+from gleanrl.data.replay_buffers.prefetch import Coming, PendingSample, Prefetcher
 from gleanrl.data.replay_buffers.presets import copies_at_once
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.samplers.base import Sampler
@@ -72,7 +72,7 @@ class Opened(NamedTuple):
     """The buffer's."""
 
 
-class Reply(NamedTuple):
+class BufferReply(NamedTuple):
     """What a call came to."""
 
     value: Any
@@ -104,7 +104,7 @@ class Token(Enum):
 class _Sent(NamedTuple):
     client: bytes
     number: int
-    ticket: Ticket
+    ticket: PendingSample
 
 
 class Shipping(Prefetcher):
@@ -127,7 +127,7 @@ class Shipping(Prefetcher):
         self._sent: list[_Sent] = []
         self._again = False  # whether the next batch is handed out at once
 
-    def take(self) -> tuple[Ticket, Coming]:
+    def take(self) -> tuple[PendingSample, Coming]:
         """Return the oldest draw and its records, which are sent to the client."""
         ticket, coming = super().take()
         if self._again:
@@ -160,7 +160,7 @@ class Shipping(Prefetcher):
         return tuple(sent.number for sent in self._sent if sent.client == client and _is_stale(sent.ticket))
 
     @contextmanager
-    def again(self, number: int) -> Iterator[Ticket | None]:
+    def again(self, number: int) -> Iterator[PendingSample | None]:
         """Have the buffer serve a batch that was sent before, as a local one does when its turn comes.
 
         Yields its draw; None if it was taken back.
@@ -184,7 +184,7 @@ class Shipping(Prefetcher):
         """Return the number of batches drawn and not handed out."""
         return len(self._sent) + super().__len__()
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[PendingSample]:
         """Yield the draws that weren't handed out, the oldest first."""
         yield from (sent.ticket for sent in self._sent)
         yield from super().__iter__()
@@ -208,11 +208,11 @@ class Shipping(Prefetcher):
         """Refuse: an actor's buffer isn't copied with what it sent."""
         raise NotImplementedError
 
-    def _start(self, ticket: Ticket) -> None:
+    def _start(self, ticket: PendingSample) -> None:
         """Leave it to whoever takes the batch: the request for it is waiting."""
 
 
-def _is_stale(ticket: Ticket) -> bool:
+def _is_stale(ticket: PendingSample) -> bool:
     storage, drawn = ticket.storage, ticket.drawn
     if ticket.is_gone or storage.version == ticket.version:
         return False
@@ -222,7 +222,7 @@ def _is_stale(ticket: Ticket) -> bool:
 _WRITES = frozenset(("add", "extend"))
 
 
-class Host:
+class BufferHost:
     """A buffer, and what is under way to its clients.
 
     An actor does one thing at a time, in the order in which each client asked for it. So a client's batches come as
@@ -259,13 +259,13 @@ class Host:
 
     # What clients ask for
 
-    def ahead(self, client: bytes, era: int, due: tuple[int, ...]) -> Parcel:
+    def ahead(self, client: bytes, era: int, due: tuple[int, ...]) -> PickledBatch:
         """Return the next batches for a client, each with its number, as many as are `due`.
 
         None in place of one that there isn't now: the client threw away what it had asked for, or an epoch has come to
         its end. For each one `due` says what the client had taken when it was.
         """
-        return Parcel([self._next(Caller(client, era, taken)) for taken in due])
+        return PickledBatch([self._next(Caller(client, era, taken)) for taken in due])
 
     def _next(self, caller: Caller) -> tuple[int, Served] | None:
         shipping = self._shipping
@@ -281,7 +281,7 @@ class Host:
         served = server.as_user(server.size_of(None), None, True)
         return shipping.number, served
 
-    def again(self, caller: Caller, number: int) -> Reply:
+    def again(self, caller: Caller, number: int) -> BufferReply:
         """Return the batch of that number, drawn again, to be handed out now; None if it was taken back."""
         shipping, buffer, served = self._shipping, self._buffer, None
         assert shipping is not None and isinstance(buffer, ReplayBuffer)
@@ -292,17 +292,17 @@ class Host:
                 server = buffer.server
                 server.draws.not_served(ticket)  # it counted when it was sent
                 served = server.as_user(server.size_of(None), None, True)
-        return self._reply(caller, None if served is None else Parcel(served), said)
+        return self._reply(caller, None if served is None else PickledBatch(served), said)
 
-    def serve(self, caller: Caller, size: int | None, keys: Any, wants_info: bool) -> Reply:
+    def serve(self, caller: Caller, size: int | None, keys: Any, wants_info: bool) -> BufferReply:
         """Return a batch that is drawn now, `Served`."""
         self._listen(caller)
         with warnings.catch_warnings(record=True) as said:
             server = self._buffer.server
             served = server.as_user(server.size_of(size), keys, wants_info)
-        return self._reply(caller, Parcel(served), said)
+        return self._reply(caller, PickledBatch(served), said)
 
-    def new_epoch(self, caller: Caller) -> Reply:
+    def new_epoch(self, caller: Caller) -> BufferReply:
         """Begin a new epoch with the next batch."""
         self._listen(caller)
         self._buffer.server.new_epoch()
@@ -310,7 +310,7 @@ class Host:
 
     def call(
         self, caller: Caller, path: tuple[str, ...], arguments: Arrived, data: Arrived | None = None
-    ) -> Reply:
+    ) -> BufferReply:
         """Call a method of the buffer, or of one of its parts; `data` is its first argument if it's given."""
         name = path[-1] if len(path) == 1 else ""
         self._listen(caller)
@@ -330,14 +330,14 @@ class Host:
             value = self._sendable(self._at(path)(*args, **options))
         return self._reply(caller, value, said)
 
-    def prepare(self, caller: Caller, state: Arrived) -> Reply:
+    def prepare(self, caller: Caller, state: Arrived) -> BufferReply:
         """Check a state that the buffer is to go on from; return its number, for `adopt`. One state at a time waits."""
         self._listen(caller)
         self._prepared = self._buffer.loading(state.open())
         self._num_prepared += 1
         return self._reply(caller, self._num_prepared, ())
 
-    def adopt(self, caller: Caller, number: int) -> Reply:
+    def adopt(self, caller: Caller, number: int) -> BufferReply:
         """Go on from the state of that number; a second call, after an interrupt of the first, does nothing."""
         if number != self._num_prepared:
             raise UnsupportedError(
@@ -376,12 +376,12 @@ class Host:
         if isinstance(value, Dump):
             self._dumps.append(value)
             return Dumping(len(self._dumps) - 1)
-        return Token.PART if isinstance(value, (Storage, Sampler, Writer)) else Parcel(value)
+        return Token.PART if isinstance(value, (Storage, Sampler, Writer)) else PickledBatch(value)
 
-    def _reply(self, caller: Caller, value: Any, said: Any) -> Reply:
+    def _reply(self, caller: Caller, value: Any, said: Any) -> BufferReply:
         shipping, client = self._shipping, caller.client
         void, stale = (False, ()) if shipping is None else (shipping.gone(client), shipping.overtaken(client))
-        return Reply(value, self._ahead(), void, stale, tuple(warning.message for warning in said))
+        return BufferReply(value, self._ahead(), void, stale, tuple(warning.message for warning in said))
 
     # What is under way
 

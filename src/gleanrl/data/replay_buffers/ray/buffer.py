@@ -13,13 +13,13 @@ from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl._checkpoint.folder import Folder
 from gleanrl._os import clock
 from gleanrl._process.ray import RayRuntime
-from gleanrl._process.serialization import Parcel
+from gleanrl._process.serialization import PickledBatch
 from gleanrl._state.rng import fresh_seed
 from gleanrl._util import key_list
 from gleanrl.data.replay_buffers.checkpointers.base import in_memory
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
-from gleanrl.data.replay_buffers.ray.actor import Dumping, Host, Opened, Token
+from gleanrl.data.replay_buffers.ray.actor import BufferHost, Dumping, Opened, Token
 from gleanrl.data.replay_buffers.ray.client import Client
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.sampling import Served, Server
@@ -98,9 +98,9 @@ class RayReplayBuffer:
             raise UnsupportedError("pin_memory: batches leave the actor's memory; call their pin_memory()")
         runtime = RayRuntime(ray_init_config)
         try:
-            actor = runtime.ray.remote(Host).options(**config).remote()
+            actor = runtime.ray.remote(BufferHost).options(**config).remote()
             client = Client(runtime, actor, Opened(0, None))
-            making = actor.open.remote(Parcel((kind, args, options)), fresh_seed())
+            making = actor.open.remote(PickledBatch((kind, args, options)), fresh_seed())
             client.opened = client.result(making)
         except BaseException:
             runtime.release()

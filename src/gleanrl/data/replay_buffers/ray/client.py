@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from gleanrl._os.clock import Deadline
 from gleanrl._os.threads import Job, Workers
 from gleanrl._process.ray import RayRuntime
-from gleanrl._process.serialization import Arrived, Parcel
-from gleanrl.data.replay_buffers.ray.actor import Caller, Dumping, Opened, Reply, leaves_draws
+from gleanrl._process.serialization import Arrived, PickledBatch
+from gleanrl.data.replay_buffers.ray.actor import BufferReply, Caller, Dumping, Opened, leaves_draws
 from gleanrl.data.replay_buffers.sampling import Served
 from gleanrl.errors import WorkerCrashedError
 
@@ -63,8 +63,8 @@ class Client:
         if not leaves_draws(path):
             self.throw_away()
         if args and isinstance(args[0], self.runtime.ray.ObjectRef):
-            return self._asked("call", path, Parcel((args[1:], options)), args[0])
-        return self._asked("call", path, Parcel((args, options)))
+            return self._asked("call", path, PickledBatch((args[1:], options)), args[0])
+        return self._asked("call", path, PickledBatch((args, options)))
 
     def get(self, path: tuple[str, ...]) -> Any:
         """Return an attribute of the buffer, or of one of its parts."""
@@ -74,7 +74,7 @@ class Client:
     def set(self, path: tuple[str, ...], value: Any) -> None:
         """Set an attribute of the buffer, or of one of its parts."""
         self._send_all()
-        self.result(self.actor.set.remote(path, Parcel(value)))
+        self.result(self.actor.set.remote(path, PickledBatch(value)))
 
     def dump(self, dumping: Dumping, wait: bool) -> bool:
         """Return whether a checkpoint in the background has ended, or is there; see `Host.dump`."""
@@ -84,7 +84,7 @@ class Client:
     def loading(self, state: Any) -> Callable[[], None]:
         """Have the actor check a buffer's state; return what lets it go on from there."""
         self.throw_away()
-        return partial(self._asked, "adopt", self._asked("prepare", Parcel(state)))
+        return partial(self._asked, "adopt", self._asked("prepare", PickledBatch(state)))
 
     def serve(self, size: int | None, keys: Any, wants_info: bool) -> Served:
         """Return a batch: the next one of those sent ahead if it's like them."""
@@ -143,7 +143,7 @@ class Client:
 
     def _asked(self, method: str, *args: Any) -> Any:
         self._send_all()
-        reply: Reply = self.result(getattr(self.actor, method).remote(self.caller(), *args))
+        reply: BufferReply = self.result(getattr(self.actor, method).remote(self.caller(), *args))
         if reply.void:
             self.throw_away()
         self._line.stale.update(reply.stale)

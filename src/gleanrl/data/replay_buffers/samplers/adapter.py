@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gleanrl.data.replay_buffers.adapters import Saved, View, view_of
+from gleanrl.data.replay_buffers.adapters import Adapter, SavedAttributes, view_of
 from gleanrl.data.replay_buffers.change_log import Change, Follower, slots_in
 from gleanrl.data.replay_buffers.samplers.base import Sampler, coordinates
 from gleanrl.data.replay_buffers.samplers.priority_table import per_slot
@@ -24,7 +24,7 @@ def as_sampler(sampler: Any) -> Any:
     return view_of(sampler, Sampler, FamiliarSampler, _METHODS, _NEEDED)
 
 
-class FamiliarSampler(View, Sampler):
+class FamiliarSampler(Adapter, Sampler):
     """Draws by `sample`, and tells of writes by `mark_update`, `add` and `extend`, of other contents by `_empty`.
 
     What was written is known from the storage's versions: in the order of time, at the latest at the next draw. Batches
@@ -146,7 +146,7 @@ class FamiliarSampler(View, Sampler):
 
     def adopt(self, value: Any) -> None:
         """Go on from a value; what is stored then isn't told."""
-        if isinstance(value, Saved):
+        if isinstance(value, SavedAttributes):
             self.restore(value)
         else:
             super().adopt(value)

@@ -70,7 +70,7 @@ class EpisodeTable(Follower[Storage]):
             None if trajectories is None else _given("trajectories", trajectories, torch.int64)
         )
         self._native: Episodes | None = None
-        self._reader: _Reader | None = None
+        self._reader: _BoundaryReader | None = None
 
     def of(self, storage: Storage) -> Episodes:
         """Return the native table of what `storage` holds.
@@ -209,7 +209,7 @@ def later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Te
     return place * streams + slots % streams
 
 
-class Rows(NamedTuple):
+class EpisodeRows(NamedTuple):
     """The rows of slices, one slice after the other."""
 
     slots: torch.Tensor
@@ -218,7 +218,7 @@ class Rows(NamedTuple):
     """Which is the last step of its slice, ``(n,)`` bool; copies that fill slices up aren't."""
 
 
-def expanded(table: Episodes, first: torch.Tensor, lengths: torch.Tensor, stride: int = 0) -> Rows:
+def expanded(table: Episodes, first: torch.Tensor, lengths: torch.Tensor, stride: int = 0) -> EpisodeRows:
     """Return the rows of slices.
 
     Args:
@@ -232,7 +232,7 @@ def expanded(table: Episodes, first: torch.Tensor, lengths: torch.Tensor, stride
     slots = torch.empty(rows, dtype=torch.int64, device="cpu")
     last = torch.empty(rows, dtype=torch.bool, device="cpu")
     table.expand(first.data_ptr(), lengths.data_ptr(), count, slots.data_ptr(), stride, last.data_ptr())
-    return Rows(slots, last)
+    return EpisodeRows(slots, last)
 
 
 def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -244,7 +244,7 @@ def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Ten
     return first, length
 
 
-class _Reader:
+class _BoundaryReader:
     """Reads the boundary columns of a storage.
 
     Args:
@@ -317,7 +317,7 @@ class _Reader:
         )
 
 
-def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
+def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _BoundaryReader:
     """Find the boundary columns of a storage.
 
     Raises:
@@ -348,7 +348,7 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _Reader:
     if storage.format.mask is not None:
         ids.append(MASK)  # rows that are no steps may have the id of those beside them
     groups = () if keys.ends else flags
-    return _Reader(storage, flags, ids, STEPS if STEPS in schema else None, groups)
+    return _BoundaryReader(storage, flags, ids, STEPS if STEPS in schema else None, groups)
 
 
 def _flag_paths(schema: Schema, ends: tuple[Path, ...]) -> list[Path]:

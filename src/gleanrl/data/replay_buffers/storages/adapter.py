@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl._state.state import StateReader
-from gleanrl.data.replay_buffers.adapters import View, view_of
+from gleanrl.data.replay_buffers.adapters import Adapter, view_of
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
 from gleanrl.data.replay_buffers.storages.indexing import is_position, steps_at
 from gleanrl.data.replay_buffers.storages.lists import collate
@@ -44,7 +44,7 @@ class _One(list[Any]):
     """One time step without its time dimension, on its way to an int."""
 
 
-class FamiliarStorage(View, Storage):
+class FamiliarStorage(Adapter, Storage):
     """Keeps records by `set` and `get`.
 
     Length, end, generations and versions are kept here, beside the records: what a user writes into such a storage by

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import Path as KeyPath
 from gleanrl._os import files as fs
@@ -33,7 +33,7 @@ class Allocator(Protocol):
     """Whether nobody else will hold a tensor of the columns' torch storages (see `columns`)."""
     shared: bool
     """Whether a forked child would write into the same memory, not into a copy of its own."""
-    lists: Sequence[Objects]
+    lists: Sequence[ObjectColumn]
     """Lists that exist already, all of them; or none, and they are made anew."""
 
     def __call__(
@@ -63,7 +63,9 @@ class GivenColumns:
 
     def __init__(self, columns: Sequence[Leaf], exclusive: bool = False, shared: bool = False) -> None:
         self.columns = [column for column in columns if isinstance(column, torch.Tensor)]
-        self.lists: Sequence[Objects] = [column for column in columns if isinstance(column, Objects)]
+        self.lists: Sequence[ObjectColumn] = [
+            column for column in columns if isinstance(column, ObjectColumn)
+        ]
         self.exclusive = exclusive
         self.shared = shared
 
@@ -91,7 +93,7 @@ class HeapAllocator:
 
     exclusive = True
     shared = False
-    lists: Sequence[Objects] = ()
+    lists: Sequence[ObjectColumn] = ()
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -134,7 +136,7 @@ class FileAllocator:
 
     exclusive = True
     shared = True
-    lists: Sequence[Objects] = ()
+    lists: Sequence[ObjectColumn] = ()
 
     def __init__(self, directory: Path | None, replace: bool = False) -> None:
         self.directory = directory

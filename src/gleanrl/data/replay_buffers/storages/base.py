@@ -29,7 +29,7 @@ from gleanrl.data.replay_buffers.checkpointers.base import (
     with_tensors,
 )
 from gleanrl.data.replay_buffers.checkpointers.hooks import check_load_hook, save_form
-from gleanrl.data.replay_buffers.storages.copy_on_write import Moment, preserve
+from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, preserve
 from gleanrl.data.replay_buffers.storages.indexing import is_position, ranges_of, steps_at
 from gleanrl.data.replay_buffers.storages.slots import Slots, announce, living
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, Copying, StorageState
@@ -298,7 +298,7 @@ class Storage(Direct, Stateful[StorageState]):
         """Return what makes a batch of fetched records by a user's function."""
         return collate_fn
 
-    moments: tuple[weakref.ref[Moment], ...] = ()
+    moments: tuple[weakref.ref[CowSnapshot], ...] = ()
     """What it held at moments that are being saved; these copy what a write is about to change."""
 
     def preserve_next(self, num_steps: int) -> None:

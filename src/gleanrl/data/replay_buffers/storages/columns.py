@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from gleanrl._arrays.allocate import BufferPool
-from gleanrl._arrays.devices import InTurn
+from gleanrl._arrays.devices import StreamOrder
 from gleanrl._arrays.dlpack import EXCHANGE
 from gleanrl._arrays.native import Columns as NativeColumns
 from gleanrl._arrays.native import TensorColumns
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.sample_tensors import Made, maker
 from gleanrl._arrays.schema import Field, Schema, numpy_twin, numpy_view
 from gleanrl._arrays.tensordicts import Path
@@ -35,7 +35,7 @@ from gleanrl.data.replay_buffers.storages.record_format import in_memory
 from gleanrl.errors import SchemaError, UnsupportedError
 
 
-class Source(NamedTuple):
+class ColumnSource(NamedTuple):
     """Where a leaf is read: a column, at the rows of one of the index arrays that a fetch is made with."""
 
     column: int
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     """Which index array; 0 for the slots themselves."""
 
 
-Sources: TypeAlias = tuple[Source, ...]
+Sources: TypeAlias = tuple[ColumnSource, ...]
 
 
 class StoredSchema:
@@ -62,9 +62,9 @@ class StoredSchema:
         SchemaError: columns aren't numbered from 0 without a gap, or one isn't read at the slots by any leaf.
     """
 
-    def __init__(self, schema: Schema, sources: Sequence[Source] | None = None) -> None:
+    def __init__(self, schema: Schema, sources: Sequence[ColumnSource] | None = None) -> None:
         self.schema = schema
-        own = tuple(Source(position) for position in range(len(schema)))
+        own = tuple(ColumnSource(position) for position in range(len(schema)))
         self.sources: Sources = own if sources is None else tuple(sources)
         self.is_plain = self.sources == own
         """Whether there is a column for each leaf, in the same order."""
@@ -149,7 +149,7 @@ class ColumnStore(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Say that the columns are about to be used past the calls below: see `InTurn`."""
+        """Say that the columns are about to be used past the calls below: see `StreamOrder`."""
 
     def fits(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
         """Return whether `leaves` are known to be ``[*lead, *field]`` of the fields' dtypes, and what `ready` returns.
@@ -222,7 +222,7 @@ class DeviceColumns(ColumnStore):
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
         self.device = columns[0].device
-        self._in_turn = InTurn(self.device)
+        self._in_turn = StreamOrder(self.device)
 
     def begin(self) -> None:
         """Come after what was asked for before."""
@@ -267,7 +267,7 @@ class DeviceColumns(ColumnStore):
         self.begin()
         where = [index.to(self.device) for index in indices]
         if wanted is None:
-            wanted = tuple(Source(number) for number in range(len(self.columns)))
+            wanted = tuple(ColumnSource(number) for number in range(len(self.columns)))
         found = [(self.columns[column], where[array]) for column, array in wanted]
         return [_indexable(column).index_select(0, rows).view(column.dtype) for column, rows in found]
 
@@ -302,7 +302,7 @@ class NoColumns(ColumnStore):
 
 def plain(leaf: Leaf, device: torch.device) -> Leaf:
     """Return `leaf` on `device`, contiguous, with lazy conjugations and negations carried out."""
-    if isinstance(leaf, Objects):
+    if isinstance(leaf, ObjectColumn):
         return leaf.on(device)
     return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()
 
@@ -330,7 +330,7 @@ _MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # 
 _address = torch.Tensor.data_ptr
 
 
-class Plan(NamedTuple):
+class CopyPlan(NamedTuple):
     """How a batch is fetched."""
 
     make: Callable[[], Made]
@@ -350,7 +350,7 @@ class HostColumns(ColumnStore):
         self._lazy = [
             dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
         ]
-        self._plans: dict[tuple[int, Sources | None], Plan] = {}
+        self._plans: dict[tuple[int, Sources | None], CopyPlan] = {}
         self._pool = BufferPool()
 
     def begin(self) -> None:
@@ -410,14 +410,14 @@ class HostColumns(ColumnStore):
                 addresses[position] = leaves[position].data_ptr()
         return addresses
 
-    def _plan(self, count: int, wanted: Sources | None) -> Plan:
+    def _plan(self, count: int, wanted: Sources | None) -> CopyPlan:
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         fields = self.fields if wanted is None else [self.fields[source.column] for source in wanted]
         make = maker([((count, *field.shape), field.dtype) for field in fields], self._pool)
         columns = None if wanted is None else [source.column for source in wanted]
         read = [source.array for source in wanted or ()]
-        plan = Plan(make, columns, read if any(read) else None)
+        plan = CopyPlan(make, columns, read if any(read) else None)
         self._plans[count, wanted] = plan
         return plan
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gleanrl._checkpoint.row_segments import Array, Layout, Source, bytes_of, rows_at, rows_of
+from gleanrl._checkpoint.row_segments import Array, SavedRows, SegmentLayout, bytes_of, rows_at, rows_of
 from gleanrl._os.clock import sleep
 from gleanrl._os.hugepages import mapped
 from gleanrl._os.interrupts import renew_in_child
@@ -39,8 +39,8 @@ class Mark(NamedTuple):
 
 
 def preserve(
-    moments: tuple[weakref.ref[Moment], ...], ranges: list[tuple[int, int]], size: int
-) -> tuple[weakref.ref[Moment], ...]:
+    moments: tuple[weakref.ref[CowSnapshot], ...], ranges: list[tuple[int, int]], size: int
+) -> tuple[weakref.ref[CowSnapshot], ...]:
     """Let moments that are being saved copy slots that are about to change, and return those that aren't saved yet.
 
     Args:
@@ -56,7 +56,7 @@ def preserve(
     return tuple(moment for moment, found in living if found.open)
 
 
-class Moment(Source):
+class CowSnapshot(SavedRows):
     """The rows of a storage at one moment.
 
     Made under the lock of the storage's buffer. From then on the storage calls `before` ahead of each write, under that
@@ -84,7 +84,7 @@ class Moment(Source):
         reading: Callable[[], None],
     ) -> None:
         fields = [(column.dtype, tuple(column.shape[1:])) for column in columns]
-        super().__init__(Layout.fitting(fields, rows, columns[0].shape[0]))
+        super().__init__(SegmentLayout.fitting(fields, rows, columns[0].shape[0]))
         self._columns, self._reading = columns, reading
         self.first = start // self.layout.step  # a ring writer comes there first
         self._earlier = earlier

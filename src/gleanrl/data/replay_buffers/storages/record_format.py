@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
 
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import Schema, has_memory
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key
 from gleanrl.data.trajectories import MASK
@@ -90,7 +90,7 @@ class RecordFormat(ABC):
 
 def check_storable(leaf: Leaf, path: Path, where: str) -> None:
     """Raise `SchemaError` unless `leaf` is a list, or dense, with data in memory, and one number to an element."""
-    if isinstance(leaf, Objects):
+    if isinstance(leaf, ObjectColumn):
         return
     if leaf.is_meta:
         found, advice = "a meta tensor, which holds no data", "make it on a real device"

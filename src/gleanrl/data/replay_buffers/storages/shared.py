@@ -15,7 +15,11 @@ from gleanrl.data.replay_buffers.change_log import Version
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.record_formats import format_from_state
-from gleanrl.data.replay_buffers.storages.shared_segment import Books, Segment, SegmentAllocator
+from gleanrl.data.replay_buffers.storages.shared_segment import (
+    SegmentAllocator,
+    SharedMetadata,
+    StorageSegment,
+)
 from gleanrl.data.replay_buffers.storages.slots import Generations
 from gleanrl.data.replay_buffers.storages.snapshots import Records, StorageState
 from gleanrl.data.replay_buffers.storages.table import Table
@@ -24,17 +28,17 @@ from gleanrl.errors import SchemaError, UnsupportedError
 
 
 class SharedTensorStorage(LazyTensorStorage):
-    """What a storage becomes that is shared (see `share`); records, books and log are in a `Segment`.
+    """What a storage becomes that is shared (see `share`); records, books and log are in a `StorageSegment`.
 
     Under the lock of its buffer a storage of this process is like any other. `pull` brings it in step with the
     segment when the lock is taken; each change is all or nothing for the other processes, whatever becomes of this one.
     """
 
-    _segment: Segment
+    _segment: StorageSegment
     _alone = False
 
     @property
-    def segment(self) -> Segment:
+    def segment(self) -> StorageSegment:
         """The memory that is shared, as a storage sees it."""
         return self._segment
 
@@ -48,7 +52,7 @@ class SharedTensorStorage(LazyTensorStorage):
         with self.guard():
             return self._segment.next_copy()
 
-    def use_segment(self, segment: Segment) -> None:
+    def use_segment(self, segment: StorageSegment) -> None:
         """Be a storage of the records in a segment."""
         self._segment, self.change_log = segment, segment.log
         self._table = self._pieces = self.find_seams = None
@@ -106,7 +110,9 @@ class SharedTensorStorage(LazyTensorStorage):
             change()
         finally:
             if done():
-                self._segment.commit(Books(self.num_steps, self._end, self._rows_written, int(self.ordered)))
+                self._segment.commit(
+                    SharedMetadata(self.num_steps, self._end, self._rows_written, int(self.ordered))
+                )
 
     # Changes
 
@@ -212,7 +218,7 @@ def share(storage: Storage) -> SharedTensorStorage:
     if isinstance(storage, LazyMemmapStorage):
         folder = storage.scratch_dir or files.temporary_place()
         files.make_dir(folder)
-    kind, before, segment = type(storage), dict(storage.__dict__), Segment(folder)
+    kind, before, segment = type(storage), dict(storage.__dict__), StorageSegment(folder)
     held = storage.snapshot() if storage.initialized else None
     shared = _opened(storage, segment)
     try:
@@ -234,7 +240,7 @@ def is_shareable(storage: Storage) -> TypeGuard[TensorStorage]:
     return isinstance(storage, kinds) and type(storage) in kinds and storage.device.type == "cpu"
 
 
-def _opened(storage: Any, segment: Segment) -> SharedTensorStorage:
+def _opened(storage: Any, segment: StorageSegment) -> SharedTensorStorage:
     storage.__class__ = SharedTensorStorage
     shared: SharedTensorStorage = storage
     shared.use_segment(segment)
@@ -242,6 +248,6 @@ def _opened(storage: Any, segment: Segment) -> SharedTensorStorage:
 
 
 def _attached(
-    kind: type[SharedTensorStorage], segment: Segment, max_size: int, ndim: int
+    kind: type[SharedTensorStorage], segment: StorageSegment, max_size: int, ndim: int
 ) -> SharedTensorStorage:
     return _opened(LazyTensorStorage(max_size, ndim=ndim), segment)

@@ -41,7 +41,7 @@ _CHANGING = 2
 _PIECE = Field(torch.Size(()), torch.int64)  # the last column, which isn't one of the records'
 
 
-class Books(NamedTuple):
+class SharedMetadata(NamedTuple):
     """What a storage knows of its records, beside the records."""
 
     num_steps: int
@@ -50,7 +50,7 @@ class Books(NamedTuple):
     ordered: int
 
 
-class Segment:
+class StorageSegment:
     """Shared memory of one storage. Whoever calls it holds its lock, but for the log's version and the columns.
 
     A copy, by pickle say, is of the same memory; it has to be made while the process of the original lives.
@@ -63,7 +63,7 @@ class Segment:
         self.memory = SharedMemory(_HEAD_BYTES, folder)
         self._meet()
         self.log.renew()
-        self.commit(Books(0, 0, 0, 1))
+        self.commit(SharedMetadata(0, 0, 0, 1))
 
     def _meet(self) -> None:
         words = np.frombuffer(self.memory.map, np.int64, _WORDS + 4 * _RUNS)
@@ -169,10 +169,10 @@ class Segment:
         """Whether a change has begun and not ended."""
         return bool(self._head[_STATE] & _CHANGING)
 
-    def books(self) -> Books:
+    def books(self) -> SharedMetadata:
         """Return the books that count."""
         start = _BOOKS[int(self._head[_STATE]) & 1]
-        return Books(*self._head[start : start + 4].tolist())
+        return SharedMetadata(*self._head[start : start + 4].tolist())
 
     def begin(self, slots: torch.Tensor | None) -> None:
         """Begin a change that will overwrite the records in `slots`, ``(n,)`` int64, each once; None for none."""
@@ -187,7 +187,7 @@ class Segment:
         self._head[_STATE] |= _CHANGING
         fault_points.point("segment.begun")
 
-    def commit(self, books: Books) -> None:
+    def commit(self, books: SharedMetadata) -> None:
         """End a change: other books count from now on."""
         fault_points.point("segment.commit")
         other = (int(self._head[_STATE]) & 1) ^ 1
@@ -217,7 +217,7 @@ class SegmentAllocator:
     shared = False  # a forked child writes them as its parent does
     lists: Sequence[Any] = ()
 
-    def __init__(self, segment: Segment, schema: Any) -> None:
+    def __init__(self, segment: StorageSegment, schema: Any) -> None:
         self._segment, self._schema = segment, schema
 
     def __call__(

@@ -22,7 +22,7 @@ from gleanrl._os.interrupts import to_the_end
 from gleanrl._util import positive
 from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Version, Versioned
 from gleanrl.data.replay_buffers.component_base import Part, taken
-from gleanrl.data.replay_buffers.lock import Gate
+from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.storages.allocators import zeroed
 from gleanrl.data.replay_buffers.storages.indexing import slots_at
 from gleanrl.errors import (
@@ -118,7 +118,7 @@ class Access(Part, ABC):
         if others:
             raise taken(name, self, others[0])
 
-    def join_buffer(self, owner: Any, gate: Gate) -> None:
+    def join_buffer(self, owner: Any, gate: BufferLock) -> None:
         """Be used by `owner`, a buffer with that gate, which is the one of the others."""
         users = [buffer for buffer in living(self._users) if buffer is not owner]
         self._users = tuple(weakref.ref(buffer) for buffer in (*users, owner))

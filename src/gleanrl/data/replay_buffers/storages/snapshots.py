@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import numpy_dtype, numpy_view
 from gleanrl._checkpoint.row_segments import Fresh
 from gleanrl._state.state import StateReader
 from gleanrl.data.replay_buffers.change_log import Version, version_from, version_state
-from gleanrl.data.replay_buffers.storages.copy_on_write import Moment
+from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.record_formats import check_all_storable, format_from_state
 from gleanrl.data.replay_buffers.storages.slots import Slots
@@ -297,7 +297,7 @@ class Records:
         columns: list[Leaf] = []
         for column in self.columns:
             order = torch.arange(column.shape[0], device="cpu").roll(-rows)
-            columns.append(column.take(order) if isinstance(column, Objects) else column.roll(-rows, 0))
+            columns.append(column.take(order) if isinstance(column, ObjectColumn) else column.roll(-rows, 0))
         return replace(self, columns=columns, there=False, identity=None)
 
     def into(self, table: Table) -> Records:
@@ -312,7 +312,7 @@ class LiveRecords:
     """Records that are copied when they are saved, or written on: a moment, the generations first."""
 
     form: RecordFormat
-    moment: Moment
+    moment: CowSnapshot
 
 
 def layout_fields(form: RecordFormat) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
@@ -356,7 +356,7 @@ def read_records(
             shape = torch.Size((state.rows, *field.row_shape))
             if len(column) != shape.numel():
                 raise reader.wrong("columns", f"lists of {shape.numel()} objects")
-            leaves.append(Objects.of(copy.deepcopy(column), shape, field.blank))
+            leaves.append(ObjectColumn.of(copy.deepcopy(column), shape, field.blank))
         elif field.is_list or not isinstance(column, torch.Tensor):
             raise reader.wrong("columns", "tensors, and lists of objects")
         else:
@@ -392,8 +392,8 @@ class RecordsCopy(ContentCopy):
 
 
 def _empty(rows: int, like: Leaf) -> Leaf:
-    if isinstance(like, Objects):
-        return Objects.blanks((rows, *like.shape[1:]), like.blank)
+    if isinstance(like, ObjectColumn):
+        return ObjectColumn.blanks((rows, *like.shape[1:]), like.blank)
     if not like.is_cpu:
         return torch.empty(rows, *like.shape[1:], dtype=like.dtype, device=like.device)
     array: np.ndarray[Any, Any] = np.empty((rows, *like.shape[1:]), numpy_dtype(like.dtype))
@@ -401,8 +401,8 @@ def _empty(rows: int, like: Leaf) -> Leaf:
 
 
 def _first(column: Leaf, rows: int) -> Leaf:
-    if isinstance(column, Objects):
-        return Objects.of(copy.deepcopy(column[:rows].items()), column[:rows].shape, column.blank)
+    if isinstance(column, ObjectColumn):
+        return ObjectColumn.of(copy.deepcopy(column[:rows].items()), column[:rows].shape, column.blank)
     if rows == column.shape[0]:
         return column
     if not column.is_cpu:

@@ -8,12 +8,17 @@ from typing import Any
 
 import torch
 
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import new_column
 from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl._os.interrupts import renew_in_child
 from gleanrl.data.replay_buffers.storages.allocators import Allocator, GivenColumns
-from gleanrl.data.replay_buffers.storages.columns import ParentsColumns, Source, StoredSchema, column_store
+from gleanrl.data.replay_buffers.storages.columns import (
+    ColumnSource,
+    ParentsColumns,
+    StoredSchema,
+    column_store,
+)
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.seams import Seams
 from gleanrl.data.trajectories import take_rows
@@ -49,7 +54,7 @@ class Table:
         self.columns = column_store([field for _, field in dense], columns, allocate.exclusive, num_rows)
         self.device = columns[0].device if columns else device
         """Where the columns are, with its number: ``cuda:0``."""
-        self.lists: dict[Path, Objects] = dict(
+        self.lists: dict[Path, ObjectColumn] = dict(
             zip(
                 form.schema.lists,
                 allocate.lists or [new_column((num_rows,), form.schema[path]) for path in form.schema.lists],
@@ -136,7 +141,7 @@ class Table:
         if not self.lists:
             return self.columns.ready(stored)
         dense = iter(self.columns.ready([leaf for leaf in stored if isinstance(leaf, torch.Tensor)]))
-        return [leaf.on(self.device) if isinstance(leaf, Objects) else next(dense) for leaf in stored]
+        return [leaf.on(self.device) if isinstance(leaf, ObjectColumn) else next(dense) for leaf in stored]
 
     def write(self, rows: list[Leaf], skipped: int, start: int, count: int) -> None:
         """Copy ready rows, those from `skipped` on, to `count` rows from `start` on, around the end."""
@@ -162,7 +167,7 @@ class Table:
     def _parted(self, rows: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         """Return those of ready rows that go into columns, and into lists."""
         dense = [leaf for leaf in rows if isinstance(leaf, torch.Tensor)]
-        return dense, [leaf for leaf in rows if isinstance(leaf, Objects)]
+        return dense, [leaf for leaf in rows if isinstance(leaf, ObjectColumn)]
 
     def pick(self, rows: list[Leaf], positions: torch.Tensor) -> list[Leaf]:
         """Return some of ready rows, by their positions, ``(n,)`` int64."""
@@ -189,7 +194,7 @@ class Table:
     ) -> tuple[RecordFormat, list[Leaf]]:
         form = self.form if paths is None else self.form.narrow(paths)
         wanted = tuple(
-            Source(self._number(path), self.stored.sources[self.form.schema.index(path)].array)
+            ColumnSource(self._number(path), self.stored.sources[self.form.schema.index(path)].array)
             for path in form.schema.paths
             if path not in self.lists
         )

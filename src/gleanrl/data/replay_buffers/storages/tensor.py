@@ -22,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl._arrays.devices import device_of, usable_device
-from gleanrl._arrays.ragged import Leaf, Objects
+from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.results import Placement, new_tuple
 from gleanrl._arrays.schema import allocate
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key
@@ -39,7 +39,7 @@ from gleanrl.data.replay_buffers.storages.allocators import (
 )
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
 from gleanrl.data.replay_buffers.storages.columns import apart, plain
-from gleanrl.data.replay_buffers.storages.copy_on_write import Mark, Moment
+from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, Mark
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
 from gleanrl.data.replay_buffers.storages.record_formats import (
@@ -205,7 +205,7 @@ class TabledStorage(Storage):
         }
         columns = [self.generations.of_all(), *table.all]
         start = self.end * self.rows_per_step
-        moment = Moment(columns, len(self), start, {} if lent.alive else earlier, table.columns.begin)
+        moment = CowSnapshot(columns, len(self), start, {} if lent.alive else earlier, table.columns.begin)
         self._mark(moment.identity)
         self.moments = (*self.moments, weakref.ref(moment))
         return LiveRecords(table.form, moment), 0
@@ -292,7 +292,9 @@ class TabledStorage(Storage):
             return {}
         if isinstance(content, LiveRecords):
             return {"format": content.form.state(), "columns": content.moment}
-        columns = [column.items() if isinstance(column, Objects) else column for column in content.columns]
+        columns = [
+            column.items() if isinstance(column, ObjectColumn) else column for column in content.columns
+        ]
         return {"format": content.form.state(), "columns": columns}
 
     def _parse_content(self, reader: StateReader, state: StorageState) -> Records | None:
@@ -435,7 +437,7 @@ class TensorStorage(TabledStorage):
         place = device_of(leaves) if device == "auto" else usable_device(device)
         rows = [leaf.detach().to(place).contiguous() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
-        lists = [objects.on(place) for objects in leaves if isinstance(objects, Objects)]
+        lists = [objects.on(place) for objects in leaves if isinstance(objects, ObjectColumn)]
         flat = [objects.reshape(lead.numel(), *objects.shape[ndim:]) for objects in lists]
         self._wrap(form, lead, GivenColumns([*apart(columns), *flat]), place)
 

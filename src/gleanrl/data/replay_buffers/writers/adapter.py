@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gleanrl._arrays.results import Placement, Selection
-from gleanrl.data.replay_buffers.adapters import Saved, View, view_of
+from gleanrl.data.replay_buffers.adapters import Adapter, SavedAttributes, view_of
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.snapshots import StorageState
@@ -21,7 +21,7 @@ def as_writer(writer: Any) -> Any:
     return view_of(writer, Writer, FamiliarWriter, _METHODS, _NEEDED)
 
 
-class FamiliarWriter(View, Writer):
+class FamiliarWriter(Adapter, Writer):
     """Writes by `add` and `extend`, which call the storage's `set` by themselves and return the index."""
 
     __slots__ = ()
@@ -78,7 +78,7 @@ class FamiliarWriter(View, Writer):
 
     def adopt(self, value: Any) -> None:
         """Go on from a value."""
-        if isinstance(value, Saved):
+        if isinstance(value, SavedAttributes):
             self.restore(value)
         else:
             super().adopt(value)
