@@ -23,6 +23,8 @@ from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, SchemaError, WorkerError
 
+# The former package of this name: `compat.paths` finds its modules below this one.
+__path__: list[str] = []
 _KIND = "Checkpoint"
 Change = Callable[[], Any]
 

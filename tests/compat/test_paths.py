@@ -10,6 +10,8 @@ import pytest
 
 import gleanrl
 from gleanrl import compat
+from gleanrl._state.attribute_kinds import present_name
+from gleanrl.compat.moved import MOVED, RENAMED
 
 
 def test_installing_twice_makes_one_finder():
@@ -37,3 +39,36 @@ def test_asking_for_a_module_that_is_not_served_finds_none():
 def test_packages_can_be_walked():
     names = [module.name for module in pkgutil.walk_packages(gleanrl.__path__, "gleanrl.")]
     assert "gleanrl.envs.utils" in names and len(names) == len(set(names))
+
+
+@pytest.mark.slow
+def test_modules_at_old_paths_have_the_names_of_the_new_ones():
+    for old, new in MOVED.items():
+        if new == "gleanrl._takeover.child":  # its import replaces torchrl
+            continue
+        assert importlib.import_module(old).__name__ == old
+        for name, value in vars(importlib.import_module(new)).items():
+            if not name.startswith("__"):
+                assert getattr(importlib.import_module(old), name) is value
+
+
+def test_renamed_classes_are_found_by_their_old_names_at_old_paths():
+    for old, new in RENAMED.items():
+        module, _, name = old.rpartition(".")
+        if module in MOVED:
+            assert getattr(importlib.import_module(module), name).__name__ == new
+
+
+@pytest.mark.parametrize(
+    ("saved", "present"),
+    [
+        ("gleanrl.state.Stateful", "gleanrl._state.state.Stateful"),
+        ("gleanrl.layout.Layout", "gleanrl._arrays.tensordicts.TensorDictBuilder"),
+        ("gleanrl.envs.memory.f.<locals>.Inner", "gleanrl.envs.simulator_state.f.<locals>.Inner"),
+        ("gleanrl.envs.libs.gym.GymEnv", "gleanrl.envs.libs.gym.GymEnv"),
+        ("partial gleanrl.tree.as_key", "partial gleanrl._arrays.tensordicts.as_key"),
+        ("theirs.gleanrl_like.Layout", "theirs.gleanrl_like.Layout"),
+    ],
+)
+def test_states_name_classes_by_old_or_new_paths(saved, present):
+    assert present_name(saved) == present
