@@ -182,3 +182,26 @@ def test_what_it_may_not_forget():
 def test_the_suite_says_what_it_leaves_out():
     report = check_storage(lambda: Shelf(8))
     assert "by itself" in report.skipped["refusal"] and "ring" in report.passed
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
+def test_a_storage_that_overrides_empty_is_loaded(kind):
+    class Counting(kind):
+        emptied = 0
+
+        def _empty(self):
+            self.emptied += 1
+            super()._empty()
+
+    def made():
+        return ReplayBuffer(storage=Counting(8), batch_size=2)
+
+    one, other = made(), made()
+    for rb in (one, other):
+        rb.extend([1, 2, 3] if kind is ListStorage else TensorDict({"a": torch.arange(3.0)}, [3]))
+    one.extend([4, 5] if kind is ListStorage else TensorDict({"a": torch.arange(2.0)}, [2]))
+    other.load_state_dict(one.state_dict())
+    assert len(other) == 5 and str(other[:]) == str(one[:])
+    emptied = other.storage.emptied
+    other.empty()
+    assert len(other) == 0 and other.storage.emptied == emptied + 1

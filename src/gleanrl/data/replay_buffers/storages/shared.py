@@ -66,7 +66,7 @@ class SharedTensorStorage(LazyTensorStorage):
         self._see_pieces()
         return self._pieces
 
-    def _forget(self) -> None:
+    def _forget_pieces(self) -> None:
         self._segment.number_pieces(False)
         self._pieces = None
 

@@ -173,11 +173,14 @@ class TabledStorage(Storage):
         return super()._seam_slots() if pieces is None else seam_slots(pieces, self.num_steps, self.end)
 
     def _number_as_saved(self, value: StorageState) -> None:
-        self._forget()
+        self._forget_pieces()
         if value.seams.numel():
             numbered(value.seams, self._new_pieces(), value.num_steps, value.end)
 
     def _forget(self) -> None:
+        self._forget_pieces()
+
+    def _forget_pieces(self) -> None:
         self._pieces = None
 
     # State
