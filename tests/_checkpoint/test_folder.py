@@ -415,7 +415,7 @@ import os, sys
 from pathlib import Path
 import torch
 from gleanrl._checkpoint.folder import Folder
-from gleanrl._os import faults
+from gleanrl._os import fault_points as faults
 from gleanrl._os.fault_points import At
 from gleanrl._os.threads import for_each
 
