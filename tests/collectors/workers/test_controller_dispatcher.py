@@ -13,6 +13,7 @@ import pytest
 from tensordict import TensorDictBase
 
 from gleanrl._process.worker import Timeouts
+from gleanrl.collectors.workers.shared_counters import SERVED
 from gleanrl.errors import ClosedError, WorkerCrashedError, WorkerError, WorkerTimeoutError
 from tests.chaos.faults import Fault
 from tests.chaos.oracle import Record, Tally, makers
@@ -188,3 +189,21 @@ def test_a_stopped_worker_is_replaced_and_never_heard_of_again(kind: str) -> Non
             batch = collector.next()
             found = batch["collector", "traj_ids"][batch["observation"][..., 0] == 100]
             assert not len(found) or int(found.min()) > max((name for name in names if name % 2), default=-1)
+
+
+def test_the_error_of_a_failed_share_comes_before_later_shares(tmp_path: Path) -> None:
+    fault = Fault("raise", "within a batch", tmp_path / "token", os.getpid(), 6)
+    with collecting("sync", makers(2, fault=fault)) as collector:
+        collector.next()
+        source, worker = collector._crew, 1
+        controller = source.dispatcher
+        source._grant_missing([worker])
+        while controller.under_way(worker) and not controller.words[worker].words[SERVED] > 1:
+            os.sched_yield()
+        assert not controller.ready(worker) and controller.raises(worker)
+        source._grant_missing([worker])
+        assert not controller.under_way(worker)
+        with pytest.raises(FakeFailure):
+            controller.wait()
+        assert not controller.raises(worker)
+        collector.next()

@@ -110,6 +110,7 @@ class WorkerController:
         self.blocks: list[Block] = []
         self.parts: list[list[Block]] = []
         self._answers: dict[int, WorkerAnswer | None] = {}  # to requests that somebody waits for
+        self._raising: set[int] = set()  # workers whose failed share was seen before its error
         self._listed: list[dict[int, int]] = [{} for _ in range(count)]  # whose lists are there, by slot
         self._crew = WorkerPool(
             team.makers, WorkerPlan(team.timeouts, team.num_threads, PRELOAD, self._where)
@@ -201,7 +202,7 @@ class WorkerController:
         """
         self._sweep(worker)
         number, words = self.now.taken[worker], self.words[worker]
-        if words.words[SERVED] <= number or self.now.unwanted[worker]:
+        if words.words[SERVED] <= number or self.now.unwanted[worker] or self.raises(worker):
             return False
         if words.is_short(number):
             made, granted = words.share(number).num_steps, words.granted_steps(number)
@@ -217,6 +218,15 @@ class WorkerController:
             self.discard(worker, "interrupted")  # which has swallowed the lists
         return False
 
+    def raises(self, worker: int) -> bool:
+        """Return whether the error of a failed share is on its way: it comes before any later share.
+
+        A share's end is seen in shared memory, before the answer that has the error.
+        """
+        if worker in self._raising and not self._crew.signals_due(worker):  # an interrupt has swallowed it
+            self._raising.discard(worker)
+        return worker in self._raising
+
     def _slot(self, number: int) -> int:
         return number % len(self.blocks)
 
@@ -226,6 +236,8 @@ class WorkerController:
         while (number := self.now.taken[worker]) < words.words[SERVED]:
             if not (self.now.unwanted[worker] or words.has_failed(number)):
                 return
+            if not self.now.unwanted[worker]:
+                self._raising.add(worker)
             self.now = self.now.without(worker, words.share(number))
         # What an unwanted share raised arrives with its answer: it's unwanted until then.
         if self.now.unwanted[worker] and not self.under_way(worker) and not self._crew.signals_due(worker):
@@ -335,6 +347,7 @@ class WorkerController:
         """Raise what a worker raised while it collected, if its share is wanted."""
         unwanted = self.now.unwanted[worker]
         self._sweep(worker)
+        self._raising.discard(worker)
         if not unwanted:
             raise error
 
@@ -348,6 +361,7 @@ class WorkerController:
 
     def _lost(self, worker: int, error: BaseException) -> None:
         """Count what a lost worker had under way; raise, unless another one is to take its place."""
+        self._raising.discard(worker)
         if not self.is_down(worker):
             self._sweep(worker)
             made, now = self._frames_made(worker), self.now

@@ -134,7 +134,8 @@ class SynchronousSource(CrewSource):
         """Grant a share to those workers that have none."""
         assert self._plan is not None
         for worker in missing:
-            if not self.dispatcher.under_way(worker) and not self.dispatcher.is_down(worker):
+            free = not self.dispatcher.under_way(worker) and not self.dispatcher.raises(worker)
+            if free and not self.dispatcher.is_down(worker):
                 self.dispatcher.grant(worker, self._plan.wanted[worker])
 
     def _end_the_others(self, wanted: Iterable[int], ready: int) -> None:
