@@ -15,13 +15,16 @@ PATIENT = {
 }
 
 
-@pytest.fixture(scope="session")
-def apart(ray_session):
-    """Two nodes whose batches of 20 frames come one by one, endlessly, one's lent; lost ones are made anew."""
+def two_nodes(ray_session):
+    """Yield a collector of two nodes: batches of 20 frames from one node each, endlessly; lost nodes are restarted."""
     collector = HalfLent(environments(2), Says(), frames_per_batch=20, on_worker_error="restart", **PATIENT)
     yield collector
     collector.shutdown()
     assert ray_session.is_initialized()
+
+
+apart = pytest.fixture(two_nodes, scope="session", name="apart")
+growing = pytest.fixture(two_nodes, name="growing")  # for the test that adds nodes
 
 
 @pytest.fixture(scope="session")

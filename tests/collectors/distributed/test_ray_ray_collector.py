@@ -57,19 +57,21 @@ def test_a_node_that_nobody_has_a_place_for(ray_session):
         )
 
 
-def test_nodes_can_be_added(apart):
-    assert "num_collectors=2" in repr(apart) and apart.num_workers == 2 == len(apart.remote_collectors())
+def test_nodes_can_be_added(growing):
+    assert "num_collectors=2" in repr(growing) and growing.num_workers == 2 == len(
+        growing.remote_collectors()
+    )
     with pytest.raises(UnsupportedError, match="one policy"):
-        apart.add_collectors(environments(1), policy=Says())
-    names = {name for batch in (apart.next(), apart.next()) for *_, name in rows([batch]).popitem()[1]}
-    apart.add_collectors([environments(3)[2]])
-    assert apart.num_workers == 3
+        growing.add_collectors(environments(1), policy=Says())
+    names = {name for batch in (growing.next(), growing.next()) for *_, name in rows([batch]).popitem()[1]}
+    growing.add_collectors([environments(3)[2]])
+    assert growing.num_workers == 3
     batches: list = []
     while 2 not in rows(batches):
-        batches.append(apart.next())
+        batches.append(growing.next())
     check_rows(batches)
     assert min(name for *_, name in rows(batches)[2]) >= 2**40 > max(names)
-    assert apart.local_policy() is apart.policy
+    assert growing.local_policy() is growing.policy
 
 
 def test_shares_that_cannot_grow(together):
