@@ -47,7 +47,7 @@ def test_mutated_checkpoints_are_refused_or_loaded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     print(f"{mutations} mutations, {flips} flips in {time.monotonic() - begin:.0f} s: {found}")
-    assert not found["wrong"], found["wrong"]
+    assert not found["wrong"], (found["wrong"], done.stderr[-3000:])
     assert sum(found["outcomes"].values()) == mutations + flips
     assert {key for key in found["outcomes"] if key.startswith("flip")} == {
         "flip_a_bit: CorruptCheckpointError"
