@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,9 +30,15 @@ ROWS = [
 
 def present_module(old: str) -> str:
     """Return where the classes of a module of the old layout are."""
+    return moved().get(f"gleanrl.{old}", f"gleanrl.{old}")
+
+
+@cache
+def moved() -> dict[str, str]:
+    """Return the new module of each module that has moved."""
     namespace: dict[str, dict[str, str]] = {}
     exec(MOVED.read_text(), namespace)
-    return namespace["MOVED"].get(f"gleanrl.{old}", f"gleanrl.{old}")
+    return namespace["MOVED"]
 
 
 def module_of(path: Path) -> str:

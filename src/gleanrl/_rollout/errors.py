@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,20 @@ BATCH = -1
 
 _MOST_SHOWN = 200
 """Characters of an action in an error message."""
+
+
+def error_of(check: Callable[[], object], *kinds: type[Exception]) -> Any:
+    """Return the error of one of these kinds that a check raises; None if it raises none, or another one.
+
+    For checks after another error, which matters more: a check may fail on a block that isn't whole.
+    """
+    try:
+        check()
+    except kinds as found:
+        return found
+    except Exception:
+        return None
+    return None
 
 
 class StepFault(Portable):

@@ -19,7 +19,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from tensordict.nn.probabilistic import interaction_type
 
 from gleanrl._arrays.block import Block
-from gleanrl._rollout.errors import StepFault
+from gleanrl._rollout.errors import StepFault, error_of
 from gleanrl._rollout.protocol import Actor, Stepper
 from gleanrl.errors import PolicyError, WorkerError
 
@@ -75,7 +75,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
     except StepFault as fault:
         # The step before a failed reset is whole.
         block.num_whole = max(t, fault.t) + (fault.during == "reset")
-        if (cause := _wrong_action(actor)) is not None:
+        if (cause := error_of(actor.check, PolicyError)) is not None:
             raise fault.because(cause) from cause
         raise
     except BaseException as error:
@@ -83,7 +83,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         block.num_whole = max(t, block.num_whole)
         if isinstance(error, Exception) and not isinstance(error, WorkerError):
             # An earlier action that was converted wrongly may have caused the policy's failure.
-            cause = _wrong_action(actor)
+            cause = error_of(actor.check, PolicyError)
             if cause is not None:
                 raise cause from error
         raise
@@ -91,17 +91,6 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         stepper.settle()
     actor.check()
     return count
-
-
-def _wrong_action(actor: Actor) -> PolicyError | None:
-    """Return the error for an action of the failed block that was converted wrongly; None if none is known."""
-    try:
-        actor.check()
-    except PolicyError as found:
-        return found
-    except Exception:  # the check itself may fail on a block that isn't whole: the first error matters more
-        return None
-    return None
 
 
 Result = TypeVar("Result")

@@ -117,6 +117,11 @@ def innermost(env: Any) -> Any:
     return env
 
 
+def is_placed(device: Any, policy_device: Any) -> bool:
+    """Return whether these arguments of a collector say where its policy runs."""
+    return device is not None or policy_device is not None
+
+
 @dataclass(frozen=True)
 class CollectorConfig:
     """How one process collects; it can be sent to another process.
@@ -146,7 +151,7 @@ class CollectorConfig:
     @property
     def places_policy(self) -> bool:
         """Whether it says where the policy runs."""
-        return self.device is not None or self.policy_device is not None
+        return is_placed(self.device, self.policy_device)
 
     def runs_on(self, device: Any) -> bool:
         """Return whether the policy was sent to a device."""

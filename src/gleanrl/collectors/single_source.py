@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from gleanrl._arrays.block import Block, ReusableBlock, can_keep
 from gleanrl._arrays.schema import Schema
 from gleanrl._os import clock
 from gleanrl._rollout.env_traits import is_closed, seed_env
-from gleanrl._rollout.errors import BATCH, StepFault, explain
+from gleanrl._rollout.errors import BATCH, StepFault, error_of, explain
 from gleanrl._rollout.loop import collect, exploring, with_gradients
 from gleanrl._rollout.plan import RolloutPlan
 from gleanrl._rollout.protocol import CarriedOutputs
@@ -243,13 +244,10 @@ class RolloutSource(Source, Stateful[CollectionState]):
             stepped = acted = min(error.made(self.num_envs))
             if error.during == "step":  # an action is written before its step
                 acted = error.t + 1
-        try:
-            self.columns.check(block, acted, stepped)
-        except (PolicyError, NonFiniteError) as found:
-            return found
-        except Exception:  # the check itself may fail on a block that isn't whole: `error` matters more
-            return None
-        return None
+        found: GleanError | None = error_of(
+            partial(self.columns.check, block, acted, stepped), PolicyError, NonFiniteError
+        )
+        return found
 
     @property
     def _elsewhere(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from gleanrl._util import overridden, positive
 from gleanrl.collectors.base import SourceCollector
+from gleanrl.collectors.build import is_placed
 from gleanrl.collectors.distributed.actor import NodeMaker, NodeRecipe
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.multi import (
@@ -177,7 +178,7 @@ def makers_of_nodes(
         num_lent: see `NodeMaker`.
     """
     count, fleet = len(environments), next(_fleets)
-    placed = [any(own.get(name) is not None for name in ("device", "policy_device")) for own in keywords]
+    placed = [is_placed(own.get("device"), own.get("policy_device")) for own in keywords]
     given = policies_of(*policies, placed)
     put: Callable[[Any], Any] = ray.put
     refs = {id(one): put(one) for one in given}

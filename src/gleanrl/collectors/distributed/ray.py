@@ -17,6 +17,7 @@ from gleanrl._process.ray import RayRuntime
 from gleanrl._process.worker import Timeouts
 from gleanrl._util import flag, integer, positive
 from gleanrl.collectors.base import SourceCollector, shown
+from gleanrl.collectors.build import is_placed
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.distributed.actor import NodeMaker
 from gleanrl.collectors.distributed.arguments import (
@@ -197,7 +198,7 @@ class RayCollector(SourceCollector):
             and all(one is None for one in seen)
         )
         ahead = 2 * workers + 1 if issubclass(collector, MultiaSyncDataCollector) else 2
-        moved = any(place is not None for place in (*places["device"], *places["policy_device"]))
+        moved = any(map(is_placed, places["device"], places["policy_device"]))
         self.policy = initialised(policy, _first(environments[0]))
         self._policies = self.policy, policy_factory
         self._sync = sync
