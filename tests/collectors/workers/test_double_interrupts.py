@@ -9,9 +9,8 @@ import pytest
 
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from tests.chaos.oracle import makers
-from tests.collectors.helpers import Net
 from tests.collectors.workers.crews import KINDS as KIND
-from tests.collectors.workers.test_interrupts import CALLS, KINDS, drilled, told
+from tests.collectors.workers.test_interrupts import KINDS, check_goes_on, drilled, told
 from tests.interrupts import double_interruptions
 from tests.leaks import Holdings
 
@@ -23,13 +22,7 @@ pytestmark = pytest.mark.timeout(1800)
 def test_a_collector_after_two_interrupts_delivers_whole_trajectories(
     kind: str, name: str, tmp_path: Path
 ) -> None:
-    with drilled(kind, tmp_path, policy=Net(0.5)) as subject:
-        subject.next()
-        state = subject.collector.state_dict()
-        subject.state = {key: value for key, value in state.items() if key.startswith("worker")}  # type: ignore[attr-defined]
-        for _, place in double_interruptions(lambda: subject, CALLS[name], 60):
-            with told(place):
-                subject.check()
+    check_goes_on(kind, name, tmp_path, double_interruptions, 60)
 
 
 @KINDS

@@ -115,16 +115,21 @@ CALLS: dict[str, Callable[[Subject], Any]] = {
 }
 
 
-@KINDS
-@pytest.mark.parametrize("name", CALLS)
-def test_it_goes_on(kind: str, name: str, tmp_path: Path) -> None:
-    with drilled(kind, tmp_path, policy=Net(0.5)) as subject:
+def check_goes_on(kind: str, name: str, folder: Path, interrupted: Interruptions, most: int) -> None:
+    """Interrupt a call of a collector, once or twice: later batches are whole, and every frame is counted."""
+    with drilled(kind, folder, policy=Net(0.5)) as subject:
         subject.next()
         state = subject.collector.state_dict()
         subject.state = {key: value for key, value in state.items() if key.startswith("worker")}  # type: ignore[attr-defined]
-        for _, place in interruptions(lambda: subject, CALLS[name], 70):
+        for _, place in interrupted(lambda: subject, CALLS[name], most):
             with told(place):
                 subject.check()
+
+
+@KINDS
+@pytest.mark.parametrize("name", CALLS)
+def test_it_goes_on(kind: str, name: str, tmp_path: Path) -> None:
+    check_goes_on(kind, name, tmp_path, interruptions, 70)
 
 
 @KINDS
