@@ -84,7 +84,7 @@ def children(parent: int | None = None) -> list[int]:
 def command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() or "(ended)"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between open and read
         return "(ended)"
 
 

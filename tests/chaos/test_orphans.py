@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gleanrl._os.proc import state_of
 from gleanrl.envs import GymWrapper
 from tests.chaos.drills import KINDS, SHARE, SLACK, collector_of, scaled, wait_for
 from tests.chaos.oracle import SelfCheckingEnv, makers
@@ -62,11 +63,8 @@ def marked(mark: str) -> list[int]:
 
 
 def ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for somebody to note its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    """Return whether a process is gone, or only waits for its parent to collect its exit code."""
+    return state_of(pid) in ("", "Z")
 
 
 def started(number: int, folder: Path) -> tuple[Any, str, Path]:

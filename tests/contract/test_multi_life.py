@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl._os.proc import state_of
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, aSyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import GleanError
@@ -31,12 +32,8 @@ def buffer(size: int = 10_000, **kwargs: Any) -> ReplayBuffer:
 
 
 def running(pid: int) -> bool:
-    """Whether a process lives; one that ended and wasn't waited for doesn't."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    """Return whether a process still runs; one that only waits for its parent to collect its exit code doesn't."""
+    return state_of(pid) not in ("", "Z", "X")
 
 
 @BOTH
