@@ -1,8 +1,8 @@
-"""Count the idioms that `PATTERNS` lists in docstrings, comments and pages: `python tools/lint_prose.py [FOLDER ...]`.
+"""Count idioms and long sentences in docstrings, comments and pages: `python tools/lint_prose.py [FOLDER ...]`.
 
-Prints each idiom in the given folders (with `--changed`: in folders with uncommitted changes), then the rate per 1,000
-words of each folder. Fails where a part of the repository exceeds its rate in `tools/prose.tsv`; `--record` lowers the
-rates there to the measured ones.
+Prints each idiom (`PATTERNS`) and each docstring's sentence of more than `LONG` words in the given folders (with
+`--changed`: in folders with uncommitted changes), then both rates of each folder. Fails where a part of the repository
+exceeds a rate in `tools/prose.tsv`; `--record` lowers the rates there to the measured ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +38,11 @@ IDIOM = re.compile("|".join(f"(?:{pattern})" for pattern in PATTERNS), re.IGNORE
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 COMMENT = re.compile(r"//.*$|/\*.*?\*/", re.M | re.S)
 WORD = re.compile(r"\S*\w\S*")
+LONG = 30  # words
+# In a docstring, where text begins anew without a full stop before it: an empty line, a list's item, an argument.
+BREAK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\*{0,2}\w+(?: \([^)]*\))?: ))")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"'`)]*\s+")
+DOCTEST = re.compile(r"^\s*>>>.*(?:\n(?!\s*\n).*)*", re.M)
 SUFFIXES = (".py", ".md", ".cc", ".h")
 
 
@@ -74,6 +79,26 @@ def counted(path: Path) -> tuple[int, list[str]]:
     return words, found
 
 
+def sentences(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield each sentence of a Python file's docstrings, with the line that its docstring begins at."""
+    if path.suffix == ".py":
+        for line, text in prose(path):
+            if not text.startswith("#"):
+                for piece in BREAK.split(DOCTEST.sub("", text)):
+                    yield from (
+                        (line, sentence) for sentence in SENTENCE_END.split(piece) if sentence.strip()
+                    )
+
+
+def long_ones(path: Path) -> tuple[int, list[str]]:
+    """Return the number of sentences in a file's docstrings, and the long ones as "file:line: sentence"."""
+    found = [(line, sentence.split(), len(WORD.findall(sentence))) for line, sentence in sentences(path)]
+    name = path.relative_to(ROOT)
+    return len(found), [
+        f"{name}:{line}: {n} words: {' '.join(all_[:8])} ..." for line, all_, n in found if n > LONG
+    ]
+
+
 def part_of(path: Path) -> str:
     """Return the part of the repository that a file counts in: its first folder, `docs` for pages at the top."""
     folders = path.relative_to(ROOT).parts[:-1]
@@ -97,9 +122,10 @@ def changed_folders() -> set[Path]:
     return {(ROOT / name).parent for name in names}
 
 
-def recorded() -> dict[str, float]:
+def recorded() -> dict[str, list[float]]:
+    """Return the highest rates of each part: idioms in 1,000 words, and long sentences in 100."""
     rows = [line.split("\t") for line in RATES.read_text().splitlines() if not line.startswith("#")]
-    return {part: float(rate) for part, rate in rows}
+    return {part: [float(rate) for rate in rates] for part, *rates in rows}
 
 
 def rounded_up(rate: float) -> float:
@@ -115,31 +141,43 @@ def main() -> None:
     shown = {folder.resolve() for folder in options.folders} | (
         changed_folders() if options.changed else set()
     )
-    words: Counter[str] = Counter()
-    idioms: Counter[str] = Counter()
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for path in files():
-        count, found = counted(path)
+        words, idioms = counted(path)
+        all_sentences, long = long_ones(path)
         for group in {part_of(path), path.parent.relative_to(ROOT).as_posix()}:
-            words[group] += count
-            idioms[group] += len(found)
+            counts[group].update(words=words, idioms=len(idioms), sentences=all_sentences, long=len(long))
         if path.parent in shown:
-            print(*found, sep="\n", end="\n" * bool(found))
-    rates = {group: 1000 * idioms[group] / count for group, count in words.items() if count}
-    for group in sorted(rates):
+            print(*idioms, *long, sep="\n", end="\n" * bool(idioms or long))
+    rates = {
+        group: [
+            1000 * found["idioms"] / (found["words"] or 1),
+            100 * found["long"] / (found["sentences"] or 1),
+        ]
+        for group, found in counts.items()
+    }
+    for group, (idiom_rate, long_rate) in sorted(rates.items()):
         if options.changed or group in PARTS or ROOT / group in shown:
-            print(f"{rates[group]:6.2f} idioms in 1,000 words of prose: {group}")
+            print(f"{idiom_rate:6.2f} idioms in 1,000 words, {long_rate:5.1f} % long sentences: {group}")
     limits = recorded()
     if options.record:
-        limits = {part: min(limits.get(part, 1000.0), rounded_up(rates[part])) for part in PARTS}
-        lines = [f"{part}\t{limits[part]}\n" for part in PARTS]
+        limits = {
+            part: [min(*both) for both in zip(limits[part], map(rounded_up, rates[part]), strict=True)]
+            for part in PARTS
+        }
+        lines = [f"{part}\t{limits[part][0]}\t{limits[part][1]}\n" for part in PARTS]
         RATES.write_text(
-            "# part\tmost idioms in 1,000 words of prose; a rate may only fall\n" + "".join(lines)
+            "# part\tmost idioms in 1,000 words of prose\tmost sentences over 30 words in 100 of docstrings; "
+            "a rate may only fall\n" + "".join(lines)
         )
-    above = [part for part in PARTS if rates.get(part, 0.0) > limits[part]]
-    for part in above:
-        print(
-            f"{part}: {rates[part]:.2f} idioms in 1,000 words, at most {limits[part]} are allowed: rewrite some"
-        )
+    names = ("idioms in 1,000 words", "long sentences in 100")
+    above = [
+        f"{part}: {rate:.2f} {name}, at most {limit} are allowed: rewrite some"
+        for part in PARTS
+        for rate, limit, name in zip(rates[part], limits[part], names, strict=True)
+        if rate > limit
+    ]
+    print(*above, sep="\n", end="\n" * bool(above))
     sys.exit(bool(above))
 
 
