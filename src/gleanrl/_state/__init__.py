@@ -1,1 +1,1 @@
-"""State as plain values: parsing, attributes of objects, random generators."""
+"""State as plain values: the protocol of stateful parts, the attributes of objects, and random generators."""

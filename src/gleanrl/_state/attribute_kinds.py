@@ -1,6 +1,7 @@
-"""Objects' attributes as plain values: a walk from an object to everything that it reaches.
+"""Conversion of an object's attributes to plain values (`saved`), and the kinds of values that it knows.
 
-The kinds of values that attributes have: constants, containers, generators, and objects made of attributes.
+The walk reaches every object that the root object refers to. Add a kind of value here and in `attributes`, which reads
+the values back.
 """
 
 from __future__ import annotations
@@ -41,36 +42,42 @@ _BITS: dict[str, Any] = {
     )
 }
 Fixed = Mapping[type, Collection[str]]
-"""Names of attributes that are left out, of objects of some classes: they never change, or follow from others."""
+"""For each class, the attributes to leave out: they never change, or they follow from other attributes."""
 NOTHING: Fixed = types.MappingProxyType({})
 _MANAGED_DICT, _MANAGED_WEAKREFS = 1 << 4, 1 << 3
 _POINTER = 8
 
 
 def is_constant(value: Any) -> bool:
-    """Return whether a value never changes: a class, a function, a dtype; no method of an object."""
+    """Return whether a value never changes, like a class, a function or a dtype.
+
+    A bound method of an object isn't constant.
+    """
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
     return isinstance(value, _CONSTANTS)
 
 
 def has_hooks(value: Any) -> bool:
-    """Return whether an object says what it lives by in methods ``get_state()`` and ``set_state(state)``."""
+    """Return whether an object's class defines ``get_state()`` and ``set_state(state)``.
+
+    These then cover its whole state.
+    """
     return all(callable(getattr(type(value), name, None)) for name in ("get_state", "set_state"))
 
 
 def left_out(value: Any, fixed: Fixed) -> set[str]:
-    """Return the names of the attributes of `value` that are left out."""
+    """Return the names of the attributes of `value` that `fixed` leaves out."""
     return {name for cls, names in fixed.items() if isinstance(value, cls) for name in names}
 
 
 def class_name(value: Any) -> str:
-    """Return the name of a value's class."""
+    """Return the qualified name of a value's class, with its module."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def present_name(saved: str) -> str:
-    """Return the present name of a class or constant that a state names; modules have moved since some releases."""
+    """Return the current name of a class or constant that a state names; earlier releases had other module paths."""
     return re.sub(r"gleanrl(\.\w+)+", lambda found: _moved(found[0]), str(saved))
 
 
@@ -85,7 +92,7 @@ def _moved(name: str) -> str:
 
 
 def constant_name(value: Any) -> str:
-    """Return what a value that never changes is known by."""
+    """Return the name that identifies a constant in a saved state."""
     if isinstance(value, functools.partial):
         return f"partial {constant_name(value.func)}"
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
@@ -97,20 +104,20 @@ def constant_name(value: Any) -> str:
 
 
 def slots(cls: type) -> list[str]:
-    """Return the names of a class's slots."""
+    """Return the names of a class's slots, including inherited ones."""
     each = [vars(base).get("__slots__", ()) for base in cls.__mro__]
     names = [name for slots in each for name in ((slots,) if isinstance(slots, str) else slots)]
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, those in slots included.
+    """Return the attributes of an object, including the attributes in slots.
 
     Raises:
-        UnsupportedError: it holds more than its attributes: memory of C.
+        UnsupportedError: the object also has C-level data that isn't an attribute.
     """
     cls, names = type(value), slots(type(value))
-    # As `pickle` finds out whether attributes are all there is.
+    # `pickle` makes the same test: an instance larger than its header and slots holds data of a C type.
     pointers = len(names)
     pointers += cls.__dictoffset__ != 0 and not cls.__flags__ & _MANAGED_DICT
     pointers += cls.__weakrefoffset__ != 0 and not cls.__flags__ & _MANAGED_WEAKREFS
@@ -123,7 +130,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def generator_state(value: Any) -> Any:
-    """Return the place of a random generator in its sequence; None for anything else."""
+    """Return a random generator's position in its sequence, or None if `value` isn't a known kind of generator."""
     kind = type(value)
     if kind is np.random.Generator and type(value.bit_generator).__name__ in _BITS:
         return value.bit_generator.state
@@ -137,7 +144,7 @@ def generator_state(value: Any) -> Any:
 
 
 def generator(kind: str, state: Any) -> Any:
-    """Return a new generator at a place that `generator_state` returned."""
+    """Return a new generator at a position that `generator_state` returned."""
     if kind == "numpy.random._generator.Generator":
         bits = _BITS[state["bit_generator"]]()
         bits.state = state
@@ -163,14 +170,17 @@ _LARGEST = 2**63
 
 
 def saved(root: Any, fixed: Fixed = NOTHING) -> dict[str, Any]:
-    """Return what an object lives by, as `torch.load(weights_only=True)` takes it.
+    """Return the state of an object as plain values, in the form that `torch.load(weights_only=True)` accepts.
 
     Args:
         root: the object.
-        fixed: attributes that are left out.
+        fixed: attributes to leave out.
+
+    Returns:
+        ``{"nodes": [...]}``, a flat list of nodes that refer to each other by number. The first node is the root.
 
     Raises:
-        UnsupportedError: something isn't data; it says where.
+        UnsupportedError: a value can't be saved; the message names its path.
     """
     saver = _Saver(fixed)
     try:
@@ -182,16 +192,25 @@ def saved(root: Any, fixed: Fixed = NOTHING) -> dict[str, Any]:
 
 
 class _Saver:
-    """One walk. Everything that isn't a number or text is a node; whoever holds it has the node's number."""
+    """One walk over an object.
+
+    Each value except short numbers and text becomes a node; holders store the node's number.
+
+    Numbers keep shared references and cycles: a value that is reached twice is saved once.
+    """
 
     def __init__(self, fixed: Fixed) -> None:
         self.nodes: list[dict[str, Any]] = []
         self._fixed = fixed
-        self._met: dict[int, tuple[int, Any]] = {}  # values are kept, so that no other one gets their ids
-        self._spans: list[tuple[int, int, str]] = []  # memory of arrays
+        # By id. The reference keeps each value alive, so that no later value reuses its id.
+        self._met: dict[int, tuple[int, Any]] = {}
+        self._spans: list[tuple[int, int, str]] = []  # memory ranges of arrays and tensors
 
     def child(self, value: Any, where: str) -> Any:
-        """Return what stands for a value where it's held."""
+        """Return the plain form of a value inside its holder.
+
+        Short values are stored themselves, other values as a reference to their node.
+        """
         if value is None or type(value) in (bool, str, float):
             return value
         if type(value) is int and -_LARGEST <= value < _LARGEST:
@@ -199,11 +218,17 @@ class _Saver:
         if id(value) not in self._met:
             number = len(self.nodes)
             self._met[id(value)] = number, value
+            # The number is reserved before the walk descends, so that a cycle finds it.
             self.nodes.append({})
             self.nodes[number] = self._node(value, where)
         return {"node": self._met[id(value)][0]}
 
     def _node(self, value: Any, where: str) -> dict[str, Any]:
+        """Return the node of a value.
+
+        The order of the tests matters where kinds overlap. For example, ``np.float64`` is also a ``float``, and a dtype
+        is a constant before it is an object.
+        """
         kind = type(value)
         if kind is int:
             return {"kind": "integer", "digits": str(value)}
@@ -279,7 +304,10 @@ class _Saver:
         return found.cpu().clone(memory_format=torch.contiguous_format)
 
     def check_apart(self) -> None:
-        """Raise unless every array has memory of its own: what is written through one must not show in another."""
+        """Raise `UnsupportedError` if two arrays share memory.
+
+        After a load they would be separate, so writes would not show in both.
+        """
         end, before = 0, ""
         for start, stop, where in sorted(self._spans):
             if start < end and stop > start:
@@ -289,7 +317,7 @@ class _Saver:
 
 
 def _bounds(array: Any) -> tuple[int, int]:
-    """Return the first address of an array's memory and the one after the last."""
+    """Return the first address of an array's memory and the address just past its last byte."""
     first = array.__array_interface__["data"][0]
     reach = [stride * (size - 1) for size, stride in zip(array.shape, array.strides, strict=True)]
     if not array.size:

@@ -1,6 +1,7 @@
-"""Plain values as objects' attributes again: a walk along the values and, beside it, along the objects.
+"""Loading of an object's attributes from the plain values that `attribute_kinds.saved` returned.
 
-Which values may take each other's places: what was a number isn't text after a load.
+The walk follows the saved nodes and the live objects in parallel. Change the rules of `fits` if a load should accept
+other replacements for a value.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ from gleanrl._state.attribute_kinds import (
 from gleanrl.errors import GleanError, SchemaError
 
 MISSING = object()
-"""Stands for an attribute, or an entry, that isn't there."""
+"""Marks an attribute or entry that doesn't exist."""
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 _NUMERIC = "biufc"
 
 
 def fits(value: Any, now: Any) -> bool:
-    """Return whether a value that was read may take the place of `now`.
+    """Return whether a loaded value may replace the current value `now`.
 
-    Anything may follow None, or nothing, and None may follow data. Numbers become arrays or tensors as a program goes
-    on, and these become rows of numbers, lists or tuples; so they stand for each other. All else keeps its class.
+    Any value may replace None or a missing value, and None may replace data. Numbers, numeric arrays, numeric tensors
+    and rows of numbers (lists or tuples) may replace each other, because programs convert between them as they run. Any
+    other value must keep its class.
     """
     if now is None or now is MISSING:
         return True
@@ -67,17 +69,20 @@ def fits(value: Any, now: Any) -> bool:
 
 
 def of_each_kind(items: Iterable[Any]) -> list[Any]:
-    """Return one item of each kind: what fits it fits the others. O(items), so once for a container."""
+    """Return one item of each kind. A value fits all items of a kind if it fits one of them.
+
+    Takes O(items), so callers do it once for a container.
+    """
     return list({(type(item), getattr(item, "dtype", None)): item for item in items}.values())
 
 
 def fits_among(value: Any, others: Collection[Any]) -> bool:
-    """Return whether a value may be an item beside `others`: it fits one of them, or there are none."""
+    """Return whether a value may join a container with the items `others`: it fits one of them, or there are none."""
     return not others or any(fits(value, item) for item in others)
 
 
 def is_data(value: Any) -> bool:
-    """Return whether a value is made anew when a state is read; objects, functions and parameters stay."""
+    """Return whether a load replaces a value by a new one. Objects, functions and parameters keep their identity."""
     kind = type(value)
     if is_constant(value):
         return not callable(value) and kind is not types.ModuleType
@@ -89,14 +94,15 @@ def is_data(value: Any) -> bool:
 
 
 def inherited(cls: type, name: str) -> Any:
-    """Return what an object without an attribute of its own has by that name: its class's, or nothing."""
+    """Return the class attribute that an instance without this attribute would show, or `MISSING`."""
     found = inspect.getattr_static(cls, name, MISSING)
+    # These descriptors compute or store a value of the instance, so the class itself has no value to show.
     unset = (functools.cached_property, types.MemberDescriptorType)
     return MISSING if isinstance(found, unset) else found
 
 
 def is_like(value: Any, now: Any) -> bool:
-    """Return whether a value is the same as `now`, but for what arrays hold, and what changes within containers."""
+    """Return whether a value equals `now`, apart from array contents and changes within containers."""
     if now is None:
         return True
     if isinstance(now, (np.ndarray, torch.Tensor)):
@@ -107,9 +113,10 @@ def is_like(value: Any, now: Any) -> bool:
 
 
 def may_go(now: Any, cls: type, name: str, settled: bool = False) -> bool:
-    """Return whether an attribute `now` of an object may be gone after a load: data, or what its class has, too.
+    """Return whether a load may delete the attribute `now` of an object.
 
-    Of `settled` objects data stay.
+    It may if the class provides an attribute of the same name, or if `now` is None. Data may be deleted too, unless the
+    object is `settled`.
     """
     return (
         inspect.getattr_static(cls, name, MISSING) is not MISSING
@@ -129,24 +136,27 @@ def _is_row(value: Any) -> bool:
 
 
 _TEXT = re.compile(r"[<>|=][SU][0-9]{1,9}")
-"""NumPy's names of dtypes of text."""
+"""Matches NumPy's names for dtypes of text."""
 
 
 @lasting
 def parse(
     root: Any, state: Any, fixed: Fixed = NOTHING, settled: tuple[type, ...] = ()
 ) -> Callable[[], None]:
-    """Return what lets an object go on from a state of `saved`; it can't fail, and twice has the result of once.
+    """Check a state that `saved` returned, and return a function that loads it into the object.
+
+    Nothing changes until the caller calls that function. The function can't fail. It is idempotent, so `to_the_end` may
+    call it again after an interrupt.
 
     Args:
         root: the object.
-        state: of one like it.
-        fixed: attributes that are left out.
-        settled: classes of objects whose attributes are there from the beginning, in their shapes and with their
-            numbers and names; only what arrays hold, and generators, change.
+        state: the state of an object like `root`.
+        fixed: attributes to leave out.
+        settled: classes whose instances have all attributes from the start, with fixed shapes, numbers and names. Only
+            array contents and generators of such instances may change.
 
     Raises:
-        SchemaError: the state isn't that of such an object; it says where. Nothing changed.
+        SchemaError: the state doesn't belong to such an object; the message names the path. Nothing changed.
     """
     try:
         reader = _Reader(state["nodes"], fixed, settled)
@@ -167,12 +177,15 @@ def parse(
 
 
 def adopt(root: Any, state: Any, fixed: Fixed = NOTHING, settled: tuple[type, ...] = ()) -> None:
-    """Let an object go on from a state of `saved`; see `parse`."""
+    """Load a state that `saved` returned into an object; see `parse` for the arguments and errors."""
     to_the_end(parse(root, state, fixed, settled))
 
 
 class _Reader:
-    """One walk along the nodes and, beside it, along the objects that are to get the values."""
+    """One parallel walk over the saved nodes and the live objects that receive the values.
+
+    The walk collects `changes` and applies none, so that an error leaves every object unchanged.
+    """
 
     def __init__(self, nodes: list[dict[str, Any]], fixed: Fixed, settled: tuple[type, ...]) -> None:
         self._nodes, self._fixed, self._settled = nodes, fixed, settled
@@ -180,7 +193,7 @@ class _Reader:
         self.changes: list[Callable[[], None]] = []
 
     def child(self, child: Any, now: Any, where: str) -> Any:
-        """Return the value that stands for `child`; `now` is what there is in its place."""
+        """Return the value of a reference `child`; `now` is the current value in its place."""
         if child is None or type(child) in (bool, str, float, int):
             return child
         number = child["node"]
@@ -190,19 +203,22 @@ class _Reader:
         if number not in self._made or node["kind"] in (
             "constant",
             "method",
-        ):  # these are looked at in every place
+        ):  # Constants and methods are compared with the current value in each place that refers to them.
             self._made[number] = _READS[node["kind"]](self, number, node, now, where)
         return self._made[number]
 
     def _fitting(self, child: Any, now: Any, where: str, default: Any = MISSING) -> Any:
-        """Return the value that stands for `child`, which has to fit `now`, or `default` without it."""
+        """Return the value of `child` after checking that it fits `now`, or `default` if `now` is missing."""
         value, there = self.child(child, now, where), default if now is MISSING else now
         if not fits(value, there):
             raise self._wrong(where, f"a {class_name(value)}", there)
         return value
 
     def _item(self, child: Any, now: Any, where: str, others: Any) -> Any:
-        """Return an item of a container that holds such `others`, in any order, and `now` in its place."""
+        """Return an item of a container after checking it against the current items `others`, in any order.
+
+        `now` is the current item at the same position. Order isn't checked because items may have moved.
+        """
         value = self.child(child, now, where)
         if not fits_among(value, others):
             raise self._wrong(where, f"a {class_name(value)}", now)
@@ -268,6 +284,10 @@ class _Reader:
         return generator(node["class"], self.child(node["state"], MISSING, where))
 
     def _mapping(self, number: int, node: Any, now: Any, where: str) -> Any:
+        """Return the mapping of a node.
+
+        A `defaultdict` takes its factory from the current value, because a factory isn't data.
+        """
         there = now if isinstance(now, Mapping) else {}
         if node["class"] == "defaultdict":
             if type(now) is not defaultdict:
@@ -275,6 +295,7 @@ class _Reader:
             found: dict[Any, Any] = defaultdict(now.default_factory)
         else:
             found = OrderedDict() if node["class"] == "OrderedDict" else {}
+        # Registered before its items are read, so that a cycle finds it.
         known = self._made[number] = found
         keys = list(there)
         others = of_each_kind(keys)
@@ -296,7 +317,7 @@ class _Reader:
             there = before[place] if place < len(before) else MISSING
             found.append(self._item(item, there, f"{where}[{place}]", others))
         kind = SEQUENCES.get(node["class"])
-        if kind is None:  # a tuple with names
+        if kind is None:  # a named tuple, which has its class from the current value
             if not isinstance(now, tuple) or type(now).__name__ != node["class"]:
                 raise self._wrong(where, f"a {node['class']}", now)
             return type(now)(*found)
@@ -310,10 +331,12 @@ class _Reader:
         return now
 
     def _hooks(self, number: int, node: Any, now: Any, where: str) -> Any:
+        """Check the state of an object with hooks, and note the call of ``set_state``."""
         self._known(node, now, where)
         before = copy.deepcopy(now.get_state())
         state = self._fitting(node["state"], before, f"{where}.get_state()")
-        try:  # it can't say beforehand what it would take
+        # The hooks offer no way to check a state, so it is set for trial. The old state is set again in any case.
+        try:
             now.set_state(copy.deepcopy(state))
         except Exception as cause:
             raise SchemaError(f"load_state_dict: {where}: set_state: {cause}") from cause
@@ -323,6 +346,10 @@ class _Reader:
         return now
 
     def _object(self, number: int, node: Any, now: Any, where: str) -> Any:
+        """Check the attributes of an object and note their assignment.
+
+        The object is registered before its attributes are read, because an attribute may refer back to it.
+        """
         fixed = left_out(now, self._fixed)
         self._made[number] = self._known(node, now, where)
         there = attributes(now)
@@ -359,7 +386,10 @@ class _Reader:
 
 
 def _listed(value: Any, name: str | int) -> Sequence[Any]:
-    """Return what has to be a list: to iterate over a tensor takes what its shape says, not what it holds."""
+    """Return `value` if it is a list or tuple, or raise `SchemaError`.
+
+    A tensor is refused because iterating over one takes as many steps as its shape says, however few values it stores.
+    """
     if not isinstance(value, (list, tuple)):
         raise SchemaError(f"load_state_dict: expected a list at {name!r}, got a {type(value).__name__}")
     return value
@@ -370,7 +400,8 @@ def _array_of(node: Any) -> Any:
     if not node["text"]:
         return data
     text = str(node["text"])
-    if not _TEXT.fullmatch(text):  # NumPy compiles parts of other ones
+    # NumPy evaluates parts of other dtype strings as code, so a foreign state could run some.
+    if not _TEXT.fullmatch(text):
         raise SchemaError(f"load_state_dict: {text!r:.50} isn't a dtype of text")
     return np.frombuffer(data.tobytes(), text).reshape(_listed(node["shape"], "shape"))
 

@@ -1,6 +1,6 @@
-"""Random state that a part owns: one generator each, seeded at first use, part of the part's state.
+"""Random generators: the ones that a part owns, a user's own, and the ones that the whole process shares.
 
-The random generators that a whole process shares: torch's, NumPy's and Python's.
+A part's generator takes its seed at the first use and is saved with the part's state.
 """
 
 from __future__ import annotations
@@ -29,30 +29,32 @@ _TWISTER = "MT19937"
 
 @contextmanager
 def torch_kept() -> Iterator[None]:
-    """Let torch's generators of the CPU and of CUDA be as before after a ``with`` block."""
+    """Restore torch's CPU and CUDA generators at the end of a ``with`` block."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         yield
 
 
 class Places(NamedTuple):
-    """Places in the sequences of the process's generators."""
+    """Positions in the sequences of the process's generators."""
 
     torch: torch.Tensor
     """``(n,)`` uint8."""
     cuda: tuple[torch.Tensor, ...]
-    """Of each CUDA device; none before CUDA is used."""
+    """One state for each CUDA device; empty before the first use of CUDA."""
     numpy: tuple[torch.Tensor, int, int, float] | None
-    """``(624,)`` int64, position, and the normal draw that waits; None for a generator that a program has put there."""
+    """``(624,)`` int64, the position, and the two fields of NumPy's pending normal draw. None if the program installed
+    another kind of generator.
+    """
     python: tuple[torch.Tensor, float | None]
-    """``(625,)`` int64, and the normal draw that waits."""
+    """``(625,)`` int64, and the pending normal draw."""
 
 
 class GlobalGenerators(Stateful[Places]):
-    """The generators of torch (CUDA's included, once it is used), ``numpy.random`` and ``random``."""
+    """The process-wide generators of torch, ``numpy.random`` and ``random``. CUDA's are included once CUDA is used."""
 
     def snapshot(self) -> Places:
-        """Return where they are."""
+        """Return the current positions."""
         kind, words, *rest = cast(Any, np.random.get_state(legacy=True))
         twister = (torch.from_numpy(words.astype(np.int64)), *rest) if kind == _TWISTER else None
         _, numbers, waiting = random.getstate()
@@ -65,7 +67,10 @@ class GlobalGenerators(Stateful[Places]):
         )
 
     def parse(self, state: Any) -> Places:
-        """Return the places that a saved state stands for."""
+        """Return the positions in a saved state, or raise `SchemaError`.
+
+        Each state is set in a temporary generator first, so that `adopt` can't fail later.
+        """
         reader = StateReader(state, "the process's generators")
         own = reader.tensor("torch", torch.uint8, (None,))
         try:
@@ -84,7 +89,11 @@ class GlobalGenerators(Stateful[Places]):
         return Places(own, cuda, numpy, python)
 
     def adopt(self, value: Places) -> None:
-        """Let them go on from there."""
+        """Set the generators to the given positions.
+
+        Devices that this process lacks are skipped. NumPy's state is skipped if the program installed another kind of
+        generator.
+        """
         torch.set_rng_state(value.torch)
         for device, words in zip(range(torch.cuda.device_count()), value.cuda, strict=False):
             torch.cuda.set_rng_state(words, device)
@@ -94,7 +103,7 @@ class GlobalGenerators(Stateful[Places]):
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Let them be as before after a ``with`` block."""
+        """Restore the generators at the end of a ``with`` block."""
         before = self.snapshot()
         try:
             yield
@@ -103,7 +112,7 @@ class GlobalGenerators(Stateful[Places]):
 
 
 def check_position(state: Any) -> None:
-    """Raise `ValueError` for a NumPy generator's position outside of what it holds: NumPy would read there."""
+    """Raise `ValueError` if a NumPy generator's position lies outside of its state. NumPy would read out of bounds."""
     kind = state["bit_generator"]
     most = {_TWISTER: 624, "Philox": 4}.get(kind)
     place = state["state"]["pos"] if kind == _TWISTER else state.get("buffer_pos", 0)
@@ -121,7 +130,7 @@ def _python(state: tuple[torch.Tensor, float | None]) -> tuple[Any, ...]:
 
 
 GENERATORS = GlobalGenerators()
-"""Those of this process."""
+"""The generators of this process."""
 
 
 _SEED_RANGE = 2**63 - 1
@@ -129,27 +138,31 @@ _WORDS = 4
 
 
 def fresh_seed(generator: torch.Generator | None = None) -> int:
-    """Return a seed drawn from `generator`, or from torch's global one, in ``[0, 2**63 - 1)``."""
+    """Return a seed in ``[0, 2**63 - 1)``, drawn from `generator` or from torch's global generator."""
     return int(torch.randint(_SEED_RANGE, (), device="cpu", generator=generator))
 
 
 def derived_seed(owned: OwnedTorchGenerator | None = None) -> int:
-    """Return a seed that follows from the place of `owned`, or of torch's global generator, in its sequence.
+    """Return a seed computed from the state of `owned`, or from the state of torch's global generator.
 
-    Nothing is drawn: the sequence continues as if this had not been called.
+    Nothing is drawn, so the sequence continues as without this call.
     """
     state = torch.get_rng_state() if owned is None else owned.get().get_state()
     return int.from_bytes(blake2b(state.numpy().data, digest_size=7).digest(), "big")
 
 
 _seeds: ContextVar[torch.Generator | str | None] = ContextVar("seeds", default=None)
-"""Where what is saved before its first use has its seed from; None for the global generator."""
+"""The source of seeds for generators that are saved before their first use; None for the global generator."""
 _LATER = "later"
 
 
 @contextmanager
 def seeds_later() -> Iterator[None]:
-    """Save what was never used without a seed: the process's generators are saved, too, and give it one later."""
+    """Save unused generators without a seed while the context is open.
+
+    The caller saves the process's generators in the same checkpoint. After a load, an unused generator draws its seed
+    from them at its first use, as it would have done without the checkpoint.
+    """
     token = _seeds.set(_LATER)
     try:
         yield
@@ -159,7 +172,7 @@ def seeds_later() -> Iterator[None]:
 
 @contextmanager
 def seeds_in_turn() -> Iterator[None]:
-    """Save several that were never used with a seed each, in the order in which they are saved."""
+    """Save several unused generators with different seeds, in the order in which they are saved."""
     token = _seeds.set(_seeds.get() or _like_the_global())
     try:
         yield
@@ -168,33 +181,35 @@ def seeds_in_turn() -> Iterator[None]:
 
 
 def _like_the_global() -> torch.Generator:
-    """Return a copy of torch's global generator: what that would draw can be known without drawing."""
+    """Return a copy of torch's global generator, which predicts the global generator's draws without advancing it."""
     generator = torch.Generator("cpu")
     generator.set_state(torch.get_rng_state())
     return generator
 
 
 Words = np.ndarray[Any, Any] | torch.Tensor
-"""What a generator's state consists of: see `GeneratorState`."""
+"""The content of a generator's state; see `GeneratorState`."""
 
 
 class GeneratorState(NamedTuple):
-    """A place in a random sequence."""
+    """A position in a random sequence."""
 
     generator: Words | None
-    """``(4,)`` int64, not all 0, or None for a seed to be taken at the first use; of a `GivenGenerator` the state of
-    the ``torch.Generator``, a uint8 tensor."""
+    """The position: ``(4,)`` int64, not all 0, or None for a seed to be drawn at the first use.
+
+    A `GivenGenerator` stores the state of its ``torch.Generator`` instead, a uint8 tensor.
+    """
 
 
 class RandomSource(Stateful[GeneratorState]):
-    """What a part draws its random numbers from. Not thread-safe: its owner locks."""
+    """A source of random numbers for one part. Not thread-safe: the part that owns it locks."""
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Start the sequence of `seed`; `InvalidArgumentError` unless it is an integer in ``[0, 2**63)``."""
+        """Start the sequence of `seed`; raise `InvalidArgumentError` unless it is an integer in ``[0, 2**63)``."""
 
     def begin(self) -> None:
-        """Take a seed now where the first draw would take one: the place in the sequence is one to come back to."""
+        """Draw the seed now if there is none, so that a snapshot taken now leads back to this position."""
         return
 
     @abstractmethod
@@ -206,7 +221,10 @@ class RandomSource(Stateful[GeneratorState]):
         """Return `count` independent draws from ``[0, 1)``, float64 on the CPU."""
 
     def for_core(self, count: int) -> torch.Tensor | Random:
-        """Return what stands for `uniforms` in a call of the native core: those numbers, or what draws them there."""
+        """Return an argument for the native core that yields the numbers of `uniforms`.
+
+        It is an array or the generator itself.
+        """
         return self.uniforms(count)
 
     @abstractmethod
@@ -215,18 +233,19 @@ class RandomSource(Stateful[GeneratorState]):
 
 
 def _apart(start: bytes, lineage: tuple[int, ...]) -> int:
-    """Return the seed of a forked child's sequence: another for every place in the parent's, and for every child."""
+    """Return the seed of a forked child's sequence; it differs for each position of the parent and for each child."""
     return int.from_bytes(blake2b(start + repr(lineage).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _checked(seed: int) -> int:
+    """Return `seed`, or raise `InvalidArgumentError` unless it is an integer in ``[0, 2**63)``."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _SEED_RANGE:
         raise InvalidArgumentError(f"seed: expected an integer in [0, 2**63), got {seed!r}")
     return seed
 
 
 def _torch_state(state: Any, device: torch.device) -> torch.Tensor:
-    """Return a copy of the state of a ``torch.Generator`` of that device; `SchemaError` for anything else."""
+    """Return a copy of a ``torch.Generator`` state for that device; raise `SchemaError` for any other value."""
     try:
         words: torch.Tensor = state.to("cpu", copy=True)
         if words.ndim != 1:
@@ -242,14 +261,17 @@ def _torch_state(state: Any, device: torch.device) -> torch.Tensor:
 class OwnedGenerator(RandomSource):
     """A random generator that belongs to one part.
 
-    Without a seed it takes one from torch's global generator at its first use, so that ``torch.manual_seed``
-    makes a program reproducible while later draws of the part disturb nobody. To save it is no use: until then it's
-    saved with the seed that it would take now, which nobody loses by that. The sequence doesn't depend on how many
-    numbers a call asks for. A forked child goes on with another sequence than its parent, the same one in every
-    run of the program. Not thread-safe: its owner locks.
+    Without a seed, it draws one from torch's global generator at its first use. So ``torch.manual_seed`` makes a
+    program reproducible, and later draws of the part leave the global sequence alone.
+
+    Saving isn't a use. An unused generator is saved with the seed that it would draw now, and the global generator
+    doesn't advance.
+
+    The sequence doesn't depend on how many numbers a call requests. A forked child continues with a different sequence
+    than its parent, and the same one in every run of the program. Not thread-safe: the part that owns it locks.
 
     Args:
-        seed: a seed in ``[0, 2**63)``; None for one drawn at first use.
+        seed: a seed in ``[0, 2**63)``; None to draw one at the first use.
 
     Examples:
         >>> import torch
@@ -275,28 +297,29 @@ class OwnedGenerator(RandomSource):
         self._native = Random(_checked(seed))
 
     def begin(self) -> None:
-        """Take a seed now, if there is none: the first use."""
+        """Draw a seed now if there is none. Counts as the first use."""
         if self._native is None:
             self._seeded()
 
     def _seeded(self) -> Random:
-        """Return the generator; the first call without a seed takes one from torch's global generator."""
+        """Draw a seed from torch's global generator, and return the generator that starts from it."""
         self._native = self._from_seed(fresh_seed())
         return self._native
 
     def _from_seed(self, seed: int) -> Random:
-        # A child's global generator is like its parent's.
+        # A forked child has a copy of its parent's global generator, so both draw the same seed. The lineage tells them
+        # apart.
         return Random(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Go on with a sequence of the child's own."""
+        """Continue with the child's own sequence."""
         self._lineage = lineage
         if self._native is not None:
             self.seed(_apart(self._native.save(), lineage))
 
     def integers(self, high: int, count: int) -> torch.Tensor:
         """Return `count` independent draws from ``[0, high)``, int64 on the CPU."""
-        # In NumPy because that is cheaper than in torch.
+        # NumPy allocates small arrays faster than torch does.
         drawn = from_numpy(empty(count, int64))
         (self._native or self._seeded()).integers(high, drawn.data_ptr(), count)
         return drawn
@@ -314,7 +337,7 @@ class OwnedGenerator(RandomSource):
         return drawn
 
     def for_core(self, count: int) -> Random:
-        """Return the generator: the same numbers, and no array of them."""
+        """Return the generator: the core draws the same numbers from it, without an array of them."""
         return self._native or self._seeded()
 
     @staticmethod
@@ -322,7 +345,10 @@ class OwnedGenerator(RandomSource):
         return frombuffer(native.save(), int64)
 
     def snapshot(self) -> GeneratorState:
-        """Return the place in the sequence; see `seeds_later` for what was never used."""
+        """Return the position in the sequence.
+
+        `seeds_later` and `seeds_in_turn` decide how an unused generator is saved.
+        """
         if self._native is not None:
             return GeneratorState(self._words(self._native))
         source = _seeds.get() or _like_the_global()
@@ -330,7 +356,7 @@ class OwnedGenerator(RandomSource):
         return GeneratorState(None if seed is None else self._words(self._from_seed(seed)))
 
     def parse(self, state: Any) -> GeneratorState:
-        """Return the place that a saved state stands for; `SchemaError` for anything else."""
+        """Return the position in a saved state; raise `SchemaError` for any other value."""
         reader = StateReader(state, "a random generator")
         words = reader.optional("generator", lambda name: reader.tensor(name, torch.int64, (_WORDS,)))
         if words is not None and not words.any():
@@ -338,18 +364,20 @@ class OwnedGenerator(RandomSource):
         return GeneratorState(None if words is None else words.numpy())
 
     def adopt(self, value: GeneratorState) -> None:
-        """Go on from a place in a sequence."""
+        """Continue from a position in a sequence."""
         generator = None
         if value.generator is not None:
             generator = Random(0)
-            # A tensor in pickles of before.
+            # Pickles of earlier releases hold a tensor here.
             generator.load(np.asarray(value.generator).tobytes())
         self._native = generator
 
     def __getstate__(self) -> list[int]:
-        """Pickle as the generator's state; not as a tensor, which torch would send to a process by a descriptor.
+        """Return the generator's state for pickle, as a list.
 
-        Counts as the first use: a copy has the same sequence.
+        Counts as the first use, so that a copy has the same sequence.
+
+        A tensor would not do: torch sends one to another process through a file descriptor.
         """
         words: list[int] = self._words(self._native or self._seeded()).tolist()
         return words
@@ -361,16 +389,16 @@ class OwnedGenerator(RandomSource):
 
 
 class GivenGenerator(RandomSource):
-    """A user's ``torch.Generator`` as the source of a part: both continue one sequence, whoever draws from it.
+    """A user's ``torch.Generator`` as the random source of a part. The user and the part draw from one sequence.
 
-    Its state is part of the part's state: loading one sets the user's generator. In a forked child it stays what the
-    user's copy is; seeding that is the user's business.
+    The generator's state is part of the part's state, so loading the part sets the user's generator. A forked child
+    keeps the copied state; the user seeds it there if the sequences must differ.
 
     Args:
         generator: on any device.
 
     Raises:
-        InvalidTypeError: no ``torch.Generator``.
+        InvalidTypeError: `generator` isn't a ``torch.Generator``.
 
     Examples:
         >>> import torch
@@ -392,18 +420,18 @@ class GivenGenerator(RandomSource):
         self.generator.manual_seed(_checked(seed))
 
     def integers(self, high: int, count: int) -> torch.Tensor:
-        """Return what ``torch.randint`` draws."""
+        """Return the numbers that ``torch.randint`` draws from ``[0, high)``, int64 on the CPU."""
         generator = self.generator
         return torch.randint(high, (count,), generator=generator, device=generator.device).cpu()
 
     def uniforms(self, count: int) -> torch.Tensor:
-        """Return what ``torch.rand`` draws in double precision."""
+        """Return the numbers that ``torch.rand`` draws in double precision, on the CPU."""
         generator = self.generator
         drawn = torch.rand(count, dtype=torch.float64, generator=generator, device=generator.device)
         return drawn.cpu()
 
     def permutation(self, size: int) -> torch.Tensor:
-        """Return what ``torch.randperm`` draws."""
+        """Return the permutation that ``torch.randperm`` draws, int64 on the CPU."""
         return torch.randperm(size, generator=self.generator, device=self.generator.device).cpu()
 
     def snapshot(self) -> GeneratorState:
@@ -411,25 +439,25 @@ class GivenGenerator(RandomSource):
         return GeneratorState(self.generator.get_state())
 
     def parse(self, state: Any) -> GeneratorState:
-        """Return the place that a saved state stands for; `SchemaError` for one of another kind of generator."""
+        """Return the position in a saved state; raise `SchemaError` if it belongs to another kind of generator."""
         words = StateReader(state, "a torch.Generator").tensor("generator", torch.uint8, (None,))
         return GeneratorState(_torch_state(words, self.generator.device))
 
     def adopt(self, value: GeneratorState) -> None:
-        """Set the user's generator to a place in its sequence."""
+        """Set the user's generator to a position in its sequence."""
         assert isinstance(value.generator, torch.Tensor)
         self.generator.set_state(value.generator)
 
 
 class _Lending:
-    """The lock of the thread that has exchanged the state of torch's global generator."""
+    """The lock that a thread holds while it has replaced the state of torch's global generator."""
 
     def __init__(self) -> None:
         self.after_fork(())
         renew_in_child(self)
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Take a fresh lock: the thread that held the old one doesn't exist in the child."""
+        """Take a fresh lock, because the thread that held the old one doesn't exist in the child."""
         self.lock = RLock()
 
 
@@ -437,14 +465,14 @@ _lending = _Lending()
 
 
 class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
-    """A generator that belongs to one part, for torch's own functions: ``torch.rand(3, generator=owned.get())``.
+    """A ``torch.Generator`` that belongs to one part, for torch's functions: ``torch.rand(3, generator=owned.get())``.
 
-    It begins as `OwnedGenerator` does, and goes on so in a forked child. Its state before the first use is None. Not
-    thread-safe: its owner locks.
+    It takes its seed at the first use, and changes its sequence in a forked child, as `OwnedGenerator` does. Its state
+    before the first use is None. Not thread-safe: the part that owns it locks.
 
     Args:
-        seed: a seed; None for one drawn at first use.
-        device: where numbers are drawn.
+        seed: a seed; None to draw one at the first use.
+        device: the device of the generator.
     """
 
     def __init__(self, seed: int | None = None, device: torch.device | str = "cpu") -> None:
@@ -460,7 +488,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
         self._torch = torch.Generator(self._device).manual_seed(seed)
 
     def get(self) -> torch.Generator:
-        """Return the generator; the first call without a seed takes one from torch's global generator."""
+        """Return the generator. The first call without a seed draws one from torch's global generator."""
         if self._torch is None:
             seed = fresh_seed()
             self.seed(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
@@ -468,17 +496,20 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
         return self._torch
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Go on with a sequence of the child's own; other devices than the CPU can't be used there."""
+        """Continue with the child's own sequence. CUDA generators are left alone: a forked child can't use CUDA."""
         self._lineage = lineage
         if self._torch is not None and self._device.type == "cpu":
             self.seed(_apart(self._torch.get_state().numpy().tobytes(), lineage))
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let torch's global generator continue this sequence within a ``with`` block, for code that asks for no other.
+        """Let torch's global generator continue this sequence within a ``with`` block.
 
-        For generators of the CPU. The global generator is as before afterwards. Costs some microseconds. Another thread
-        that lends a generator waits meanwhile, as both would draw from one global generator.
+        For code that accepts no generator.
+
+        Only for CPU generators. The global generator has its previous state afterwards. A block costs some
+        microseconds. The lock makes other threads wait that also lend a generator, because both would draw from one
+        global generator.
         """
         generator = self.get()
         with _lending.lock:
@@ -495,20 +526,20 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
         return None if self._torch is None else self._torch.get_state()
 
     def parse(self, state: Any) -> torch.Tensor | None:
-        """Return the state that `snapshot` gave, checked."""
+        """Return a copy of a state that `snapshot` returned, or raise `SchemaError`."""
         if state is None:
             return None
         return _torch_state(state, self._device)
 
     def adopt(self, value: torch.Tensor | None) -> None:
-        """Go on with the sequence of a state."""
+        """Continue the sequence from a state."""
         self._torch = None
         if value is not None:
             self._torch = torch.Generator(self._device)
             self._torch.set_state(value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle as the generator's state."""
+        """Return the generator's state and device for pickle."""
         return {"generator": self.snapshot(), "device": self._device}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

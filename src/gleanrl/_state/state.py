@@ -1,10 +1,14 @@
-"""State as values: what a part gives, how a foreign state is checked, and how it is taken over.
+"""The protocol of stateful parts (`Stateful`), and the reader that checks a foreign state (`StateReader`).
 
-A part that lives from call to call (a generator, a cursor, an epoch, the counters of a transform) keeps to three
-methods. `snapshot` gives what it lives by as one immutable value; `parse` reads a foreign state into such a value, or
-raises and changes nothing; `adopt` takes a value over by assignments that can't fail. Saving and loading, going back
-to an earlier place, pickling and checkpoints are all made of these three: whoever loads several parts parses all of
-them first and adopts them afterwards, so that a state which doesn't fit changes nothing.
+A part keeps state between calls, for example a generator, a cursor, an epoch or a transform's counters. It implements
+three methods:
+
+- `snapshot` returns the state as one immutable value.
+- `parse` reads a foreign state into such a value, or raises and changes nothing.
+- `adopt` takes over a value by assignments that can't fail.
+
+Saving, loading, returning to an earlier state, pickling and checkpoints use only these three. A caller that loads
+several parts parses all of them before the first one adopts. So a state that doesn't fit changes nothing.
 """
 
 from __future__ import annotations
@@ -25,53 +29,53 @@ Value = TypeVar("Value")
 
 
 class Stateful(ABC, Generic[Value]):
-    """A part whose life is one value; `Value` is a frozen dataclass or a NamedTuple.
+    """A part whose state is one value. `Value` is a frozen dataclass or a NamedTuple.
 
-    The tensors of a value are never written again, neither by the part that gave it nor by one that adopted it: a
-    part that changes its tensors in place copies them in `snapshot` and in `adopt`.
+    The tensors of a value are never written again, neither by the part that returned it nor by a part that adopted it.
+    A part that changes its tensors in place therefore copies them in `snapshot` and in `adopt`.
     """
 
     learns: ClassVar[bool] = False
-    """Whether a module goes on learning where it is used: it stays in training mode in environments and buffers."""
+    """Whether a module keeps learning in use: it stays in training mode in environments and buffers."""
 
     @abstractmethod
     def snapshot(self) -> Value:
-        """Return what the part lives by; later calls don't change it."""
+        """Return the state of the part. Later calls of the part don't change the returned value."""
 
     @abstractmethod
     def parse(self, state: Any) -> Value:
-        """Return the value that `state`, which `state_dict` made, stands for; nothing changes.
+        """Return the value in a `state` that `state_dict` returned, and change nothing.
 
         Raises:
-            SchemaError: a state that isn't one of such a part, naming the field.
+            SchemaError: the state doesn't belong to such a part; the message names the field.
         """
 
     @abstractmethod
     def adopt(self, value: Value) -> None:
-        """Go on from a value that `snapshot` or `parse` of such a part returned; can't fail."""
+        """Continue from a value that `snapshot` or `parse` of such a part returned; can't fail."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values and tensors of its own."""
+        """Return the state as plain values and copied tensors."""
         state: dict[str, Any] = plain(self.snapshot())
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state, which is copied.
+        """Copy a saved state and continue from it.
 
         Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
+            SchemaError: the state doesn't fit; nothing changed.
         """
         self.adopt(self.parse(state_dict))
 
 
 def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
-    """Return a value as dictionaries, lists and tensors of their own, as `torch.load(weights_only=True)` takes them.
+    """Return a value as dictionaries, lists and copied tensors, which `torch.load(weights_only=True)` accepts.
 
-    Arrays become tensors.
+    NumPy arrays become tensors.
 
     Args:
-        value: what to take apart.
-        copies: copies made before, by the ids of their tensors: one tensor in several places has one copy.
+        value: the value to convert.
+        copies: copies made before, by the ids of the original tensors. One tensor in several places gets one copy.
     """
     copies = {} if copies is None else copies
     if isinstance(value, np.ndarray):
@@ -94,7 +98,7 @@ def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
 
 
 def objects_from(saved: Any) -> ObjectColumn:
-    """Return the objects that `plain` made plain, whatever kind they are; what isn't of that form raises."""
+    """Return the object column that `plain` converted; raise an error of any kind for data of another form."""
     items = saved["items"]
     if not isinstance(items, list):
         raise TypeError(f"expected a list of objects, got {type(items).__name__}")
@@ -103,11 +107,11 @@ def objects_from(saved: Any) -> ObjectColumn:
 
 
 class StateReader:
-    """Reads a foreign state field by field; what doesn't fit is a `SchemaError` that names the field.
+    """Reads a foreign state field by field; a value that doesn't fit raises `SchemaError` with the field's name.
 
     Args:
-        state: what was given.
-        of: what it is to be a state of, for messages: ``"SamplerWithoutReplacement"``.
+        state: the foreign state.
+        of: the owner of the state, for messages: ``"SamplerWithoutReplacement"``.
 
     Examples:
         >>> reader = StateReader({"position": 3}, "an epoch")
@@ -124,7 +128,7 @@ class StateReader:
         self._state, self._of = state, of
 
     def __contains__(self, name: str) -> bool:
-        """Return whether there is such a field."""
+        """Return whether the state has such a field."""
         return name in self._state
 
     def __iter__(self) -> Iterator[str]:
@@ -132,14 +136,14 @@ class StateReader:
         return iter(self._state)
 
     def wrong(self, name: str, expected: str, got: Any = None) -> SchemaError:
-        """Return the error for a field; `got` is shown, None for what the field holds."""
+        """Return the error for a field. The message shows `got`, or the field's value if `got` is None."""
         found = self._state.get(name) if got is None else got
         return SchemaError(
             f"load_state_dict: {name!r} of {self._of}: expected {expected}, got {_shown(found)}"
         )
 
     def get(self, name: str) -> Any:
-        """Return the field as it is."""
+        """Return the field unchecked; raise `SchemaError` if it is missing."""
         try:
             return self._state[name]
         except KeyError:
@@ -148,7 +152,7 @@ class StateReader:
             ) from None
 
     def integer(self, name: str, least: int = 0, most: int | None = None) -> int:
-        """Return an integer of ``[least, most]``, both inclusive."""
+        """Return an integer in ``[least, most]``, both inclusive."""
         value = self.get(name)
         if type(value) is not int or value < least or (most is not None and value > most):
             bounds = f"of {least} or more" if most is None else f"in [{least}, {most}]"
@@ -156,7 +160,7 @@ class StateReader:
         return value
 
     def number(self, name: str, least: float = -math.inf) -> float:
-        """Return a finite number of `least` or more."""
+        """Return a finite number that is at least `least`."""
         value = self.get(name)
         if type(value) not in (int, float) or not math.isfinite(value) or value < least:
             raise self.wrong(
@@ -179,7 +183,7 @@ class StateReader:
         return value
 
     def numbers(self, name: str, kind: type[Value]) -> tuple[Value, ...]:
-        """Return a list of numbers of a type; floats may be NaN or infinite."""
+        """Return a list of numbers of one type as a tuple; floats may be NaN or infinite."""
         values = self.get(name)
         if not isinstance(values, (list, tuple)) or any(type(value) is not kind for value in values):
             raise self.wrong(name, f"a list of {kind.__name__}", values)
@@ -188,7 +192,10 @@ class StateReader:
     def tensor(
         self, name: str, dtype: torch.dtype, shape: Sequence[int | None], copy: bool = True
     ) -> torch.Tensor:
-        """Return a copy of a tensor on the CPU, or itself if it may be; None in `shape` stands for any size."""
+        """Return a tensor of that dtype and shape on the CPU. None in `shape` allows any size.
+
+        With `copy` false, the result may share memory with the state.
+        """
         value = self.get(name)
         fits = isinstance(value, torch.Tensor) and value.dtype is dtype and value.ndim == len(shape)
         if not fits or any(want not in (None, size) for want, size in zip(shape, value.shape, strict=True)):
@@ -198,7 +205,7 @@ class StateReader:
         return copied
 
     def objects(self, name: str, blank: torch.Tensor | None, shape: Sequence[int]) -> ObjectColumn:
-        """Return an array of objects; `blank` says which kind (see `ObjectColumn`)."""
+        """Return a column of objects, or of tensors if `blank` is a tensor (see `ObjectColumn`)."""
         reader = self.part(name)
         items, size = reader.get("items"), reader.numbers("shape", int)
         alike = isinstance(items, list) and len(items) == math.prod(shape) and size == tuple(shape)
@@ -207,7 +214,7 @@ class StateReader:
         return ObjectColumn.of(items, shape, blank).clone()
 
     def optional(self, name: str, read: Callable[[str], Value]) -> Value | None:
-        """Return what `read` makes of the field, or None where it holds None."""
+        """Return the result of `read` for the field, or None if the field is None."""
         return None if self.get(name) is None else read(name)
 
     def part(self, name: str) -> StateReader:
@@ -218,7 +225,7 @@ class StateReader:
         return StateReader(value, f"{name!r} of {self._of}")
 
     def parts(self, name: str, count: int | None = None) -> list[StateReader]:
-        """Return readers of a list of states, of `count` of them."""
+        """Return readers for a list of states; with `count`, the list must have that length."""
         value = self.get(name)
         if not isinstance(value, (list, tuple)) or count not in (None, len(value)):
             raise self.wrong(
