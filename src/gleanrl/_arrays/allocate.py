@@ -1,11 +1,10 @@
-"""Large buffers that are used again once nothing refers to them: fresh memory costs a page fault every 4 KB.
+"""Reusable large buffers, and allocation that is safe in inference mode.
 
-A batch of image observations is tens of megabytes. Given back to the system and asked for again, that memory
-is faulted in anew for every batch, which takes longer than filling it.
+A batch of image observations takes tens of megabytes. Fresh memory from the system costs a page fault every 4 KB. Those
+faults take longer than filling the memory, so `BufferPool` reuses large buffers.
 
-Memory that outlives `torch.inference_mode`: a tensor that is made within it can't be written once it's over.
-
-Programs evaluate policies in that mode, with environments and buffers that they go on using.
+Programs evaluate policies inside `torch.inference_mode` and keep using the same environments and buffers afterwards. A
+tensor made inside that mode can't be written outside of it, so `lasting` leaves the mode while memory is allocated.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ Result = TypeVar("Result")
 
 
 def lasting(make: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Return `make`, which allocates, so that what it makes can be written in inference mode and outside of it.
+    """Wrap the allocating function `make` so that its tensors can be written inside and outside of inference mode.
 
-    The mode is left and entered again by calls of C, so that no interrupt leaves it otherwise than it was.
+    The context manager is implemented in C. Python handles no signal inside it, so an interrupt can't leave the mode
+    changed.
     """
 
     @wraps(make)
@@ -42,19 +42,19 @@ def lasting(make: Callable[Given, Result]) -> Callable[Given, Result]:
 
 Array = np.ndarray[Any, Any]
 
-_TRACKED = 8
+_TRACKED = 8  # buffers of one size that can be reused: each request looks at all of them
 
 
 class BufferPool:
-    """Hands out uninitialised byte buffers and takes them back by itself when the last view of one has died.
+    """Hands out uninitialised byte buffers and reuses each one after its last view is gone.
 
-    Any tensor or array made of a buffer keeps it in use, however it was derived; nobody has to return it. At most
-    `spare` idle buffers of a size are kept beyond the one handed out, and none of the other sizes when a new size
-    is asked for. Any number of threads may take.
+    Every tensor or array over a buffer's memory keeps that buffer in use, so callers never return buffers. The pool
+    keeps at most `spare` idle buffers of a size in addition to the one that it hands out. A request for a new size
+    drops the idle buffers of all other sizes. Any number of threads may call `empty`.
 
     Args:
-        min_bytes: smaller buffers aren't pooled: the allocator is good at those.
-        spare: idle buffers kept of each size.
+        min_bytes: smaller buffers come from NumPy's allocator, which handles them well.
+        spare: the number of idle buffers to keep of each size.
     """
 
     def __init__(self, min_bytes: int = 1 << 20, spare: int = 2) -> None:
@@ -64,13 +64,14 @@ class BufferPool:
         self._buffers: dict[int, list[Array]] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an uninitialised array of that shape and dtype that shares memory with nothing alive."""
+        """Return an uninitialised array of that shape and dtype, whose memory no live object uses."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < self.min_bytes:
             return np.empty(shape, dtype)
         return self._take(num_bytes).view(dtype).reshape(shape)
 
     def _take(self, num_bytes: int) -> Array:
+        # Without the lock two threads could find the same buffer idle and both take it.
         with self._lock:
             if num_bytes not in self._buffers:
                 self._forget_idle()
@@ -94,9 +95,9 @@ class BufferPool:
 
 
 def _idle(buffers: list[Array]) -> list[int]:
-    """Return the positions of the buffers that nothing but this list refers to."""
+    """Return the positions of the buffers that only this list refers to."""
     return [k for k in range(len(buffers)) if sys.getrefcount(buffers[k]) == _IDLE]
 
 
-# The references to a buffer that only its list holds; how many that are depends on the Python version.
+# The reference count of a buffer that only its list refers to. It depends on the Python version, so it is measured.
 _IDLE = next(sys.getrefcount(buffers[0]) for buffers in [[np.empty(1)]])

@@ -1,13 +1,12 @@
-"""Blocks: the memory that a rollout writes into, one preallocated column for each leaf of a schema.
+"""Blocks: preallocated memory that a rollout writes, with one column for each leaf of a schema.
 
-Columns are ``[*batch, T, *leaf]``, with NumPy views of the same memory for the writers that work in NumPy. Time is the
-last batch dimension and is called ``"time"``.
+Columns are ``[*batch, T, *leaf]``. NumPy views of the same memory serve writers that use NumPy. Time is the last batch
+dimension and is named ``"time"``.
 
-A small block that one rollout after the other is written into.
-
-Views of a block's rows cost more to make than its columns do to copy, if these are small: memory that is written again
-keeps its views, and batches are copies of it. A policy may keep what it was shown, though, and must find it unchanged:
-then the block is left to it, as one that was handed out would be.
+`ReusableBlock` is a small block that serves many rollouts. For small columns, making views of the rows costs more than
+copying the columns. So the block keeps its views, and each batch is a copy of its columns. A policy may keep a row that
+it has seen, and that row must not change. The source therefore takes a new block while the policy still holds rows of
+the old one.
 """
 
 from __future__ import annotations
@@ -31,31 +30,33 @@ from gleanrl._arrays.tensordicts import Path
 
 
 class Block:
-    """Preallocated columns of one rollout: ``[*batch, T, *leaf]`` for each leaf of a schema, uninitialised.
+    """Preallocated, uninitialised columns of one rollout: ``[*batch, T, *leaf]`` for each leaf of a schema.
 
-    One writer at a time; a block is handed out whole when it is full and never written again, unless it's borrowed:
-    then what is handed out is a copy. (Or its owner asked for one block to be reused.)
+    A block has one writer at a time. A full block is handed out whole and is never written again, with two exceptions.
+    The memory of a `borrowed` block is written again, so `owned` hands out a copy. A `rewritten` block is handed out
+    without a copy because its owner asked for that.
 
     Args:
         schema: the record's leaves.
         batch_size: the environments' batch dimensions, ``()`` for one environment.
         num_steps: T.
-        device: where the columns live; None for the CPU.
-        pool: where large columns come from; None for the allocator.
-        columns: columns that exist already, one for each leaf (views of another block, or shared memory); None
-            allocates them.
-        borrowed: whether the columns are written again after the rollout, so that what is handed out must be a
-            copy (see `owned`).
+        device: the device of the columns; None for the CPU.
+        pool: provides the memory of large columns; None for NumPy's allocator.
+        columns: existing columns to use, one for each leaf (views of another block, or shared memory); None to allocate
+            them.
+        borrowed: whether the columns are written again after the rollout, so that `owned` must return a copy.
     """
 
     rewritten = False
-    """Whether it is handed out, and written again all the same, as its owner wants it."""
+    """Whether the block is written again after it was handed out without a copy, because its owner asked for that."""
     redraw_seed: int | None = None
-    """Set if all actions were drawn at once, without a mask: the seed of the environments' redraws of forbidden ones.
+    """Seed for redrawing forbidden actions, if all actions were drawn at once and without a mask.
 
-    Environment i of the flat batch adds i. None: the actions are the policy's, whatever a mask says."""
+    Environment i of the flattened batch uses this seed plus i. If it is None, the policy chose the actions, and no
+    environment redraws an action that its mask forbids.
+    """
     keeps_graph = False
-    """Whether gradients flow through what is written into it."""
+    """Whether gradients flow through the values written into the block."""
 
     def __init__(
         self,
@@ -71,50 +72,50 @@ class Block:
         self.batch_size = torch.Size((*batch_size, num_steps))
         self.num_steps = num_steps
         self.num_whole = 0  # steps that a rollout has written, or had written when it failed
-        self.policy_failed = False  # whether the policy raised in the last rollout
+        self.policy_failed = False  # whether the policy raised an error in the last rollout
         self.time_dim = len(batch_size)
         self.borrowed = borrowed
         if columns is None:
             columns = schema.new_columns(self.batch_size, device, pool)
         self.columns: list[Leaf] = list(columns)
-        # Views that were made: those of shared memory serve many rollouts.
+        # Caches of views: a block over shared memory serves many rollouts.
         self._arrays: dict[Path, np.ndarray[Any, Any]] = {}
         self._row_arrays: dict[Path, np.ndarray[Any, Any]] = {}
         self._rows: dict[Path, tuple[Leaf, ...]] = {}
         self._flat: dict[Path, Leaf] = {}
 
     def part(self, index: int) -> Block:
-        """Return the block of environment `index` of the first batch dimension: views of this one's columns."""
+        """Return a block of views: the columns of environment `index` of the first batch dimension."""
         columns = [column[index] for column in self.columns]
         return Block(
             self.schema, self.batch_size[1:-1], self.num_steps, columns=columns, borrowed=self.borrowed
         )
 
     def leading(self, num_steps: int) -> Block:
-        """Return the block of the first steps: views of this one's columns."""
+        """Return a block of views: the first `num_steps` steps of the columns."""
         if num_steps == self.num_steps:
             return self
         columns = [column.narrow(self.time_dim, 0, num_steps) for column in self.columns]
         return Block(self.schema, self.batch_size[:-1], num_steps, columns=columns, borrowed=self.borrowed)
 
     def owned(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
-        """Return a block that nobody writes any more: this one itself, or a copy if its memory is borrowed.
+        """Return a block that is never written again: the block itself, or a copy if its memory is borrowed.
 
         Args:
-            pool: where the copy's large columns come from.
-            into: a block of the same shape to copy into instead of a fresh one.
+            pool: provides the memory of the copy's large columns.
+            into: a block of the same shape that receives the copy, instead of a new one.
         """
         return self.copied(pool, into) if self.borrowed else self
 
     def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
-        """Return a copy; see `owned`."""
+        """Return a copy of the block. It takes the same arguments as `owned`."""
         out = into or Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
         copy_columns(out.columns, self.columns)
         return out
 
     @property
     def on_cpu(self) -> bool:
-        """Whether its columns are on the CPU."""
+        """Whether the columns are on the CPU."""
         return not self.columns or self.columns[0].device.type == "cpu"
 
     def column(self, path: Path) -> Leaf:
@@ -122,12 +123,15 @@ class Block:
         return self.columns[self.schema.index(path)]
 
     def time_first(self, path: Path) -> Any:
-        """Return the column at `path`, time first, ``[T, *batch, *leaf]``."""
+        """Return the column at `path` with time as the first dimension, ``[T, *batch, *leaf]``."""
         column = self.column(path)
         return column.movedim(self.time_dim, 0) if self.time_dim else column
 
     def array(self, path: Path) -> np.ndarray[Any, Any]:
-        """Return a NumPy view of the column at `path` (CPU blocks only; bfloat16 as uint16); of a list, the objects."""
+        """Return a NumPy view of the column at `path`, or the array of objects of a list.
+
+        Only for blocks on the CPU. A dtype that NumPy lacks is viewed as an unsigned integer (bfloat16 as uint16).
+        """
         array = self._arrays.get(path)
         if array is None:
             column = self.column(path)
@@ -136,10 +140,10 @@ class Block:
         return array
 
     def row_arrays(self, path: Path) -> np.ndarray[Any, Any] | None:
-        """Return a NumPy view of the column at `path`, time first: to write a small row costs a third of a tensor's.
+        """Return a NumPy view of the column at `path` with time first, or None if there is no such view.
 
-        None for what has no such view: columns that aren't there, lists, dtypes that NumPy doesn't have, other devices
-        than the CPU.
+        Writing a small row through NumPy costs a third of writing it through a tensor. There is no view of missing
+        columns, lists, dtypes that NumPy lacks, and columns on other devices than the CPU.
         """
         rows = self._row_arrays.get(path)
         if rows is None:
@@ -161,21 +165,25 @@ class Block:
         return rows
 
     def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
-        """Return for each step the rows at `paths`, as a policy is given them, or copies of them: see `cloning`."""
+        """Return the rows at `paths` for each step.
+
+        If `cloning` isn't None, the caller shows copies of the rows to the policy.
+        """
         return list(zip(*map(self.rows, paths), strict=True)) if paths else [()] * self.num_steps
 
     @property
     def cloning(self) -> Callable[[Any], Any] | None:
-        """What copies a row for whoever is shown it, and may keep it: of memory that is written again, or of a graph.
+        """The function that copies a row before the policy sees it; None if the policy sees the rows themselves.
 
-        None where rows are shown themselves.
+        The policy may keep the rows that it sees. It needs copies if the memory is written again, or if gradients flow
+        through it.
         """
         if not (self.borrowed or self.rewritten or self.keeps_graph):
             return None
         return lasting(_cloned) if torch.is_inference_mode_enabled() else _cloned
 
     def flat(self, path: Path) -> Leaf:
-        """Return the column at `path` with its batch dimensions, if any, as one: ``[P, T, *leaf]``."""
+        """Return the column at `path` with all batch dimensions flattened into one: ``[P, T, *leaf]``."""
         flat = self._flat.get(path)
         if flat is None:
             column, dims = self.column(path), len(self.batch_size)
@@ -184,22 +192,23 @@ class Block:
         return flat
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
-        """Write the whole column at `path`; `values` have time first, ``(T, *batch, *leaf)``."""
+        """Write the whole column at `path` from `values`, which have time first: ``(T, *batch, *leaf)``."""
         self.time_first(path).copy_(values)
 
     def record(self, t: int, device: torch.device | None = None) -> Any:
-        """Return the TensorDict of step `t` over the rows' memory; `device` as in `batch`."""
+        """Return the TensorDict of step `t` over the block's memory; `device` has the same meaning as in `batch`."""
         leaves = [self.rows(path)[t] for path in self.schema.paths]
         return self.schema.layout.build(leaves, self.batch_size[:-1], device)
 
     def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> Any:
-        """Return the TensorDict over the columns' memory, its last batch dimension named ``"time"``.
+        """Return a TensorDict over the columns' memory. Its last batch dimension is named ``"time"``.
 
-        With tensors of unlike shapes it is a lazy stack of views (see `Layout.build`).
+        If tensors of a leaf differ in shape, the result is a lazy stack of views (see `TensorDictBuilder.build`).
 
         Args:
-            num_steps: how many steps were written; None for all. Fewer gives the leading steps.
-            device: what the TensorDict says of its device; None for a TensorDict without one.
+            num_steps: the number of steps that were written; a smaller number than T gives the leading steps, None
+                gives all.
+            device: the TensorDict's device attribute; None for a TensorDict without a device.
         """
         columns, size = self.columns, self.batch_size
         if num_steps is not None and num_steps != self.num_steps:
@@ -213,7 +222,10 @@ _cloned = methodcaller("clone")
 
 
 def copier(sources: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], None]:
-    """Return what copies columns of the CPU, each one piece, into others like them by one call of the core."""
+    """Return a function that copies `sources` into tensors of the same sizes by one call of the native core.
+
+    Sources and targets are contiguous tensors on the CPU. The function expects the targets in the order of `sources`.
+    """
     rows = Columns([source.data_ptr() for source in sources], [source.nbytes for source in sources], 1)
 
     def copy(targets: Sequence[torch.Tensor]) -> None:
@@ -223,9 +235,10 @@ def copier(sources: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]]
 
 
 def copy_columns(targets: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
-    """Copy columns into others of their shapes and dtypes: plain ones by one call of the core, in the caller's thread.
+    """Copy columns into other columns of the same shapes.
 
-    torch's threads, which would help with large ones on an idle machine, take the cores from those that collect.
+    One call of the native core copies all contiguous CPU tensors, in the caller's thread. Torch's threads would be
+    faster for large columns on an idle machine, but here they would take cores away from the collecting workers.
     """
     plain: list[tuple[torch.Tensor, torch.Tensor]] = []
     for target, source in zip(targets, sources, strict=True):
@@ -234,7 +247,7 @@ def copy_columns(targets: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
             and isinstance(target, torch.Tensor)
             and (source.shape, source.dtype) == (target.shape, target.dtype)
             and all(one.is_cpu and one.is_contiguous() and not one.requires_grad for one in (source, target))
-            and source.is_conj() == target.is_conj()  # what is lazy has other bytes
+            and source.is_conj() == target.is_conj()  # the bytes of a lazy conjugate aren't its values
             and source.is_neg() == target.is_neg()
         ):
             plain.append((target, source))
@@ -247,14 +260,14 @@ _FIRST = np.zeros(1, np.int64)
 
 
 _LARGEST = 1 << 18
-"""Bytes of a block up to which copying it costs less than making its views does."""
+"""The largest block, in bytes, for which copying the columns costs less than making views of the rows."""
 
 
 class ReusableBlock(Block):
-    """A block of the CPU that tells whether anybody else still has what was shown of it; see `Block`.
+    """A block on the CPU that detects whether other objects still hold rows that it has shown; see `Block`.
 
     Args:
-        schema: the record's leaves; `can_keep` says of which ones.
+        schema: the record's leaves; `can_keep` tells whether a schema is suitable.
         batch_size: the environments' batch dimensions.
         num_steps: T.
     """
@@ -265,29 +278,34 @@ class ReusableBlock(Block):
         self._copy = copier(cast("list[torch.Tensor]", self.columns))
 
     def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
-        """Return a copy, made without another look at columns that are all alike; see `Block.owned`."""
+        """Return a copy; see `Block.owned`.
+
+        `can_keep` has checked the columns, so the copy skips the checks of `copy_columns`.
+        """
         out = into or Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
         self._copy(cast("list[torch.Tensor]", out.columns))
         return out
 
     def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
-        """Return the rows at `paths`, step by step, the same ones again; see `Block.shown`."""
+        """Return the rows at `paths` for each step, the same objects at each call; see `Block.shown`."""
         found = self._shown.get(tuple(paths))
         if found is None:
             columns = [self.column(path) for path in paths]
             found = self._shown[tuple(paths)] = _Shown(columns, self.num_steps, self.time_dim)
         return found.rows
 
-    cloning = None  # whoever keeps a row keeps the block
+    cloning = None  # not needed: while the policy holds a row, the block isn't written again
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody else has any of the rows that were shown, or a view of one."""
+        """Whether no other object holds a row that was shown, or a view of such a row."""
         return all(shown.is_free for shown in self._shown.values())
 
 
 class _Shown:
-    """Rows of some columns, which share their storages with no other views.
+    """The rows of some columns, in torch storages that no other views share.
+
+    The separate storages make the reference counts exact: only these rows, and views of them, refer to them.
 
     Attributes:
         rows: the tensors of each step.
@@ -309,13 +327,17 @@ class _Shown:
         return self._count() == self._references and self._forms.unchanged(self._flat)
 
     def _count(self) -> int:
-        """Return how many references there are to the rows, and to tensors over their memory."""
+        """Return the number of references to the rows, to the columns' aliases, and to their torch storages."""
         objects = sum(map(sys.getrefcount, chain(self._flat, self._aliases, self._storages)))
         return objects + sum(torch._C._storage_Use_Count(storage._cdata) for storage in self._storages)
 
 
 def can_keep(schema: Schema, batch_size: Sequence[int], num_steps: int) -> bool:
-    """Return whether a block is small, holds nothing but what NumPy has, too, and torch tells who has its rows."""
+    """Return whether a rollout may use a `ReusableBlock`.
+
+    The block must be small, and all its dtypes must exist in NumPy. Torch's references to the rows must also be
+    visible, because `ReusableBlock.is_free` counts references.
+    """
     rows = torch.Size(batch_size).numel() * num_steps
     return (
         0 < rows * schema.row_bytes <= _LARGEST
@@ -327,7 +349,7 @@ def can_keep(schema: Schema, batch_size: Sequence[int], num_steps: int) -> bool:
 
 @cache
 def _sees_references() -> bool:
-    """Return whether what torch itself holds, for a backward pass say, counts for `sys.getrefcount`."""
+    """Return whether `sys.getrefcount` counts references that torch itself holds, for example for a backward pass."""
     with torch.enable_grad():
         tensor = torch.ones(1)
         before = sys.getrefcount(tensor)

@@ -1,6 +1,6 @@
-"""Devices as users spell them, what lies on them, and the order in which they work.
+"""Helpers for devices, and for the order of work on them.
 
-Compiled programs (``torch.compile``): they call the library and don't look into it.
+`outside_graphs` keeps programs under ``torch.compile`` from tracing into the library.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def outside_graphs(method: Method) -> Method:
-    """Have compiled programs leave their graph for a call of `method`; elsewhere it costs nothing.
+    """Make compiled programs leave their graph when they call `method`. Programs that aren't compiled pay nothing.
 
-    What they would trace hands addresses to the native core, and those of traced tensors are nobody's.
+    The library passes tensor addresses to the native core, and traced tensors have no memory. So ``torch.compile`` must
+    not trace it.
     """
     if not hasattr(eval_frame, "set_code_exec_strategy"):  # before torch 2.7
         return cast(Method, torch.compiler.disable(method))
-    # What `torch.compiler.disable` does, without its wrapper, which costs each call half a microsecond.
+    # The same effect as `torch.compiler.disable`, without its wrapper, which costs each call half a microsecond.
     skip, function = eval_frame._FrameAction.SKIP, cast(Any, method)
-    strategy = eval_frame._FrameExecStrategy(skip, skip)  # the method itself, and whatever it calls
+    strategy = eval_frame._FrameExecStrategy(skip, skip)  # the method itself, and the functions that it calls
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
     function._torchdynamo_disable = True
     return method
@@ -36,7 +37,9 @@ Result = TypeVar("Result")
 
 
 def as_device(device: torch.device | str | int | None) -> torch.device | None:
-    """Return `device` as a torch.device, with its index if it is an accelerator of this machine; None stays None.
+    """Return `device` as a torch.device, or None for None.
+
+    An accelerator of this machine without an index gets the index of the current device.
 
     Raises:
         InvalidArgumentError: if torch doesn't know the device.
@@ -55,10 +58,10 @@ def as_device(device: torch.device | str | int | None) -> torch.device | None:
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:
-    """Return the device that a user named, if torch knows it and data can live there.
+    """Return the device that the user named.
 
     Raises:
-        InvalidArgumentError: otherwise.
+        InvalidArgumentError: if torch doesn't know the device, or can't allocate on it.
     """
     try:
         found = torch.device(device)
@@ -69,75 +72,76 @@ def usable_device(device: torch.device | str | int) -> torch.device:
 
 
 def require_device(name: str, device: torch.device | None) -> torch.device | None:
-    """Return `device` if data can live there.
+    """Return `device` if torch can allocate on it.
 
     Args:
-        name: the argument that the message names.
-        device: None passes.
+        name: the argument that the error message names.
+        device: the device to check; None is always accepted.
 
     Raises:
-        InvalidArgumentError: if torch has no such device.
+        InvalidArgumentError: if torch can't allocate on the device.
     """
     if device is None or device.type == "cpu":
         return device
     try:
         torch.zeros(1, device=device)
-    except Exception as cause:  # torch raises AssertionError, RuntimeError and others
+    except Exception as cause:  # torch raises AssertionError, RuntimeError and other types
         raise InvalidArgumentError(f"{name}: {device} can't be used here: {cause}") from cause
     return device
 
 
 def columns_device(device: torch.device | None) -> torch.device:
-    """Return where the columns of an environment live whose TensorDicts say `device`."""
+    """Return the device of columns whose TensorDicts have the device attribute `device`; None means the CPU."""
     return torch.device("cpu") if device is None else device
 
 
 def said_of(here: torch.device | None, device: torch.device | None) -> torch.device | None:
-    """Return what TensorDicts of columns say of their device.
+    """Return the device attribute for TensorDicts over columns on the device `here`.
 
     Args:
-        here: where the columns are; None for the CPU.
-        device: what those of their environment say, which may be elsewhere.
+        here: the device of the columns; None for the CPU.
+        device: the device attribute of the environment's TensorDicts, which may be another device.
     """
     return device if same_device(here, device) else columns_device(here)
 
 
 def same_device(one: torch.device | None, other: torch.device | None) -> bool:
-    """Return whether data on `one` is on `other`, too: ``cpu:0`` is ``cpu``, and so is None."""
+    """Return whether two device attributes mean the same device: ``cpu:0``, ``cpu`` and None are the same."""
     return one == other or (on_cpu(one) and on_cpu(other))
 
 
 def on_cpu(device: torch.device | None) -> bool:
-    """Return whether data whose TensorDicts say `device` is on the CPU."""
+    """Return whether the data of TensorDicts with the attribute `device` are on the CPU."""
     return device is None or device.type == "cpu"
 
 
 def device_of(leaves: Iterable[Any]) -> torch.device:
-    """Return the device of the first leaf that is a tensor, the CPU if none is."""
+    """Return the device of the first leaf that is a tensor, or the CPU if no leaf is a tensor."""
     return next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
 
 
 def pinned(batch: Any) -> Any:
-    """Return `batch` with what lies on the CPU in pinned memory."""
+    """Return `batch` with its CPU tensors copied to pinned memory."""
     if is_tensor_collection(batch):
         return batch.apply(pinned, filter_empty=False)
     return batch.pin_memory() if isinstance(batch, torch.Tensor) and batch.device.type == "cpu" else batch
 
 
 def _module_of_streams(device: torch.device) -> Any:
-    """Return what torch has for the streams of a device, `torch.cuda` say; None where work is done in one order."""
+    """Return torch's module for a device's streams, for example `torch.cuda`; None for a device without streams."""
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     return module if hasattr(module, "current_stream") else None
 
 
 def in_this_stream(call: Callable[[], Result], device: torch.device | None) -> Callable[[], Result]:
-    """Return a call for another thread to make, in the stream of a device in which this thread works now.
+    """Return a function that makes `call` in another thread, in the device stream that this thread uses now.
 
-    So it comes after what this thread has asked for, and before what this thread does with the result.
+    The work of `call` is then ordered after all earlier work of this thread, and before this thread's use of the
+    result.
 
     Args:
-        call: any.
-        device: None for CUDA's current one, if CUDA is in use.
+        call: a function without arguments.
+        device: the device; None for CUDA's current device if the program uses CUDA.
     """
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
@@ -154,13 +158,13 @@ def in_this_stream(call: Callable[[], Result], device: torch.device | None) -> C
 
 
 class StreamOrder:
-    """Has memory of a device used in the order in which that is asked for, by whichever streams and threads.
+    """Orders all uses of a device's memory, for any number of streams and threads.
 
-    Programs that name no streams work in one, and need nothing of that. Not thread-safe: who writes holds a lock, and
-    who reads beside it finds out afterwards whether something was written.
+    A program that names no streams works in one stream and needs no extra order. The object isn't thread-safe. Writers
+    hold a lock. A reader takes no lock and finds out afterwards whether a writer changed the rows meanwhile.
 
     Args:
-        device: where the memory is.
+        device: the device of the memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -168,11 +172,11 @@ class StreamOrder:
         self._last: Any = None  # the stream of the last use
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are of other memory."""
+        """Pickle the device only, because the copy orders other memory."""
         return StreamOrder, (self._device,)
 
     def begin(self) -> None:
-        """Let the present stream wait for what was asked for until now; it is used next."""
+        """Make the current stream wait for all earlier work on the memory, and record it as the last user."""
         if self._module is None:
             return
         stream, last = self._module.current_stream(self._device), self._last

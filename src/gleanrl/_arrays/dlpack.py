@@ -1,4 +1,4 @@
-"""How torch shows the core its tensors and makes some of its memory: DLPack's exchange interface, of newer releases."""
+"""DLPack's exchange interface of newer torch releases: the core uses it to read tensors and to make some."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ def _offered() -> Any:
 
 
 EXCHANGE = _offered()
-"""The interface's capsule; None if torch offers none, or one that the core doesn't know."""
+"""The interface's capsule; None if torch has none, or has one that the core doesn't support."""

@@ -1,4 +1,4 @@
-"""The one door to the compiled core; its manual is the headers in `cpp/`."""
+"""The only import of the compiled core. The headers in `cpp/` are its manual."""
 
 __all__ = [
     "Columns",

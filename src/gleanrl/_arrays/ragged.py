@@ -1,7 +1,7 @@
-"""Leaves that columns can't hold: strings, objects of any kind, and tensors whose shape differs from record to record.
+"""Leaves that tensor columns can't hold: strings, arbitrary objects, and tensors whose shape differs between records.
 
-They are kept as one Python object for each record, in an array of objects. `ObjectColumn` has the few
-methods of a tensor that batches, blocks and storages need to cut and copy rows, so that these treat both alike.
+An `ObjectColumn` keeps one Python object for each record, in a NumPy array of objects. It offers the tensor methods
+that batches, blocks and storages use to slice and copy rows, so they treat both kinds of leaves alike.
 """
 
 from __future__ import annotations
@@ -17,45 +17,48 @@ from gleanrl.errors import SchemaError
 
 
 class ObjectColumn:
-    """One object for each record, ``[*lead, *shape]``; views share the array, as with tensors.
+    """One Python object for each record, ``[*lead, *shape]``. Views share the array, as views of tensors do.
 
     Args:
-        array: of objects.
-        blank: what stands where there is none: an empty tensor for tensors of unlike shapes, which come back as
-            tensors; None for all others, which come back as non-tensor data.
+        array: a NumPy array of objects.
+        blank: the value of empty positions. For tensors of different shapes it is an empty tensor, and the objects come
+            back as tensors. For all other objects it is None, and they come back as non-tensor data.
     """
 
     __slots__ = ("array", "blank")
     dtype = None
     device = torch.device("cpu")
-    _version = 0  # torch's count of changes in place: nobody counts those of objects
+    _version = 0  # replaces a tensor's count of in-place changes, which objects don't have
 
     def __init__(self, array: np.ndarray[Any, Any], blank: torch.Tensor | None = None) -> None:
         self.array, self.blank = array, blank
 
     def data_ptr(self) -> int:
-        """Return the address of the references, which nobody moves."""
+        """Return the address of the array of references; NumPy never moves it."""
         return int(self.array.ctypes.data)
 
     @classmethod
     def of(
         cls, items: Sequence[Any], shape: Sequence[int] | None = None, blank: torch.Tensor | None = None
     ) -> ObjectColumn:
-        """Return `items`, lists and arrays among them as they are, as an array of `shape`, ``(n,)`` for None."""
+        """Return a column with the objects `items` in `shape`; a shape of None means ``(n,)``.
+
+        Lists and arrays among the items stay single objects.
+        """
         array = np.empty(len(items), object)
-        for position, item in enumerate(items):  # one by one: NumPy takes nothing apart then
+        for position, item in enumerate(items):  # one by one, since NumPy would unpack lists and arrays
             array[position] = item
         return cls(array if shape is None else array.reshape(tuple(shape)), blank)
 
     @classmethod
     def blanks(cls, shape: Sequence[int], blank: torch.Tensor | None = None) -> ObjectColumn:
-        """Return an array of `shape` that holds nothing yet."""
+        """Return a column of `shape` that is filled with `blank`."""
         size = torch.Size(shape)
         return cls.of([blank] * size.numel(), size, blank)
 
     @classmethod
     def rows_of(cls, tensor: torch.Tensor, lead: Sequence[int]) -> ObjectColumn:
-        """Return copies of the rows of a tensor ``[*lead, ...]``, each an object."""
+        """Return a column of copies of the rows of a tensor ``[*lead, ...]``, one object for each row."""
         flat = tensor.reshape(torch.Size(lead).numel(), *tensor.shape[len(lead) :])
         return cls.of([row.clone() for row in flat], lead, tensor.new_empty([0] * (tensor.ndim - len(lead))))
 
@@ -66,7 +69,7 @@ class ObjectColumn:
 
     @property
     def ndim(self) -> int:
-        """The array's dimensions."""
+        """The number of the array's dimensions."""
         return self.array.ndim
 
     def numel(self) -> int:
@@ -74,7 +77,7 @@ class ObjectColumn:
         return self.array.size
 
     def __getitem__(self, index: Any) -> ObjectColumn:
-        """Return a view, or a copy, as NumPy indexes."""
+        """Return a view or a copy, by NumPy's rules of indexing."""
         parts = index if isinstance(index, tuple) else (index,)
         parts = tuple(part.cpu().numpy() if isinstance(part, torch.Tensor) else part for part in parts)
         return ObjectColumn(
@@ -86,7 +89,7 @@ class ObjectColumn:
         return iter(self.unbind(0))
 
     def items(self) -> list[Any]:
-        """Return the objects, in order."""
+        """Return the objects as a flat list, in order."""
         return [*self.array.flat]
 
     def unbind(self, dim: int = 0) -> tuple[ObjectColumn, ...]:
@@ -104,7 +107,7 @@ class ObjectColumn:
         return ObjectColumn(np.moveaxis(moved, 0, dim), self.blank)
 
     def movedim(self, source: int, destination: int) -> ObjectColumn:
-        """Return a view with a dimension moved."""
+        """Return a view with one dimension moved."""
         return ObjectColumn(np.moveaxis(self.array, source, destination), self.blank)
 
     def transpose(self, first: int, second: int) -> ObjectColumn:
@@ -116,27 +119,27 @@ class ObjectColumn:
         return ObjectColumn(self.array.reshape(*shape), self.blank)
 
     def unsqueeze(self, dim: int) -> ObjectColumn:
-        """Return a view with a dimension more."""
+        """Return a view with one more dimension."""
         return ObjectColumn(np.expand_dims(self.array, dim), self.blank)
 
     def clone(self) -> ObjectColumn:
-        """Return another array of the same objects; tensors are copied, other objects never."""
+        """Return a new array of the same objects. Tensors are copied; other objects are shared."""
         if self.blank is None:
             return ObjectColumn(self.array.copy(), self.blank)
         return ObjectColumn.of([item.clone() for item in self.items()], self.shape, self.blank)
 
     def to(self, *args: Any, copy: bool = False) -> ObjectColumn:
-        """Return these objects, or a clone: they stay where they are."""
+        """Return the column itself, or a clone if `copy` is True. The objects don't change their device."""
         return self.clone() if copy else self
 
     def detach(self) -> ObjectColumn:
-        """Return these objects, tensors without their graphs."""
+        """Return the same objects, with tensors detached from their graphs."""
         if self.blank is None:
             return self
         return ObjectColumn.of([item.detach() for item in self.items()], self.shape, self.blank)
 
     def copy_(self, source: ObjectColumn | torch.Tensor) -> ObjectColumn:
-        """Take over another array's objects; of a tensor, copies of its rows."""
+        """Replace the objects by the objects of `source`, or by copies of its rows if it is a tensor."""
         if isinstance(source, torch.Tensor):
             source = ObjectColumn.rows_of(source, self.shape)
         if source.shape != self.shape:
@@ -145,28 +148,31 @@ class ObjectColumn:
         return self
 
     def put(self, index: torch.Tensor, rows: ObjectColumn) -> None:
-        """Take over objects at `index`, ``(n,)`` int64; of equal ones the last wins."""
+        """Set the objects at `index`, ``(n,)`` int64. If an index occurs twice, the last object is kept."""
         self.array[index.cpu().numpy()] = rows.array
 
     def on(self, device: torch.device) -> ObjectColumn:
-        """Return these objects, tensors on `device`."""
+        """Return the same objects, with tensors on `device`."""
         if self.blank is None or all(item.device == device for item in self.array.flat):
             return self
         return ObjectColumn.of([item.to(device) for item in self.items()], self.shape, self.blank)
 
     def take(self, index: torch.Tensor, pad: bool = False) -> ObjectColumn:
-        """Return the rows at `index`, ``(n,)`` int64, tensors copied; with `pad` the one behind the last is blank."""
+        """Return the rows at `index`, ``(n,)`` int64, with tensors copied.
+
+        If `pad` is True, the index may also name the position after the last row, which gives the blank value.
+        """
         array = self.array
         if pad:
             array = np.concatenate([array, ObjectColumn.blanks((1, *array.shape[1:]), self.blank).array])
         return ObjectColumn(array[index.cpu().numpy()], self.blank).clone()
 
     def where(self, mask: torch.Tensor, other: ObjectColumn) -> ObjectColumn:
-        """Return these objects where `mask` is True, those of `other` elsewhere."""
+        """Return a column with these objects where `mask` is True and the objects of `other` elsewhere."""
         return ObjectColumn(np.where(mask.cpu().numpy(), self.array, other.array), self.blank)
 
     def equal(self, other: Any) -> bool:
-        """Return whether the objects are equal."""
+        """Return whether `other` is a column of the same shape with equal objects."""
         if not isinstance(other, ObjectColumn) or self.shape != other.shape:
             return False
         return all(
@@ -174,7 +180,13 @@ class ObjectColumn:
         )
 
     def wrapped(self, device: torch.device | None = None) -> Any:
-        """Return what a TensorDict holds: non-tensor data, or a stack of it; of tensors that are alike, one tensor."""
+        """Return the objects in the form that a TensorDict holds.
+
+        Tensors of one shape become one stacked tensor. Other objects become non-tensor data or a stack of it.
+
+        Raises:
+            SchemaError: the tensors differ in shape.
+        """
         if self.blank is None:
             return _wrapped(self.array, device)
         if not self.ndim:
@@ -185,28 +197,32 @@ class ObjectColumn:
 
     @property
     def field_shape(self) -> torch.Size:
-        """The shape of one tensor, -1 where they differ."""
+        """The shape of one tensor, with -1 for each size that differs between the tensors."""
         assert self.blank is not None
         shapes = [tuple(item.shape) for item in self.array.flat] or [tuple(self.blank.shape)]
         return torch.Size([sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True)])
 
 
 Leaf: TypeAlias = Any
-"""A tensor, or `ObjectColumn`."""
+"""A tensor or an `ObjectColumn`."""
 
 
 def as_entry(leaf: Leaf) -> Any:
-    """Return what a TensorDict holds in place of a leaf."""
+    """Return the TensorDict entry for a leaf; the inverse of `as_leaf`."""
     return leaf.wrapped() if isinstance(leaf, ObjectColumn) else leaf
 
 
 def as_leaf(entry: Any) -> Leaf:
-    """Return the leaf that a TensorDict's entry is: a tensor itself, of non-tensor data `ObjectColumn`."""
+    """Return the leaf for a TensorDict entry: the tensor itself, or an `ObjectColumn` for non-tensor data."""
     return non_tensors(entry) if is_non_tensor(entry) else entry
 
 
 def values_of(leaf: Leaf, spec: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the values that a leaf is made of, each with the part of `spec` that it is to be in."""
+    """Yield the values in a leaf, each with the part of `spec` that applies to it.
+
+    A column of tensors yields each tensor with its part of the spec. Any other leaf yields one entry with the whole
+    spec.
+    """
     if isinstance(leaf, ObjectColumn) and leaf.blank is not None:
         for index in np.ndindex(*leaf.shape):
             yield leaf[index].array.item(), spec[index] if index else spec
@@ -215,7 +231,7 @@ def values_of(leaf: Leaf, spec: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def stack_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
-    """Return leaves stacked along a new dimension: all tensors, or all objects."""
+    """Return leaves stacked along a new dimension. All must be tensors, or all object columns."""
     if isinstance(leaves[0], ObjectColumn):
         shapes = {tuple(leaf.shape) for leaf in leaves}
         if len(shapes) > 1:
@@ -228,14 +244,14 @@ def stack_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
 
 
 def cat_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
-    """Return leaves one behind the other along `dim`: all tensors, or all objects."""
+    """Return leaves concatenated along `dim`. All must be tensors, or all object columns."""
     if isinstance(leaves[0], ObjectColumn):
         return ObjectColumn(np.concatenate([leaf.array for leaf in leaves], dim), leaves[0].blank)
     return torch.cat(list(leaves), dim)
 
 
 def non_tensors(value: Any) -> ObjectColumn:
-    """Return what non-tensor data, or a stack of it, holds: ``[*batch_size]``."""
+    """Return the objects in non-tensor data, or in a stack of it, as a column ``[*batch_size]``."""
     if isinstance(value, LazyStackedTensorDict):
         parts = value.tensordicts
         if parts and not value.stack_dim and all(not part.batch_dims for part in parts):
@@ -245,7 +261,13 @@ def non_tensors(value: Any) -> ObjectColumn:
 
 
 def lazy_leaf(batch: LazyStackedTensorDict, key: str, dims: int) -> Leaf:
-    """Return an entry of a lazy stack of records, `dims` batch dimensions: a tensor if all are alike, else objects."""
+    """Return the entry at `key` of a lazy stack of records with `dims` batch dimensions.
+
+    The result is a tensor if the entries of all parts have the same shape and dtype, and an `ObjectColumn` otherwise.
+
+    Raises:
+        SchemaError: the entries differ in dtype or in their number of dimensions.
+    """
     parts = [part.get(key) for part in batch.tensordicts] if _even(batch, key) else []
     if parts and all(part.shape == parts[0].shape and part.dtype is parts[0].dtype for part in parts):
         return torch.stack(parts, batch.stack_dim)
@@ -263,7 +285,7 @@ def lazy_leaf(batch: LazyStackedTensorDict, key: str, dims: int) -> Leaf:
 
 
 def _even(batch: LazyStackedTensorDict, key: str) -> bool:
-    """Return whether no part of a stack is a stack of unlike tensors itself."""
+    """Return whether each part of a stack holds tensors of one shape at `key`, so that it can be read as a tensor."""
     for part in batch.tensordicts:
         if isinstance(part, LazyStackedTensorDict):
             shapes = {value.shape for below in part.tensordicts for value in _tensors(below, key)}
@@ -285,7 +307,7 @@ def _ragged(batch: TensorDictBase, key: str, dims: int) -> np.ndarray[Any, Any]:
         return np.stack([_ragged(part, key, dims - 1) for part in batch.tensordicts], batch.stack_dim)
     try:
         value = batch.get(key)
-    except RuntimeError as cause:  # of unlike tensors, stacked along a dimension that each record has
+    except RuntimeError as cause:  # different shapes, stacked inside a record
         shapes = sorted({tuple(value.shape) for value in _tensors(batch, key)})
         raise SchemaError(
             f"{key!r}: members of one group, stacked within a record, have unlike shapes {shapes}: an entry of a "
@@ -309,5 +331,5 @@ def _same(mine: Any, theirs: Any) -> bool:
         return mine.shape == theirs.shape and torch.equal(mine, theirs)
     try:
         return mine is theirs or bool(mine == theirs)
-    except (ValueError, TypeError, RuntimeError):  # of what has no one answer, as arrays
+    except (ValueError, TypeError, RuntimeError):  # arrays, for example, give several values
         return False

@@ -1,4 +1,4 @@
-"""Frozen results that pass between parts: what a write did, what a sampler chose, what a buffer counted."""
+"""Frozen results that components exchange: write placements, sampler draws and buffer counters."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from gleanrl.errors import MissingKeyError
 _NOTHING: Mapping[Any, torch.Tensor] = MappingProxyType({})
 
 new_tuple = tuple.__new__
-"""Makes a named tuple of all its fields in half the time that its class takes: for what every call makes."""
+"""Makes a named tuple from all its fields in half the time of calling its class; for code that runs on every call."""
 
 
 class Placement(NamedTuple):
-    """Where a writer puts rows in a ring of time steps; counts are time steps, not transitions.
+    """The time steps of a ring that one write fills. All counts are time steps, not transitions.
 
-    With one batch dimension a time step is one row. `skipped` steps at the head of the data are not stored,
-    because the same call overwrites them (a write longer than the ring): the newest steps win, in order.
+    With one batch dimension a time step is one row. If a write is longer than the ring, its first `skipped` steps
+    aren't stored, because later steps of the same write would overwrite them. The newest steps are kept, in order.
     """
 
     start: int
-    """First time step written, in ``[0, capacity)``."""
+    """First time step to write, in ``[0, capacity)``."""
     num_steps: int
-    """Time steps written, at most `capacity`."""
+    """Number of time steps to write, at most `capacity`."""
     skipped: int
-    """Leading time steps of the data that are not stored."""
+    """Number of leading time steps of the data that aren't stored."""
     evicted: int
-    """Stored time steps that are overwritten."""
+    """Number of stored time steps that the write overwrites."""
     length: int
-    """Time steps stored once the write is published."""
+    """Number of time steps stored after the write is published."""
     capacity: int
-    """Time steps of the ring."""
+    """Number of time steps in the ring."""
 
     @property
     def cursor(self) -> int:
-        """The time step that the next write starts at."""
+        """The time step at which the next write starts."""
         return (self.start + self.num_steps) % self.capacity
 
     @property
     def wraps(self) -> bool:
-        """Whether the write goes on at time step 0."""
+        """Whether the write continues at time step 0 after the end of the ring."""
         return self.start + self.num_steps > self.capacity
 
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """Return the written ranges as ``(start, stop)`` pairs, stop exclusive: two where the write wraps."""
+        """Return the written ranges as ``(start, stop)`` pairs, stop exclusive. A write that wraps has two ranges."""
         stop = self.start + self.num_steps
         if stop <= self.capacity:
             return ((self.start, stop),)
@@ -55,85 +55,92 @@ class Placement(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which records of a write are kept, and where: for writers that choose by what a record holds.
+    """The records of a write that a writer keeps, and their slots; for writers that choose records by their content.
 
-    Only for storages with one batch dimension, where a time step is one record.
+    Only storages with one batch dimension support it. A time step is then one record.
     """
 
     rows: torch.Tensor
-    """Positions in the data of the records that are stored, ``(m,)`` int64."""
+    """Positions of the stored records in the data, ``(m,)`` int64."""
     slots: torch.Tensor
-    """Their slots, ``(m,)`` int64, each once."""
+    """Slots of these records, ``(m,)`` int64, without duplicates."""
     returned: torch.Tensor
-    """What the write returns: each record's slot, -1 where it isn't stored, ``(n,)`` int64."""
+    """Return value of the write, ``(n,)`` int64: each record's slot, or -1 if the record isn't stored."""
     length: int
-    """Records stored once the write is published."""
+    """Number of records stored after the write is published."""
 
 
 class Draw(NamedTuple):
-    """What a sampler chose; it names slots and never holds payload."""
+    """The slots that a sampler chose for a batch. A draw never contains records."""
 
     slots: torch.Tensor
-    """Slots, ``(n,)`` int64 on the CPU, counted over time and batch dimensions flattened."""
+    """Slots, ``(n,)`` int64 on the CPU, numbered over the flattened time and batch dimensions."""
     extras: Mapping[Any, torch.Tensor] = _NOTHING
-    """What else the sampler delivers with each row, by key, ``(n, ...)`` each: weights, say."""
+    """Further values for each row, ``(n, ...)`` each, by key; for example importance weights."""
     generation: torch.Tensor | None = None
-    """How often each slot had been written at the draw, ``(n,)`` int64, if it was asked for."""
+    """Each slot's number of writes at the time of the draw, ``(n,)`` int64; None if the caller didn't request it."""
     last: torch.Tensor | None = None
-    """Of slices: whether a row is the last one of its slice, ``(n,)`` bool."""
+    """For slices: whether a row is the last of its slice, ``(n,)`` bool."""
     asked: int | None = None
-    """Of slices: the batch size that was asked for; short slices make a smaller batch."""
+    """For slices: the requested batch size; short slices give a smaller batch."""
     origin: torch.Tensor | None = None
-    """Of epochs of slices: last slot and its generation of each slice's trajectory, ``(2, m)`` int64."""
+    """For epochs of slices: the last slot of each slice's trajectory and the slot's generation, ``(2, m)`` int64."""
     epoch: int = 0
-    """Of epochs: which one, counted from 1."""
+    """For epochs: the number of this epoch, counted from 1."""
 
 
 class RateCounts(NamedTuple):
-    """What a buffer's rate limiter goes by, since the buffer was made or emptied."""
+    """The counts that a buffer's rate limiter compares, since the buffer was made or emptied."""
 
     inserted: int
-    """Rows that `add` and `extend` stored; writes by index don't count."""
+    """Number of rows that `add` and `extend` stored, without writes by index."""
     sampled: int
-    """Rows handed out."""
+    """Number of rows that were handed out."""
     free: int
-    """The first rows inserted, which weren't to be sampled before there were enough; the ratio is that of the rest."""
+    """Number of rows at the start that the ratio ignores, because sampling is allowed only after them."""
 
 
 class BufferStats(NamedTuple):
     """Counters of a replay buffer since it was made."""
 
     rows: int
-    """Transitions stored now."""
+    """Number of transitions stored now."""
     capacity: int
-    """Transitions that fit."""
+    """Number of transitions that fit."""
     rows_written: int
-    """Transitions ever stored, overwritten ones included; writes by index count too, but for those of a column."""
+    """Number of transitions ever stored, including overwritten ones.
+
+    Writes by index count too, unless they change a single column.
+    """
     batches_sampled: int
-    """Batches handed out by `sample`."""
+    """Number of batches that `sample` handed out."""
     rows_redrawn: int
-    """Rows that were overwritten between their draw and the end of their fetch, so that they were drawn again."""
+    """Number of rows that were drawn again, because a writer overwrote them before their fetch ended."""
     priorities_dropped: int = 0
-    """Priority updates that came too late, for records that had been overwritten."""
+    """Number of priority updates that were dropped, because their records had been overwritten."""
     rate_limiter: RateCounts | None = None
-    """What the rate limiter goes by, if there is one."""
+    """Counts of the rate limiter; None if the buffer has no rate limiter."""
 
     @property
     def size(self) -> int:
-        """`rows`, by the name of other releases."""
+        """An alias of `rows`, for programs of other TorchRL releases."""
         return self.rows
 
     @property
     def utilization(self) -> float:
-        """The part of the capacity that is stored, 0 to 1."""
+        """Stored fraction of the capacity, 0 to 1."""
         return self.rows / self.capacity
 
     def keys(self) -> tuple[str, ...]:
-        """Return the names that counters can be read by, as in a dictionary."""
+        """Return the names by which ``stats[name]`` reads a counter."""
         return (*self._fields, "size", "utilization")
 
     def __getitem__(self, name: Any) -> Any:
-        """Return a counter by its name, or by its position."""
+        """Return a counter by its name or by its position.
+
+        Raises:
+            MissingKeyError: no counter has that name.
+        """
         if not isinstance(name, str):
             return tuple.__getitem__(self, name)
         if name not in self.keys():

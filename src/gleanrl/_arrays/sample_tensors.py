@@ -1,6 +1,6 @@
-"""Fresh tensors, alike each time: what a sample is made of.
+"""Repeated allocation of uninitialised tensors of fixed shapes, for samples.
 
-For tensors that are made at every sample. What is allocated once, or seldom, is by `gleanrl._arrays.schema.allocate`.
+Tensors that are allocated once or seldom come from `gleanrl._arrays.schema.allocate`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from gleanrl._arrays.native import FreshTensors
 from gleanrl._arrays.schema import allocate, numpy_dtype
 
 Form = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype."""
+"""Shape and dtype of one tensor."""
 Made = tuple[list[torch.Tensor], list[int]]
-"""Tensors, and where their memory is."""
+"""The tensors and the addresses of their memory."""
 
 _Part = tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]
 
 
 def maker(forms: Sequence[Form], pool: BufferPool | None = None) -> Callable[[], Made]:
-    """Return what makes uninitialised tensors on the CPU, again and again.
+    """Return a function that makes uninitialised CPU tensors of the given forms at each call.
 
-    The core makes them where torch shows how, in less than half of NumPy's time. NumPy makes them elsewhere, and where
-    some are large or of a dtype that others than torch don't know. In torch they take longer still.
+    The core makes them, in less than half of NumPy's time, if torch offers its exchange interface. NumPy makes them
+    otherwise. It also makes all of them if one is large enough for the pool, or has a dtype that the core can't handle.
+    Torch's own allocation functions are slower than both.
 
     Args:
-        forms: of each tensor.
-        pool: where the memory of large ones comes from; None for memory of their own.
+        forms: shape and dtype of each tensor.
+        pool: provides the memory of large tensors; None allocates all memory anew.
 
     Returns:
         A function without arguments; any thread may call it.
@@ -53,13 +54,13 @@ def maker(forms: Sequence[Form], pool: BufferPool | None = None) -> Callable[[],
 
 
 def _maker_of_core(forms: Sequence[Form]) -> Callable[[], Made] | None:
-    """Return what makes them in the core; None if it can't, or would make others."""
+    """Return a function that makes the tensors in the core, or None if the core can't make these dtypes."""
     if EXCHANGE is None:
         return None
     try:
         make = FreshTensors(EXCHANGE, torch.Tensor, [allocate(*form) for form in forms]).make
         made, _ = make()
-    except RuntimeError:  # a dtype that torch doesn't show
+    except RuntimeError:  # torch's exchange interface doesn't support the dtype
         return None
     alike = all(tensor.dtype == dtype for tensor, (_, dtype) in zip(made, forms, strict=True))
     return make if alike else None
@@ -68,6 +69,6 @@ def _maker_of_core(forms: Sequence[Form]) -> Callable[[], Made] | None:
 def _made_by_numpy(parts: list[_Part], dtypes: list[torch.dtype]) -> Made:
     tensors = [torch.from_numpy(empty(shape, dtype)) for empty, shape, dtype in parts]
     for position, dtype in enumerate(dtypes):
-        if tensors[position].dtype is not dtype:  # one that NumPy doesn't have
+        if tensors[position].dtype is not dtype:  # a dtype that NumPy lacks was made as an unsigned integer
             tensors[position] = tensors[position].view(dtype)
     return tensors, [tensor.data_ptr() for tensor in tensors]

@@ -1,7 +1,7 @@
-"""Schemas: what the columns of a batch look like, and their memory.
+"""Schemas: the shapes and dtypes of a batch's columns, and the allocation of these columns.
 
-A `Schema` names the leaves of a record with their shapes and dtypes. Leaves without a fixed shape or a dtype are
-*lists*: their columns are arrays of objects (see `gleanrl._arrays.ragged`).
+A `Schema` gives the path, shape and dtype of each leaf of a record. A leaf without a fixed shape or a dtype is a
+*list*: its column is an array of objects (see `gleanrl._arrays.ragged`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gleanrl._arrays.tensordicts import (
 from gleanrl.errors import SchemaError
 
 _REMEMBERED = 64
-"""Recent batch sizes of which a schema knows the columns."""
+"""Number of recent batch sizes for which a schema caches column shapes."""
 
 
 @cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """Return the NumPy dtype of `dtype`, or an unsigned integer of its size where NumPy has none (bfloat16)."""
+    """Return NumPy's dtype for `dtype`; if NumPy has none (bfloat16), an unsigned integer of the same size."""
     try:
         return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except TypeError:
@@ -44,18 +44,21 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 @cache
 def numpy_twin(dtype: torch.dtype) -> torch.dtype:
-    """Return the torch dtype of `numpy_dtype`: `dtype` itself, but for those that NumPy doesn't have."""
+    """Return the torch dtype of `numpy_dtype(dtype)`, which is `dtype` itself unless NumPy lacks it."""
     return torch.from_numpy(np.empty(0, numpy_dtype(dtype))).dtype
 
 
 def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a NumPy array over the memory of a CPU tensor, in `numpy_dtype`."""
+    """Return a NumPy array over the memory of a CPU tensor, in the dtype `numpy_dtype`."""
     twin = numpy_twin(tensor.dtype)
     return tensor.numpy() if tensor.dtype is twin else tensor.view(twin).numpy()
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether elements of `tensor` can be read: wrappers of torch.func, fakes, freed tensors have none."""
+    """Return whether the elements of `tensor` can be read.
+
+    Wrappers of torch.func, fake tensors and freed tensors have no memory.
+    """
     try:
         return not tensor.numel() or tensor.data_ptr() != 0
     except RuntimeError:
@@ -66,55 +69,56 @@ def has_memory(tensor: torch.Tensor) -> bool:
 class Field:
     """One leaf of a record: its shape without batch dimensions, and its dtype.
 
-    A leaf that a column of numbers can't hold is a list: with sizes of -1 (they differ from record to record, each
-    record's tensor is an object), or without a dtype (any objects, as many as the shape says).
+    A leaf that a tensor column can't hold is a list. There are two kinds. If sizes differ between records, they are -1
+    in the shape, and each record's tensor is one object. If the dtype is None, the leaf holds arbitrary objects, as
+    many as the shape has elements.
     """
 
     shape: torch.Size
     dtype: Any
-    """A torch.dtype, or None."""
+    """A torch.dtype, or None for arbitrary objects."""
 
     @classmethod
     def of(cls, leaf: Leaf, dims: int) -> Field:
-        """Return the field of a batch's leaf with `dims` batch dimensions."""
+        """Return the field of a leaf of a batch with `dims` batch dimensions."""
         if isinstance(leaf, ObjectColumn) and leaf.blank is not None:
             return cls(leaf.field_shape, leaf.blank.dtype)
         return cls(leaf.shape[dims:], leaf.dtype)
 
     @property
     def is_list(self) -> bool:
-        """Whether its column is an array of objects."""
+        """Whether the column is an array of objects."""
         return self.dtype is None or -1 in self.shape
 
     @property
     def blank(self) -> torch.Tensor | None:
-        """What a list holds where there is nothing: an empty tensor, or None; see `ObjectColumn`."""
+        """The value of empty positions in a list: an empty tensor, or None; see `ObjectColumn`."""
         if self.dtype is None:
             return None
         return torch.empty([0 if size == -1 else size for size in self.shape], dtype=self.dtype, device="cpu")
 
     @property
     def row_shape(self) -> torch.Size:
-        """What a row of its column is shaped as."""
+        """The shape of one row of the column."""
         return torch.Size() if -1 in self.shape else self.shape
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one record's leaf; of lists, of the references."""
+        """Bytes of one record's leaf. For a list only the references count."""
         return prod(self.row_shape) * (8 if self.is_list else self.dtype.itemsize)
 
     def fits(self, value: Any) -> bool:
-        """Return whether a tensor has this shape, any sizes where they are open, and this dtype."""
+        """Return whether `value` is a tensor of this dtype and of a shape that `allows` accepts."""
         return isinstance(value, torch.Tensor) and value.dtype is self.dtype and self.allows(value.shape)
 
     def allows(self, shape: Sequence[int]) -> bool:
-        """Return whether a shape is this one, any sizes where they are open."""
+        """Return whether a shape equals this one, where -1 in this shape accepts any size."""
         return len(shape) == len(self.shape) and all(
             size in (-1, came) for size, came in zip(self.shape, shape, strict=True)
         )
 
     def __str__(self) -> str:
-        """Show as ``(84, 84, 4) uint8``."""
+        """Return a text such as ``(84, 84, 4) uint8``."""
         kind = "objects" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         return f"{tuple(self.shape)} {kind}"
 
@@ -123,10 +127,10 @@ class Schema:
     """The leaves of a record: paths in a fixed order, each with a shape and a dtype. Immutable.
 
     Args:
-        fields: path to `Field`, in the order that columns and built TensorDicts have.
-        groups: batch sizes of nested TensorDicts beyond the batch's own (see `TensorDictBuilder`); two schemas
-            that differ in nothing else are equal.
-        empty: groups that hold nothing; two schemas that differ in them alone are equal, too.
+        fields: a `Field` for each path, in the order of the columns and of built TensorDicts.
+        groups: batch sizes of nested TensorDicts in addition to the batch's own dimensions (see `TensorDictBuilder`).
+            Equality of schemas ignores them.
+        empty: nested TensorDicts that hold nothing. Equality of schemas ignores them too.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class Schema:
         empty: Iterable[Path] = (),
     ) -> None:
         self.lists: tuple[Path, ...] = tuple(path for path, field in fields.items() if field.is_list)
-        """The leaves that are lists."""
+        """The paths of the leaves that are lists."""
         self.layout = TensorDictBuilder(fields, groups, self.lists, empty)
         self.fields: tuple[Field, ...] = tuple(fields.values())
         self._positions = {path: position for position, path in enumerate(self.layout.paths)}
@@ -145,7 +149,7 @@ class Schema:
 
     @classmethod
     def of(cls, batch: TensorDictBase, exclude: Iterable[Path] = ()) -> Schema:
-        """Return the schema of the records in `batch`; its batch dimensions are not part of a record."""
+        """Return the schema of the records in `batch`. The batch dimensions aren't part of a record."""
         drop = set(exclude)
         dims = len(batch.batch_size)
         return cls(
@@ -156,12 +160,12 @@ class Schema:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The leaves' paths, in order."""
+        """The paths of the leaves, in order."""
         return self.layout.paths
 
     @property
     def groups(self) -> Mapping[Path, tuple[int, ...]]:
-        """What the batch sizes of nested TensorDicts have beyond the batch's own."""
+        """The dimensions that nested TensorDicts have in addition to the batch dimensions, by path."""
         return self.layout.groups
 
     @cached_property
@@ -174,7 +178,7 @@ class Schema:
         return path in self._positions
 
     def __getitem__(self, path: Path) -> Field:
-        """Return the field at `path` (KeyError if there is none)."""
+        """Return the field at `path`; `KeyError` if there is none."""
         return self.fields[self._positions[path]]
 
     def __len__(self) -> int:
@@ -182,30 +186,32 @@ class Schema:
         return len(self.fields)
 
     def __eq__(self, other: object) -> bool:
-        """Two schemas are equal if the same paths have the same fields, in any order."""
+        """Return whether both schemas have the same fields at the same paths, in any order."""
         return isinstance(other, Schema) and self.items() == other.items()
 
     def __hash__(self) -> int:
-        """Hash consistent with `__eq__`."""
+        """Return a hash that is consistent with `__eq__`."""
         return hash(frozenset(self.items().items()))
 
     def __repr__(self) -> str:
-        """Show each leaf."""
+        """Return a text that shows each leaf."""
         return "Schema(" + ", ".join(f"{as_key(p)!r}: {f}" for p, f in self.items().items()) + ")"
 
     def items(self) -> dict[Path, Field]:
-        """Return path to field, in order."""
+        """Return the fields by path, in order."""
         return dict(zip(self.paths, self.fields, strict=True))
 
     def index(self, path: Path) -> int:
-        """Return the position of `path` among the leaves (KeyError if there is none)."""
+        """Return the position of `path` among the leaves; `KeyError` if there is none."""
         return self._positions[path]
 
     def as_lists(self, leaves: list[Leaf], lead: torch.Size, where: str) -> list[Leaf]:
-        """Return `leaves`, those of lists as `ObjectColumn` ``[*lead, *row]``: tensors of one shape are cut into rows.
+        """Convert the leaves of lists to `ObjectColumn` ``[*lead, *row]`` in place, and return `leaves`.
+
+        A tensor that holds the rows of a list is split into rows.
 
         Raises:
-            SchemaError: a tensor of another dtype, or of a shape that the field doesn't allow.
+            SchemaError: a tensor of a list has another dtype, or a shape that its field doesn't allow.
         """
         for path in self.lists:
             position, field = self._positions[path], self[path]
@@ -220,15 +226,16 @@ class Schema:
         return leaves
 
     def check(self, leaves: Sequence[Leaf], lead: torch.Size, where: str) -> None:
-        """Raise unless every leaf is ``[*lead, *field]`` and of the field's dtype.
+        """Raise unless every leaf is ``[*lead, *field]`` and has the field's dtype.
 
         Args:
-            leaves: in the order of the schema.
-            lead: what precedes each record's shape.
-            where: the call that the error message names, ``"extend"`` say.
+            leaves: the leaves, in the order of the schema.
+            lead: the dimensions before each record's shape.
+            where: the call that the error message names, for example ``"extend"``.
 
         Raises:
-            SchemaError: naming the key, what was expected and what came. Nothing is broadcast or cast.
+            SchemaError: a leaf differs. The message names the key, the expected and the actual shape and dtype. Nothing
+                is broadcast or cast.
         """
         expected = self._shapes.get(lead) or self._expected(lead)
         for leaf, (shape, dtype) in zip(leaves, expected, strict=True):
@@ -249,15 +256,19 @@ class Schema:
     def new_columns(
         self, lead: torch.Size, device: torch.device | None = None, pool: BufferPool | None = None
     ) -> list[Leaf]:
-        """Return memory for records ``[*lead]``, a column for each leaf; see `new_column`."""
+        """Return memory for records ``[*lead]``, one column for each leaf; see `new_column`."""
         if device is None or device.type == "cpu":
             forms, most = self._forms.get(lead) or self._formed(lead)
-            if forms and (pool is None or most < pool.min_bytes):  # in half the time, for each batch
+            # This runs for each batch: cached forms halve the time of calling `new_column` for each field.
+            if forms and (pool is None or most < pool.min_bytes):
                 return list(map(torch.from_numpy, starmap(np.empty, forms)))
         return [new_column(lead, field, device, pool) for field in self.fields]
 
     def _formed(self, lead: torch.Size) -> tuple[list[tuple[tuple[int, ...], np.dtype[Any]]], int]:
-        """Return shapes and dtypes of columns ``[*lead]``, none if some aren't NumPy's; and the largest's bytes."""
+        """Return the shapes and NumPy dtypes of columns ``[*lead]``, and the bytes of the largest column.
+
+        The list is empty if NumPy lacks the dtype of a column, or if a column is a list.
+        """
         if len(self._forms) >= _REMEMBERED:
             self._forms.clear()
         known = all(not field.is_list and numpy_twin(field.dtype) is field.dtype for field in self.fields)
@@ -285,7 +296,10 @@ class Schema:
 def new_column(
     lead: Sequence[int], field: Field, device: torch.device | None = None, pool: BufferPool | None = None
 ) -> Leaf:
-    """Return memory for one leaf of records ``[*lead]``: an uninitialised tensor, or blanks; see `allocate`."""
+    """Return memory for one leaf of records ``[*lead]``: an uninitialised tensor, or a column of blanks.
+
+    See `allocate` for the arguments.
+    """
     if field.is_list:
         return ObjectColumn.blanks((*lead, *field.row_shape), field.blank)
     return allocate((*lead, *field.shape), field.dtype, device, pool)
@@ -298,10 +312,10 @@ def allocate(
     device: torch.device | None = None,
     pool: BufferPool | None = None,
 ) -> torch.Tensor:
-    """Return an uninitialised tensor; on the CPU its memory comes from `pool`, or else from NumPy.
+    """Return an uninitialised tensor; on the CPU its memory comes from `pool`, or from NumPy if `pool` is None.
 
-    NumPy asks the kernel for huge pages in large arrays: fresh memory then faults in a third of the time that
-    `torch.empty` takes. The tensor can be written in `torch.inference_mode` and outside of it.
+    NumPy requests huge pages for large arrays. Page faults in fresh memory then take a third of the time that they take
+    after `torch.empty`. The tensor can be written inside and outside of `torch.inference_mode`.
     """
     if device is not None and device.type != "cpu":
         return torch.empty(tuple(shape), dtype=dtype, device=device)

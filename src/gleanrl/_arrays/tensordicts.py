@@ -1,11 +1,9 @@
-"""Layouts: reading the leaves of one kind of batch in a fixed order, building batches around leaves, adding to them.
+"""Helpers that read, build and change TensorDicts by path; the only module that uses TensorDict's internals.
 
-All without the container's per-key checks: what a layout hands out was checked against a schema before. Beside
-`gleanrl._arrays.tensordicts` the only module that knows TensorDict's internals.
+A `TensorDictBuilder` reads the leaves of one kind of batch in a fixed order, and builds batches around leaves. It skips
+the container's checks of each key, because the leaves were checked against a schema before.
 
-Nested batches and flat leaves: beside `gleanrl._arrays.tensordicts` the only module that knows TensorDict's internals.
-
-A *path* is a tuple of strings, ``("next", "reward")``.
+A *path* is a tuple of strings, for example ``("next", "reward")``.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ Path: TypeAlias = tuple[str, ...]
 NestedKey: TypeAlias = str | tuple[str, ...]
 
 FLAGS = ("done", "terminated", "truncated")
-"""The flags of a step; each group of them stands side by side."""
+"""The flags of a step. The flags of one group are entries of the same nested TensorDict."""
 SLICE_ENDS = "_gleanrl_slice_ends"
-"""The attribute by which a batch remembers where its slices end, ``(n,)`` bool; see `gleanrl.data.trajectories`."""
+"""The attribute in which a batch keeps the ends of its slices, ``(n,)`` bool; see `gleanrl.data.trajectories`."""
 
 
 def as_path(key: NestedKey) -> Path:
@@ -49,11 +47,11 @@ def key_argument(name: str, key: Any) -> Path:
     """Return a user's key as a path.
 
     Args:
-        name: the argument that the message names.
+        name: the argument that the error message names.
         key: a string or a (nested) tuple of strings.
 
     Raises:
-        InvalidTypeError: anything else.
+        InvalidTypeError: the key is anything else.
     """
     try:
         return as_path(key)
@@ -64,27 +62,28 @@ def key_argument(name: str, key: Any) -> Path:
 
 
 def as_key(path: Path) -> NestedKey:
-    """Return the shortest spelling of `path`: a string for one level, the tuple itself for more."""
+    """Return the shortest spelling of `path`: a string for one level, the tuple itself for more levels."""
     return path[0] if len(path) == 1 else path
 
 
 def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Iterator[tuple[Path, Leaf]]:
     """Yield ``(path, leaf)`` for every leaf of `batch`, depth first, in insertion order.
 
-    A leaf is a tensor, or `ObjectColumn`: what isn't a tensor, or tensors of unlike shapes in a lazy stack.
+    A leaf is a tensor or an `ObjectColumn`. Non-tensor entries, and tensors of different shapes in a lazy stack, give
+    an `ObjectColumn`.
 
     Args:
         batch: a TensorDict or another tensor collection.
-        prefix: what the paths begin with.
-        dims: the batch dimensions of a record's place; None for those of `batch`.
+        prefix: the path of `batch` itself, with which all yielded paths begin.
+        dims: the number of batch dimensions that position a record; None for all batch dimensions of `batch`.
 
     Raises:
-        SchemaError: if an entry is of a kind that a TensorDict doesn't hold, or parts of a lazy stack differ in more
-            than sizes.
+        SchemaError: an entry has a type that a TensorDict can't hold, or parts of a lazy stack differ in dtype or
+            number of dimensions.
     """
     dims = len(batch.batch_size) if dims is None else dims
     if is_tensorclass(batch):
-        batch = batch._tensordict  # which wraps what isn't a tensor
+        batch = batch._tensordict  # which holds non-tensor fields as non-tensor data
     first = batch
     while isinstance(first, LazyStackedTensorDict):
         first = first.tensordicts[0]
@@ -104,14 +103,17 @@ def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Itera
 
 
 def flatten(batch: TensorDictBase) -> dict[Path, Leaf]:
-    """Return the leaves of `batch` as a flat dictionary in insertion order (see `iter_leaves`)."""
+    """Return the leaves of `batch` by path, in insertion order (see `iter_leaves`)."""
     return dict(iter_leaves(batch))
 
 
 def set_leaf(batch: Any, path: Path, leaf: Leaf) -> None:
-    """Set an entry of a TensorDict to a leaf; tensors of unlike shapes only in a lazy stack."""
+    """Set the entry at `path` of a TensorDict to a leaf.
+
+    Tensors of different shapes can only be set in a lazy stack, where each part gets its own tensor.
+    """
     if isinstance(leaf, ObjectColumn) and leaf.blank is not None and leaf.ndim:
-        if not isinstance(batch, LazyStackedTensorDict):  # the lazy stack is one of its groups
+        if not isinstance(batch, LazyStackedTensorDict):  # the lazy stack is a nested entry of `batch`
             set_leaf(batch.get(path[0]), path[1:], leaf)
             return
         for part, piece in zip(batch.tensordicts, leaf.unbind(batch.stack_dim), strict=True):
@@ -121,12 +123,12 @@ def set_leaf(batch: Any, path: Path, leaf: Leaf) -> None:
 
 
 def group_sizes(batch: Any, dims: int, prefix: Path = ()) -> dict[Path, tuple[int, ...]]:
-    """Return what the nested levels of a TensorDict, or of a spec, have beyond its own first `dims` dimensions.
+    """Return the dimensions that nested TensorDicts, or nested specs, have after the first `dims` dimensions.
 
-    Only those are named that have anything; see `TensorDictBuilder`.
+    The result names only the nested levels that have such dimensions; see `TensorDictBuilder`.
     """
     if isinstance(batch, LazyStackedTensorDict) and batch.stack_dim < dims:
-        return group_sizes(batch.tensordicts[0], dims - 1, prefix)  # as it is in every part
+        return group_sizes(batch.tensordicts[0], dims - 1, prefix)  # the same in every part
     found: dict[Path, tuple[int, ...]] = {}
     for key, value in batch.items():
         if isinstance(value, torch.Tensor) or not hasattr(value, "keys"):
@@ -139,7 +141,7 @@ def group_sizes(batch: Any, dims: int, prefix: Path = ()) -> dict[Path, tuple[in
 
 
 def empty_groups(batch: Any, prefix: Path = ()) -> list[Path]:
-    """Return the nested levels of a TensorDict that hold nothing at all."""
+    """Return the paths of nested TensorDicts that hold nothing at all."""
     if isinstance(batch, LazyStackedTensorDict):
         return empty_groups(batch.tensordicts[0], prefix)
     found: list[Path] = []
@@ -151,7 +153,7 @@ def empty_groups(batch: Any, prefix: Path = ()) -> list[Path]:
 
 
 def outermost(groups: Iterable[Path]) -> list[Path]:
-    """Return the `groups` that lie in no other one: the flags there say when the episode of all below ends.
+    """Return the `groups` that aren't inside another one. Their flags end the trajectories of all groups inside them.
 
     Examples:
         >>> outermost([(), ("agents",)]), outermost([("red",), ("blue",)])
@@ -162,7 +164,7 @@ def outermost(groups: Iterable[Path]) -> list[Path]:
 
 
 def stand_apart(paths: Collection[Path]) -> bool:
-    """Return whether none of `paths` lies in another one.
+    """Return whether no path of `paths` is inside another one.
 
     Examples:
         >>> stand_apart([("a", "b"), ("a", "c")]), stand_apart([("a", "b"), ("a",)])
@@ -173,12 +175,15 @@ def stand_apart(paths: Collection[Path]) -> bool:
 
 
 def place_of(batch: Any) -> torch.device:
-    """Return where a batch is; see `device_of`."""
+    """Return the device of a batch; see `device_of`."""
     return device_of(leaf for _, leaf in iter_leaves(batch))
 
 
 def check_uniform(batch: Any, where: str) -> None:
-    """Raise `SchemaError` if `batch` is a lazy stack of parts with unlike keys: it shows what they share alone."""
+    """Raise `SchemaError` if `batch` is a lazy stack whose parts have different keys.
+
+    Such a stack shows only the keys that all parts share, so the other entries would be lost silently.
+    """
     if not isinstance(batch, LazyStackedTensorDict):
         return
     parts = [set(part.keys(True, True, is_leaf=_is_leaf)) for part in batch.tensordicts]
@@ -191,7 +196,7 @@ def check_uniform(batch: Any, where: str) -> None:
 
 
 def _is_leaf(kind: type[Any]) -> bool:
-    """Return whether values of a class are leaves, those that aren't tensors included."""
+    """Return whether values of a class are leaves, including non-tensor data."""
     return not is_tensor_collection(kind) or is_non_tensor(kind)
 
 
@@ -201,25 +206,25 @@ def is_private(path: Path) -> bool:
 
 
 def level_of(batch: Any) -> Mapping[str, Any]:
-    """Return the entries of one level: TensorDict's own dictionary, or one made by the public interface."""
+    """Return the entries of one level by key: TensorDict's internal dictionary, or a new one for other collections."""
     if type(batch) is TensorDict:
         return batch._tensordict
     return {key: batch.get(key) for key in batch.keys()}
 
 
 def num_entries(batch: Any) -> int:
-    """Return how many entries one level has, groups included."""
+    """Return the number of entries of one level, including nested TensorDicts."""
     return len(batch._tensordict if type(batch) is TensorDict else batch.keys())
 
 
 def leaf_at(batch: Any, path: Path) -> torch.Tensor | None:
-    """Return the tensor at `path`; None if there is none, or `batch` is no TensorDict."""
+    """Return the tensor at `path`; None if there is no tensor, or `batch` isn't a TensorDict."""
     found = _entry_at(batch, path)
     return found if isinstance(found, torch.Tensor) else None
 
 
 def group_at(batch: Any, path: Path) -> Any:
-    """Return the nested TensorDict at `path`, of a tensorclass that of its tensors; ``{}`` if there is none."""
+    """Return the nested TensorDict at `path`, or ``{}`` if there is none. A tensorclass gives its TensorDict."""
     found = _entry_at(batch, path)
     if is_tensorclass(found):
         found = found._tensordict
@@ -238,7 +243,7 @@ def _entry_at(batch: Any, path: Path) -> Any:
 
 
 def drop_entry(batch: Any, path: Path) -> None:
-    """Take an entry out of a TensorDict, if it's there."""
+    """Remove an entry from a TensorDict, if it exists."""
     if type(batch) is TensorDict and len(path) == 1 and not batch._is_locked:
         batch._tensordict.pop(path[0], None)
     else:
@@ -246,7 +251,11 @@ def drop_entry(batch: Any, path: Path) -> None:
 
 
 def put_leaf(batch: Any, path: Path, value: Any) -> None:
-    """Set an entry of a TensorDict, past its checks where they can't find anything."""
+    """Set an entry of a TensorDict, and skip the container's checks where they would pass.
+
+    The shortcut needs a plain, unlocked TensorDict, and a tensor with its batch size and device. All other cases use
+    `TensorDict.set`.
+    """
     group = batch
     for part in path[:-1]:
         group = group._tensordict.get(part) if type(group) is TensorDict else None
@@ -263,22 +272,22 @@ def put_leaf(batch: Any, path: Path, value: Any) -> None:
 
 
 def record_of(leaves: Mapping[Path, Leaf], batch_size: torch.Size, device: torch.device | None = None) -> Any:
-    """Return a TensorDict, or a lazy stack, around leaves by their paths; see `TensorDictBuilder.build`."""
+    """Return a TensorDict, or a lazy stack, with the given leaves by path; see `TensorDictBuilder.build`."""
     lists = [path for path, leaf in leaves.items() if isinstance(leaf, ObjectColumn)]
     return TensorDictBuilder(leaves, None, lists).build(list(leaves.values()), batch_size, device)
 
 
 class TensorDictBuilder:
-    """The nested structure of one kind of batch, for reading leaves and building TensorDicts quickly.
+    """The nested structure of one kind of batch; reads its leaves and builds TensorDicts quickly.
 
-    The order of the leaves is the order of `paths`. Not thread-bound: a Layout is immutable.
+    Leaves are in the order of `paths`. A builder is immutable, so any thread may use it.
 
     Args:
-        paths: the leaves' paths; none may be a prefix of another.
-        groups: the dimensions that the batch size of a nested TensorDict has behind the batch's own, for those that
-            have any (the agents', say).
-        lists: those of `paths` whose leaves are `ObjectColumn`.
-        empty: groups that hold nothing.
+        paths: the paths of the leaves; no path may be a prefix of another one.
+        groups: the dimensions that a nested TensorDict's batch size has after the batch's own dimensions, by path, for
+            example the number of agents.
+        lists: the paths whose leaves are `ObjectColumn`.
+        empty: paths of nested TensorDicts that hold nothing.
     """
 
     def __init__(
@@ -298,27 +307,27 @@ class TensorDictBuilder:
         self._root.widen(self.groups)
 
     def __eq__(self, other: object) -> bool:
-        """Two layouts are equal if they name the same paths, in any order."""
+        """Return whether both builders have the same paths, in any order."""
         return isinstance(other, TensorDictBuilder) and set(self.paths) == set(other.paths)
 
     def __hash__(self) -> int:
-        """Hash consistent with `__eq__`."""
+        """Return a hash that is consistent with `__eq__`."""
         return hash(frozenset(self.paths))
 
     def __repr__(self) -> str:
-        """Show the keys."""
+        """Return a text that shows the keys."""
         return f"Layout({[as_key(path) for path in self.paths]})"
 
     def read(self, batch: TensorDictBase, where: str = "batch") -> list[Any]:
         """Return the leaves of `batch` in the order of `paths`.
 
         Args:
-            batch: a TensorDict (read through its internals) or any other tensor collection (read through
-                its public interface).
-            where: what the error message calls the place.
+            batch: a TensorDict (read through its internals) or any other tensor collection (read through its public
+                interface).
+            where: the name of the batch in the error message.
 
         Raises:
-            SchemaError: on a missing or an extra key, naming it.
+            SchemaError: a key is missing or unexpected. The message names it.
         """
         leaves = self.match(batch)
         if leaves is not None:
@@ -326,15 +335,19 @@ class TensorDictBuilder:
         found = flatten(batch)
         if found.keys() != set(self.paths):
             self._raise_difference(set(found), where)
-        return [found[path] for path in self.paths]  # the same leaves, and groups without any
+        # The leaves are complete: `match` also refuses empty groups and lists.
+        return [found[path] for path in self.paths]
 
     def match(self, batch: Any) -> list[Any] | None:
-        """Return the leaves of `batch` in the order of `paths`; None if they aren't just those, or not all tensors."""
+        """Return the leaves of `batch` in the order of `paths`; None if its keys differ or a leaf isn't a tensor."""
         leaves: list[Any] = [None] * len(self.paths)
         return leaves if _read(self._root, batch, leaves, whole=True) else None
 
     def find(self, batch: Any) -> list[Any] | None:
-        """Return the leaves of `batch` in the order of `paths`, whatever else it holds; None if not all are tensors."""
+        """Return the leaves of `batch` in the order of `paths`, and ignore its other keys.
+
+        Returns None if a leaf is missing or isn't a tensor.
+        """
         leaves: list[Any] = [None] * len(self.paths)
         return leaves if _read(self._root, batch, leaves, whole=False) else None
 
@@ -345,10 +358,11 @@ class TensorDictBuilder:
         device: torch.device | None = None,
         names: Sequence[str | None] | None = None,
     ) -> Any:
-        """Return a TensorDict around `leaves` (no copy, no check); see `groups` for the sizes of nested ones.
+        """Return a TensorDict around `leaves`, without copies and checks.
 
-        With tensors of unlike shapes among them it is a lazy stack of the records, along the first dimension and the
-        further ones.
+        Nested TensorDicts get the batch size that `groups` gives them. If the leaves include tensors of different
+        shapes, the result is a lazy stack of records. It is stacked along the first batch dimension, and recursively
+        along the following ones.
         """
         if self._lists:
             return self._build_with_lists(list(leaves), batch_size, device, names)
@@ -375,7 +389,7 @@ class TensorDictBuilder:
                 return out
         for position in self._lists:
             leaf = leaves[position]
-            if position in unlike and batch_size:  # there is no record
+            if position in unlike and batch_size:  # the batch has no record, so an empty tensor serves
                 leaves[position] = leaf.blank.new_empty((*batch_size, *leaf.blank.shape))
             else:
                 leaves[position] = leaf.wrapped(device)
@@ -393,7 +407,7 @@ class TensorDictBuilder:
 
 
 class _Node:
-    """One level of a layout: where each key's value stands among the leaves, and the levels below."""
+    """One level of a builder's structure: the position of each key's leaf, and the levels below it."""
 
     __slots__ = ("leaves", "children", "size", "more")
 
@@ -401,10 +415,10 @@ class _Node:
         self.leaves: list[tuple[str, int]] = []
         self.children: list[tuple[str, _Node]] = []
         self.size = 0
-        self.more: tuple[int, ...] = ()  # dimensions of its batch size behind those of the level above
+        self.more: tuple[int, ...] = ()  # dimensions of its batch size that the level above lacks
 
     def below(self, path: Path) -> _Node:
-        """Return the level at `path` from this one; it is made if there is none."""
+        """Return the level at `path` below this one, and create missing levels."""
         node = self
         for part in path:
             child = next((child for key, child in node.children if key == part), None)
@@ -417,7 +431,11 @@ class _Node:
     def widen(
         self, groups: Mapping[Path, tuple[int, ...]], path: Path = (), above: tuple[int, ...] = ()
     ) -> None:
-        """Note what each level's batch size has beyond that of the level `above`, which it begins with."""
+        """Set for each level the dimensions that its batch size has in addition to that of the level `above`.
+
+        A level's batch size must begin with the batch size of the level above. A size in `groups` that doesn't is
+        ignored.
+        """
         own = groups.get(path, above)
         own = own if own[: len(above)] == above else above
         self.more = own[len(above) :]
@@ -460,7 +478,7 @@ def _read(node: _Node, batch: Any, leaves: list[Any], whole: bool) -> bool:
                 return False
             if not _read(child, below, leaves, whole):
                 return False
-    except (KeyError, RuntimeError):  # the latter from lazy stacks, of entries that can't be stacked
+    except (KeyError, RuntimeError):  # a lazy stack raises RuntimeError for entries that it can't stack
         return False
     return True
 
@@ -480,7 +498,7 @@ def _build(
         names = None if names is None else [*names, *[None] * len(node.more)]
     for key, child in node.children:
         entries[key] = _build(child, leaves, batch_size, device, names)
-    # Names are a list of the container's own: each level gets a copy.
+    # Each level gets a copy of the names, because a container may change its list.
     return dict_batch(entries, batch_size, device, None if names is None else list(names))
 
 
@@ -494,9 +512,9 @@ def dict_batch(
     device: torch.device | None = None,
     names: list[str | None] | None = None,
 ) -> TensorDict:
-    """Return a TensorDict around `entries`, tensors or TensorDicts of that size; no check, no copy.
+    """Return a TensorDict around tensors or TensorDicts of that batch size. Nothing is checked or copied.
 
-    What the container's own constructor without checks does, in a third of its time: every batch is made here.
+    It does the work of the container's constructor without checks in a third of the time. Every batch is made here.
     """
     made: Any = _new(TensorDict)
     made._device, made._tensordict = device, _Entries(entries)
@@ -505,7 +523,7 @@ def dict_batch(
 
 
 def shallow_copy(batch: Any) -> Any:
-    """Return what TensorDict's own ``copy`` returns, which looks at each entry twice."""
+    """Return a shallow copy of a batch. TensorDict's ``copy`` does the same, but visits each entry twice."""
     if type(batch) is not TensorDict:
         return batch.copy()
     entries = {
@@ -517,20 +535,21 @@ def shallow_copy(batch: Any) -> Any:
 
 
 def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
-    """Put tensors ``(num_rows, ...)`` into a batch of its own, replacing what stands at their keys.
+    """Put tensors ``(num_rows, ...)`` into a batch, and replace existing entries at their keys.
 
-    With more batch dimensions than one each row's value is repeated over the rest, also where rows differ in length.
-    Tensors move to the batch's device; missing groups of nested keys are made.
+    If the batch has more than one batch dimension, each row's value is repeated over the other dimensions. This also
+    works if the rows differ in length. Tensors are moved to the batch's device, and missing nested TensorDicts are
+    created.
 
     Args:
-        batch: a TensorDict ``[num_rows, *item]`` that nobody else holds.
+        batch: a TensorDict ``[num_rows, *item]`` that only the caller holds.
         entries: the tensors by key.
         num_rows: the size of their first dimension.
 
     Raises:
-        SchemaError: the batch is no TensorDict of that many rows.
+        SchemaError: the batch isn't a TensorDict of that many rows.
     """
-    # Entries of a plain TensorDict with one batch dimension are put past its checks: this runs for each sample.
+    # This runs for each sample, so a plain TensorDict with one batch dimension gets its entries without checks.
     plain = type(batch) is TensorDict and batch._batch_size == (num_rows,)
     if not plain and (not isinstance(batch, TensorDictBase) or batch.batch_size[:1] != (num_rows,)):
         found = (
@@ -562,9 +581,9 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
 
 
 def mark_rows(records: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
-    """Put tensors ``(num_rows, ...)`` into fetched records, as far as these have keys.
+    """Put tensors ``(num_rows, ...)`` into fetched records, if the records have keys.
 
-    TensorDicts and dictionaries take all of them, tensorclasses those that they have fields for.
+    TensorDicts and dictionaries get all entries. A tensorclass gets the entries for which it has fields.
     """
     if is_tensorclass(records):
         records = records._tensordict
@@ -580,7 +599,7 @@ def mark_rows(records: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
 
 
 def _plain_group(batch: Any, parts: Iterable[Any]) -> Any:
-    """Return the plain TensorDict below those keys; None if there is another thing, or none."""
+    """Return the plain TensorDict at the path `parts`; None if another object or nothing is there."""
     for part in parts:
         batch = batch._tensordict.get(part)
         if type(batch) is not TensorDict:
