@@ -1,7 +1,4 @@
-"""`EnvBase`: what every environment offers, and what a subclass writes.
-
-What every environment offers on top of its `step` and `reset`: random actions, rollouts, questions.
-"""
+"""`EnvBase`, the abstract environment: specs, `step`, `reset`, rollouts, random actions, saved state."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ from gleanrl.errors import (
 
 
 class Running(SpecProperties):
-    """The methods of `EnvBase` that need nothing but its `step`, its `reset` and its specs."""
+    """The methods of `EnvBase` that use only its `step`, its `reset` and its specs."""
 
     batch_locked: Any
     is_closed: bool
@@ -66,7 +63,10 @@ class Running(SpecProperties):
 
     @property
     def was_closed(self) -> bool:
-        """Whether the environment was closed; `is_closed` of a batch is also True before its members are made."""
+        """Whether the environment was closed.
+
+        `is_closed` isn't enough: for a batch of environments it is also True before the members are made.
+        """
         return self.is_closed
 
     def _check_open(self) -> None:
@@ -74,19 +74,19 @@ class Running(SpecProperties):
             raise ClosedError(f"{type(self).__name__} was closed; make a new one")
 
     def _reopen(self) -> None:
-        """Begin anew if the environment was closed, where that is possible; for resets."""
+        """Reopen a closed environment if its class can; `reset` calls this first. The default does nothing."""
 
     def _blank(self) -> TensorDictBase:
-        """Return a TensorDict without entries; environments whose data are stacked lazily override it."""
+        """Return an empty TensorDict. Environments whose data can only be stacked lazily override this."""
         return TensorDict({}, self.batch_size, device=self.device)
 
     def state_request(self, set_state: bool) -> dict[str, bool]:
-        """Return what ``_reset`` is told where a reset is asked to begin in the state that it is given, or not to.
+        """Return the keyword arguments that pass a caller's `set_state` on to ``_reset``.
 
-        An environment can if its ``_reset`` has a parameter `set_state`.
+        An environment supports `set_state` if its ``_reset`` has a parameter of that name.
 
         Raises:
-            UnsupportedError: if it is asked to and can't.
+            UnsupportedError: if `set_state` is True and the environment doesn't support it.
         """
         if "set_state" in inspect.signature(self._reset).parameters:
             return {"set_state": bool(set_state)}
@@ -97,15 +97,15 @@ class Running(SpecProperties):
         return {}
 
     def set_state(self) -> None:
-        """Raise `UnsupportedError`, as in other releases: a state to begin in is given to `reset`."""
+        """Raise `UnsupportedError`: pass the state to `reset` with ``set_state=True`` instead."""
         raise UnsupportedError("set_state: give the state to reset(tensordict, set_state=True)")
 
     # ------------------------------------------------------------------- run
     def live_action_spec(self) -> Any:
-        """Return the full action spec with the masks that hold at present.
+        """Return the full action spec with the current action masks.
 
-        Random actions are drawn from it. It is `full_action_spec`, except where masks are set elsewhere: in the members
-        of a batch of environments, or in the base environment of a transformed one.
+        Random actions are drawn from it. It equals `full_action_spec` unless the masks are set in another environment:
+        in the members of a batch, or in the base environment of a transformed one.
         """
         return self.full_action_spec
 
@@ -145,34 +145,34 @@ class Running(SpecProperties):
     ) -> TensorDictBase:
         """Run `policy` for at most `max_steps` steps and return the trajectories, ``[*batch, T]``.
 
-        Gradients flow where grad mode is on and the policy, or an environment written in torch, requires them. That
-        costs more than a rollout under `torch.no_grad`, whose steps are written into memory allocated beforehand.
+        Gradients flow if grad mode is on and either the policy or an environment written in torch requires them. Such a
+        rollout is slower than one under `torch.no_grad`, which writes its steps into memory allocated in advance.
 
         Args:
-            max_steps: the most steps.
-            policy: as in the collectors; None draws random actions.
+            max_steps: maximum number of steps.
+            policy: any policy that the collectors accept; None draws random actions.
             callback: called as ``callback(env, step)`` after every step with that step's TensorDict.
-            auto_reset: whether to reset first; if not, the rollout starts from `tensordict`, after a reset of the
+            auto_reset: whether to reset first. If False, the rollout starts from `tensordict`, after a reset of the
                 environments that are done there.
-            auto_cast_to_device: whether to move what the policy reads to the policy's device.
-            break_when_any_done: whether to stop at the first end of any episode, done, terminated or truncated; if
-                not, ended ones are reset where done says so. None for yes, unless `break_when_all_done`.
-            return_contiguous: whether the result is one TensorDict; if not, a lazy stack of steps.
-            tensordict: where to start from; with `auto_reset`, passed to `reset`. Of an environment that isn't
-                batch-locked its batch size says how many are stepped at once.
-            set_truncated: whether the last step is marked as truncated.
+            auto_cast_to_device: whether to move the policy's input to the policy's device.
+            break_when_any_done: whether to stop as soon as one trajectory ends (done, terminated or truncated). If
+                False, an environment is reset when it is done. None means True unless `break_when_all_done` is set.
+            return_contiguous: whether to return one TensorDict; if False, a lazy stack of steps.
+            tensordict: the root to start from; with `auto_reset`, the argument of `reset`. If the environment isn't
+                batch-locked, its batch size is the number of environments to step at once.
+            set_truncated: whether to mark the last step as truncated.
             out: a TensorDict to write the result into.
-            break_when_all_done: whether to stop once every environment's episode has ended. Those that ended before
-                repeat their last step in the result, while they are reset and stepped on.
-            trust_policy: whether the policy is called on TensorDicts, whatever its signature says.
+            break_when_all_done: whether to stop once every environment has ended a trajectory. An environment that ends
+                earlier is reset and stepped further, but the result repeats its last step instead.
+            trust_policy: whether to call the policy on TensorDicts, regardless of its signature.
 
         Returns:
             The steps; the last dimension is called ``"time"``.
 
         Raises:
-            EnvironmentFailure: if the environment raised; it carries the cause, and can be caught as its
-                type too.
-            InvalidArgumentError: if both ends are to stop it.
+            EnvironmentFailure: if the environment raised. The error holds the cause and can also be caught as the
+                cause's type.
+            InvalidArgumentError: if both `break_when_any_done` and `break_when_all_done` are True.
         """
         if auto_reset:
             self._reopen()
@@ -194,9 +194,9 @@ class Running(SpecProperties):
         return run_rollout(env, max_steps, policy, tensordict, options, out)
 
     def step_mdp(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the root of the step that follows `next_tensordict`, the result of `step`; see `step_mdp`.
+        """Return the root of the next step from `next_tensordict`, the result of `step`; see the function `step_mdp`.
 
-        Actions stay, as everything does that the next step doesn't replace; rewards don't.
+        The root keeps the action and every entry that the next step doesn't replace, but no rewards.
         """
         return step_mdp(
             next_tensordict,
@@ -208,7 +208,7 @@ class Running(SpecProperties):
 
     # ------------------------------------------------------------------- ask
     def fake_tensordict(self) -> TensorDict:
-        """Return one step's TensorDict, zero everywhere, as `rollout` would return it (without time)."""
+        """Return the TensorDict of one step, as in a rollout but without the time dimension, filled with zeros."""
         out = TensorDict({}, self.batch_size, device=self.device)
         for role in ("state", "observation", "action", "done"):
             out.update(getattr(self, f"full_{role}_spec").zero())
@@ -218,17 +218,20 @@ class Running(SpecProperties):
         return out.set("next", after)
 
     def any_done(self, tensordict: TensorDictBase) -> bool:
-        """Return whether any episode ended in a root; where, is written as ``"_reset"``, as `maybe_reset` reads it."""
+        """Return whether any trajectory ended in the root `tensordict`.
+
+        If one did, this also writes ``"_reset"`` masks into `tensordict`: True where a trajectory ended.
+        """
         return terminated_or_truncated(tensordict, self.full_done_spec)
 
     def all_actions(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Return every action that there is, stacked along a new first dimension; with a mask, those it allows.
+        """Return all possible actions, stacked along a new first dimension; a mask limits them to allowed actions.
 
         Args:
-            tensordict: passed to `reset` first, where the actions follow from the state; None for no reset.
+            tensordict: passed to `reset` first, for environments whose actions depend on the state. None for no reset.
 
         Raises:
-            UnsupportedError: if there are infinitely many.
+            UnsupportedError: if the number of actions is infinite.
         """
         if tensordict is not None:
             self.reset(tensordict)
@@ -236,10 +239,10 @@ class Running(SpecProperties):
         return actions
 
     def cardinality(self, tensordict: TensorDictBase | None = None) -> int | float:
-        """Return how many actions there are, infinity for real ones.
+        """Return the number of actions, infinity for real-valued ones.
 
         Args:
-            tensordict: for environments that override this, whose actions follow from the state.
+            tensordict: unused here; for subclasses whose actions depend on the state.
         """
         number: int | float = self.full_action_spec.cardinality()
         return number
@@ -252,7 +255,7 @@ class Running(SpecProperties):
         tensordict: TensorDictBase | None = None,
         break_when_any_done: bool = True,
     ) -> None:
-        """Check the environment; see the function `check_env_specs`."""
+        """Check that the environment returns what its specs declare; see the function `check_env_specs`."""
         check_env_specs(self, return_contiguous, check_dtype, seed, tensordict, break_when_any_done)
 
     def auto_specs_(
@@ -265,21 +268,22 @@ class Running(SpecProperties):
         observation_key: NestedKey | list[NestedKey] = "observation",
         reward_key: NestedKey | list[NestedKey] = "reward",
     ) -> Any:
-        """Declare what a step of `policy` shows: shapes and dtypes, without bounds.
+        """Declare the specs from one step of `policy`: shapes and dtypes, without bounds.
 
         Args:
-            policy: maps a root to one with an action.
-            tensordict: where to start from; None for a reset.
-            action_key: the actions.
-            done_key: the flags; None for those that there are.
-            observation_key: the observations. Entries of the root that aren't observations or flags are states.
-            reward_key: the rewards.
+            policy: maps a root to the same root with an action.
+            tensordict: the root to start from; None for a reset.
+            action_key: keys of the actions.
+            done_key: keys of the flags; None for all flags in the outcome.
+            observation_key: keys of the observations. Other entries of the root, except flags, are declared as states.
+            reward_key: keys of the rewards.
 
         Returns:
             The environment.
 
         Raises:
-            MissingKeyError: if a step returns what none of the keys names, or lacks one of them.
+            MissingKeyError: if the step's outcome has an entry that no argument names, or lacks one that an argument
+                names.
         """
         keys = {"action": action_key, "done": done_key, "observation": observation_key, "reward": reward_key}
         start = self.reset() if tensordict is None else tensordict
@@ -288,52 +292,55 @@ class Running(SpecProperties):
         return self
 
 
-# How an environment is put behind a transform; `envs.transforms` fills this in, as the base class can't import those
-# who derive from it.
+# Builds a `TransformedEnv`. `envs.transforms` registers the builder here: importing it would be a cycle, since it
+# derives from `EnvBase`.
 BEHIND_TRANSFORM: list[Callable[[Any, Any], Any]] = []
 
 
 _ACTION_SPECS = ("live_action_spec", "full_action_spec", "action_spec")
 REPLACED = ("step", "reset", "maybe_reset", "step_and_maybe_reset", "_step", "_reset")
-"""The methods that a stepper with means of its own replaces: it is chosen only where they are a class's own."""
+"""Methods that specialised steppers bypass. They may do so only if no subclass overrides one of these methods."""
 
 
 class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
-    """Abstract environment: TensorDict in, TensorDict out.
+    """Abstract environment: TensorDict in, TensorDict out. Not thread-safe.
 
-    A subclass sets its specs (`observation_spec`, `action_spec`, and where the defaults don't fit
-    `reward_spec`, `done_spec`, `state_spec`) in its constructor and writes three methods:
+    A subclass sets `observation_spec` and `action_spec` in its constructor. It also sets `reward_spec`, `done_spec` and
+    `state_spec` if the defaults don't fit. It writes three methods:
 
-    - ``_reset(tensordict=None, **kwargs)`` returns a new TensorDict with the first observations. With a
-      ``"_reset"`` mask in `tensordict` only the environments where it is True are reset: the others go on,
-      and their rows of the result are ignored.
-    - ``_step(tensordict)`` returns a new TensorDict with the next observations, the reward and the flags,
-      not nested.
+    - ``_reset(tensordict=None, **kwargs)`` returns a new TensorDict with the first observations. A ``"_reset"`` mask in
+      `tensordict` limits the reset to the environments where it is True. The other environments continue, and their
+      rows of the result are ignored.
+    - ``_step(tensordict)`` returns a new TensorDict with the next observations, the reward and the flags, without a
+      ``"next"`` level.
     - ``_set_seed(seed)`` seeds the simulator.
 
-    Missing flags are completed: only done gives ``terminated := done``, only terminated gives
-    ``done := terminated | truncated``, none gives False. Not thread-safe.
+    The library completes missing flags. If only done is returned, ``terminated := done``. If only terminated (and
+    truncated) is returned, ``done := terminated | truncated``. If no flag is returned, all are False.
 
     Args:
         device: device of the environment's TensorDicts; None for TensorDicts without a device.
-        batch_size: batch dimensions of an environment that steps many at once, ``()`` for one.
-        run_type_checks: whether every step's output is checked against the specs.
+        batch_size: batch dimensions, for an environment that steps several at once; ``()`` for one.
+        run_type_checks: whether to check every step's outcome against the specs.
         allow_done_after_reset: whether a reset may return done.
-        spec_locked: whether composite specs can't be written into once the environment stands. Every subclass takes
-            this and the next, whether its own constructor does or not.
-        auto_reset: whether the environment resets itself in the step that ends an episode; an `AutoResetEnv` around it
-            is made then.
+        spec_locked: whether to lock the composite specs after construction. Every subclass accepts `spec_locked` and
+            `auto_reset`, even if its own constructor doesn't name them.
+        auto_reset: whether the environment resets itself in the step that ends a trajectory. If so, the constructor
+            returns an `AutoResetEnv` around it.
     """
 
     any_size = False
-    """Whether TensorDicts of any batch size are taken, unless the class says by `batch_locked`."""
+    """Whether the environment accepts TensorDicts of any batch size; a class sets it by `batch_locked`."""
     _input_spec: Composite | None = None
     _output_spec: Composite | None = None
     primed_keys: Sequence[NestedKey] = ()
-    """What a policy may write below ``"next"``: its state, which it finds in the root of the following step."""
+    """Keys of the policy's state: a policy may write them below ``"next"`` and reads them in the next root."""
 
     def __new__(cls, *args: Any, _batch_locked: bool = True, **kwargs: Any) -> Any:
-        """Make an environment that can declare specs before its constructor runs, or in its class."""
+        """Create the instance with default specs, so that specs can be set before `__init__` runs.
+
+        Specs that the class declares in its body (`_input_spec`, `_output_spec`) are set here.
+        """
         self = super().__new__(cls)
         self._specs = EnvSpecs()
         if not _batch_locked:
@@ -355,7 +362,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     ) -> None:
         super().__init__()
         if batch_size is not None or device is not None:
-            # The subclass may have assigned one of them before.
+            # The subclass may have set the batch size or the device before it called this constructor.
             size = self._specs.batch_size if batch_size is None else as_size(batch_size)
             self._specs.settle(size, self._specs.device if device is None else as_device(device))
         self.run_type_checks = run_type_checks
@@ -366,9 +373,10 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
 
     @property
     def batch_locked(self) -> bool:
-        """Whether TensorDicts must have the environment's batch size; if not, theirs says how many it steps at once.
+        """Whether TensorDicts must have the environment's batch size.
 
-        Read-only: a class says so for its environments by ``batch_locked = False`` in its body.
+        If False, the batch size of the TensorDict is the number of environments to step. Read-only: a class whose
+        environments accept any batch size declares ``batch_locked = False`` in its body.
         """
         return not self.any_size
 
@@ -390,12 +398,12 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         raise UnsupportedError(f"{type(self).__name__} doesn't define _set_seed")
 
     def _seed_all(self, seed: int, static_seed: bool) -> None:
-        """Seed the simulators; environments made of others override it."""
+        """Seed the simulators. Environments with members override it."""
         self._set_seed(seed)
 
     @property
     def traits(self) -> EnvTraits:
-        """What this environment does otherwise than others; subclasses that differ override it."""
+        """The environment's optional abilities, as rollouts use them; subclasses with other abilities override it."""
         return EnvTraits(
             actions_vary=has_mask(self),
             own_actions=bool(overridden(self, "rand_action", of=EnvBase)),
@@ -405,22 +413,23 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         )
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
-        """Return a stepper with rows on the CPU, wherever the environment says that its data are; None: it has none.
+        """Return a stepper that writes its rows on the CPU; None if this environment has none.
 
-        A hook for environments that step on the CPU in any case, as simulators do: where a whole batch is moved
-        to the device at once, a step needs no copies but those for the policy.
+        A hook for environments that compute on the CPU, regardless of `device`. Collectors then move a whole batch to
+        the device at once. Without it, each step would copy its rows.
 
         Args:
-            rules: what becomes of episodes.
+            rules: when trajectories end and whether they are reset.
         """
         return None
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
-        """Return what steps this environment into the rows of a block (a hook for fast environments).
+        """Return a stepper that steps this environment into the rows of a block (a hook for fast environments).
 
         Args:
-            rules: what becomes of episodes.
+            rules: when trajectories end and whether they are reset.
         """
+        # `DirectStep` bypasses `step` and `maybe_reset`, so it is used only if no subclass overrides them.
         plain = is_native(self, "step", "maybe_reset", of=EnvBase)
         return TensorDictStepper(
             self, rules, DirectStep(self._raw_outcome, self._completed_outcome) if plain else None
@@ -435,23 +444,23 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return self
 
     def empty_cache(self) -> None:
-        """Do nothing: specs aren't cached here; environments that derive theirs override this."""
+        """Do nothing, since this class caches no specs. Environments with derived specs override it."""
 
     def append_transform(self, transform: Any) -> Any:
-        """Return this environment behind `transform`, a transform or a callable: a `TransformedEnv`."""
+        """Return a `TransformedEnv`: this environment with `transform` (a transform or a callable) applied to it."""
         return BEHIND_TRANSFORM[0](self, transform)
 
     # ------------------------------------------------------------------ step
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Take the actions in `tensordict` and write the outcome under its ``"next"``.
 
-        Entries that ``"next"`` held before survive where the environment doesn't produce them.
+        Earlier entries of ``"next"`` are kept if the environment doesn't return them.
 
         Args:
-            tensordict: root of the step with its action, ``[*batch]``; changed in place. With a ``"_step"`` mask
-                (bool, ``[*batch]``) the outcome of the other rows is their root, without a reward. `SerialEnv` and
-                `ParallelEnv` leave their environments alone there; an environment that steps its rows together gets
-                the mask, too, and may do the same.
+            tensordict: root of the step with its action, ``[*batch]``; changed in place. A ``"_step"`` mask (bool,
+                ``[*batch]``) selects the rows to step: the outcome of each other row is its root, with zero rewards.
+                `SerialEnv` and `ParallelEnv` don't step the other members. An environment that steps its rows together
+                receives the mask and may skip the other rows, too.
 
         Returns:
             `tensordict`.
@@ -459,7 +468,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         Raises:
             SchemaError: if the batch size isn't the environment's.
             MissingKeyError: if an action is missing (also a KeyError).
-            EnvironmentContractError: if the outcome breaks the environment's declaration.
+            EnvironmentContractError: if the outcome doesn't match the environment's specs.
             ClosedError: if the environment was closed.
         """
         self._check_batch("step", tensordict)
@@ -470,12 +479,13 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return tensordict.set("next", outcome)
 
     def _raw_outcome(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return what ``_step`` makes of the actions in `tensordict`."""
+        """Call ``_step`` on the actions in `tensordict` and return its outcome."""
         self._check_open()
         self.usage.direct()
         try:
             outcome = self._step(tensordict)
         except (AttributeError, KeyError, TypeError) as cause:
+            # A missing action may be the cause. Checking for that only after an error keeps it out of the fast path.
             missing = [key for key in self.action_keys if tensordict.get(key, None) is None]
             if not missing:
                 raise
@@ -487,9 +497,10 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return outcome
 
     def _completed_outcome(self, outcome: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the outcome of a step from the root `tensordict`, complete and checked.
+        """Complete and check the outcome of a step from the root `tensordict`; return it.
 
-        Rollouts pass by this where an outcome is in order: whatever else is done here, `TensorDictStepper` has to know.
+        Rollouts skip this method for complete outcomes (see `TensorDictStepper`). If you add work here, make that class
+        do it, too.
         """
         outcome = complete_outcome(outcome, self._specs)
         mask = leaf_at(tensordict, ("_step",))
@@ -502,18 +513,18 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     def reset(
         self, tensordict: TensorDictBase | None = None, *, set_state: bool | None = None, **kwargs: Any
     ) -> TensorDictBase:
-        """Return the first observations of new episodes.
+        """Reset the environment and return the first observations of new trajectories.
 
         Args:
-            tensordict: what is returned, with the first observations and flags among its entries, each a new tensor.
-                With a ``"_reset"`` mask (bool, shape of the group's done), which is taken out, only those environments
-                are reset and the other rows keep their values. None for a new one.
-            set_state: whether an episode begins in the state that `tensordict` holds, for environments that can; None
-                for what the environment does by itself.
+            tensordict: receives the first observations and flags as new tensors and is returned; None for a new
+                TensorDict. A ``"_reset"`` mask (bool, shape of the group's done) limits the reset to the environments
+                where it is True. The other rows keep their values, and the masks are removed.
+            set_state: whether the trajectory begins in the state that `tensordict` holds; None for the environment's
+                default.
             **kwargs: passed to ``_reset``.
 
         Raises:
-            UnsupportedError: `set_state` of an environment that can't.
+            UnsupportedError: if `set_state` is True and the environment doesn't support it.
             EnvironmentContractError: if a reset row is done, unless `allow_done_after_reset`.
             ClosedError: if the environment was closed.
         """
@@ -524,7 +535,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         self.usage.direct()
         masks = reset_masks(tensordict, self._specs.groups())
         given = own_request(tensordict, masks)
-        # The environment may overwrite the tensors that it returned before: the rows to keep are copied.
+        # The environment may overwrite tensors that it returned earlier, so the rows to keep are copied.
         before = tensordict.clone() if tensordict is not None and is_partial(masks) else None
         if set_state is not None:
             kwargs.update(self.state_request(set_state))
@@ -536,14 +547,14 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         if before is not None:
             fresh = merge_reset(fresh, before, masks)
         if not self.allow_done_after_reset:
-            # Masks that name every row are as none.
+            # If the masks select every row, all rows are checked, as without masks.
             check_not_done(fresh, masks if before is not None else {}, self._specs, type(self).__name__)
         if tensordict is None:
             return fresh
         return put_root(tensordict, fresh, reset_keys)
 
     def completed_root(self, fresh: TensorDictBase) -> TensorDictBase:
-        """Return `fresh` with the flags that a reset left out, on the environment's device.
+        """Add missing flags to `fresh`, the result of ``_reset``, and move it to the environment's device; return it.
 
         For wrappers that call ``_reset`` themselves.
         """
@@ -552,10 +563,10 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return complete_root(fresh, self._specs)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Reset the environments that are done in the root `tensordict`; returns the root to go on from.
+        """Reset the environments that are done in the root `tensordict`; return the root of the next step.
 
-        An environment with flags of its own is reset when those say so, with all of its agents; agents that are
-        done before wait. Groups of agents without flags above them are reset each by its own.
+        If the environment has flags at its top level, these alone decide: all of its agents are reset together, and
+        agents that are done earlier wait. Otherwise each group of agents is reset by its own flags.
         """
         due = due_resets(tensordict, self._specs.groups())
         if not any(bool(mask.any()) for mask in due.values()):
@@ -563,21 +574,21 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return self.reset(request_of(tensordict, due))
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Step, then reset what is done.
+        """Step, then reset the environments that are done.
 
         Returns:
-            ``(stepped, root)``: `tensordict` with its ``"next"``, whose observation is the true last one of
-            an episode that ended, and the root of the following step.
+            ``(stepped, root)``. `stepped` is `tensordict` with its ``"next"``; if a trajectory ended, that holds its
+            true last observation. `root` is the root of the next step.
         """
         stepped = self.step(tensordict)
         return stepped, self.maybe_reset(advance(stepped, self))
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the environment and return the last seed that was used.
+        """Seed the environment and return the last seed used.
 
         Args:
-            seed: the seed of the first environment; number i of a batch gets ``seed + i``.
-            static_seed: whether all get `seed` itself.
+            seed: seed of the first environment; environment i of a batch gets ``seed + i``.
+            static_seed: whether all environments get `seed` itself.
         """
         self._check_open()
         seed = integer("seed", seed)
@@ -585,39 +596,39 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return seed if static_seed else seed + self.numel() - 1
 
     def close(self, **kwargs: Any) -> None:
-        """Release the simulator; calling it again does nothing."""
+        """Release the simulator. A second call does nothing."""
         self.is_closed = True
 
     # ----------------------------------------------------------------- state
     def parse_state(self, state: Any, strict: bool = True) -> Any:
-        """Return the value of a saved state for `adopt_state`; nothing changes.
+        """Check a saved state and return the value for `adopt_state`; change nothing.
 
         Raises:
-            SchemaError: if it doesn't fit, naming the entry.
+            SchemaError: if the state doesn't fit; the message names the entry.
         """
         return parse_entries(self, state, strict)
 
     def adopt_state(self, value: Any) -> None:
-        """Go on from a value that `parse_state` returned; can't fail."""
+        """Take over a value that `parse_state` returned. Can't fail."""
         adopt_entries(self, value)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Go on from a saved state, which is copied; what a simulator holds isn't part of it.
+        """Restore a saved state, which is copied. The state of a simulator isn't part of it.
 
         Args:
-            state_dict: what `state_dict` returned.
-            strict: whether entries that are missing or unexpected are errors.
+            state_dict: the result of `state_dict`.
+            strict: whether missing and unexpected entries are errors.
             assign: no effect.
 
         Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
+            SchemaError: if the state doesn't fit; then nothing has changed.
         """
         load_state(self, state_dict, strict)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Step: an environment is a module that maps a root to its outcome."""
+        """Call `step`, so that the environment can be called like a module."""
         return self.step(tensordict)
 
     def __repr__(self) -> str:

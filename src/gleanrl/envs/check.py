@@ -1,4 +1,4 @@
-"""`check_env_specs`: does an environment return what its specs declare?"""
+"""`check_env_specs`: checks that an environment returns what its specs declare."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def check_env_specs(
 ) -> None:
     """Run three random steps and compare them with the specs: keys, shapes, dtypes and domains.
 
-    Torch's random state is as before afterwards; the environment's isn't.
+    Torch's random state is restored afterwards; the environment's state isn't.
 
     Args:
         env: the environment; it is reset.
-        return_contiguous: as in `rollout`.
-        check_dtype: whether dtypes are compared. Rewards of another dtype pass: each step casts them to the declared
-            one.
-        seed: seeds the environment and, for the check alone, torch.
-        tensordict: what the first reset is given, or, of environments without fixed batch size, what says it.
-        break_when_any_done: as in `rollout`.
+        return_contiguous: see `rollout`.
+        check_dtype: whether to compare dtypes. Rewards of another dtype pass, because each step casts them to the
+            declared one.
+        seed: seeds the environment, and torch for the duration of the check.
+        tensordict: passed to the first reset. For environments without a fixed batch size it also sets the batch size.
+        break_when_any_done: see `rollout`.
 
     Raises:
-        SpecError: at the first difference (also an AssertionError), naming the key, what was expected and
-            what came.
+        SpecError: at the first difference (also an AssertionError). The message names the key, the expected and the
+            actual value.
     """
     with torch_kept(), warnings.catch_warnings():
         warnings.simplefilter("error", UndeclaredKeyWarning)
@@ -62,9 +62,9 @@ def check_env_specs(
     if not return_contiguous:
         real = real.contiguous()
     dims = real.ndim - 1
-    given = real.batch_size[: dims - len(env.batch_size)]  # of environments without fixed batch size
+    given = real.batch_size[: dims - len(env.batch_size)]  # without a fixed batch size: the `tensordict`'s
     fake = flatten(env.fake_tensordict().expand(*given, *env.batch_size))
-    came = {path: leaf for path, leaf in flatten(real).items() if path != MASK}  # the rollout's own
+    came = {path: leaf for path, leaf in flatten(real).items() if path != MASK}  # the rollout adds it
     if set(fake) != set(came):
         missing, extra = sorted(set(fake) - set(came)), sorted(set(came) - set(fake))
         raise SpecError(f"check_env_specs: the rollout lacks {missing} and has {extra} beyond the specs")
@@ -84,7 +84,7 @@ def check_env_specs(
 
 
 def _declared(env: Env) -> list[tuple[Path, Any]]:
-    """Return the path of each leaf of a rollout, and its spec."""
+    """Return the path and the spec of each leaf of a rollout."""
     roles = (
         (("next",), (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)),
         ((), (env.full_observation_spec, env.full_action_spec, env.full_done_spec)),
@@ -102,7 +102,7 @@ def _check_domains(env: Env, came: dict[Path, Leaf], given: torch.Size) -> None:
     dims = len(given) + len(env.batch_size)
     for full, declared in _declared(env):
         spec = declared.expand(*given, *declared.shape) if given else declared
-        if is_masked(spec):  # the last row's masks: each row had its own
+        if is_masked(spec):  # The spec holds the last row's mask, but each row had its own.
             spec = without_masks(spec)
         for step in came[full].unbind(dims):
             try:

@@ -1,4 +1,4 @@
-"""`EnvCreator`: a factory of environments that knows what they declare and lets them share statistics."""
+"""`EnvCreator`: an environment factory that caches metadata and lets its environments share statistics."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from gleanrl.errors import SchemaError
 
 
 class EnvCreator:
-    """Makes environments, in any process; it can be pickled whatever the callable is.
+    """Creates environments in any process. It can be pickled even if the callable can't.
 
-    One environment is built and closed at construction: its specs are kept, so that batches of environments
-    needn't build another one to read them. Statistics that its transforms can share (those of `VecNorm`) are put
-    into shared memory then, and every environment that the creator makes uses them: all add to them, and all
-    normalise by them. They live as long as the process that made the creator.
+    The constructor builds one environment and closes it. It keeps the environment's metadata, so that batches of
+    environments needn't build another one to read it.
+
+    It also moves the statistics of transforms that can share them (`VecNorm`) to shared memory. All environments of the
+    creator update these statistics and normalise with them. The shared memory lives as long as the process that made
+    the creator.
 
     Args:
         create_env_fn: a callable that makes an environment.
         create_env_kwargs: its keyword arguments.
-        share_memory: whether statistics are shared.
+        share_memory: whether to share statistics.
         **kwargs: further keyword arguments of the callable.
 
     Attributes:
-        meta_data: what the environments declare.
+        meta_data: specs, batch size and device of the environments.
 
     Examples:
         >>> from gleanrl.envs import GymEnv, SerialEnv
@@ -69,10 +71,10 @@ class EnvCreator:
         return env
 
     def make_variant(self, **kwargs: Any) -> EnvCreator:
-        """Return a creator with other keyword arguments and the same metadata and statistics.
+        """Return a creator with other keyword arguments, but the same metadata and the same shared statistics.
 
         Args:
-            **kwargs: take the place of those of the same names, or are added.
+            **kwargs: added to the keyword arguments; they replace arguments of the same name.
         """
         variant = copy.copy(self)
         variant._factory = self._with(kwargs)
@@ -87,10 +89,10 @@ class EnvCreator:
         return {str(index): part.state_dict() for index, part in enumerate(self._shared)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the shared statistics go on from a saved state, in every environment that uses them.
+        """Restore the shared statistics from a saved state, for all environments that use them.
 
         Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
+            SchemaError: if the state doesn't fit; then nothing has changed.
         """
         if not isinstance(state_dict, Mapping) or len(state_dict) != len(self._shared):
             raise SchemaError(
@@ -101,7 +103,7 @@ class EnvCreator:
             part.adopt(value)
 
     def __repr__(self) -> str:
-        """Show what it makes."""
+        """Show the environments' class and batch size."""
         return f"{type(self).__name__}({self.meta_data.name}, batch_size={tuple(self.meta_data.batch_size)})"
 
 
@@ -113,16 +115,16 @@ def _sharing(env: Env) -> list[SharesStatistics]:
 
 
 def env_creator(create_env_fn: Any) -> EnvCreator:
-    """Return an `EnvCreator` for a callable; one that is one already is returned as it is."""
+    """Return an `EnvCreator` for a callable; an `EnvCreator` is returned unchanged."""
     return create_env_fn if isinstance(create_env_fn, EnvCreator) else EnvCreator(create_env_fn)
 
 
 def get_env_metadata(env_or_creator: Any, kwargs: Mapping[str, Any] | None = None) -> EnvMetaData:
-    """Return what an environment declares.
+    """Return the metadata of an environment: specs, batch size, device.
 
     Args:
-        env_or_creator: an environment, a creator, or a callable that makes an environment, which is then built
-            and closed.
+        env_or_creator: an environment, an `EnvCreator`, or a callable that makes an environment. The callable's
+            environment is built and closed.
         kwargs: keyword arguments of the callable.
     """
     if is_environment(env_or_creator):

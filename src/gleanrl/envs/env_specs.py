@@ -1,9 +1,4 @@
-"""The specs of one environment: what it reads and writes, with the flags completed.
-
-How environments are made: what holds for every class of them, whatever its constructor takes.
-
-Specs from data: what a TensorDict looks like, as a Composite.
-"""
+"""The specs of an environment by role, the metaclass of environments, and specs derived from data."""
 
 from __future__ import annotations
 
@@ -31,17 +26,17 @@ from gleanrl.data.specs import Categorical, Composite, NonTensor, TensorSpec, Un
 from gleanrl.data.specs.mapping import Changes, Lockable, SpecMapping
 from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError, UnsupportedError
 
-# How an environment that resets itself becomes one that doesn't; `envs.transforms` fills this in, as the base class
-# can't import those who derive from it.
+# Builder of an environment that doesn't reset itself from one that does: called with the environment and `replace`.
+# `envs.transforms` registers it here, because importing the builder would be a cycle: it derives from `EnvBase`.
 RESETTING_ITSELF: list[Callable[[Any, bool], Any]] = []
-# How an environment that takes any batch size gets one, for the same reason.
+# Builder of an environment with a fixed batch size from one that accepts any; registered in the same way.
 OF_ANY_SIZE: list[Callable[[Any, Sequence[int]], Any]] = []
-# How an environment gets entries for the state of a recurrent policy, for the same reason.
+# Builder of an environment with entries for the state of a recurrent policy; registered in the same way.
 KEEPING_STATE: list[Callable[[Any, Any, Any], Any]] = []
 
 
 class EnvType(ABCMeta):
-    """The type of environment classes: their constructors take three keywords more than they name."""
+    """The metaclass of environments: every constructor accepts three more keywords than its class declares."""
 
     def __call__(
         cls,
@@ -54,16 +49,16 @@ class EnvType(ABCMeta):
         """Make an environment.
 
         Args:
-            *args: of the class's constructor.
-            spec_locked: whether its composite specs can't be written into once it stands; None for what its constructor
-                passes on to `EnvBase`.
-            auto_reset: whether it resets itself, in the step that ends an episode: an `AutoResetEnv` around it is
-                returned. None for what its constructor passes on to `EnvBase`.
+            *args: arguments of the class's constructor.
+            spec_locked: whether to lock the composite specs after construction. None for the value that the constructor
+                passes to `EnvBase`.
+            auto_reset: whether the environment resets itself in the step that ends a trajectory. If so, an
+                `AutoResetEnv` around it is returned. None for the value that the constructor passes to `EnvBase`.
             auto_reset_replace: see `AutoResetTransform`.
-            **kwargs: of the class's constructor.
+            **kwargs: keyword arguments of the class's constructor.
         """
         env = super().__call__(*args, **kwargs)
-        if not isinstance(env, cls):  # `__new__` chose another class, which has been here already
+        if not isinstance(env, cls):  # `__new__` chose another class, which did the rest
             return env
         env.set_spec_lock_(env.wants_lock if spec_locked is None else spec_locked)
         if env.resets_itself if auto_reset is None else auto_reset:
@@ -72,7 +67,7 @@ class EnvType(ABCMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """The constructor's own: `inspect` would show that of `__call__`."""
+        """The signature of the constructor; without this, `inspect` would show the signature of `__call__`."""
         init: Any = cls.__init__  # type: ignore[misc]
         whole = inspect.signature(init)
         return whole.replace(parameters=list(whole.parameters.values())[1:])
@@ -83,9 +78,9 @@ def make_composite_from_td(
 ) -> Composite:
     """Return a spec with an Unbounded leaf for every tensor of `data`, of its shape, dtype and device.
 
-    Values that aren't tensors are declared as `NonTensor` with the first one as example, tensorclasses as composites of
-    their class, and tensors whose sizes differ within a lazy stack with dimensions of any size. Nested TensorDicts keep
-    their batch size.
+    A value that isn't a tensor becomes a `NonTensor` with the first value as example. A tensorclass becomes a composite
+    of its class. Tensors whose sizes differ within a lazy stack become a leaf with dimensions of any size. Nested
+    TensorDicts keep their batch size.
 
     Args:
         data: the TensorDict; its batch size becomes the spec's shape.
@@ -120,7 +115,7 @@ def _leaf_spec(leaf: Leaf, unsqueeze_null_shapes: bool, dynamic_shape: bool) -> 
     """Return the spec of one leaf; see `make_composite_from_td`."""
     if isinstance(leaf, ObjectColumn):
         blank = leaf.blank
-        if blank is not None:  # tensors of unlike shapes: any size fits
+        if blank is not None:  # tensors of different shapes: declare any size
             return Unbounded((*leaf.shape, *[-1] * blank.ndim), device=blank.device, dtype=blank.dtype)
         values = leaf.array.reshape(-1)
         return NonTensor(leaf.shape, example_data=values[0] if len(values) else None, batched=bool(leaf.ndim))
@@ -130,7 +125,7 @@ def _leaf_spec(leaf: Leaf, unsqueeze_null_shapes: bool, dynamic_shape: bool) -> 
 
 
 def make_tensordict(env: Any, policy: Any = None) -> TensorDictBase:
-    """Return a full step's TensorDict, zero everywhere: the environment's entries and what `policy` writes."""
+    """Return a step's TensorDict filled with zeros: the environment's entries and the outputs of `policy`."""
     fake: TensorDictBase = env.fake_tensordict()
     if policy is None:
         return fake
@@ -142,7 +137,7 @@ def make_tensordict(env: Any, policy: Any = None) -> TensorDictBase:
 def learn_specs(
     env: Any, policy: Any, root: TensorDictBase, keys: Mapping[str, NestedKey | list[NestedKey] | None]
 ) -> dict[str, Composite]:
-    """Return the specs that a step of `policy` from `root` shows, by role; see `EnvBase.auto_specs_`."""
+    """Return the specs of one step of `policy` from `root`, by role; see `EnvBase.auto_specs_`."""
     given = [path for path in flatten(root) if path[0] != "next"]
     stepped = env.step(policy(root))
     after = stepped.get("next")
@@ -175,16 +170,16 @@ Form = tuple[Path, torch.Size, torch.dtype | None]
 class EnvSpecs:
     """The five composite specs of an environment, by role.
 
-    A leaf given for action, reward or done stands under the key of that name. Whatever the environment
-    declares of done, terminated and truncated, each group of flags gets both ``done`` and ``terminated``.
+    A leaf assigned for action, reward or done gets the role's name as its key. Each group of flags gets both ``done``
+    and ``terminated``, even if the environment declares only one flag. The default is one reward and one group of
+    flags.
 
-    They can be declared before the batch size is known, which `settle` then checks them against. Reward and flags are
-    one of each until they are declared otherwise.
+    Specs can be declared before the batch size is known; `settle` then checks them against it.
 
     Attributes:
         batch_size: leading dimensions that every leaf must have.
-        device: where the specs live; None leaves them as they are.
-        locked: whether the composites refuse to be written into; a whole spec can be replaced at any time.
+        device: device of the specs; None leaves each spec on its own device.
+        locked: whether writing into the composites is an error. Replacing a whole spec is always allowed.
     """
 
     def __init__(self, batch_size: Sequence[int] = (), device: torch.device | None = None) -> None:
@@ -207,7 +202,7 @@ class EnvSpecs:
         return Composite({}, shape=self.batch_size, device=self.device)
 
     def settle(self, batch_size: torch.Size, device: torch.device | None) -> None:
-        """Give the environment a batch size and a device, which everything declared before must have, or get.
+        """Set the batch size and the device; check the declared specs against the size and move them to the device.
 
         Raises:
             EnvironmentContractError: if a leaf lacks the environment's batch dimensions.
@@ -218,35 +213,37 @@ class EnvSpecs:
             self._specs[role] = self._checked(role, self._empty() if spec.is_empty() else spec)
 
     def set(self, role: str, spec: TensorSpec | None) -> None:
-        """Replace the spec of `role`.
+        """Replace the spec of `role`; None removes its entries.
 
         Raises:
             EnvironmentContractError: if a leaf lacks the environment's batch dimensions.
-            InvalidTypeError: if `spec` isn't a spec, or is a leaf where keys are needed.
+            InvalidTypeError: if `spec` isn't a spec, or is a leaf for a role that needs a Composite (observation,
+                state).
         """
         self._specs[role] = self._checked(role, self._empty() if spec is None else spec)
         self._declared.add(role)
         Changes.note()
 
     def set_unbatched(self, role: str, spec: TensorSpec | None) -> None:
-        """Replace the spec of `role` by that of a batch of such values."""
+        """Replace the spec of `role` by `spec` with the environment's batch dimensions added."""
         self.set(role, None if spec is None else spec.expand(*self.batch_size, *spec.shape))
 
     def without_batch(self, spec: TensorSpec) -> TensorSpec:
-        """Return the spec of one of the batch's values."""
+        """Return `spec` without the environment's batch dimensions."""
         one: TensorSpec = spec[(0,) * len(self.batch_size)] if self.batch_size else spec
         return one
 
     def set_groups(self, specs: Composite) -> None:
-        """Replace the specs that ``"full_action_spec"`` and the like name in an input or an output spec."""
+        """Replace the specs that an input or output spec holds under ``"full_action_spec"`` and similar keys."""
         for role in ROLES:
             if (name := f"full_{role}_spec") in specs:
                 self.set(role, specs[name])
 
     def _checked(self, role: str, spec: TensorSpec) -> Composite:
-        """Return the composite for a spec of `role`."""
+        """Return `spec` as a composite for `role`, with the batch size, device, flags and lock of this object."""
         if not isinstance(spec, TensorSpec):
             raise InvalidTypeError(f"{role}_spec: expected a spec, got {type(spec).__name__}")
+        # A part of another spec refuses changes, so it is copied.
         if spec.is_part:
             spec = spec.clone()
         leaves: dict[NestedKey, TensorSpec | None] = {role: spec}
@@ -263,14 +260,14 @@ class EnvSpecs:
                 )
         if not isinstance(spec, SpecMapping):
             spec = Composite({role: spec}, shape=self.batch_size, device=self.device)
-        # A stack of unlike composites has the methods of one.
+        # A stack of different composites also supports the methods of a Composite.
         spec = _of_shape(spec, self.batch_size)
         found = cast(Composite, spec if self.device is None else spec.to(self.device))
         found = self._complete(found.clone()) if role == "done" else found
         return found.lock_() if self.locked else found
 
     def lock(self, mode: bool) -> None:
-        """Forbid, or allow, writing into the composites."""
+        """Forbid or allow writing into the composites."""
         self.locked = mode
         change = Composite.lock_ if mode else _unlocked
         self._specs = {role: change(spec) for role, spec in self._specs.items()}
@@ -280,23 +277,26 @@ class EnvSpecs:
         return self._specs[role]
 
     def short(self, role: str) -> TensorSpec:
-        """Return the leaf of `role` if there is none but that of its own name, otherwise the composite."""
+        """Return the leaf of `role` if its key is the role's name and it is the only leaf; otherwise the composite."""
         spec = self._specs[role]
         return spec[role] if self.keys(role) == [role] else spec
 
     def leaves(self, role: str) -> dict[NestedKey, Any]:
-        """Return the leaves of `role` by key, the shallow ones first; to be looked at only."""
+        """Return the leaves of `role` by key, sorted by path length; the caller must not change the result.
+
+        Without a change of locks, a fixed spec keeps its entries; so its leaves are cached until the next such change.
+        """
         spec = self._specs[role]
         known, locks, leaves = self._known.get(role, (None, None, {}))
         if known is not spec or locks is not Lockable.all_locks:
             found = sorted(map(as_path, spec.keys(True, True)), key=len)
             leaves = {as_key(path): spec[path] for path in found}
-            if spec.is_fixed:  # what can't change is looked up once
+            if spec.is_fixed:  # only a fixed spec: others may gain or lose entries
                 self._known[role] = (spec, Lockable.all_locks, leaves)
         return leaves
 
     def forms(self, role: str) -> list[Form]:
-        """Return path, shape and dtype of the leaves of `role`; None for the flags', which may differ."""
+        """Return the path, shape and dtype of each leaf of `role`. The dtype of a flag is None: it may differ."""
         leaves = self.leaves(role)
         known, found = self._forms.get(role, (None, []))
         if known is not leaves:
@@ -307,11 +307,11 @@ class EnvSpecs:
         return found
 
     def keys(self, role: str) -> list[NestedKey]:
-        """Return the leaves' keys of `role`, the shallow ones first."""
+        """Return the keys of the leaves of `role`, sorted by path length."""
         return list(self.leaves(role))
 
     def only_key(self, role: str) -> NestedKey:
-        """Return the only key of `role`.
+        """Return the only key of `role`; for done, the only key that ends in ``"done"``.
 
         Raises:
             MissingKeyError: if there are none or several (also a KeyError).
@@ -326,7 +326,7 @@ class EnvSpecs:
         return keys[0]
 
     def groups(self) -> list[Path]:
-        """Return the prefixes under which flags stand; ``()`` is the root."""
+        """Return the path prefix of each group of flags; ``()`` for flags at the top level."""
         flags = self.leaves("done")
         if self._groups is None or self._groups[0] is not flags:
             self._groups = (flags, tuple(dict.fromkeys(as_path(key)[:-1] for key in flags)))
@@ -358,12 +358,12 @@ class EnvSpecs:
 def _unlocked(spec: Composite) -> Composite:
     try:
         return spec.unlock_()
-    except UnsupportedError:  # locked with a group that showed it: a copy isn't
+    except UnsupportedError:  # locked as part of a group; a copy isn't
         return spec.clone()
 
 
 def _of_shape(spec: TensorSpec, size: torch.Size) -> TensorSpec:
-    """Return a composite with the batch dimensions that all of its leaves have, whatever its own shape is."""
+    """Give a composite the batch dimensions `size`, which all of its leaves have; return it."""
     if not isinstance(spec, Composite) or spec.shape[: len(size)] == size:
         return spec
     parts = {key: None if part is None else _of_shape(part, size) for key, part in spec.items()}
@@ -371,17 +371,17 @@ def _of_shape(spec: TensorSpec, size: torch.Size) -> TensorSpec:
 
 
 def complete_flags(flags: dict[str, Any], zeros: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return all flags of one group, the missing ones derived from those that the environment gave.
+    """Return all flags of one group; missing flags are derived from the flags that the environment returned.
 
-    Only ``done`` gives ``terminated := done``; only ``terminated`` gives ``done := terminated |
-    truncated``; none at all gives zeros.
+    With only ``done``, ``terminated := done``. With only ``terminated`` (and ``truncated``), ``done := terminated |
+    truncated``. Without any flag, all are False.
 
     Args:
-        flags: the flags that came, by name.
+        flags: the flags that the environment returned, by name.
         zeros: a False tensor for each flag that the group must have.
 
     Raises:
-        EnvironmentContractError: if done and truncated came without terminated: which is it?
+        EnvironmentContractError: if done and truncated came without terminated. A done step could then be either.
     """
     out = dict(flags)
     if "done" in out and "terminated" not in out:

@@ -1,7 +1,8 @@
-"""Loading the state of an environment, whatever it is made of: all of it is parsed before any of it changes.
+"""Saved state of any environment: the whole state is checked before anything changes.
 
-`EnvBase`, transformed environments and batches of environments have `parse_state` and `adopt_state`, as in
-`_state.state`. An environment with a `load_state_dict` of its own can't say beforehand what it would take: it is tried.
+`EnvBase`, transformed environments and batches of environments have `parse_state` and `adopt_state` (see
+`_state.state`). A class with its own `load_state_dict` can't check a state in advance, so the state is loaded on trial
+and undone.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from gleanrl.errors import SchemaError
 
 
 class _Tried(NamedTuple):
-    """A state that an environment's own `load_state_dict` took."""
+    """A state that an environment's own `load_state_dict` accepted on trial."""
 
     state: Mapping[str, Any]
     strict: bool
 
 
 def parse_state(env: Any, state: Any, strict: bool) -> Any:
-    """Return the value for `adopt_state` of a saved state of any environment; nothing changes.
+    """Check a saved state of any environment and return the value for `adopt_state`; change nothing.
 
     Raises:
-        SchemaError: if it isn't one.
-        Exception: what the environment raises for a state that doesn't fit.
+        SchemaError: if the state isn't a mapping or doesn't fit.
+        Exception: any error of an environment's own `load_state_dict`.
     """
     if _parses(type(env)):
         return env.parse_state(state, strict)
@@ -41,7 +42,7 @@ def parse_state(env: Any, state: Any, strict: bool) -> Any:
 
 
 def check_state(env: Env, state: Any) -> None:
-    """Raise unless `state` is a mapping, as the states of all environments are.
+    """Check that `state` is a mapping, as the states of all environments are.
 
     Raises:
         SchemaError: if it isn't.
@@ -53,7 +54,7 @@ def check_state(env: Env, state: Any) -> None:
 
 
 def adopt_state(env: Any, value: Any) -> None:
-    """Let an environment go on from a value that `parse_state` returned; twice has the result of once."""
+    """Take over a value that `parse_state` returned; a second call has no further effect."""
     if isinstance(value, _Tried):
         env.load_state_dict(copy.deepcopy(value.state), strict=value.strict)
     else:
@@ -61,12 +62,18 @@ def adopt_state(env: Any, value: Any) -> None:
 
 
 def load_state(env: Any, state: Any, strict: bool) -> None:
-    """Parse a state of `env`, by the `parse_state` of its own, then adopt it; an interrupt comes before or after."""
+    """Restore a saved state of `env` by its own `parse_state` and `adopt_state`.
+
+    An interrupt during `adopt_state` is raised only afterwards, so that no state is half adopted.
+    """
     value = env.parse_state(state, strict)
     to_the_end(lambda: env.adopt_state(value))
 
 
 def _parses(cls: type[Any]) -> bool:
-    """Return whether the class that says how a state is loaded says how it is parsed, too."""
+    """Return whether one class defines both `load_state_dict` and `parse_state`.
+
+    A subclass that overrides only `load_state_dict` would be bypassed by an inherited `parse_state`.
+    """
     loader = next((base for base in cls.__mro__ if "load_state_dict" in vars(base)), None)
     return loader is not None and "parse_state" in vars(loader)

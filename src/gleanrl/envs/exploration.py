@@ -1,4 +1,4 @@
-"""Exploration types: tensordict's interaction types under the names that reinforcement learning uses."""
+"""Exploration types: tensordict's interaction types under their RL names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = [
 
 ExplorationType = InteractionType
 set_exploration_type = set_interaction_type
-set_exploration_mode = set_interaction_type  # the older spelling; takes the type's name as a string too
+set_exploration_mode = set_interaction_type  # older name; also accepts the type's name as a string
 
 
 def exploration_from_string(mode: str) -> InteractionType:
-    """Return the exploration type called `mode`, in any case ("random", "mean", …).
+    """Return the exploration type with the name `mode` ("random", "mean", …), in upper or lower case.
 
     Raises:
-        InvalidArgumentError: for an unknown name.
+        InvalidArgumentError: if the name is unknown.
     """
     try:
         return InteractionType.from_str(mode)
@@ -37,6 +37,6 @@ def exploration_from_string(mode: str) -> InteractionType:
 
 
 def exploration_mode() -> str | None:
-    """Return the current exploration type as a lower-case string, the older spelling; None if none is set."""
+    """Return the name of the current exploration type in lower case; None if none is set. An older API."""
     kind: Any = exploration_type()
     return None if kind is None else kind.name.lower()

@@ -1,4 +1,4 @@
-"""An environment of ours under a gymnasium id: `EnvBase.register_gym`."""
+"""`EnvBase.register_gym`: makes gleanrl environments available under a gymnasium id."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _GYMNASIUMS = frozenset(
         *("disable_env_checker", "additional_wrappers", "vector_entry_point", "kwargs"),
     )
 )
-"""Keywords of `register_gym` that are for gymnasium."""
+"""Keywords of `register_gym` that are passed to `gymnasium.register`."""
 
 
 class GymRegistration:
-    """Gives an environment class `register_gym`."""
+    """Mixin that gives an environment class `register_gym`."""
 
     @classmethod
     def register_gym(
@@ -52,17 +52,19 @@ class GymRegistration:
         """Register the class with gymnasium, so that ``gymnasium.make(id, ...)`` makes its environments.
 
         Args:
-            id: the environment's id, ``"Walk-v0"``.
-            entry_point: makes the environment; None for the class. It gets the keyword arguments of `gymnasium.make`.
-            transform: put around each environment, as a copy.
-            info_keys: entries of the environment's outcome that go into info instead of the observation.
+            id: the environment's id, for example ``"Walk-v0"``.
+            entry_point: a callable that makes the environment from the keyword arguments of `gymnasium.make`; None for
+                the class.
+            transform: a transform for each environment, which gets a copy.
+            info_keys: entries of the outcome that are returned in info instead of the observation.
             backend: ``"gymnasium"`` or None.
-            to_numpy: whether observations are arrays; if not, tensors.
+            to_numpy: whether observations are arrays; if False, tensors.
             **kwargs: `max_episode_steps`, `reward_threshold`, `nondeterministic`, `order_enforce`,
-                `disable_env_checker` and `kwargs` are gymnasium's; all others go to `entry_point`, with `kwargs`.
+                `disable_env_checker`, `additional_wrappers`, `vector_entry_point` and `kwargs` are passed to gymnasium.
+                All others, and the contents of `kwargs`, are passed to `entry_point`.
 
         Raises:
-            InvalidArgumentError: if the id is taken.
+            InvalidArgumentError: if the id is already registered.
             UnsupportedError: for another backend.
         """
         if backend not in (None, "gymnasium"):
@@ -78,22 +80,24 @@ class GymRegistration:
             return GymAdapter(env, info_keys or (), to_numpy)
 
         theirs = {name: kwargs.pop(name) for name in _GYMNASIUMS & kwargs.keys()}
-        theirs.setdefault("disable_env_checker", not to_numpy)  # it complains of tensors
+        theirs.setdefault("disable_env_checker", not to_numpy)  # it rejects tensors
         gymnasium.register(id, entry_point=adapted, kwargs={**theirs.pop("kwargs", {}), **kwargs}, **theirs)
 
 
 class GymAdapter(gymnasium.Env[Any, Any]):
-    """Shows one environment of ours through gymnasium's interface.
+    """Adapter that offers one gleanrl environment through gymnasium's interface.
 
-    An observation of one leaf is that leaf, several are a dict; so are actions. Choices are integers.
+    An observation with a single leaf is returned as that leaf, one with several as a dictionary. Actions are passed in
+    the same form. Discrete choices are integers.
 
     Args:
         env: the environment, not a batch of several.
-        info_keys: entries that go into info instead of the observation.
-        to_numpy: whether observations are arrays.
+        info_keys: entries that are returned in info instead of the observation.
+        to_numpy: whether observations are arrays; if False, tensors.
 
     Raises:
         UnsupportedError: for a batch of environments, several rewards, or a spec without a space.
+        InvalidArgumentError: if one of `info_keys` isn't an observation of the environment.
     """
 
     def __init__(self, env: Any, info_keys: Sequence[NestedKey] = (), to_numpy: bool = True) -> None:
@@ -121,7 +125,10 @@ class GymAdapter(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode; `options` are keyword arguments of the environment's `reset`."""
+        """Start an episode; return observation and info.
+
+        `options` are keyword arguments of the environment's `reset`.
+        """
         super().reset(seed=seed)
         if seed is not None:
             self.env.set_seed(seed)
@@ -129,10 +136,10 @@ class GymAdapter(gymnasium.Env[Any, Any]):
         return self._shown(self._root)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take an action.
+        """Take an action; return observation, reward, terminated, truncated and info.
 
         Raises:
-            SpecError: if a choice is none of the action's.
+            SpecError: if a choice isn't in the action spec.
         """
         given = self._root.copy()
         spec = self.env.full_action_spec
@@ -153,7 +160,7 @@ class GymAdapter(gymnasium.Env[Any, Any]):
         self.env.close()
 
     def _shown(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """Return observation and info."""
+        """Return the observation and the info of `batch`."""
         spec = self.env.full_observation_spec
         values = {key: self._value(spec[key], batch.get(key)) for key in (*self._observed, *self._info)}
         info = {name: values[name] for name in self._info}
@@ -174,7 +181,7 @@ def _at(action: Any, path: tuple[str, ...]) -> Any:
 
 
 def _nested(values: Mapping[NestedKey, Any]) -> Any:
-    """Return the value if it's one, else a dictionary nested like the keys."""
+    """Return a dictionary nested by the keys' paths; a single value is returned as such."""
     if len(values) == 1:
         return next(iter(values.values()))
     out: dict[str, Any] = {}
@@ -188,7 +195,7 @@ def _nested(values: Mapping[NestedKey, Any]) -> Any:
 
 
 def _space(spec: Composite, keys: Sequence[NestedKey]) -> spaces.Space[Any]:
-    """Return the space of the leaves `keys`: the leaf's own if it's one, else a Dict."""
+    """Return the space of the leaves `keys`: a Dict, or the leaf's own space if there is one leaf."""
     nested = _nested({key: _leaf_space(key, spec[key]) for key in keys})
     return _dict_space(nested) if isinstance(nested, dict) else nested
 
@@ -201,10 +208,11 @@ def _leaf_space(key: NestedKey, spec: Any) -> spaces.Space[Any]:
     """Return the space of one leaf.
 
     Raises:
-        UnsupportedError: if there is none.
+        UnsupportedError: if gymnasium has no such space.
     """
     shape = tuple(spec.shape)
-    if isinstance(spec, (MultiCategorical, MultiOneHot)):  # which count as one choice, too
+    # Before OneHot and Categorical, because `isinstance` counts these two as such.
+    if isinstance(spec, (MultiCategorical, MultiOneHot)):
         if len(shape) == 1:
             return spaces.MultiDiscrete(np.asarray(torch.as_tensor(spec.nvec).flatten()))
     elif isinstance(spec, OneHot):

@@ -1,4 +1,4 @@
-"""Groups of agents: which agents of a multi-agent environment share their entries."""
+"""Groups of agents: which agents of a multi-agent environment share one entry."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gleanrl.errors import InvalidArgumentError
 class MarlGroupMapType(Enum):
     """The two usual ways to group agents.
 
-    Agents of one group have their entries stacked under the group's name, ``("agents", "observation")`` of shape
-    ``(*batch, n_agents, *leaf)``; so they must have the same spaces.
+    The entries of a group's agents are stacked under the group's name. For example, ``("agents", "observation")`` has
+    shape ``(*batch, n_agents, *leaf)``. So all agents of a group must have the same spaces.
 
     Examples:
         >>> MarlGroupMapType.ALL_IN_ONE_GROUP.get_group_map(["anna", "bert"])
@@ -25,10 +25,10 @@ class MarlGroupMapType(Enum):
     ONE_GROUP_PER_AGENT = 2
 
     def get_group_map(self, agent_names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the names of each group's agents, in the order of `agent_names`.
+        """Return a dictionary from group name to agent names, in the order of `agent_names`.
 
         Raises:
-            InvalidArgumentError: if `agent_names` is empty or names an agent twice (also a ValueError).
+            InvalidArgumentError: if `agent_names` is empty or contains a name twice (also a ValueError).
         """
         names = list(agent_names)
         alone = self is MarlGroupMapType.ONE_GROUP_PER_AGENT
@@ -41,12 +41,12 @@ def check_marl_grouping(group_map: Mapping[str, Sequence[str]], agent_names: Seq
     """Check that every agent is in exactly one group.
 
     Args:
-        group_map: group -> its agents.
+        group_map: dictionary from group name to agent names.
         agent_names: all agents of the environment.
 
     Raises:
-        InvalidArgumentError: if there are no agents, an agent has no group, two groups or two places in one, a
-            group is empty, or a group names an agent that isn't there (also a ValueError).
+        InvalidArgumentError: if `agent_names` is empty or has a name twice (also a ValueError). Also if a group is
+            empty or has an unknown agent, or if an agent is in no group or more than once.
     """
     names = list(agent_names)
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -1,8 +1,8 @@
-"""The state of modules, which environments and transforms are, as a value.
+"""The state of modules (environments and transforms) as one flat, immutable value.
 
-A module and those within it have one state, flat, by the names that `torch.nn.Module` gives: of a chain of transforms
-``"transforms.0.loc"`` is a buffer, ``"transforms.1.carried"`` what the second transform carries from step to step. Each
-entry is a `Stateful`, so that a load checks all of them before it changes the first.
+The state of a module includes the modules within it. Its keys are the names that `torch.nn.Module` gives. For example,
+in a chain of transforms ``"transforms.0.loc"`` is a buffer, and ``"transforms.1.carried"`` holds the second transform's
+carried values. Each entry is a `Stateful`, so that a load can check all entries before it changes the first.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ State = Mapping[str, Any]
 class StatefulModule(Stateful[State], TellingModule):
     """A module whose state is a value.
 
-    Beside registered parameters and buffers a subclass may have `carried`, if it says in `carries` what it holds, and
-    `parts`. A subclass that defines torch's `get_extra_state` and `set_extra_state` has that in its state, too.
+    The state holds registered parameters and persistent buffers, and the optional `carried` values and `parts`. A
+    subclass with `carried` values declares them in `carries`. If a subclass defines torch's `get_extra_state` and
+    `set_extra_state`, the state includes that, too.
     """
 
-    late_buffers: ClassVar[tuple[str, ...]] = ()  # those that are None, or of any shape, until they are found
+    late_buffers: ClassVar[tuple[str, ...]] = ()  # buffers that may be None or of any shape
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
         self.carried: dict[NestedKey, Tensor] = {}
 
     def carries(self) -> Mapping[NestedKey, Field]:
-        """Return shape, batch dimensions included, and dtype of what is carried from step to step, by key."""
+        """Return the shape (with batch dimensions) and dtype of each value carried from step to step, by key."""
         return {}
 
     def parts(self) -> Mapping[str, Stateful[Any]]:
-        """Return the parts that have states of their own, by name."""
+        """Return the parts that have their own states, by name."""
         return {}
 
     def carry(self, values: Mapping[NestedKey, Tensor]) -> None:
-        """Carry `values` from now on, which are as `carries` says; can't fail."""
+        """Carry `values` from now on. They must match `carries`; this can't fail."""
         self.carried = dict(values)
 
     def home(self) -> torch.device | str | None:
-        """Return the device of what is carried; None outside an environment."""
+        """Return the device of the carried values; None outside an environment."""
         return None
 
     def clone(self) -> Any:
@@ -61,34 +62,34 @@ class StatefulModule(Stateful[State], TellingModule):
 
     # ----------------------------------------------------------------- value
     def snapshot(self) -> State:
-        """Return the state, of the modules within too, by flat names."""
+        """Return the state of this module and of the modules within, by flat names."""
         return MappingProxyType({name: entry.snapshot() for name, entry in _entries(self).items()})
 
     def parse(self, state: Any, strict: bool = True) -> State:
-        """Return the value of a saved state, copied.
+        """Check a saved state and return its value, copied; change nothing.
 
         Args:
-            state: what `state_dict` returned.
-            strict: whether names that are missing or unexpected are errors; if not, they are passed over.
+            state: the result of `state_dict`.
+            strict: whether missing and unexpected names are errors; if False, they are ignored.
 
         Raises:
-            SchemaError: if it doesn't fit, naming the entry.
+            SchemaError: if the state doesn't fit; the message names the entry.
         """
         return parse_entries(self, state, strict)
 
     def adopt(self, value: State) -> None:
-        """Go on from a value."""
+        """Take over a value that `parse` returned."""
         adopt_entries(self, value)
 
     # ------------------------------------------------------- torch's own ways
     def state_dict(  # type: ignore[override]
         self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """Return the state as plain values and tensors of its own, by flat names.
+        """Return the state as plain values and copied tensors, by flat names.
 
         Args:
-            *args: `destination`, `prefix` and `keep_vars` by place, as torch allows.
-            destination: where to add it; None for a new dictionary.
+            *args: `destination`, `prefix` and `keep_vars` by position, as torch allows.
+            destination: the dictionary to add the state to; None for a new one.
             prefix: put before the names.
             keep_vars: no effect: the tensors are copies.
         """
@@ -101,22 +102,22 @@ class StatefulModule(Stateful[State], TellingModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> None:
-        """Go on from a saved state, which is copied.
+        """Restore a saved state, which is copied.
 
         Args:
-            state_dict: what `state_dict` returned.
-            strict: whether names that are missing or unexpected are errors.
+            state_dict: the result of `state_dict`.
+            strict: whether missing and unexpected names are errors.
             assign: no effect.
 
         Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
+            SchemaError: if the state doesn't fit; then nothing has changed.
         """
         self.adopt(self.parse(state_dict, strict))
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *problems: list[str]
     ) -> None:
-        """Take over this module's own entries, for a module around it that is loaded by torch's means."""
+        """Load this module's own entries. Torch calls this when a foreign module around this one is loaded."""
         missing, _, errors = problems
         for name, entry in _own_entries(self).items():
             if prefix + name not in state_dict:
@@ -129,7 +130,7 @@ class StatefulModule(Stateful[State], TellingModule):
 
 
 def parse_entries(module: nn.Module, state: Any, strict: bool = True) -> State:
-    """Return the value of a module's saved state, copied; see `StatefulModule.parse`."""
+    """Check a module's saved state and return its value, copied; see `StatefulModule.parse`."""
     kind = type(module).__name__
     if not isinstance(state, Mapping):
         raise SchemaError(f"load_state_dict: expected the state of a {kind}, got {type(state).__name__}")
@@ -147,7 +148,7 @@ def parse_entries(module: nn.Module, state: Any, strict: bool = True) -> State:
 
 
 def adopt_entries(module: nn.Module, value: State) -> None:
-    """Let a module go on from a value that `parse_entries` returned."""
+    """Take over a value that `parse_entries` returned."""
     entries = _entries(module)
     for name, part in value.items():
         entries[name].adopt(part)
@@ -156,7 +157,7 @@ def adopt_entries(module: nn.Module, value: State) -> None:
 def _entries(module: nn.Module) -> dict[str, Stateful[Any]]:
     return {
         f"{path}.{name}" if path else name: entry
-        for path, inner in module.named_modules(remove_duplicate=False)  # as torch names them
+        for path, inner in module.named_modules(remove_duplicate=False)  # the names that torch uses
         for name, entry in _own_entries(inner).items()
     }
 
@@ -220,7 +221,7 @@ class _TensorEntry(Stateful[Tensor | None]):
 
 
 class _Carried(Stateful[Mapping[NestedKey, Tensor]]):
-    """What a transform carries from step to step: nothing before its first reset, all of it afterwards."""
+    """The values that a transform carries from step to step: empty before its first reset, complete afterwards."""
 
     def __init__(self, module: StatefulModule) -> None:
         self._module = module
@@ -252,7 +253,10 @@ class _Carried(Stateful[Mapping[NestedKey, Tensor]]):
 
 
 class _Extra(Stateful[Any]):
-    """What a user's module adds to its state by torch's `get_extra_state`; a foreign one is tried on a copy."""
+    """The extra state of a module that defines torch's `get_extra_state`.
+
+    Only the module's `set_extra_state` can check a state, so `parse` tries it on a copy of the module.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -1,7 +1,4 @@
-"""What `step` and `reset` make of the TensorDicts that an environment's own methods return.
-
-Partial resets: which rows a ``"_reset"`` mask names, and how fresh and old rows are put together.
-"""
+"""Completing and checking the TensorDicts that ``_step`` and ``_reset`` return; merging rows of partial resets."""
 
 from __future__ import annotations
 
@@ -35,9 +32,9 @@ _ONE = torch.Size((1,))
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
-    """Return the ``"_reset"`` mask of each group of flags that `tensordict` has one for.
+    """Return copies of the ``"_reset"`` masks in `tensordict`, by group of flags.
 
-    They are copies: a mask may be the very done flag that the environment is about to overwrite.
+    The masks are copied, because a mask may share memory with a done flag that the environment is about to overwrite.
     """
     if tensordict is None:
         return {}
@@ -48,14 +45,14 @@ def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> di
 def own_request(
     tensordict: TensorDictBase | None, masks: Mapping[Path, torch.Tensor]
 ) -> TensorDictBase | None:
-    """Return a shallow copy of `tensordict` with masks of its own, which an environment may overwrite."""
+    """Return a shallow copy of `tensordict` with copied masks, which the environment may overwrite."""
     if tensordict is None:
         return None
     return request_of(tensordict, {group: mask.clone() for group, mask in masks.items()})
 
 
 def request_of(root: TensorDictBase, masks: Mapping[Path, torch.Tensor]) -> TensorDictBase:
-    """Return a shallow copy of `root` that asks for the resets of `masks`."""
+    """Return a shallow copy of `root` with `masks` as its ``"_reset"`` entries."""
     out: TensorDictBase = shallow_copy(root)
     for group, mask in masks.items():
         put_leaf(out, (*group, "_reset"), mask)
@@ -63,7 +60,7 @@ def request_of(root: TensorDictBase, masks: Mapping[Path, torch.Tensor]) -> Tens
 
 
 def without_masks(fresh: TensorDictBase, reset_keys: Sequence[NestedKey]) -> TensorDictBase:
-    """Return what a reset returned without the masks that it was asked with."""
+    """Return the result of a reset without ``"_reset"`` masks that the environment copied from its input."""
     came = [key for key in reset_keys if leaf_at(fresh, as_path(key)) is not None]
     return fresh.exclude(*came) if came else fresh
 
@@ -71,7 +68,8 @@ def without_masks(fresh: TensorDictBase, reset_keys: Sequence[NestedKey]) -> Ten
 def put_root(
     request: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence[NestedKey]
 ) -> TensorDictBase:
-    """Put the root of a reset into the TensorDict that asked for it, whose masks go; returns it."""
+    """Write the root of a reset into `request`, the caller's TensorDict, without its masks; return it."""
+    # Only a plain TensorDict allows the faster access below, which skips TensorDict's checks.
     if type(request) is not TensorDict or type(fresh) is not TensorDict:
         return request.exclude(*reset_keys, inplace=True).update(fresh)
     for key in reset_keys:
@@ -87,8 +85,8 @@ def put_root(
 def due_resets(root: TensorDictBase, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
     """Return the ``"_reset"`` mask of each group of flags, after a step that led to `root`.
 
-    The outermost flags rule: where an environment has a done of its own, agents below it that are done wait for
-    it, and all of them are reset with it. Where it hasn't, each group resets by itself.
+    The outermost flags decide. If an environment has a done flag above its agents, agents that are done earlier wait
+    for it, and all agents are reset together. Otherwise each group is reset by its own flags.
     """
     done = {group: root.get(as_key((*group, "done"))) for group in groups}
     return _ruled_by_outermost(done, root.batch_size)
@@ -100,16 +98,16 @@ def terminated_or_truncated(
     key: str | None = "_reset",
     write_full_false: bool = False,
 ) -> bool:
-    """Return whether any episode in `data` ended, and write where beside the flags.
+    """Return whether any trajectory in `data` ended; if so, write masks of the ended ones next to the flags.
 
-    Ended means done, terminated or truncated. Where a group of flags lies in another one (agents below the
-    environment) the outer one rules, as in `due_resets`.
+    A trajectory has ended if it is done, terminated or truncated. If a group of flags lies below another one (agents
+    below the environment), the outer group decides, as in `due_resets`.
 
     Args:
         data: the flags, at any depth; written in place.
-        full_done_spec: the environment's; None looks at the flags that `data` holds.
-        key: the name of the entry that is written for each group of flags, of their shape; None writes nothing.
-        write_full_false: whether it is written if no episode ended, too.
+        full_done_spec: the environment's done spec; None uses the flags that `data` holds.
+        key: name of the mask written for each group of flags, of their shape; None writes nothing.
+        write_full_false: whether to write the masks even if no trajectory ended.
 
     Raises:
         MissingKeyError: if there are no flags.
@@ -134,7 +132,7 @@ def terminated_or_truncated(
 def _ruled_by_outermost(
     ended: Mapping[Path, torch.Tensor], batch_size: torch.Size
 ) -> dict[Path, torch.Tensor]:
-    """Return each group's own flag, or that of the outermost group around it in its shape."""
+    """Return the mask of each group: its outermost group's mask, expanded to the group's shape."""
     if len(ended) == 1:
         return dict(ended)
     outer, masks = outermost(ended), {}
@@ -148,17 +146,17 @@ def _ruled_by_outermost(
 
 
 def is_partial(masks: Mapping[Path, torch.Tensor]) -> bool:
-    """Return whether `masks` leave any row as it is."""
+    """Return whether `masks` leave any row without a reset."""
     return not all(bool(mask.all()) for mask in masks.values())
 
 
 def reset_rows(masks: Mapping[Path, torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
-    """Return where any mask of any group is True, ``(*batch,)`` bool; see `any_of`."""
+    """Return where a mask of any group is True, ``(*batch,)`` bool; see `any_of`."""
     return any_of(masks.values(), batch_size)
 
 
 def any_of(flags: Collection[torch.Tensor], batch_size: torch.Size) -> torch.Tensor:
-    """Return where any flag is set, ``(*batch,)`` bool; of a single one it may be the same memory."""
+    """Return where any flag is set, ``(*batch,)`` bool. The result of a single flag may share its memory."""
     rows = [
         flag.reshape(*batch_size, -1).any(-1) if flag.shape[len(batch_size) :] != _ONE else flag.squeeze(-1)
         for flag in flags
@@ -169,10 +167,10 @@ def any_of(flags: Collection[torch.Tensor], batch_size: torch.Size) -> torch.Ten
 def merge_reset(
     fresh: TensorDictBase, before: TensorDictBase, masks: Mapping[Path, torch.Tensor]
 ) -> TensorDictBase:
-    """Return the rows of `fresh` where the masks are True and those of `before` elsewhere.
+    """Return the rows of `fresh` where the masks are True and the rows of `before` elsewhere.
 
-    A group's own mask rules the entries under that group; any mask of any group rules everything else. Where `before`
-    lacks an entry there is a warning, and the other rows hold what the environment returned.
+    A group's mask applies to the entries below that group. For all other entries, a row is fresh if any group's mask is
+    True. If `before` lacks an entry, this warns, and all rows keep the environment's values.
     """
     size, leaves, kept = fresh.batch_size, flatten(fresh), flatten(before)
     for path, value in leaves.items():
@@ -183,6 +181,7 @@ def merge_reset(
             )
             continue
         leaves[path] = chosen(masks, path, value, old, size)
+    # Leaves of different shapes per row need a lazy stack, not a TensorDict.
     if any(isinstance(leaf, ObjectColumn) and leaf.blank is not None for leaf in leaves.values()):
         stacked: TensorDictBase = record_of(leaves, size, fresh.device)
         return stacked
@@ -199,6 +198,7 @@ def chosen(
     path = as_path(key)
     own = next((mask for group, mask in masks.items() if group and path[: len(group)] == group), None)
     mask = reset_rows(masks, batch_size) if own is None else own
+    # `torch.where` would broadcast different shapes; rows of an `ObjectColumn` may have any shape.
     if isinstance(fresh, ObjectColumn) or isinstance(before, ObjectColumn) or fresh.shape != before.shape:
         new, old = (
             leaf if isinstance(leaf, ObjectColumn) else ObjectColumn.rows_of(leaf, batch_size)
@@ -215,13 +215,13 @@ def keep_flags(
     masks: Mapping[Path, torch.Tensor] | None,
     batch_size: torch.Size,
 ) -> None:
-    """Add the flags of `before` that `values` lacks: `fresh` has them where the masks are True.
+    """Add to `values` the flags that only `before` has: the fresh flag where the masks are True, else the old one.
 
     Args:
-        values: what transforms made of a reset; flags that they only write in steps aren't in it.
-        before: what they made of the step before.
-        fresh: what the environment returned, by key.
-        masks: what was reset, by group; None for all.
+        values: outputs of the transforms for a reset. Flags that transforms write only in steps are missing.
+        before: outputs of the transforms for the step before.
+        fresh: the reset's result, by key.
+        masks: the ``"_reset"`` masks by group; None for a full reset.
         batch_size: the batch dimensions.
     """
     for key in before.keys() - values.keys():
@@ -233,7 +233,11 @@ def keep_flags(
 
 
 def _aligned(mask: torch.Tensor, value: Leaf, batch_size: torch.Size) -> torch.Tensor:
-    """Return `mask` with as many dimensions as `value`: trailing 1s dropped or added, else rows only."""
+    """Return `mask` with as many dimensions as `value`, so that it broadcasts over the value's dimensions.
+
+    Trailing dimensions of size 1 are dropped or added. If the shapes still don't match, the mask is reduced to one
+    value per row.
+    """
     while mask.ndim > len(batch_size) and (mask.ndim > value.ndim or mask.shape[-1] == 1):
         mask = mask.squeeze(-1) if mask.shape[-1] == 1 else mask.any(-1)
     if mask.shape != value.shape[: mask.ndim]:
@@ -244,19 +248,19 @@ def _aligned(mask: torch.Tensor, value: Leaf, batch_size: torch.Size) -> torch.T
 def ended_since(
     before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], batch_size: torch.Size
 ) -> torch.Tensor:
-    """Return where a flag of `after` is set and none of `before`, ``(*batch,)`` bool."""
+    """Return where a flag of `after` is set and no flag of `before`, ``(*batch,)`` bool."""
     return any_of(after, batch_size) & ~any_of(before, batch_size)
 
 
 def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
-    """Add missing flags to `batch`, in place, and the trailing dimension that flags may come without; return it."""
+    """Add missing flags to `batch`, in place, and the last dimension if flags lack it; return `batch`."""
     if _came_whole(batch, specs, "done"):
         return batch
     lead, leaves = _lead(batch, specs), specs.leaves("done")
     came = {key: batch.get(key, None) for key in leaves}
     given = {k: _with_last_dim(v, (*lead, *leaves[k].shape)) for k, v in came.items() if v is not None}
     if len(given) == len(leaves) and all(given[key] is value for key, value in came.items()):
-        return batch  # complete as it came, from an environment whose batch size isn't fixed
+        return batch  # already complete, although its batch size isn't the specs'
     for group in specs.groups():
         keys = {path[-1]: key for key in leaves if (path := as_path(key))[:-1] == group}
         flags = {name: given[key] for name, key in keys.items() if key in given}
@@ -267,7 +271,7 @@ def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
 
 
 def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
-    """Complete flags and rewards of a step's outcome, in place; return it.
+    """Complete the flags and rewards of a step's outcome, in place; return it.
 
     Raises:
         EnvironmentContractError: if a reward is missing.
@@ -289,7 +293,7 @@ def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
 
 
 def _came_whole(batch: TensorDictBase, specs: EnvSpecs, *roles: str) -> bool:
-    """Return whether the leaves of these roles came as they are declared, all of them, as they mostly do."""
+    """Return whether all leaves of these roles have their declared shapes and dtypes: the usual, fast case."""
     if batch.batch_size != specs.batch_size:
         return False
     for role in roles:
@@ -303,7 +307,7 @@ def _came_whole(batch: TensorDictBase, specs: EnvSpecs, *roles: str) -> bool:
 def with_rows_held(
     outcome: TensorDictBase, root: TensorDictBase, mask: torch.Tensor, specs: EnvSpecs
 ) -> TensorDictBase:
-    """Return `outcome` where `mask` is True; in the other rows the entries of `root`, and rewards of zero."""
+    """Return `outcome` where `mask` is True; the other rows hold the entries of `root` and zero rewards."""
     if bool(mask.all()):
         return outcome
     before = root.copy()
@@ -313,10 +317,10 @@ def with_rows_held(
 
 
 def check_outcome(outcome: TensorDictBase, specs: EnvSpecs) -> None:
-    """Raise unless every value of a step's outcome is as declared.
+    """Check that every value of a step's outcome is in its spec's domain.
 
     Raises:
-        SpecError: at the first that isn't.
+        SpecError: at the first value outside.
     """
     lead = _lead(outcome, specs)
     for role in ("observation", "reward", "done"):
@@ -329,16 +333,16 @@ def check_outcome(outcome: TensorDictBase, specs: EnvSpecs) -> None:
 def check_not_done(
     fresh: TensorDictBase, masks: Mapping[Path, torch.Tensor], specs: EnvSpecs, name: str
 ) -> None:
-    """Raise if a row that was reset is done.
+    """Check that no row that was reset is done.
 
     Args:
-        fresh: what a reset returns.
-        masks: the groups' ``"_reset"`` masks; none for all rows.
-        specs: the environment's.
-        name: the environment's.
+        fresh: the result of a reset.
+        masks: the ``"_reset"`` masks by group; empty for a reset of all rows.
+        specs: the environment's specs.
+        name: the environment's name, for the message.
 
     Raises:
-        EnvironmentContractError: if one is.
+        EnvironmentContractError: if a reset row is done.
     """
     for group in specs.groups():
         done = fresh.get(as_key((*group, "done")))
@@ -352,12 +356,12 @@ def check_not_done(
 
 
 def _lead(batch: TensorDictBase, specs: EnvSpecs) -> torch.Size:
-    """Return the batch dimensions that data have beyond the specs', of environments without a fixed batch size."""
+    """Return the batch dimensions before the specs' own, which only environments without a fixed batch size have."""
     return batch.batch_size[: batch.ndim - len(specs.batch_size)]
 
 
 def _with_last_dim(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Add the last dimension of size 1 that `value` may have come without."""
+    """Add the last dimension of size 1 if `value` lacks it."""
     if value.shape != shape and len(shape) and shape[-1] == 1 and value.shape == shape[:-1]:
         return value.unsqueeze(-1)
     return value

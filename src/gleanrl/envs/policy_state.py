@@ -1,4 +1,4 @@
-"""Recurrent policies without a primer: the state that they write below ``"next"`` becomes one of the environment."""
+"""Recurrent policies without a primer transform: the environment gets an entry for the policy's state."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from gleanrl.errors import PolicyError
 
 
 def with_policy_state(env: Any, policy: Any, device: torch.device | None = None) -> Any:
-    """Return `env`, with an entry for each state of `policy` that it hasn't got, zero after a reset.
+    """Return `env` with an entry for each state of `policy` that it lacks; the entries are zero after a reset.
 
-    A recurrent module (torchrl's LSTM and GRU modules, say) reads its state in the root and writes it below ``"next"``.
-    What it promises to write there and the environment doesn't is taken for its state; its shape and dtype are found
-    by calling a copy of the policy.
+    A recurrent module (for example torchrl's LSTM and GRU modules) reads its state in the root and writes it below
+    ``"next"``. An output key below ``"next"`` that the environment doesn't write is such a state. Calling a copy of the
+    policy gives its shape and dtype.
 
     Args:
         env: any environment.
         policy: any policy.
-        device: where it runs; None for where the environment is.
+        device: device of the policy's input; None for the environment's device.
 
     Raises:
-        PolicyError: the call failed.
+        PolicyError: if the call of the policy failed.
     """
     state = _state_of(policy, env) if isinstance(policy, TensorDictModuleBase) else []
     if not state:
@@ -56,7 +56,7 @@ def with_policy_state(env: Any, policy: Any, device: torch.device | None = None)
 
 
 def _state_of(policy: TensorDictModuleBase, env: Env) -> list[Path]:
-    """Return what a policy writes below ``"next"``; nothing if the environment writes any of it."""
+    """Return the paths that a policy writes below ``"next"``; none if the environment writes one of them."""
     specs = (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)
     known = {as_path(key) for spec in specs for key in spec.keys(True, True)}
     state = [path[1:] for path in promised_by(policy) if path[0] == "next"]

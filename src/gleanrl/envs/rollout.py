@@ -1,8 +1,7 @@
-"""`env.rollout`: the loop of the collectors, for one rollout of at most so many steps.
+"""`env.rollout`: one rollout of limited length, run by the collectors' loop.
 
-`env.rollout` of environments whose data can't be stacked densely: every step is a lazy stack, and so is the result.
-
-It goes through the TensorDict protocol, step by step: columns can't hold data of unlike keys or shapes.
+Environments whose data can't be stacked densely use `lazy_steps` instead: there each step, and the result, is a lazy
+stack. It calls the environment's `step` on TensorDicts, because columns can't hold data with different keys or shapes.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ def lazy_steps(
     callback: Any = None,
     break_when_any_done: bool = True,
 ) -> TensorDictBase:
-    """Run `policy` from `root` on and return the steps, ``[n, *batch, T]``, lazily stacked along the first dimension.
+    """Run `policy` from `root` and return the steps, ``[n, *batch, T]``, lazily stacked along the first dimension.
 
     Args:
-        env: a batch of unlike environments.
-        max_steps: the most steps.
-        policy: as in the collectors, but it gets lazy stacks.
-        root: where to start from.
+        env: a batch of n environments with different data.
+        max_steps: maximum number of steps.
+        policy: any policy that the collectors accept; it is called on lazy stacks.
+        root: the root to start from.
         callback: called as ``callback(env, step)`` after every step.
-        break_when_any_done: whether to stop at the first end of any episode; if not, ended ones are reset.
+        break_when_any_done: whether to stop as soon as one trajectory ends. If False, ended environments are reset.
     """
     wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
     flags = end_flags(env)
@@ -55,7 +54,7 @@ def lazy_steps(
     with torch.no_grad():
         for _ in range(max_steps):
             stepped = env.step(wrapped(root.copy()))
-            steps.append(stepped.clone())  # the environment may overwrite what it returned
+            steps.append(stepped.clone())  # the environment may overwrite it later
             if callback is not None:
                 callback(env, steps[-1])
             ended = any(bool(stepped.get(("next", *path)).any()) for path in flags)
@@ -68,7 +67,7 @@ def lazy_steps(
 
 
 def _in_time(steps: tuple[TensorDictBase, ...]) -> TensorDictBase:
-    """Return the steps of one environment, ``[*batch, T]``, the last dimension called ``"time"``."""
+    """Return the steps of one environment, ``[*batch, T]``; the last dimension is called ``"time"``."""
     dim = steps[0].ndim
     row: Any = torch.stack(steps, dim)
     row.refine_names(..., "time")
@@ -76,7 +75,7 @@ def _in_time(steps: tuple[TensorDictBase, ...]) -> TensorDictBase:
 
 
 _CHUNK = 1024
-"""Steps of one block; a rollout that ends early has reserved no more than this."""
+"""Number of steps per block. A rollout that ends early has allocated at most this many unused steps."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,7 @@ def run_rollout(
     """Run `policy` in `env`; see `EnvBase.rollout`."""
     max_steps = positive("max_steps", max_steps)
     if root is not None and root.batch_size != env.batch_size and not extra(env, "batch_locked", True):
+        # A `rand_action` that the class overrides must be called on `env` itself, not on the resized environment.
         if policy is None and EnvTraits.of(env).own_actions:
             policy = OwnActions(env)
         env = OF_ANY_SIZE[0](env, root.batch_size)
@@ -112,6 +112,8 @@ def run_rollout(
     policy_device = place_of_policy(policy) if options.auto_cast_to_device else None
     asked = env
     if EnvTraits.of(env).stackable:
+        # A recurrent policy may need state entries in the root. `env` then is a wrapper; callbacks and errors use
+        # `asked`.
         env = KEEPING_STATE[0](env, policy, policy_device)
     start = root
     if root is not None:
@@ -141,14 +143,14 @@ def run_rollout(
 
 
 def _with_state(env: Env, root: TensorDictBase) -> TensorDictBase:
-    """Return a root with zeros for the policy's state where it has none."""
+    """Return `root` with zeros for each entry of the policy's state that it lacks."""
     zeros = env.full_observation_spec.zero()
     missing = [key for key in EnvTraits.of(env).primed_keys if root.get(key, None) is None]
     return root.copy().update(zeros.select(*missing)) if missing else root
 
 
 def _undone(env: Env, root: TensorDictBase) -> TensorDictBase:
-    """Return where a rollout starts from `root`: where that is done, its environments are reset first."""
+    """Return the root to start from: `root`, after a reset of the environments that are done there."""
     flags = [root.get(key, None) for key in env.done_keys if as_path(key)[-1] == "done"]
     return root if any(flag is None for flag in flags) else env.maybe_reset(root)
 
@@ -156,7 +158,7 @@ def _undone(env: Env, root: TensorDictBase) -> TensorDictBase:
 def _unstacked(
     env: Env, max_steps: int, policy: Any, root: TensorDictBase, options: RolloutOptions, out: Any
 ) -> TensorDictBase:
-    """Run `policy` in environments whose steps can only be stacked lazily."""
+    """Run `policy` in environments whose steps can only be stacked lazily; reject options that need dense data."""
     options_of_dense_data = {
         "out": out is not None,
         "set_truncated": options.set_truncated,
@@ -169,7 +171,7 @@ def _unstacked(
 
 
 def _run(env: Env, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -> list[tuple[Block, int]]:
-    """Fill blocks until `max_steps` or the end; return each with its number of steps."""
+    """Fill blocks until `max_steps` or the end of the rollout; return each block with its number of steps."""
     blocks: list[tuple[Block, int]] = []
     done, callback = 0, options.callback
     ends = options.break_when_any_done or options.break_when_all_done
@@ -186,7 +188,7 @@ def _run(env: Env, plan: RolloutPlan, max_steps: int, options: RolloutOptions) -
 
 
 def _observed(env: Env, block: Block, over: Callable[[int], bool] | None, callback: Any) -> Any:
-    """Return what is called after every step: the user's callback, then the test for the end; None if neither."""
+    """Return the callback for each step: the user's callback, then the test for the end. None if neither is needed."""
     if callback is None:
         return over
 
@@ -198,17 +200,17 @@ def _observed(env: Env, block: Block, over: Callable[[int], bool] | None, callba
 
 
 def _ends(env: Env) -> list[Path]:
-    """Return where the flags stand any of which ends a rollout: truncated does without done, too."""
+    """Return the paths of the flags that end a rollout; truncated is among them, because it can come without done."""
     return [("next", *path) for path in end_flags(env)]
 
 
 class _End:
-    """When a rollout is over: at the first end of an episode, or once those of all environments have ended.
+    """Tests whether a rollout is over: at the first end of a trajectory, or after one in every environment.
 
     Args:
         paths: the flags.
-        batch_size: the environments'.
-        wait: whether all of them have to end.
+        batch_size: batch size of the environments.
+        wait: whether every environment must have ended a trajectory.
     """
 
     def __init__(self, paths: Sequence[Path], batch_size: torch.Size, wait: bool) -> None:
@@ -216,7 +218,7 @@ class _End:
         self._ended = torch.zeros(batch_size, dtype=torch.bool)
 
     def test(self, block: Block) -> Callable[[int], bool]:
-        """Return what says, after step `t` of a block, whether the rollout is over."""
+        """Return a function that tells, after step `t` of `block`, whether the rollout is over."""
         flags = [block.rows(path) for path in self._paths]
 
         def all_ended(t: int) -> bool:
@@ -227,22 +229,22 @@ class _End:
         if self._wait:
             return all_ended
         arrays = [array for path in self._paths if (array := block.row_arrays(path)) is not None]
-        if len(arrays) == len(flags):  # a third of what tensors cost
+        if len(arrays) == len(flags):  # takes a third of the time that tensors take
             return lambda t: any_set(arrays, t)
         return lambda t: any(bool(rows[t].any()) for rows in flags)
 
 
 def waiting(batch: TensorDictBase, done_paths: Sequence[Path]) -> TensorDictBase:
-    """Return `batch` with the step that ended each environment's first episode in place of all that follow it.
+    """Return `batch` with each environment's steps after its first end replaced by the step of that end.
 
     Args:
         batch: ``[*batch, T]``.
-        done_paths: the flags that end episodes.
+        done_paths: the flags that end trajectories.
     """
     size, steps = batch.batch_size[:-1], batch.batch_size[-1]
     flags = [batch.get(as_key(path)).reshape(*batch.batch_size, -1).any(-1) for path in done_paths]
     before = torch.stack(flags).any(0).cpu().cumsum(-1).clamp(max=1)  # (*batch, T), 1 from the first end on
-    last = steps - before.sum(-1, keepdim=True)  # (*batch, 1), where it stands
+    last = steps - before.sum(-1, keepdim=True)  # (*batch, 1), index of the first end or `steps`
     index = torch.minimum(torch.arange(steps).expand(batch.batch_size), last).reshape(-1, steps)
     rows = torch.arange(index.shape[0]).unsqueeze(-1)
     held = batch.reshape(-1, steps)[rows, index].reshape(*size, steps)
@@ -267,10 +269,10 @@ def _joined(
 
 
 def mark_truncated(batch: TensorDictBase, done_keys: Sequence[NestedKey]) -> None:
-    """Set truncated, and with it done, at the last time index of `batch`, in place; terminated stays.
+    """Set truncated and done at the last time index of `batch`, in place; terminated is unchanged.
 
     Raises:
-        UnsupportedError: if the environment has no truncated flag to set.
+        UnsupportedError: if the environment has no truncated flag.
     """
     paths = [as_path(key) for key in done_keys]
     groups = {path[:-1] for path in paths if path[-1] == "truncated"}
@@ -284,5 +286,5 @@ def mark_truncated(batch: TensorDictBase, done_keys: Sequence[NestedKey]) -> Non
             key = as_key(("next", *group, flag))
             flags = batch.get(key)
             flags[last] = True
-            if isinstance(batch, LazyStackedTensorDict):  # what it gives is a copy
+            if isinstance(batch, LazyStackedTensorDict):  # `get` returned a copy
                 batch.set_(key, flags)

@@ -1,9 +1,10 @@
-"""What environments live by beside their `state_dict`: where a simulator stands in its episode, and its generators.
+"""Saved state of simulators: position in the trajectory and random generators, so that a run resumes mid-trajectory.
 
-An environment that defines ``get_state()`` and ``set_state(state)`` says so itself, and so may the gymnasium
-environment within, or any object that it is made of. Of the others it is every attribute, if all of them are data (see
-`gleanrl._state`) and if that is enough. Whether it is, is found out once: of two copies of the environment one is
-led astray and given the values; from there on both have to do the same, bit by bit.
+An environment may define ``get_state()`` and ``set_state(state)``. So may its gymnasium environment, or any object
+within. The state of any other object is all its attributes, if these are plain data (see `gleanrl._state`).
+
+Attributes may not be the whole state, so a test runs once per environment. One of two copies is stepped and then
+restored from the attributes. From there both copies must behave identically, bit by bit.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ _FIXED: Fixed = {
 _SETTLED = (gymnasium.spaces.Space, TensorSpec, Codec)
 _STEPS, _AFTER = 8, 4
 _checked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""What was found out of environments: nothing, or why they can't be taken up in mid-episode."""
+"""The result of the test by environment: empty if it can resume mid-trajectory, otherwise the reason why not."""
 
 
 def remember(env: Any) -> dict[str, Any]:
-    """Return what `env` lives by, as `torch.load(weights_only=True)` takes it.
+    """Return the state of `env` as a value that `torch.load(weights_only=True)` accepts.
 
     Raises:
-        UnsupportedError: it can't be told; the message says why.
+        UnsupportedError: if the state can't be determined; the message says why.
     """
     if isinstance(env, TransformedEnv):
         theirs = [saved(transform, _FIXED) for transform in _foreign(env)]
@@ -71,8 +72,9 @@ def remember(env: Any) -> dict[str, Any]:
     state = saved(env, _FIXED)
     why = "" if has_hooks(env) else _checked.get(env)
     if why is None:
+        # Before the first step or reset, the result may change: the first reset may take a seed from anywhere.
         why = _difference(env, state)
-        if env.usage.started:  # before, the first reset may take a seed from anywhere
+        if env.usage.started:
             _checked[env] = why
     if why:
         raise UnsupportedError(f"{name}: {why}")
@@ -80,16 +82,16 @@ def remember(env: Any) -> dict[str, Any]:
 
 
 def check_memory(env: Env, state: Any) -> None:
-    """Raise unless `env` can be taken to where `state`, of `remember`, was; it stays where it is.
+    """Check that `state`, a result of `remember`, fits `env`; change nothing.
 
     Raises:
-        SchemaError: the state isn't that of such an environment.
+        SchemaError: if it doesn't.
     """
     _changes(env, state)
 
 
 def adopt_memory(env: Env, state: Any) -> None:
-    """Take `env` to where a state that was checked was; twice has the result of once."""
+    """Restore a checked state in `env`; a second call has no further effect."""
     for change in _changes(env, state):
         change()
 
@@ -112,12 +114,12 @@ def _changes(env: Env, state: Any) -> list[Callable[[], None]]:
 
 
 def _foreign(env: TransformedEnv) -> list[Any]:
-    """Return the transforms that users have written; those of this library have all in their `state_dict`."""
+    """Return the transforms that users have written; those from the library save all in their `state_dict`."""
     return [t for t in flattened(env.transform) if not is_ours(type(t))]
 
 
 def _difference(env: Env, state: dict[str, Any]) -> str:
-    """Return why an environment that is given `state` isn't the one that it was taken of; nothing if it is."""
+    """Return why `state` doesn't fully restore `env`; empty if it does. `env` and all generators are unchanged."""
     with GENERATORS.kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -135,11 +137,12 @@ def _difference(env: Env, state: dict[str, Any]) -> str:
 
 
 def _behaviour(env: Env, seed: int) -> list[Any]:
-    """Return what an environment does: in the episode that it's in, and in one that follows."""
+    """Return the results of some steps with seeded generators: in the current trajectory, then in a new one."""
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
-    # What the root holds matters to an environment that keeps nothing itself, and that may fail at it.
+    # An environment without internal state reads the root's entries. Zeros may make it fail; the error is recorded
+    # then.
     zeros = {path: leaf for spec in _roots(env) for path, leaf in flatten(spec.zero()).items()}
     seen: list[Any] = []
     root: Any = TensorDict({}, env.batch_size, device=env.device)

@@ -1,4 +1,4 @@
-"""The spec properties of `EnvBase`: what an environment declares, by role and by key."""
+"""The spec properties of `EnvBase`: specs, keys, batch size and device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Env = TypeVar("_Env", bound="SpecProperties")
 
 
 def _spec(role: str, get: Callable[[EnvSpecs, str], Any], doc: str) -> Any:
-    """Return a property that gives the spec of a role, and takes another one."""
+    """Return a property that reads and replaces the spec of a role."""
 
     def read(self: SpecProperties) -> Any:
         return get(self._specs, role)
@@ -30,7 +30,7 @@ def _spec(role: str, get: Callable[[EnvSpecs, str], Any], doc: str) -> Any:
 
 
 def _unbatched(role: str, get: Callable[[EnvSpecs, str], Any]) -> Any:
-    """Return the same without the environment's batch dimensions."""
+    """Return a property like that of `_spec`, without the environment's batch dimensions."""
 
     def read(self: SpecProperties) -> Any:
         return self._specs.without_batch(get(self._specs, role))
@@ -42,15 +42,16 @@ def _unbatched(role: str, get: Callable[[EnvSpecs, str], Any]) -> Any:
 
 
 def as_size(batch_size: Any) -> torch.Size:
-    """Return a batch size that was given as None, a number or several."""
+    """Return a batch size given as None, a number or a sequence as a `torch.Size`."""
     return torch.Size(() if batch_size is None else np.atleast_1d(batch_size).tolist())
 
 
 class SpecProperties:
     """Reads and writes an `EnvSpecs` under the names of the public API; `EnvBase` derives from it.
 
-    Of each role there are the short spec (the leaf where the role's own name is the only key), the full one, which is a
-    composite, and both of them without batch dimensions. Assigning any of the four replaces the role's spec.
+    Each role has a short spec and a full spec. The full spec is a composite. The short spec is the leaf if the role's
+    name is the only key, else the composite. Both also exist without batch dimensions. Assigning any of the four
+    replaces the role's spec.
     """
 
     _specs: EnvSpecs
@@ -58,7 +59,7 @@ class SpecProperties:
     # ------------------------------------------------------------------ size
     @property
     def batch_size(self) -> torch.Size:
-        """Batch dimensions, ``()`` for one environment; those that the specs have can be set."""
+        """Batch dimensions, ``()`` for one environment. Assigning requires that all specs have the new dimensions."""
         return self._specs.batch_size
 
     @batch_size.setter
@@ -95,9 +96,7 @@ class SpecProperties:
 
     @device.setter
     def device(self, device: Any) -> None:
-        if "usage" in vars(
-            self
-        ):  # the constructor of EnvBase has run: its data are on the other device already
+        if "usage" in vars(self):  # `EnvBase.__init__` has run: existing data is on the old device
             raise UnsupportedError(
                 f"device: got {device!r} after the constructor; call env.to(device) instead"
             )
@@ -136,12 +135,12 @@ class SpecProperties:
 
     @property
     def input_spec(self) -> Composite:
-        """What `step` reads: ``full_action_spec`` and ``full_state_spec``."""
+        """The inputs of `step`: ``full_action_spec`` and ``full_state_spec``."""
         return self._group("action", "state")
 
     @property
     def output_spec(self) -> Composite:
-        """What `step` returns: ``full_observation_spec``, ``full_reward_spec`` and ``full_done_spec``."""
+        """The outputs of `step`: ``full_observation_spec``, ``full_reward_spec`` and ``full_done_spec``."""
         return self._group("observation", "reward", "done")
 
     @property
@@ -156,7 +155,7 @@ class SpecProperties:
 
     @property
     def specs(self) -> Composite:
-        """`input_spec` and `output_spec` under those names."""
+        """`input_spec` and `output_spec` in one composite, under these names."""
         parts = {"input_spec": self.input_spec, "output_spec": self.output_spec}
         return Composite(parts, shape=self._specs.batch_size, device=self._specs.device)
 
@@ -165,7 +164,7 @@ class SpecProperties:
         return Composite(parts, shape=self._specs.batch_size, device=self._specs.device)
 
     def set_spec_lock_(self: _Env, mode: bool = True) -> _Env:
-        """Forbid, or allow, writing into the composite specs; assigning whole ones is always allowed.
+        """Forbid or allow writing into the composite specs. Assigning a whole spec is always allowed.
 
         Returns:
             The environment.
@@ -175,7 +174,7 @@ class SpecProperties:
 
     @property
     def is_spec_locked(self) -> bool:
-        """Whether the composite specs refuse to be written into."""
+        """Whether writing into the composite specs is an error."""
         return self._specs.locked
 
     # ------------------------------------------------------------------ keys
@@ -190,16 +189,16 @@ class SpecProperties:
 
     @property
     def reset_keys(self) -> list[NestedKey]:
-        """The ``"_reset"`` mask of each group of flags."""
+        """The key of the ``"_reset"`` mask of each group of flags."""
         return [as_key((*group, "_reset")) for group in self._specs.groups()]
 
     @property
     def done_keys_groups(self) -> list[list[NestedKey]]:
-        """The flags, grouped by where they stand."""
+        """The flags, one list for each group."""
         keys = [as_path(key) for key in self.done_keys]
         return [[as_key(p) for p in keys if p[:-1] == group] for group in self._specs.groups()]
 
     def add_truncated_keys(self: _Env) -> _Env:
-        """Add a truncated flag to every group of flags that has none; returns the environment."""
+        """Add a truncated flag to every group of flags that has none; return the environment."""
         self._specs.add_truncated()
         return self

@@ -1,4 +1,4 @@
-"""Helpers around environments: stepping, exploration types, checks, the random policy."""
+"""Public helpers for environments: `step_mdp`, exploration types, checks, specs from data, the random policy."""
 
 from gleanrl._rollout.policies import RandomPolicy
 from gleanrl._rollout.step_mdp import step_mdp

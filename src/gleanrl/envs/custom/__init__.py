@@ -1,4 +1,4 @@
-"""Environments written in torch: small ones to try things on."""
+"""Small example environments written in torch."""
 
 from gleanrl.envs.custom.pendulum import PendulumEnv
 from gleanrl.envs.custom.tictactoe import TicTacToeEnv

@@ -1,4 +1,4 @@
-"""`PendulumEnv`: the pendulum that is to be swung up, written in torch, so that gradients flow through it."""
+"""`PendulumEnv`: the swing-up pendulum written in torch, so that gradients flow through it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gleanrl.envs.base import EnvBase
 
 
 class PendulumEnv(EnvBase):
-    """A pendulum without a state of its own: angle, speed and parameters stand in the TensorDicts.
+    """A stateless pendulum: the TensorDicts hold its angle, speed and parameters.
 
-    It steps as many at once as the TensorDicts that it is given hold. Dynamics and costs are those of gymnasium's
-    ``Pendulum-v1``; episodes don't end.
+    It steps one pendulum per row of the TensorDict that it gets. The dynamics and costs equal gymnasium's
+    ``Pendulum-v1``. Trajectories don't end.
 
-    ``reset(tensordict, set_state=True)`` begins at the angle ``"th"`` and the speed ``"thdot"`` that are given.
+    ``reset(tensordict, set_state=True)`` begins at the angle ``"th"`` and the speed ``"thdot"`` of `tensordict`.
 
     Args:
-        td_params: parameters to derive specs from, as `gen_params` returns; None for the defaults.
-        seed: of the first resets; None for a random one.
+        td_params: parameters to derive the specs from, as `gen_params` returns them; None for the defaults.
+        seed: seed of the resets; None for a random one.
         device: see `EnvBase`.
 
     Examples:
@@ -34,9 +34,9 @@ class PendulumEnv(EnvBase):
 
     batch_locked = False
     DEFAULT_X = pi
-    """The largest angle of a reset, in radians from upright."""
+    """The largest absolute angle after a reset, in radians from upright."""
     DEFAULT_Y = 1.0
-    """The largest speed of a reset, in radians a second."""
+    """The largest absolute speed after a reset, in radians per second."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class PendulumEnv(EnvBase):
 
     @staticmethod
     def gen_params(g: float = 10.0, batch_size: Any = None, device: Any = None) -> TensorDict:
-        """Return a TensorDict with the parameters of so many pendulums, below ``"params"``.
+        """Return a TensorDict with the parameters of `batch_size` pendulums below ``"params"``.
 
         Args:
             g: gravity, in m/s².
-            batch_size: how many; None for one.
-            device: where.
+            batch_size: batch size of the TensorDict; None for one pendulum.
+            device: device of the parameters.
         """
         numbers = {"max_speed": 8.0, "max_torque": 2.0, "dt": 0.05, "g": g, "m": 1.0, "l": 1.0}
         size = torch.Size(batch_size or ())
@@ -108,5 +108,5 @@ class PendulumEnv(EnvBase):
 
 
 def _wrapped(angle: torch.Tensor) -> torch.Tensor:
-    """Return the same angle in ``[-pi, pi)``."""
+    """Return the angle, mapped to ``[-pi, pi)``."""
     return (angle + pi) % (2 * pi) - pi

@@ -1,4 +1,4 @@
-"""`TicTacToeEnv`: noughts and crosses, for masks, turns and two rewards."""
+"""`TicTacToeEnv`: tic-tac-toe, an example with action masks, alternating players and two rewards."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ _LINES = torch.tensor(
 
 
 class TicTacToeEnv(EnvBase):
-    """Two players in turn put a stone on one of nine squares; three in a line win.
+    """Two players alternately put a stone on one of nine squares; three stones in a line win.
 
-    The board stands in the TensorDicts, and as many games are stepped at once as they hold. ``"board"`` is int32
-    ``(3, 3)``: -1 on a free square, 1 where the player has a stone whose turn it is, 0 where the other one has.
-    ``"turn"`` is that player, 0 or 1, ``"mask"`` the free squares, ``("player0", "reward")`` and
-    ``("player1", "reward")`` 1 for a win, otherwise 0. A full board truncates the game.
+    The TensorDicts hold the boards, and the environment steps one game per row. The entries are:
+
+    - ``"board"``, int32 ``(3, 3)``: -1 for a free square, 1 for a stone of the player to move, 0 for one of the other
+      player;
+    - ``"turn"``: the player to move, 0 or 1;
+    - ``"mask"``: the free squares;
+    - ``("player0", "reward")`` and ``("player1", "reward")``: 1 for a win, otherwise 0.
+
+    A full board without a win truncates the game.
 
     Args:
-        single_player: whether player 1 plays by itself, at random, at once after each stone of player 0.
+        single_player: whether player 1 is random and moves at once after each stone of player 0.
         device: see `EnvBase`.
 
     Examples:
@@ -65,7 +70,8 @@ class TicTacToeEnv(EnvBase):
         board, won, full = _move(board, tensordict["action"])
         mover = turn
         if self.single_player:
-            weights = (_free(board) + 1e-9).reshape(-1, 9)  # a full board has no answer: it is left out below
+            # `multinomial` rejects weights of zero, as full boards have; `over` discards their move below.
+            weights = (_free(board) + 1e-9).reshape(-1, 9)
             answer = torch.multinomial(weights, 1, generator=self.generator).reshape(turn.shape[:-1])
             theirs, lost, filled = _move(board, answer)
             over = won | full
@@ -87,7 +93,7 @@ class TicTacToeEnv(EnvBase):
         return TensorDict(out, tensordict.batch_size, device=tensordict.device)
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write random actions into `tensordict`, of those that its mask allows."""
+        """Write random actions into `tensordict`, drawn from the actions that its mask allows."""
         mask = None if tensordict is None else tensordict.get("mask", None)
         if tensordict is None or mask is None:
             return super().rand_action(tensordict)
@@ -100,14 +106,15 @@ class TicTacToeEnv(EnvBase):
 
 
 def _free(board: torch.Tensor) -> torch.Tensor:
-    """Return which squares are free, ``(*batch, 9)`` bool."""
+    """Return the free squares, ``(*batch, 9)`` bool."""
     return board.flatten(-2) == -1
 
 
 def _move(board: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the board for the other player after a stone, whether it won, and whether the board is full."""
+    """Return the board after a move as the next player sees it, whether the move won, and whether the board is full."""
     swapped = torch.where(board == -1, board, 1 - board).flatten(-2)
-    squares = swapped.scatter(-1, action.unsqueeze(-1), 0)  # whoever has just moved has the noughts
+    # After the swap, 0 marks the stones of the player who moved.
+    squares = swapped.scatter(-1, action.unsqueeze(-1), 0)
     won = (squares[..., _LINES.to(board.device)] == 0).all(-1).any(-1, keepdim=True)
     full = (squares != -1).all(-1, keepdim=True)
     return squares.unflatten(-1, (3, 3)), won, full

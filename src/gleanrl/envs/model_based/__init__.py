@@ -1,4 +1,4 @@
-"""Environments whose dynamics are modules."""
+"""Environments whose dynamics are learned modules."""
 
 from gleanrl.envs.model_based.common import ModelBasedEnvBase
 

@@ -1,4 +1,4 @@
-"""`ModelBasedEnvBase`: an environment whose dynamics are a module."""
+"""`ModelBasedEnvBase`: an environment whose dynamics are a TensorDict module."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gleanrl.errors import UnsupportedError
 
 
 class ModelBasedEnvBase(EnvBase):
-    """Abstract: steps by a world model, which maps a root with its action to the entries of the following one.
+    """Abstract environment with a world model, which maps a root and its action to the next entries.
 
-    A subclass declares its specs and writes ``_reset``, as with `EnvBase`. Flags that the model doesn't put out are
+    A subclass declares its specs and writes ``_reset``, as with `EnvBase`. Flags that the model doesn't write are
     False. Gradients flow through `rollout`.
 
     Args:
-        world_model: a TensorDict module; its output holds observations and rewards by the environment's keys.
+        world_model: a TensorDict module; it writes observations and rewards under the environment's keys.
         params: must be None: the model's own parameters are used.
-        buffers: must be None, likewise.
+        buffers: must be None: the model's own buffers are used.
         device: see `EnvBase`.
-        batch_size: see `EnvBase`; None for an environment that takes TensorDicts of any batch size.
+        batch_size: see `EnvBase`; None for an environment that accepts TensorDicts of any batch size.
         run_type_checks: see `EnvBase`.
         allow_done_after_reset: see `EnvBase`.
 
@@ -73,18 +73,19 @@ class ModelBasedEnvBase(EnvBase):
         self.world_model = world_model.to(self.device)
 
     def set_specs_from_env(self, env: Env) -> None:
-        """Declare what another environment declares."""
+        """Copy the specs of another environment."""
         for role in ROLES:
             setattr(self, f"full_{role}_spec", getattr(env, f"full_{role}_spec").clone())
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         outcome: TensorDictBase = self.world_model(tensordict.exclude("next").clone())
         keys = [*self.observation_keys, *self.reward_keys, *self.done_keys]
-        # Flags in the root are the previous step's.
+        # The model may pass flags of the root through. These belong to the previous step, so only flags that the model
+        # itself writes are kept.
         told = {*self.world_model.out_keys, *self.observation_keys}
         return outcome.select(*(key for key in keys if key in told), strict=False)
 
     def _set_seed(self, seed: int | None) -> None:
-        """Seed torch, which the model draws from."""
+        """Seed torch's global generator, from which the model draws."""
         if seed is not None:
             torch.manual_seed(seed)
