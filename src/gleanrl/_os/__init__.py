@@ -1,1 +1,1 @@
-"""The operating system: files, time, processes, shared memory and fault points."""
+"""Access to the operating system: files, time, processes, threads, shared memory, interrupts and fault points."""

@@ -1,6 +1,7 @@
-"""Files that are made: written, synced, put in the place of older ones; and what is left where that was cut short.
+"""Files that appear whole or not at all: creation, sync, atomic replacement, and removal of abandoned drafts.
 
-A part of the seam to the file system, see `fs`; the fault points are `fs.create`, `fs.write`, `fs.sync`.
+Together with `files`, this is the only access to the file system for writing. Its fault points are `fs.create`,
+`fs.write` and `fs.sync`.
 """
 
 from __future__ import annotations
@@ -20,33 +21,34 @@ from typing import Any, BinaryIO
 from gleanrl._os import fault_points, files
 from gleanrl._os.files import Descriptors
 
-# Linux alone has it; elsewhere the bytes are on their way from the sync on.
+# Only Linux has this call. On other systems, writeback starts with the sync.
 _start_writing = getattr(ctypes.CDLL(None), "sync_file_range", None)
-_START, _START_BYTES = 2, 1 << 20  # SYNC_FILE_RANGE_WRITE; as many as are worth a call
+_START, _START_BYTES = 2, 1 << 20  # SYNC_FILE_RANGE_WRITE, and the number of new bytes that is worth a call
 
 
 class NewFile:
-    """A file that is being written; it's on the disk, and whole, once `sync` has returned.
+    """A file that is being written. Once `sync` has returned, the whole file is on the disk.
 
-    Several of them are written one after the other, and synced at the same time: the disk has one queue to work off
-    then, and empties its cache, and closes its journal, once for many.
+    Callers write several files one after the other and sync them at the same time. The disk then flushes its cache and
+    commits its journal once for all of them.
 
     Args:
-        path: Where; nothing may be there yet.
-        pieces: Anything with the buffer protocol; they are written one after the other.
-        locked: Whether it's locked while it is open, so that `remove_abandoned` spares it.
+        path: Path of the new file; nothing may exist there.
+        pieces: Objects with the buffer protocol; they are written in order.
+        locked: Whether the file is locked while it is open, so that `remove_abandoned` keeps it.
 
     Raises:
-        FileExistsError: Something is at `path`.
-        OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
+        FileExistsError: A file or directory exists at `path`.
+        OSError: The disk is full, or the operating system fails in another way. The file is removed then.
     """
 
     def __init__(self, path: Path | str, pieces: Iterable[Any], locked: bool = False) -> None:
         self._path, self._owned, self._file = path, Descriptors(), -1
-        self._end = self._begun = 0  # of what was appended, and of what is on its way to the disk
+        self._end = self._begun = 0  # Ends of the appended bytes, and of the bytes whose writeback has begun.
         fault_points.point("fs.create")
         self._open()
         try:
+            # Another process may remove the file between its creation and its lock; then create it again.
             while locked and not _lock_named(self._file):
                 self.close()
                 self._open()
@@ -60,10 +62,10 @@ class NewFile:
         self._file = self._owned.take(files.file(self._path, flags))[0]
 
     def append(self, pieces: Iterable[Any]) -> int:
-        """Write more; return how many bytes that were.
+        """Write more bytes; return their number.
 
         Raises:
-            OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
+            OSError: The disk is full, or the operating system fails in another way. The file is removed then.
         """
         try:
             fault_points.point("fs.write")
@@ -77,17 +79,17 @@ class NewFile:
         return count
 
     def start(self) -> None:
-        """Let what was appended be on its way to the disk. Nobody waits, or learns how it ends: `sync` does."""
+        """Start writeback of the appended bytes. The call doesn't wait and reports no error; `sync` does both."""
         begun, more = self._begun, self._end - self._begun
         if more and _start_writing is not None:
             self._begun = self._end
             _start_writing(self._file, ctypes.c_int64(begun), ctypes.c_int64(more), _START)
 
     def cut(self, size: int) -> None:
-        """Let only the first bytes of what was appended be there.
+        """Shorten the file to `size` bytes.
 
         Raises:
-            OSError: Any failure of the operating system; nothing is left behind.
+            OSError: The operating system fails. The file is removed then.
         """
         try:
             fault_points.point("fs.write")
@@ -99,22 +101,24 @@ class NewFile:
         self._end, self._begun = size, min(self._begun, size)
 
     def fill(self, write: Callable[[BinaryIO], object], flushed: Callable[[], object] | None = None) -> None:
-        """Have somebody write it who reads and writes anywhere in it; it is empty.
+        """Let a function write the file, which is empty. The function may read and write at any position.
 
         Args:
-            write: gets the file.
-            flushed: is called whenever `write` flushes it: there he bears to be held up.
+            write: Receives the file.
+            flushed: Called whenever `write` flushes the file; it may sleep, for example to slow down a background
+                write.
 
         Raises:
-            OSError: The disk is full, or any other failure of the operating system; nothing is left behind.
-            BaseException: What `write` raised; nothing is left behind.
+            OSError: The disk is full, or the operating system fails in another way. The file is removed then.
+            BaseException: Any error of `write`. The file is removed then.
         """
         stream = _Stream(self._file, flushed)
         try:
             write(stream)
         except BaseException:
             self.drop()
-            if stream.failure is not None:  # who wrote may have made something else of it
+            # The library that wrote may have replaced the system's error by its own.
+            if stream.failure is not None:
                 raise stream.failure from None
             raise
         finally:
@@ -122,14 +126,14 @@ class NewFile:
 
     @property
     def size(self) -> int:
-        """The bytes that it has."""
+        """The size of the file in bytes."""
         return files.size_of(self._file)
 
     def parts(self, size: int) -> Iterator[bytearray]:
-        """Yield what was written, in parts of that size.
+        """Yield the written bytes in parts of `size` bytes; the last part may be shorter.
 
         Raises:
-            OSError: The disk fails.
+            OSError: The disk fails, or the file became shorter.
         """
         end = self.size
         for offset in range(0, end, size):
@@ -139,10 +143,13 @@ class NewFile:
             yield part
 
     def sync(self) -> None:
-        """Return once the bytes are on the disk. A sync that failed is final: it's never tried again.
+        """Return once the bytes are on the disk.
+
+        A failed sync is final. It isn't repeated, because the kernel may have dropped the unwritten pages and would
+        report success.
 
         Raises:
-            OSError: The disk fails; nothing is left behind.
+            OSError: The disk fails. The file is removed then.
         """
         try:
             fault_points.point("fs.sync")
@@ -152,12 +159,12 @@ class NewFile:
             raise
 
     def close(self) -> None:
-        """Let go of the file, be it synced or not; may be done twice."""
+        """Close the file, synced or not. Further calls have no effect."""
         self._file = -1
         files.close(self._owned)
 
     def drop(self) -> None:
-        """Remove the file; may be done twice."""
+        """Remove the file and close it. Further calls have no effect."""
         try:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
@@ -166,10 +173,10 @@ class NewFile:
 
 
 class _Stream(io.RawIOBase, BinaryIO):
-    """An open file for libraries that write by themselves, and may be late to notice that they were broken off.
+    """An open file for libraries that write themselves and may keep writing after an error.
 
     Attributes:
-        failure: What the operating system refused.
+        failure: The first error of the operating system, or None.
     """
 
     def __init__(self, file: int, flushed: Callable[[], object] | None) -> None:
@@ -178,7 +185,7 @@ class _Stream(io.RawIOBase, BinaryIO):
         self._flushed = flushed
 
     def let_go(self) -> None:
-        """Do nothing more, whatever is asked for: the descriptor may soon be another file's."""
+        """Ignore all later reads and writes, because the descriptor's number may soon belong to another file."""
         self._file, self._flushed = -1, None
 
     def flush(self) -> None:
@@ -226,20 +233,27 @@ class _Stream(io.RawIOBase, BinaryIO):
 
 
 def _lock_named(file: int) -> bool:
-    """Lock a file; return whether it still has a name: who collects what is abandoned may have been faster."""
+    """Lock a file; return whether it still has a name.
+
+    `remove_abandoned` of another process may have removed it first.
+    """
     fcntl.flock(file, fcntl.LOCK_EX)
     return bool(os.fstat(file).st_nlink)
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Put a file where another one may be: at any moment there is the old one or the new one, whole.
+    """Create or replace a file atomically: a reader finds the old file or the new one, and either is whole.
+
+    The order makes this hold after a crash, too. The draft is synced before it is renamed, so that the name never
+    refers to missing bytes. The folder is synced last, so that the new name is on the disk when this returns.
 
     Args:
-        path: Where.
-        write: Writes it; see `NewFile.fill`.
+        path: The file to create or replace.
+        write: Writes the file; see `NewFile.fill`.
 
     Raises:
-        OSError: The disk is full, or any other failure of the operating system; the old file is still there.
+        OSError: The disk is full, or the operating system fails in another way. The old file is still there, unless
+            only the sync of the folder failed.
     """
     draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     file = NewFile(draft, (), locked=True)
@@ -256,17 +270,18 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def remove_abandoned(folder: Path, names: Iterable[str], kind: str) -> None:
-    """Remove what processes that were killed in `replace_file` left in a folder; what is being written stays.
+    """Remove drafts that `replace_file` left in a folder because its process was killed.
 
-    What has such a name and isn't a plain file (a directory, a link, a pipe) was made by another program, and stays.
+    Drafts in use are locked and stay. An entry with such a name that isn't a plain file (a directory, a link, a pipe)
+    was made by another program, and stays.
 
     Args:
-        folder: Where.
-        names: What is in it.
-        kind: The suffix of the files that were to be replaced, ``".h5"`` say.
+        folder: The folder.
+        names: The names of its entries.
+        kind: The suffix of the files to be replaced, for example ``".h5"``.
 
     Raises:
-        OSError: The operating system refuses, other than for want of permission.
+        OSError: The operating system refuses for another reason than missing permission.
     """
     left = re.compile(rf".*{re.escape(kind)}\.tmp-[0-9a-f]{{32}}")
     for name in names:
@@ -275,5 +290,6 @@ def remove_abandoned(folder: Path, names: Iterable[str], kind: str) -> None:
                 suppress(BlockingIOError, FileNotFoundError, PermissionError),
                 files.opened(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file,
             ):
+                # Raises `BlockingIOError` while the writer of the draft lives.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 files.remove_file(folder / name)

@@ -1,7 +1,7 @@
-"""The seam to time: every wait and time-out of the library goes through here.
+"""The clock of the library: every wait and timeout uses it.
 
-Times are monotonic seconds; a system clock that is set back can't stretch a deadline. Tests put a `FakeClock`
-in place with `use`, and then no call in the process really waits.
+Times are monotonic seconds, so that a system clock that is set back can't extend a deadline. Tests install a
+`FakeClock` with `use`; then no call in the process really waits.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from typing import Any, Protocol
 
 
 class Clock(Protocol):
-    """What a clock has to offer."""
+    """The methods of a clock."""
 
     def monotonic(self) -> float:
-        """Return seconds since some fixed moment; never goes back."""
+        """Return the seconds since a fixed moment; never decreases."""
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Wait for `seconds`."""
 
     def await_item(self, queue: SimpleQueue[Any], seconds: float | None) -> None:
-        """Wait until something is in `queue`, and take it, or until `seconds` have passed; None for ever."""
+        """Wait for an item in `queue` and take it, or return after `seconds`; None waits without limit."""
 
 
 class SystemClock:
-    """The real one."""
+    """The clock of the system."""
 
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
 
     def await_item(self, queue: SimpleQueue[Any], seconds: float | None) -> None:
-        """Wait for something in `queue`; signal handlers run meanwhile."""
+        """Wait for an item in `queue` and take it. Signal handlers run during the wait."""
         with suppress(Empty):
             queue.get(timeout=None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
 
 
 class FakeClock:
-    """A clock that stands still until it is told to move, or until somebody sleeps on it.
+    """A clock for tests. Its time moves only by `advance`, and by `sleep`, which returns at once.
 
-    Not safe to share between threads that sleep at the same time: each sleep moves the time at once.
+    Only one thread may sleep on it at a time, because each sleep moves the time immediately.
 
     Args:
         start: The first reading in seconds.
@@ -57,12 +57,12 @@ class FakeClock:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Move the time by `seconds` at once, and note it in `slept`."""
+        """Move the time by `seconds` at once, and append them to `slept`."""
         self.slept.append(seconds)
         self.advance(seconds)
 
     def await_item(self, queue: SimpleQueue[Any], seconds: float | None) -> None:
-        """Take what is in `queue`; if there is nothing, sleep for `seconds` instead."""
+        """Take an item from `queue`. If the queue is empty and `seconds` isn't None, sleep for `seconds` instead."""
         if seconds is None or not queue.empty():
             queue.get()
         else:
@@ -83,24 +83,24 @@ _clock: Clock = SystemClock()
 
 
 def monotonic() -> float:
-    """Return seconds since some fixed moment; never goes back."""
+    """Return the seconds since a fixed moment; never decreases."""
     return _clock.monotonic()
 
 
 def sleep(seconds: float) -> None:
-    """Wait for `seconds`; nothing happens for zero or less."""
+    """Wait for `seconds`; return at once for zero or less."""
     if seconds > 0:
         _clock.sleep(seconds)
 
 
 def await_item(queue: SimpleQueue[Any], seconds: float | None) -> None:
-    """Wait until something is in `queue`, and take it, or until `seconds` have passed; None for ever."""
+    """Wait for an item in `queue` and take it, or return after `seconds`; None waits without limit."""
     _clock.await_item(queue, seconds)
 
 
 @contextmanager
 def use(clock: Clock) -> Iterator[None]:
-    """Put another clock in the place of the real one while the context is open (tests only; process-wide)."""
+    """Replace the process's clock while the context is open. For tests only."""
     global _clock
     before, _clock = _clock, clock
     try:
@@ -109,16 +109,17 @@ def use(clock: Clock) -> Iterator[None]:
         _clock = before
 
 
-_LEAST_SECONDS = 1e-3  # of work, before it's worth a rest
+_LEAST_SECONDS = 1e-3  # Less work than this isn't followed by a rest.
 
 
 class Pace:
-    """The pace of a thread that leaves most of a processor to others: what it takes is followed by a rest.
+    """Limits the share of a processor that a thread uses: after each piece of work, the thread rests.
 
-    A low priority would do the same, but whoever waits for a lock of such a thread waits until nobody else runs.
+    A low priority would also free the processor. But a thread of low priority may hold a lock for long, because it runs
+    only when no other thread does. Every thread that waits for the lock would then wait, too.
 
     Args:
-        share: of a processor, in (0, 1]; for the thread that makes this.
+        share: the share of one processor, in (0, 1], for the thread that creates this object.
     """
 
     def __init__(self, share: float) -> None:
@@ -126,7 +127,7 @@ class Pace:
         self._since = time.thread_time()
 
     def keep(self) -> None:
-        """Rest, if there was something to do since the last time."""
+        """Rest in proportion to the processor time used since the last rest."""
         used = time.thread_time() - self._since
         if used >= _LEAST_SECONDS:
             sleep(used * self._rest)
@@ -134,12 +135,12 @@ class Pace:
 
 
 class Deadline:
-    """A moment by which something must have happened.
+    """A moment by which an event must have happened.
 
-    It's read on the clock that is in place at each call. Any number of threads may read one deadline.
+    Each call reads the current clock. Any number of threads may share a deadline.
 
     Args:
-        seconds: From now on; `None` for a deadline that never passes.
+        seconds: Time from now; `None` for a deadline that never passes.
 
     Raises:
         ValueError: `seconds` is negative or NaN.
@@ -151,12 +152,12 @@ class Deadline:
         self._end = None if seconds is None else monotonic() + seconds
 
     def remaining(self) -> float | None:
-        """Return the seconds left, 0.0 once it has passed, `None` if it never does.
+        """Return the seconds left: 0.0 after the deadline, `None` if it never passes.
 
-        That's what the waits of the standard library take as their timeout.
+        The waits of the standard library accept this as their timeout.
         """
         return None if self._end is None else max(0.0, self._end - monotonic())
 
     def passed(self) -> bool:
-        """Return whether the moment has come."""
+        """Return whether the deadline has passed."""
         return self._end is not None and monotonic() >= self._end

@@ -1,10 +1,10 @@
-"""Named fault points: places in the code where a test can make something go wrong.
+"""Named fault points: places in the code where a test can inject an error.
 
-Code says `faults.point("fs.sync")` just before the act. Outside `inject` that's one comparison of a module's
-variable (about 50 ns). Inside, a plan of actions decides what happens at which visit.
+Code calls ``fault_points.point("fs.sync")`` just before the action. Outside of `inject`, a call costs one comparison of
+a module variable (about 50 ns). Inside, a plan of actions decides which visits fail.
 
-The rule of `inject`: tests only, one at a time in a process (a nested one replaces the outer one until it
-ends). Points may be visited from any thread; visits are counted under a lock, actions run outside it.
+Only tests use `inject`, one at a time in a process; a nested `inject` replaces the outer one until it ends. Any thread
+may visit a point. Visits are counted under a lock, and actions run outside of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Action = BaseException | type[BaseException] | Callable[[], object]
 
 @dataclass(frozen=True)
 class At:
-    """An action and the visits of its fault point at which it happens.
+    """An action, and the visits of its fault point at which it happens.
 
     Args:
         action: An exception (instance or class) to raise, or a function to call.
@@ -39,7 +39,7 @@ class At:
 
 @dataclass
 class Visits:
-    """What `inject` yields: how often each fault point was visited so far, planned or not."""
+    """The numbers of visits of all fault points so far, planned or not. `inject` yields it."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -55,10 +55,10 @@ _active: tuple[Mapping[str, At], Visits] | None = None
 
 
 def point(name: str) -> None:
-    """Mark a place where a fault can be injected; does nothing unless a test planned one for `name`.
+    """Mark a place where a test can inject a fault. Does nothing unless a test planned one for `name`.
 
     Args:
-        name: What is about to happen, as `area.act`.
+        name: The action that follows, as ``area.action``.
     """
     active = _active
     if active is not None:
@@ -77,12 +77,12 @@ def _visit(name: str, plan: Mapping[str, At], visits: Visits) -> None:
 
 @contextmanager
 def inject(plan: Mapping[str, At | Action]) -> Iterator[Visits]:
-    """Make the planned actions happen at their fault points while the context is open.
+    """Run the planned actions at their fault points while the context is open.
 
-    An empty plan only counts, which tells a test how many places there are to fail.
+    An empty plan only counts visits, which tells a test how many places can fail.
 
     Args:
-        plan: For each fault point's name an action, or an `At` that also says at which visits.
+        plan: An action for each fault point's name, or an `At` that also selects the visits.
 
     Yields:
         The visits so far.

@@ -1,13 +1,15 @@
-"""The seam to the file system: every create, write, map and removal of the library is here.
+"""Access to the file system: the library's calls that create, write, map, lock or remove files, and owned descriptors.
 
-Each act has a fault point of its name (`fs.create`, `fs.allocate`, `fs.write`, `fs.sync`, `fs.sync_dir`, `fs.rename`,
-`fs.link`, `fs.size`, `fs.open`, `fs.read`, `fs.map`, `fs.lock`, `fs.list`, `fs.remove`, `fs.make_dir`), so that a test
-can fail any one of them. Errors are the operating system's own (`OSError`).
+Each action has a fault point of its name, so that a test can make it fail.
 
-Open descriptors with an owner: none is lost, and none is closed twice, wherever an interrupt comes.
+- For files: `fs.create`, `fs.allocate`, `fs.open`, `fs.read`, `fs.write`, `fs.sync`, `fs.size`, `fs.map`, `fs.lock`.
+- For names: `fs.link`, `fs.rename`, `fs.remove`, `fs.list`, `fs.make_dir`, `fs.sync_dir`.
 
-Python runs signal handlers between its instructions, never inside a call of C code. So a descriptor goes within one
-such call from what opens it to its owner, and within another from its owner to what closes it.
+Errors are the operating system's (`OSError`).
+
+Each open descriptor has an owner (`Descriptors`). An interrupt at any point neither loses a descriptor nor closes one
+twice. The reason: Python runs signal handlers between its instructions, but never inside a call of C code. One such
+call opens a descriptor and hands it to its owner. Another takes it from its owner and closes it.
 """
 
 from __future__ import annotations
@@ -36,57 +38,62 @@ _ONE = socket.CMSG_SPACE(4)
 
 
 class Descriptors:
-    """Descriptors that one owner opened; they are closed with it at the latest. One thread at a time."""
+    """Open descriptors of one owner, closed with it at the latest. For one thread at a time."""
 
     def __init__(self) -> None:
         self._open: list[int] = []
 
     def take(self, opened: Iterator[int]) -> list[int]:
-        """Own what `opened` yields, which is made of C code alone (see the functions below); return it."""
+        """Own the descriptors that `opened` yields, and return them.
+
+        The iterator consists of C code alone (see the functions below), so that no interrupt comes between opening and
+        owning.
+        """
         before = len(self._open)
         self._open.extend(opened)
         return self._open[before:]
 
     def close(self, *some: int) -> None:
-        """Close some of them, or all; those that were closed already are left alone."""
+        """Close some descriptors, or all. Descriptors that are already closed are ignored."""
         owned = self._open
+        # From the last place to the first, because `pop` shifts all later places.
         places = [owned.index(one) for one in some if one in owned] if some else range(len(owned))
         deque(map(os.close, map(owned.pop, sorted(places, reverse=True))), 0)
 
     def __del__(self) -> None:
-        """Close what is still open."""
-        if hasattr(self, "_open"):  # an interrupt may have come before there was anything
+        """Close the descriptors that are still open."""
+        if hasattr(self, "_open"):  # An interrupt may have come before `__init__` set it.
             self.close()
 
 
 def file(path: Path | str, flags: int) -> Iterator[int]:
-    """Yield an open file; a new one may be read and written by everybody that the process's mask lets."""
+    """Yield an open file. The process's umask decides who else may access a new one."""
     return map(os.open, (path,), (flags | os.O_CLOEXEC,), (0o666,))
 
 
 def pipe() -> Iterator[int]:
-    """Yield the end to read from and the end to write to of a new pipe."""
+    """Yield the read end and the write end of a new pipe."""
     return chain.from_iterable(starmap(os.pipe, repeat((), 1)))
 
 
 def memory(name: str) -> Iterator[int]:
-    """Yield new anonymous memory; `name` is shown among the open files of a process."""
+    """Yield new anonymous memory. `name` appears among the process's open files in ``/proc``."""
     return map(os.memfd_create, (name,), (os.MFD_CLOEXEC,))
 
 
 def memory_of(process: int, descriptor: int) -> Iterator[int]:
-    """Yield memory that another process of this machine has open; `OSError` if it hasn't, or doesn't let us."""
+    """Yield memory that another process of this machine has open; `OSError` if it doesn't, or if access is denied."""
     return map(os.open, (f"/proc/{process}/fd/{descriptor}",), (os.O_RDWR | os.O_CLOEXEC,))
 
 
 def pipe_of(process: int, descriptor: int, end: int) -> Iterator[int]:
-    """Yield an end, `os.O_RDONLY` or `os.O_WRONLY`, of a pipe that another process has open; `OSError` if it hasn't."""
-    # A pipe whose other end nobody has would be waited for.
+    """Yield one end (`os.O_RDONLY` or `os.O_WRONLY`) of a pipe of another process; `OSError` if it isn't open there."""
+    # Without O_NONBLOCK, the call would block while no process has the pipe's other end open.
     return map(os.open, (f"/proc/{process}/fd/{descriptor}",), (end | os.O_NONBLOCK | os.O_CLOEXEC,))
 
 
 def sent_over(link: socket.socket, packet: bytearray) -> Iterator[int]:
-    """Read one packet of `link` into `packet`; yield the descriptor that came with it, if one did."""
+    """Read one packet of `link` into `packet`, and yield the descriptor that was attached to it, if any."""
     received = starmap(link.recvmsg_into, [([packet], _ONE, socket.MSG_CMSG_CLOEXEC)])
     attached = chain.from_iterable(map(itemgetter(1), received))
     return map(int.from_bytes, map(itemgetter(2), attached), repeat(sys.byteorder))
@@ -94,10 +101,10 @@ def sent_over(link: socket.socket, packet: bytearray) -> Iterator[int]:
 
 Result = TypeVar("Result")
 
-# What is written at once where the system can't reserve space.
+# Bytes of one write on systems that can't reserve space.
 _ZEROS_BYTES = 1 << 20
-_MOST_PIECES = 1024  # what systems write at once; together less than the 2 GiB that they do at once
-_OWNER_BYTES = 256  # more than an owner says of itself
+_MOST_PIECES = 1024  # The usual limit of `writev` (IOV_MAX).
+_OWNER_BYTES = 256  # more than the longest note of an owner
 _NO_LINKS = (
     *(errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOENT),
     *(errno.EACCES, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP),
@@ -105,26 +112,26 @@ _NO_LINKS = (
 
 
 class NotPlainError(OSError):
-    """Something else than a plain file is there: a pipe, a directory, a device."""
+    """The path leads to something other than a plain file, for example a pipe, a directory or a device."""
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(errno.EINVAL, "not a plain file", str(path))
 
 
 def create_file(path: Path, num_bytes: int) -> None:
-    """Create a file of zeros whose space is reserved on the disk.
+    """Create a file of zeros, with its space reserved on the disk.
 
-    A sparse file would be created as well, but then a full disk kills the process (SIGBUS) at some later
-    write through a map; here it's an error at once. Nothing is left behind when the call fails.
+    A sparse file would not do: on a full disk, a later write through a map kills the process (SIGBUS). Reserved space
+    makes the full disk an error here. A failed call leaves no file behind.
 
     Args:
-        path: Where; nothing may be there yet.
+        path: Path of the new file; nothing may exist there.
         num_bytes: Its size, >= 0.
 
     Raises:
         ValueError: `num_bytes` is negative.
-        FileExistsError: Something is at `path`.
-        OSError: The disk is full, or any other failure of the operating system.
+        FileExistsError: A file or directory exists at `path`.
+        OSError: The disk is full, or the operating system fails in another way.
     """
     if num_bytes < 0:
         raise ValueError(f"create_file: expected num_bytes >= 0, got {num_bytes} for {path}")
@@ -139,13 +146,13 @@ def create_file(path: Path, num_bytes: int) -> None:
 
 
 def nameless_file(folder: Path) -> int:
-    """Return the descriptor of a new file that has no name; the operating system frees it with its last user.
+    """Return the descriptor of a new file without a name. The operating system frees it with its last user.
 
     Args:
-        folder: Which file system it is on.
+        folder: A folder on the file system that shall hold the file.
 
     Raises:
-        OSError: No such folder, or no right to write there.
+        OSError: The folder doesn't exist, or writing there isn't permitted.
     """
     fault_points.point("fs.create")
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -153,7 +160,7 @@ def nameless_file(folder: Path) -> int:
 
 
 def reserve(file: int, num_bytes: int) -> None:
-    """Let an open file have so many bytes at least, their space reserved on the disk; new ones are zeros.
+    """Extend an open file to at least `num_bytes`, with their space reserved on the disk. New bytes are zeros.
 
     Raises:
         OSError: The disk is full.
@@ -169,48 +176,49 @@ def reserve(file: int, num_bytes: int) -> None:
 
 
 def map_file(path: Path, *, writable: bool = True) -> mmap.mmap:
-    """Map a whole file into memory, shared with everybody who maps it.
+    """Map a whole file into memory, shared with all other maps of it.
 
-    The map stays valid when the file is removed, and is released when the last view of it is gone.
+    The map stays valid after the file is removed. It is released with its last view.
 
     Args:
         path: A file that isn't empty.
-        writable: Whether the map can be written; what is written reaches the file.
+        writable: Whether the map can be written; writes reach the file.
 
     Raises:
         ValueError: The file is empty.
-        OSError: There is no such file, or the operating system refuses.
+        OSError: The file doesn't exist, or the operating system refuses.
     """
     fault_points.point("fs.map")
-    with opened(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK) as file:  # a pipe would wait
+    # O_NONBLOCK: opening a pipe would block otherwise.
+    with opened(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK) as file:
         return mmap.mmap(file, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
 
 
 def make_dir(path: Path, *, exist_ok: bool = True) -> None:
-    """Make a directory and the missing ones above it.
+    """Make a directory and its missing parents.
 
     Raises:
-        FileExistsError: Something that isn't a directory is at `path`, or a directory and `exist_ok` is
-            false.
-        OSError: Any other failure of the operating system.
+        FileExistsError: A file is at `path`, or a directory and `exist_ok` is false.
+        OSError: The operating system fails in another way.
     """
     fault_points.point("fs.make_dir")
     os.makedirs(path, exist_ok=exist_ok)
 
 
 def make_lasting_dir(path: Path) -> None:
-    """Make a directory and the missing ones above it, and return once their names are on the disk.
+    """Make a directory and its missing parents, and return once their names are on the disk.
 
     Raises:
-        OSError: As `make_dir`; or a directory above it can't be synced. One that was there and can't be read is left
-            to whoever made it.
+        OSError: As in `make_dir`, or a parent directory can't be synced. An existing parent without read permission is
+            skipped: the process that made it is responsible for it.
     """
     fault_points.point("fs.make_dir")
     try:
         try:
             os.mkdir(path)
         except FileNotFoundError:
-            if path == path.parent:  # the current directory was removed
+            # A relative path whose current directory was removed: the recursion would not end.
+            if path == path.parent:
                 raise
             make_lasting_dir(path.parent)
             os.mkdir(path)
@@ -222,10 +230,10 @@ def make_lasting_dir(path: Path) -> None:
 
 
 def names(path: Path) -> list[str]:
-    """Return what is in a directory, in any order; nothing if it isn't there.
+    """Return the names in a directory, in any order; an empty list if the directory doesn't exist.
 
     Raises:
-        OSError: It isn't a directory, or the operating system refuses.
+        OSError: The path isn't a directory, or the operating system refuses.
     """
     fault_points.point("fs.list")
     try:
@@ -238,8 +246,8 @@ def remove_file(path: Path, *, missing_ok: bool = False) -> None:
     """Remove a file.
 
     Raises:
-        FileNotFoundError: It isn't there and `missing_ok` is false.
-        OSError: Any other failure of the operating system.
+        FileNotFoundError: The file doesn't exist and `missing_ok` is false.
+        OSError: The operating system fails in another way.
     """
     fault_points.point("fs.remove")
     try:
@@ -250,13 +258,13 @@ def remove_file(path: Path, *, missing_ok: bool = False) -> None:
 
 
 def link_file(path: Path | str, to: Path | str, num_bytes: int) -> bool:
-    """Give a plain file of that size another name, which stays when the first one goes.
+    """Give a plain file of that size a second name, which survives the removal of the first.
 
     Returns:
-        False if there is no such file, or the file system, or its state, allows no link.
+        False if no such file exists, or if the file system can't make the link. The caller copies the file then.
 
     Raises:
-        OSError: any other failure of the operating system.
+        OSError: The operating system fails in another way.
     """
     try:
         fault_points.point("fs.link")
@@ -283,7 +291,7 @@ def sync_dir(path: Path) -> None:
 
 
 def rename(path: Path, to: Path) -> None:
-    """Give a file or a directory another name on the same file system, at once or not at all.
+    """Rename a file or a directory within its file system, atomically.
 
     Raises:
         OSError: The operating system refuses.
@@ -294,10 +302,10 @@ def rename(path: Path, to: Path) -> None:
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[int]:
-    """Open a plain file for reading within a ``with`` block; symbolic links, devices and pipes are refused.
+    """Open a plain file for reading within a ``with`` block. Symbolic links, devices and pipes are refused.
 
     Raises:
-        OSError: There is no such file, or it isn't a plain one.
+        OSError: The file doesn't exist, or it isn't a plain file.
     """
     fault_points.point("fs.open")
     with opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
@@ -307,10 +315,10 @@ def reading(path: Path | str) -> Iterator[int]:
 
 
 def size_at(path: Path | str) -> int:
-    """Return how many bytes a plain file has.
+    """Return the size of a plain file in bytes.
 
     Raises:
-        OSError: There is no such file, or it isn't a plain one.
+        OSError: The file doesn't exist, or it isn't a plain file.
     """
     fault_points.point("fs.size")
     state = os.lstat(path)
@@ -320,16 +328,16 @@ def size_at(path: Path | str) -> int:
 
 
 def is_dir(path: Path) -> bool:
-    """Return whether a directory is there, and no link to one.
+    """Return whether the path is a directory, and not a link to one.
 
     Raises:
-        OSError: There is nothing.
+        OSError: The path doesn't exist.
     """
     return stat.S_ISDIR(os.lstat(path).st_mode)
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether a plain file is there, and no link to one."""
+    """Return whether the path is a plain file, and not a link to one."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -337,12 +345,14 @@ def is_plain(path: Path) -> bool:
 
 
 def size_of(file: int) -> int:
-    """Return how many bytes an open file has."""
+    """Return the size of an open file in bytes."""
     return os.fstat(file).st_size
 
 
 def read_into(file: int, buffer: Any, offset: int) -> int:
-    """Fill a buffer with what stands in an open file from `offset` on; return how many bytes there were.
+    """Fill a buffer with the bytes of an open file from `offset` on; return how many were read.
+
+    The number is smaller than the buffer only at the end of the file.
 
     Raises:
         OSError: The disk fails.
@@ -358,27 +368,28 @@ def read_into(file: int, buffer: Any, offset: int) -> int:
 
 
 def while_locked(path: Path, owner: bytes, call: Callable[[], Result]) -> Result:
-    """Return what a call returns, and hold a file's lock meanwhile; it ends with the process, whatever ends that.
+    """Hold a file's lock during a call, and return the call's result.
 
-    No context manager: a second interrupt at the begin of its `__exit__` would keep the lock for as long as the
-    traceback lives. Python looks for no signal between `finally` and a function of C.
+    The kernel releases the lock when the process ends, for any reason. This isn't a context manager: a second interrupt
+    at the start of its `__exit__` would skip the unlock, and the traceback would keep the descriptor open. Python
+    checks for signals at no point between `finally` and a C function.
 
     Args:
-        path: The file, which is made if need be and stays.
-        owner: What it says of who holds it.
-        call: What is done meanwhile.
+        path: The lock file. It is created if it doesn't exist, and it stays.
+        owner: A note on the holder, for the error of other processes.
+        call: The function to call.
 
     Raises:
-        BlockingIOError: Somebody else holds it; its message is what that one wrote.
-        OSError: Any other failure of the operating system; or it isn't a plain file.
+        BlockingIOError: Another process holds the lock; the message is the note of that process.
+        OSError: The operating system fails in another way, or the path isn't a plain file.
     """
     fault_points.point("fs.lock")
     with opened(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
-        if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe, for example, which has no position
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # A pipe, for example, has no positions to write to.
             raise NotPlainError(path)
         unlock = partial(
             fcntl.flock, file, fcntl.LOCK_UN
-        )  # a child that was forked meanwhile has the file open, too
+        )  # Closing would not unlock: a child that was forked during the call has the file open, too.
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -386,14 +397,14 @@ def while_locked(path: Path, owner: bytes, call: Callable[[], Result]) -> Result
                 raise BlockingIOError(os.pread(file, 1 << 10, 0).decode(errors="replace").rstrip()) from None
             os.pwrite(
                 file, owner.ljust(_OWNER_BYTES), 0
-            )  # to cut the file first would cost what a sync costs
+            )  # Padding overwrites a longer note. Truncating the file instead would cost as much as a sync.
             return call()
         finally:
             unlock()
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and all that is in it, or a file; symbolic links are removed, never followed.
+    """Remove a directory with its content, or a file. Symbolic links are removed and never followed.
 
     Raises:
         OSError: The operating system refuses.
@@ -406,28 +417,30 @@ def remove_tree(path: Path) -> None:
 
 
 def temporary_place() -> Path:
-    """Return the system's place for temporary files."""
+    """Return the system's folder for temporary files."""
     return Path(tempfile.gettempdir())
 
 
 def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
-    """Make an empty directory in the system's place for temporary files.
+    """Make an empty directory in the system's folder for temporary files.
 
-    It's removed by `cleanup()`, at the end of a `with`, or at the latest when the object is collected or the
-    interpreter exits.
+    `cleanup()` or the end of a `with` block removes it. At the latest, it is removed when the object is collected or
+    the interpreter exits.
 
     Args:
-        prefix: How its name starts.
+        prefix: The start of its name.
     """
     fault_points.point("fs.make_dir")
     return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
 
 
 def write_all(file: int, pieces: Iterable[Any]) -> int:
-    """Write pieces with as few calls as there can be: each lets go of the interpreter's lock, and waits for it.
+    """Write all pieces with as few calls as possible.
+
+    Each call releases the interpreter's lock and has to wait for it again.
 
     Returns:
-        How many bytes they have.
+        The number of bytes written.
     """
     left = deque(view for piece in pieces if (view := memoryview(piece).cast("B")))
     total = sum(map(len, left))
@@ -443,7 +456,7 @@ def write_all(file: int, pieces: Iterable[Any]) -> int:
 
 @contextmanager
 def opened(path: Path | str, flags: int) -> Iterator[int]:
-    """Open a file within a ``with`` block; for this package."""
+    """Open a file within a ``with`` block; only for the `_os` package."""
     owned = Descriptors()
     try:
         yield owned.take(file(path, flags))[0]
@@ -452,16 +465,17 @@ def opened(path: Path | str, flags: int) -> Iterator[int]:
 
 
 def close(owned: Descriptors) -> None:
-    """Let go of open files; for this package."""
-    with suppress(OSError):  # what has to be on the disk was synced, and there is nothing else to be done
+    """Close descriptors and ignore errors; only for the `_os` package."""
+    # Bytes that must be on the disk were synced before, so a failed close loses nothing.
+    with suppress(OSError):
         owned.close()
 
 
 def free_bytes(path: Path) -> int:
-    """Return how many bytes an ordinary user can still write on the file system that holds `path`.
+    """Return how many bytes an ordinary user can still write on the file system of `path`.
 
     Raises:
-        OSError: There is no such path.
+        OSError: The path doesn't exist.
     """
     state = os.statvfs(path)
     return state.f_bavail * state.f_frsize

@@ -1,8 +1,8 @@
-"""Processes for workers: asked for here, forked by the launcher (see `launch_server`).
+"""The client of the fork server (the launcher), which starts all worker processes; see `fork_server_main`.
 
-There is one launcher for a program, started with the first worker and kept for the next ones; it ends with the
-program, however that ends. A worker asks the same launcher for workers of its own. Any thread may start workers;
-a program that forks gets a launcher of its own in the child.
+A program has one launcher. It starts with the first worker, serves all later ones, and ends with the program in any
+case. A worker asks the same launcher for its own workers. Any thread may start workers. A forked child of the program
+gets a new launcher.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ from gleanrl._os.clock import Deadline
 from gleanrl._os.files import Descriptors, sent_over
 from gleanrl._os.fork_server_main import ANSWER, MOST_BYTES, REQUEST, START, UNKNOWN
 
-# `-c` puts the current directory first on the path: nothing but the built-in `sys` is imported before that is undone.
+# `-c` puts the current directory first on the path. Only the built-in `sys` is imported before that is undone.
 _CODE = "import sys; sys.path[:] = sys.argv[2:]; from gleanrl._os.fork_server_main import main; main(sys.argv[1:2])"
-_READY_S = 120.0  # importing torch from a cold disk
+_READY_S = 120.0  # enough to import torch from a cold disk
 _ANSWER_S = 30.0
 _CODE_S = (
-    5.0  # how a process ended is only told in a message: the error of a lost worker waits for it no longer
+    # The exit code only completes an error message, so the error of a lost worker waits no longer for it.
+    5.0
 )
 
 
 class LaunchError(OSError):
-    """The launcher can't be started, or has ended."""
+    """The launcher can't be started, or it has ended."""
 
 
 class Started(NamedTuple):
-    """A process that was started."""
+    """A process that the launcher has started."""
 
     pid: int
     descriptor: int
-    """Its pidfd: readable once the process has ended."""
+    """The pidfd; it becomes readable when the process ends."""
 
 
 class Launcher:
-    """The way to one launcher process. Any thread may use it; they take turns.
+    """The connection to a launcher process. Any thread may use it; a lock lets one request at a time pass.
 
     Args:
-        link: a socket to it.
+        link: a socket to the launcher.
         process: the launcher, if this process started it; None in a worker.
     """
 
@@ -65,11 +66,11 @@ class Launcher:
         """Start a worker.
 
         Args:
-            given: descriptors that it gets copies of.
-            held: gets the worker's pidfd.
+            given: descriptors; the worker receives copies.
+            held: receives the worker's pidfd.
 
         Raises:
-            LaunchError: if the launcher has ended, or doesn't answer.
+            LaunchError: the launcher has ended, or doesn't answer within 30 s.
         """
         try:
             pid, descriptors = self._ask(START, Deadline(_ANSWER_S), held, given)
@@ -78,9 +79,9 @@ class Launcher:
         return Started(pid, descriptors[0])
 
     def exit_code(self, pid: int) -> int | None:
-        """Return the exit code of a process that was started here and has ended, negative for a signal.
+        """Return the exit code of an ended process that this connection started; negative for a signal.
 
-        It's None if the launcher doesn't know it (any more), or doesn't answer within 5 s.
+        Return None if the launcher doesn't know the code, or doesn't answer within 5 s.
         """
         try:
             code, _ = self._ask(pid, Deadline(_CODE_S), Descriptors())
@@ -90,19 +91,20 @@ class Launcher:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the launcher process lives, as far as this process can tell."""
+        """Whether the launcher process lives. A worker can't check this, and always gets True."""
         return self._process is None or self._process.poll() is None
 
     def close(self) -> None:
-        """End the launcher and everything that it started."""
+        """End the launcher and all processes that it started."""
         self._end()
 
     def _ask(
         self, what: int, deadline: Deadline, held: Descriptors, given: Sequence[int] = ()
     ) -> tuple[int, list[int]]:
-        """Return the answer to a question, and the descriptors that came with it.
+        """Send a request; return the answer and its descriptors.
 
-        Answers to earlier questions, which an interrupt kept from being read, are dropped.
+        Each request has a number. Answers with other numbers belong to earlier requests, whose caller was interrupted
+        before it read them. They are dropped, and their descriptors are closed.
         """
         poller = select.poll()
         poller.register(self._link, select.POLLIN)
@@ -125,11 +127,12 @@ class Launcher:
 
 
 def _end(link: socket.socket, process: subprocess.Popen[bytes] | None, owner: int) -> None:
+    """Close the connection, which makes the launcher end, and wait for it. After 5 s, kill it."""
     link.close()
     if process is None:
         return
-    if os.getpid() != owner:  # a fork of the program: the launcher isn't its own
-        process.returncode = 0  # so that nobody complains that it's still running
+    if os.getpid() != owner:  # This is a forked child of the program; its parent owns the launcher.
+        process.returncode = 0  # prevents the warning of `Popen` that the process still runs
     else:
         try:
             process.wait(5)
@@ -142,7 +145,7 @@ _preloaded: list[str] = []
 
 
 def preload(module: str) -> None:
-    """Let launchers that this process starts from now on import a module before they fork anything."""
+    """Make launchers that start from now on import a module before they fork."""
     _preloaded.append(module)
 
 
@@ -151,14 +154,14 @@ _lock = threading.Lock()
 
 
 def current(entry: str, preload: Sequence[str]) -> Launcher:
-    """Return the program's launcher; it's started if there is none yet, or it has ended.
+    """Return the program's launcher. Start one if there is none, or if it has ended.
 
     Args:
-        entry: ``module:function`` that workers run (see `launch_server.Entry`).
-        preload: modules that the launcher imports before it forks anything.
+        entry: ``module:function`` that workers run (see `fork_server_main.Entry`).
+        preload: modules that the launcher imports before it forks.
 
     Raises:
-        LaunchError: if it can't be started; the message holds what an import raised.
+        LaunchError: the launcher can't be started; the message holds the error of an import.
     """
     global _current
     with _lock:
@@ -171,13 +174,13 @@ def current(entry: str, preload: Sequence[str]) -> Launcher:
 
 
 def adopt(link: socket.socket) -> None:
-    """Use the launcher at the other end of `link`, which forked this worker, for workers of its own."""
+    """Use the launcher that forked this worker, at the other end of `link`, for the worker's own workers."""
     global _current
     _current = Launcher(link, None)
 
 
 def shut_down() -> None:
-    """End the program's launcher, if there is one; the next worker gets a new one."""
+    """End the program's launcher, if there is one. The next worker gets a new one."""
     global _current
     with _lock:
         if _current is not None:
@@ -186,6 +189,7 @@ def shut_down() -> None:
 
 
 def _launch(entry: str, preload: Sequence[str]) -> Launcher:
+    """Start a launcher process, and return once it is ready to fork."""
     links: list[socket.socket] = []
     process: subprocess.Popen[bytes] | None = None
     try:
@@ -193,14 +197,16 @@ def _launch(entry: str, preload: Sequence[str]) -> Launcher:
         mine, theirs = links
         modules = [*preload, *_preloaded]
         given = {"control": theirs.fileno(), "owner": os.getpid(), "entry": entry, "preload": modules}
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-        # A session of its own: Ctrl-C goes to the user's program alone, which ends the workers.
+        # as multiprocessing does
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        # A separate session: Ctrl-C reaches only the user's program, which then ends the workers.
         process = subprocess.Popen(
             [sys.executable, *flags, "-c", _CODE, json.dumps(given), *_path([__name__, entry, *modules])],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # or its threads would be forked
+            # OpenBLAS would start threads otherwise, and a fork copies none of them.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
         theirs.close()
         words = _first_words(mine)
@@ -217,14 +223,14 @@ def _launch(entry: str, preload: Sequence[str]) -> Launcher:
 
 
 def _path(modules: Iterable[str]) -> list[str]:
-    """Return the launcher's `sys.path`: this program's, without the current directory.
+    """Return the launcher's `sys.path`: the program's path without the current directory.
 
-    A file there that is called like a module of some library must not run in the launcher. Where the program itself has
-    imported the package of one of `modules` from there, a source tree for example, the directory comes last. Workers
-    get the program's whole path before they import anything of the program.
+    A file in the current directory may have the name of a library's module, and must not run in the launcher. The
+    directory comes last if the program itself imported the package of one of `modules` from there, for example from a
+    source tree. Workers receive the program's whole path before they import modules of the program.
     """
     here = os.path.realpath(os.curdir)
-    # A program that runs in a directory of installed packages still needs these.
+    # If the current directory is one of installed packages, the launcher still needs it.
     installed = {
         os.path.realpath(entry) for entry in (*sysconfig.get_paths().values(), *site.getsitepackages())
     }
@@ -241,6 +247,7 @@ def _path(modules: Iterable[str]) -> list[str]:
 
 
 def _first_words(link: socket.socket) -> str:
+    """Return the launcher's first message: "ready", or the reason why it can't start."""
     poller = select.poll()
     poller.register(link, select.POLLIN)
     if not poller.poll(_READY_S * 1000):

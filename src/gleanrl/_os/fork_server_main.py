@@ -1,16 +1,15 @@
-"""The launcher's side of `launcher`: a process without threads that has imported what workers need and forks them.
+"""The fork server (the launcher): a process without threads that has imported the workers' modules and forks workers.
 
-Forked workers start in milliseconds, with nothing of the user's program in them: neither its main module nor its
-threads. Everything that is started, workers of workers included, is a child of the launcher, which
+Forked workers start in milliseconds. They contain nothing of the user's program: neither its main module nor its
+threads. All workers are children of the launcher, including the workers of workers. The launcher
 
-- reaps what ended, and tells whoever asked for a process how it did,
-- kills the processes of a worker that ended, and all of them when their owner has ended, however it ended: the
-  kernel kills them should the launcher itself be killed.
+- reaps ended processes, and reports their exit codes on request,
+- kills the children of a worker that ended,
+- kills all workers when the owner has ended, for any reason. If the launcher itself is killed, the kernel kills them.
 
-Requests and answers are one packet each, with a number that whoever asks makes up: an answer that was given up (by an
-interrupt) is never taken for the next one. A request to start something comes with the descriptors that the worker
-gets and is answered by the process's number, with a pidfd; one with the number of a process that ended is answered
-by its exit code.
+A request and an answer are one packet each. The client numbers its requests, so that an answer whose reader was
+interrupted is never taken for the next one. A request to start a process carries the worker's descriptors; its answer
+is the process's number and a pidfd. A request with the number of an ended process is answered by its exit code.
 """
 
 from __future__ import annotations
@@ -37,25 +36,27 @@ START = 0
 ANSWER = struct.Struct("<Qq")
 """An answer: the number of its request, and the number or the exit code of a process."""
 UNKNOWN = 1 << 32
-"""Stands for an exit code that isn't known."""
+"""The answer for an unknown exit code."""
 MOST_BYTES = 1 << 16
-"""Size of the longest packet: what went wrong while the launcher was prepared."""
+"""Size of the longest packet: the error that kept the launcher from starting."""
 MOST_DESCRIPTORS = 16
-"""Descriptors that a request carries at most."""
+"""Most descriptors of a request."""
 
 _PR_SET_PDEATHSIG = 1
 _MOST_CODES = 1024
 
 Entry = Callable[[socket.socket, Sequence[int]], int]
-"""What a worker runs: gets a socket to the launcher and the descriptors; returns the exit code."""
+"""The function that a worker runs. It receives a socket to the launcher and the descriptors, and returns the exit
+code.
+"""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be the launcher, until its owner ends.
+    """Run the launcher until its owner ends.
 
     Args:
-        arguments: one JSON object: `control` (the descriptor of a socket to the owner), `owner` (its process
-            number), `entry` (``module:function`` that a worker runs) and `preload` (modules to import first).
+        arguments: one JSON object: `control` (the descriptor of a socket to the owner), `owner` (its process number),
+            `entry` (``module:function`` that a worker runs) and `preload` (modules to import first).
     """
     given = json.loads(arguments[0])
     control = socket.socket(fileno=given["control"])
@@ -69,16 +70,17 @@ def main(arguments: Sequence[str]) -> None:
         control.send(b"failed " + traceback.format_exc().encode()[-MOST_BYTES // 2 :])
         return
     gc.collect()
-    gc.freeze()  # what was imported is never garbage: collections would only copy its pages
+    # Imported objects are never garbage. A collection in a worker would write to their pages, and so copy them.
+    gc.freeze()
     control.send(b"ready")
     _Launcher(control, owner, entry).serve()
 
 
 class _Client:
-    """Who may ask for processes: the owner, or a worker.
+    """A process that may request workers: the owner, or a worker.
 
     Args:
-        link: the socket to it.
+        link: the socket to the process.
         pid: its process number; None for the owner.
     """
 
@@ -88,14 +90,14 @@ class _Client:
         self.codes: dict[int, int] = {}
 
     def ended(self, pid: int, code: int) -> None:
-        """Note how a child ended; the latest ones are remembered."""
+        """Record how a child ended. The last 1,024 exit codes are kept."""
         self.children.discard(pid)
         self.codes[pid] = code
         if len(self.codes) > _MOST_CODES:
             del self.codes[next(iter(self.codes))]
 
     def answer(self, number: int, value: int, descriptors: Sequence[int] = ()) -> None:
-        """Send an answer; one that nobody takes is lost: the launcher waits for nobody."""
+        """Send an answer. It is lost if the client doesn't read: the launcher never blocks on one client."""
         with suppress(OSError):
             socket.send_fds(self.link, [ANSWER.pack(number, value)], descriptors)
 
@@ -116,9 +118,10 @@ class _Launcher:
         self._add(_Client(control, None))
 
     def serve(self) -> None:
+        """Serve requests until the owner ends or closes its socket."""
         try:
             self._serve()
-        finally:  # workers that end from now on have nobody to tell, and the descriptor to wake up is about to go
+        finally:  # The wakeup descriptor is about to be closed, so signals must not write to it any more.
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._close_links()
@@ -136,7 +139,8 @@ class _Launcher:
                     return
 
     def _add(self, client: _Client) -> None:
-        client.link.setblocking(False)  # Python 3.11 ignores the flags of recv_fds and send_fds
+        # On the socket itself, because Python 3.11 ignores the flags of recv_fds and send_fds.
+        client.link.setblocking(False)
         self._clients[client.link.fileno()] = client
         self._poller.register(client.link, select.POLLIN)
 
@@ -146,10 +150,14 @@ class _Launcher:
         client.link.close()
 
     def _answer(self, client: _Client) -> bool:
-        """Take a request; return whether the launcher is still needed."""
+        """Serve one request; return whether the launcher is still needed.
+
+        An empty packet means that the client has closed its socket, so its children are killed. The launcher ends with
+        its owner.
+        """
         try:
             request, descriptors, _, _ = socket.recv_fds(client.link, REQUEST.size, MOST_DESCRIPTORS)
-        except BlockingIOError:  # a number that was used again within one round
+        except BlockingIOError:  # The poll result was for an earlier client with the same descriptor number.
             return True
         except OSError:
             request, descriptors = b"", []
@@ -184,7 +192,7 @@ class _Launcher:
     def _be_worker(
         self, parent: int, mine: socket.socket, theirs: socket.socket, descriptors: Sequence[int]
     ) -> None:
-        """Run the entry in a fresh child; never returns."""
+        """Run the entry in a forked child; never returns."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -231,19 +239,19 @@ class _Launcher:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, also in the middle of native code.
+    """Make the kernel kill this process when its parent ends, even in the middle of native code.
 
     Args:
-        parent: its process number, known from before the fork: the child may run for the first time when the
-            parent is gone.
+        parent: the parent's process number, taken before the fork, because the parent may end before the child first
+            runs.
     """
     library: Any = ctypes.CDLL(None)
     library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel knew
+    if os.getppid() != parent:  # The parent ended before the kernel accepted the request.
         os._exit(1)
 
 
 def dump_stacks_into(descriptor: int) -> None:
-    """Write the Python stacks of this process into `descriptor` at a native crash and at every SIGUSR1."""
+    """Write the Python stacks of this process to `descriptor` at a native crash and at each SIGUSR1."""
     faulthandler.enable(descriptor)
     faulthandler.register(signal.SIGUSR1, descriptor)

@@ -1,6 +1,6 @@
-"""Memory in mappings of its own, in large pages where the system has such.
+"""Zeroed memory in private mappings, in large pages if the system has them.
 
-Fresh memory costs a fault for every page that is touched: in pages of 4 KB these take longer than filling it.
+The first touch of each page costs a page fault. With pages of 4 KB, these faults take longer than filling the memory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-"""Bytes: columns start with a cache line."""
-_LEAST = 4 << 20  # bytes that are worth large pages
+"""In bytes: columns start at a cache line."""
+_LEAST = 4 << 20  # bytes; smaller memory gains nothing from large pages
 _LARGE_PAGE = 2 << 20
 
 
 def zeroed(num_bytes: int) -> Array:
-    """Return zeroed bytes, ``(num_bytes,)`` uint8, aligned; many of them in large pages.
+    """Return zeroed bytes, ``(num_bytes,)`` uint8, aligned. Large arrays use large pages.
 
     Raises:
         MemoryError: the system refuses.
@@ -29,18 +29,18 @@ def zeroed(num_bytes: int) -> Array:
         memory = np.zeros(num_bytes + ALIGNMENT, np.uint8)
         skip = -memory.ctypes.data % ALIGNMENT
         return memory[skip : skip + num_bytes]
-    # Linux aligns what is a multiple of large pages; other memory begins and ends with hundreds of small ones.
+    # Linux aligns mappings whose size is a multiple of a large page. Others begin and end with hundreds of small pages.
     region = _mapping(-(-num_bytes // _LARGE_PAGE) * _LARGE_PAGE)
-    with suppress(OSError):  # a system may be built or set not to have them
+    with suppress(OSError):  # Large pages may be disabled in the kernel.
         region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, np.uint8, num_bytes)
 
 
 def mapped(num_bytes: int) -> Array:
-    """Return zeroed bytes, 1 or more, in a mapping of their own, which goes back to the system with its last view.
+    """Return 1 or more zeroed bytes in a private mapping, which is unmapped with its last view.
 
-    What the allocator has goes back once nothing behind it is in use any more: then it may be a GB by one call, for a
-    tenth of a second in which every thread of Python waits.
+    Memory of the allocator returns to the system only when all memory behind it is free. One call may then return a GB,
+    and take a tenth of a second, during which every Python thread waits.
 
     Raises:
         MemoryError: the system refuses.

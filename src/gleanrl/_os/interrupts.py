@@ -1,9 +1,8 @@
-"""Interrupts: what Ctrl-C, or any exception of a signal handler, does to a change that has begun.
+"""Protection of changes against interrupts, and renewal of objects in forked child processes.
 
-Forks of this process (`os.fork`, multiprocessing's "fork"): what belongs to one process is renewed in the other.
-
-A forked child has a copy of everything, and of threads only the one that forked: locks that others held stay taken,
-generators go on like the parent's, and memory-mapped files are the parent's, too.
+An interrupt is Ctrl-C or any exception of a signal handler. A fork is `os.fork`, or multiprocessing's "fork". The child
+has a copy of all objects, but only the thread that forked. So locks of other threads stay locked, random generators
+repeat the parent's numbers, and shared maps are still the parent's.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from typing import Protocol
 
 
 class Renewable(Protocol):
-    """What has to know that it is in a forked child now."""
+    """An object that must be renewed in a forked child."""
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Become the child's own; called in the child, before anything else runs there.
+        """Make the object the child's own. Called in the child before any other code runs there.
 
         Args:
-            lineage: which child this is of its parent, and so on; no two processes of a program have the same.
+            lineage: the child's number among its parent's children, preceded by the numbers of its ancestors; unique in
+                a program.
         """
 
 
@@ -33,10 +33,11 @@ _child = 0
 
 
 def renew_in_child(part: Renewable) -> None:
-    """Call `part.after_fork` in every child that is forked from now on; it is held weakly."""
+    """Call `part.after_fork` in every child that is forked from now on. Only a weak reference to `part` is kept."""
     _parts.add(part)
 
 
+# Before the fork, so that parent and child agree on the number.
 def _before() -> None:
     global _child
     _child = next(_children)
@@ -53,15 +54,16 @@ os.register_at_fork(before=_before, after_in_child=_in_child)
 
 
 def to_the_end(change: Callable[[], None]) -> None:
-    """Carry out a change that has to be whole; an interrupt that comes meanwhile is raised after it.
+    """Carry out a change completely; raise an interrupt that comes during the change after it.
 
-    Python runs signal handlers between any two instructions of the main thread, so that an exception of theirs can
-    leave a change half done. Impatient users press Ctrl-C again: up to three interrupts leave the change whole. No loop
-    and no recursion, since Python looks for signals at a jump and at the begin of a function, outside of their `try`.
+    Python runs signal handlers between any two instructions of the main thread. An exception of a handler can therefore
+    leave a change half done. Users press Ctrl-C more than once: up to three interrupts leave the change complete.
+
+    The retries are nested `try` statements, not a loop or a recursion. Python checks for signals at a backward jump and
+    at the start of a function, which are outside of the `try`.
 
     Args:
-        change: what can't fail by itself (everything was checked before), and may be done twice with the result of
-            once: it assigns what was worked out before.
+        change: an idempotent function that can't fail. All checks came before it, so it only assigns computed values.
     """
     try:
         change()

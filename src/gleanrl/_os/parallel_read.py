@@ -1,6 +1,6 @@
-"""Many files that are read at once, each byte into the place where it stays, and compared with checksums on the way.
+"""Parallel reading of many files, directly into their final memory, with checksums compared on the way.
 
-A part of the seam to the file system, see `fs`; the fault points are `fs.open` and `fs.read`, once for each part.
+Part of the access to the file system, see `files`. The fault points are `fs.open` and `fs.read`, once for each part.
 """
 
 from __future__ import annotations
@@ -18,83 +18,87 @@ Array = np.ndarray[Any, Any]
 
 
 class Target(NamedTuple):
-    """Where rows go that follow each other, run after run."""
+    """The destination of consecutive rows, in runs."""
 
     memory: Array
     """``(n, bytes of a row)`` uint8, contiguous."""
     starts: Array
-    """The first row of each run, ``(k,)`` int64, rising from 0 on; the last one takes all that follow."""
+    """The first row of each run, ``(k,)`` int64, rising from 0. The last run extends to the last row."""
     to: Array
-    """Which row of `memory` that becomes, ``(k,)`` int64; -1 where nobody wants the run."""
+    """The row of `memory` that the first row of each run is copied to, ``(k,)`` int64; -1 skips the run."""
     stride: int = 1
-    """How many rows of `memory` further the next row of the run goes."""
+    """The distance in `memory` between consecutive rows of a run, in rows."""
 
 
 class Targets:
-    """Where rows are copied to, all of them.
+    """All destinations of some rows.
 
     Args:
         each: The targets.
     """
 
     def __init__(self, each: Sequence[Target]) -> None:
-        self._each = each  # whose memory this keeps
+        self._each = each  # keeps the memory alive whose addresses `numbers` holds
         self.numbers = [
             (t.memory.ctypes.data, t.stride, t.starts.ctypes.data, t.to.ctypes.data, len(t.starts))
             for t in each
         ]
-        """What the core is told of them."""
+        """The targets in the form that the native core expects."""
 
 
 class Spread(NamedTuple):
-    """Bytes of rows, which are copied to targets."""
+    """Bytes of rows that are copied to targets."""
 
     width: int
     """Bytes of a row."""
     before: int
-    """How many bytes of the rows stand before these."""
+    """The number of bytes of the rows that precede these bytes."""
     targets: Targets
 
     def numbers(self, size: int) -> tuple[int, int, int, list[tuple[int, int, int, int, int]]]:
-        """Return what the core is told of so many bytes."""
+        """Return the description of `size` bytes that the native core expects."""
         return self.width, self.before, size, self.targets.numbers
 
 
 class Reading(NamedTuple):
-    """A part of a plain file to be read."""
+    """A part of a plain file to read."""
 
     path: str
     offset: int
-    """Where it begins."""
+    """Its first byte in the file."""
     size: int
-    """Its bytes."""
+    """Its number of bytes."""
     into: Array | Spread
-    """Address and size of memory that is filled, piece after piece, ``(..., 2)`` int64, contiguous; address 0 for bytes
-    that nobody wants. Or rows, which all of it consists of. Somebody keeps the memory."""
+    """The destination: either addresses and sizes of memory to fill in order, ``(..., 2)`` int64, contiguous, or rows.
+
+    Address 0 skips the bytes. Rows cover the whole part. The caller keeps the memory alive.
+    """
     checksums: Sequence[int]
-    """The crc32 of each block, the last one may be short: pieces are all of it then. None for no comparing."""
+    """The crc32 of each block; the last block may be short. The pieces cover the whole part then. Empty for no
+    check.
+    """
 
 
 class Damage(NamedTuple):
-    """What is wrong with a file."""
+    """A damaged file, and a description of the damage."""
 
     path: str
     what: str
 
 
 def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | None:
-    """Read parts of files; an interrupt waits for the end of that.
+    """Read parts of files. An interrupt is raised after the end of the call.
 
     Args:
         files: The parts. Symbolic links, devices and pipes are refused.
-        block: Bytes that have one checksum.
-        threads: How many read, at most.
+        block: Number of bytes for each checksum.
+        threads: The most threads that read.
 
     Returns:
-        What was wrong first, in the order of the parts; some of the memory is filled then. None if all is well.
+        The first damage in the order of the parts, or None. With damage, some of the memory may be filled.
 
     Raises:
-        OSError: At a fault point only.
+        OSError: Only at a fault point.
     """
     for _ in files:
         fault_points.point("fs.open")
@@ -121,7 +125,10 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
 
 
 def spread_rows(columns: Iterable[tuple[Array, Sequence[Target]]], threads: int) -> None:
-    """Copy rows in memory, ``(n, bytes of a row)`` uint8, contiguous, to all their targets, in some threads at most."""
+    """Copy rows in memory to all their targets, in at most `threads` threads.
+
+    The rows are ``(n, bytes of a row)`` uint8, contiguous.
+    """
     kept = [(rows, Targets(targets)) for rows, targets in columns]
     native.spread_rows(
         [(rows.ctypes.data, (rows.shape[1], 0, rows.nbytes, to.numbers)) for rows, to in kept], threads

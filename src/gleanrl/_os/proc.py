@@ -1,4 +1,4 @@
-"""The seam to processes and to what the machine has left for them."""
+"""Access to processes, and to the resources that the machine has left for them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-# Where Linux says what it has; tests read a tree of their own.
+# The root of `proc` and `sys`; tests pass another folder.
 _ROOT = Path("/")
 
 
 def available_memory(root: Path = _ROOT) -> int | None:
-    """Return how many bytes this process can still take before the system kills something.
+    """Return how many bytes this process can still allocate before the system kills a process.
 
-    The smaller of what the machine has available and what each control group around this process leaves, both
-    versions of them. Page cache counts as available where the kernel says so.
+    The result is the smaller of two limits: the machine's available memory, and the room in each control group of this
+    process (versions 1 and 2). Page cache counts as available where the kernel reports it so.
 
     Args:
-        root: The root of the file system to read `proc` and `sys` from.
+        root: The folder that contains `proc` and `sys`.
 
     Returns:
-        Bytes, or `None` where the system doesn't say (no `/proc/meminfo`).
+        Bytes, or `None` if the system doesn't report it (no `/proc/meminfo`).
     """
     memory = _text(root / "proc/meminfo")
     machine = _field(memory, "MemAvailable:")
@@ -37,7 +37,7 @@ def available_memory(root: Path = _ROOT) -> int | None:
 
 
 def _group_headrooms(root: Path, most: int) -> list[int]:
-    """What is left below each limit, of fewer bytes than `most`, of a control group that this process is in."""
+    """Return the remaining bytes of each control group of this process that has a limit below `most`."""
     headrooms = []
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -52,13 +52,12 @@ def _group_headrooms(root: Path, most: int) -> list[int]:
         else:
             continue
         inside = Path(path.lstrip("/"))
-        # Inside a container the group's path may not be visible: the container's own group is then the base
-        # itself.
+        # Inside a container, the group's path may not be visible. The base itself is the container's group then.
         for group in (base / inside, *(base / parent for parent in inside.parents)):
             limit = _number(group / limit_name)
             used = _number(group / used_name) if limit is not None and limit < most else None
             if limit is not None and used is not None:
-                # File pages that nobody used lately are given back first: the kernel counts them as used.
+                # The kernel counts inactive file pages as used, but frees them first.
                 unused = _field(_text(group / "memory.stat"), "inactive_file") or 0
                 headrooms.append(limit - used + unused)
     return headrooms
@@ -73,35 +72,35 @@ def _text(path: Path) -> str | None:
 
 
 def _number(path: Path) -> int | None:
-    """The number a file holds; `None` for no file or for "max"."""
+    """Return the number in a file; `None` if there is no such file, or if it holds "max"."""
     text = (_text(path) or "").strip()
     return int(text) if text.isdecimal() else None
 
 
 def _field(text: str | None, name: str) -> int | None:
-    """The number that stands behind a name at the beginning of a line; `None` for no such line, or no text."""
+    """Return the number after a name at the start of a line; `None` if there is no such line, or no text."""
     found = re.search(rf"^{name} +(\d+)", text or "", re.MULTILINE)
     return None if found is None else int(found[1])
 
 
 def cpu_count() -> int:
-    """Return how many processors this process may run on (its affinity, not the machine's size)."""
+    """Return how many processors this process may run on: its affinity, not the machine's size."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def run_on(cpus: Collection[int]) -> None:
-    """Let this process, and what it starts from now on, run on those processors only.
+    """Restrict this process and its later children to some processors.
 
     Raises:
-        OSError: if it may run on none of them.
+        OSError: the process may run on none of them.
     """
     os.sched_setaffinity(0, cpus)
 
 
 def identity() -> str:
-    """Return this process's number, when it started and since when the machine runs: together nobody else's, ever."""
+    """Return a text that identifies this process uniquely: its number, its start time and the machine's boot id."""
     return _identity(os.getpid())
 
 
@@ -112,15 +111,15 @@ def _identity(process: int) -> str:
     return f"process {process}, started at {start[19] if len(start) > 19 else '?'}, boot {boot or '?'}"
 
 
-# A descendant may get the number of an ancestor that has ended.
+# A descendant may get the process number of an ancestor that has ended, and would find that one's entry.
 os.register_at_fork(after_in_child=_identity.cache_clear)
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of that number exists; one that ended and wasn't waited for still does.
+    """Return whether a process of that number exists. An ended process exists until its parent has waited for it.
 
     Raises:
-        ValueError: `pid` isn't positive (0 and below address groups of processes).
+        ValueError: `pid` isn't positive; 0 and negative numbers address groups of processes.
     """
     if pid <= 0:
         raise ValueError(f"is_alive: expected a positive process number, got {pid}")
@@ -134,7 +133,7 @@ def is_alive(pid: int) -> bool:
 
 
 def signal_process(process: int, number: int) -> bool:
-    """Send a signal to the process of a pidfd; return whether it still was there."""
+    """Send a signal to the process of a pidfd; return whether the process still existed."""
     try:
         signal.pidfd_send_signal(process, number)
     except ProcessLookupError:
@@ -143,13 +142,13 @@ def signal_process(process: int, number: int) -> bool:
 
 
 def state_of(pid: int, root: Path = _ROOT) -> str:
-    """Return the kernel's letter for what a process is doing (``R``, ``S``, ``T`` stopped, …); empty if it's gone."""
+    """Return the kernel's letter for a process's state (``R``, ``S``, ``T`` stopped, …); empty if it doesn't exist."""
     after_name = (_text(root / f"proc/{pid}/stat") or "").rpartition(")")[2]
     return after_name.split()[0] if after_name else ""
 
 
 def describe_exit(code: int | None) -> str:
-    """Return how a process ended, in words: ``was killed by SIGKILL``, ``exited with code 3``."""
+    """Return in words how a process ended: ``was killed by SIGKILL``, ``exited with code 3``."""
     if code is None:
         return "ended for an unknown reason"
     if code >= 0:
@@ -162,7 +161,7 @@ def describe_exit(code: int | None) -> str:
 
 
 def peak_memory() -> int:
-    """Return the most bytes of memory that this process ever had."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -173,5 +172,5 @@ def descriptors_left() -> int:
 
 
 def is_spawning() -> bool:
-    """Return whether this thread pickles what another process is started with (multiprocessing's "spawn")."""
+    """Return whether this thread is pickling the arguments of a new process (multiprocessing's "spawn")."""
     return multiprocessing.context.get_spawning_popen() is not None

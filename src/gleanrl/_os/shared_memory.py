@@ -1,8 +1,7 @@
-"""Memory that processes share by name, with a lock that a dying process can't keep.
+"""Memory shared between processes, with a lock that the kernel releases when its holder dies.
 
-It is anonymous memory (Linux's memfd), or a file without a name: nothing is left behind, whatever dies. Its own name
-is that of a descriptor of a process that has it open, so that it can be pickled by any means; it is opened while that
-process lives.
+The memory is anonymous (Linux's memfd), or a file without a name. So nothing is left behind when processes die. A
+pickle contains the number of a descriptor and of a process that has it open. It can be loaded while that process lives.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ Result = TypeVar("Result")
 
 
 class SharedMemory:
-    """A piece of memory that every copy of this object, in whatever process, sees.
+    """A piece of memory that all copies of this object share, in any process.
 
-    Copies are made by pickle or deepcopy. `alone` excludes other processes and other copies; it belongs to one thread
-    of each copy at a time. The kernel releases it when its holder dies.
+    Pickle and deepcopy make copies. `alone` excludes other processes and other copies; within one copy, one thread at a
+    time may use it. The kernel releases the lock when its holder dies.
 
     Args:
         num_bytes: its size, positive; it begins with zeros.
-        folder: where it is a file, its space reserved on the disk; None for memory.
+        folder: the folder of a file with reserved space; None for anonymous memory.
 
     Raises:
-        OSError: if the system has no memory, no memfd, or no space in `folder`.
+        OSError: the system has no memory, no memfd, or no space in `folder`.
     """
 
     def __init__(self, num_bytes: int, folder: Path | None = None) -> None:
@@ -59,7 +58,7 @@ class SharedMemory:
             files.reserve(descriptor, num_bytes)
 
     def free_bytes(self) -> int | None:
-        """Return how many bytes more there may be, about; None if that isn't known."""
+        """Return about how many bytes can still be allocated; None if unknown."""
         return proc.available_memory() if self.folder is None else files.free_bytes(self.folder)
 
     def _take(self, descriptor: int, num_bytes: int) -> None:
@@ -68,16 +67,20 @@ class SharedMemory:
         renew_in_child(self)
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Open a descriptor of the child's own: with its parent's it would share the lock, and outlive it with it."""
+        """Open a private descriptor in the child.
+
+        The inherited descriptor would share the parent's lock. The lock would also stay held after the parent's death
+        while the child lives.
+        """
         inherited = self._descriptor
         self._descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR | os.O_CLOEXEC)
         os.close(inherited)
 
     def resize(self, num_bytes: int) -> None:
-        """Map so many bytes from now on, the same ones at the beginning; earlier maps stay. It doesn't shrink.
+        """Map `num_bytes` from now on. The memory keeps its content and never shrinks, and earlier maps stay valid.
 
         Raises:
-            OSError: if there is no space for them.
+            OSError: there is no space.
         """
         if os.fstat(self._descriptor).st_size < num_bytes:
             self._grow(self._descriptor, num_bytes)
@@ -98,7 +101,7 @@ class SharedMemory:
         return new
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by name: whoever unpickles it must do so while this process lives."""
+        """Return the process and descriptor for pickle. The pickle must be loaded while this process lives."""
         return type(self)._open, (os.getpid(), self._descriptor, self._num_bytes, self.folder)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedMemory:
@@ -106,19 +109,19 @@ class SharedMemory:
         return self._open(os.getpid(), self._descriptor, self._num_bytes, self.folder)
 
     def acquiring(self) -> Iterator[tuple[int, int]]:
-        """Yield what `releasing` takes once others are kept out; made of C code alone (see `descriptors`)."""
+        """Take the lock, and yield the argument of `releasing`. Consists of C code alone (see `files`)."""
         release = {None: (self._descriptor, fcntl.LOCK_UN)}
         return map(release.__getitem__, starmap(fcntl.flock, [(self._descriptor, fcntl.LOCK_EX)]))
 
     def releasing(self, held: list[tuple[int, int]]) -> Iterator[None]:
-        """Let others in for each item that `acquiring` yielded, and take it off; made of C code alone."""
+        """Release the lock for each item that `acquiring` yielded, and remove the item. Consists of C code alone."""
         return starmap(fcntl.flock, map(held.pop, repeat(-1, len(held))))
 
     def alone(self, call: Callable[[], Result]) -> Result:
-        """Return what a call returns; it keeps other processes and copies out.
+        """Hold the lock during a call, and return the call's result. Other processes and copies wait.
 
-        No context manager: a second interrupt at the begin of its `__exit__` would leave them out for as long as the
-        traceback lives. Python looks for no signal between `finally` and a function of C.
+        This isn't a context manager: a second interrupt at the start of its `__exit__` would skip the unlock for as
+        long as the traceback lives. Python checks for signals at no point between `finally` and a C function.
         """
         let_in = partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
         try:
@@ -128,7 +131,7 @@ class SharedMemory:
             let_in()
 
     def __del__(self) -> None:
-        """Close the descriptor; the memory lives as long as somebody has it mapped."""
+        """Close the descriptor. The memory lives until its last map is gone."""
         descriptor = self.__dict__.pop("_descriptor", None)
         if descriptor is not None:
             os.close(descriptor)

@@ -1,4 +1,7 @@
-"""Threads that work ahead of the caller, in a way that interrupts and the interpreter's end can't break."""
+"""Threads that work ahead of the caller, and waits between threads.
+
+Both survive interrupts and the interpreter's exit.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ Item = TypeVar("Item")
 
 
 class Job(Generic[Result]):
-    """One call that a thread makes, and what came of it.
+    """One call that a thread makes, and its result.
 
-    An interrupt (Ctrl-C, the exception of a signal handler) that comes while somebody waits harms nothing: one raw
-    lock is held until the call has ended, and nobody else keeps it.
+    An interrupt (Ctrl-C, the exception of a signal handler) during a wait does no harm. The job holds a raw lock until
+    the call has ended, and a waiter takes it only for a moment.
 
     Attributes:
         ended: whether the call has ended.
@@ -41,7 +44,7 @@ class Job(Generic[Result]):
         self._pending.acquire()
 
     def run(self) -> None:
-        """Make the call; once, after which it is forgotten, with whatever it holds."""
+        """Make the call. Works once: the call is forgotten afterwards, with all objects that it refers to."""
         try:
             self._result = self._call()
         except BaseException as error:
@@ -52,19 +55,19 @@ class Job(Generic[Result]):
             self._pending.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the call to end, so long at most; return whether it has."""
+        """Wait up to `seconds` for the end of the call; return whether it has ended."""
         deadline = Deadline(seconds)
         while not self.ended and not deadline.passed():
             sleep(_SECONDS_BETWEEN_LOOKS)
         return self.ended
 
     def join(self) -> None:
-        """Wait for the call to end."""
+        """Wait for the end of the call."""
         with self._pending:
             pass
 
     def result(self) -> Result:
-        """Wait for the call to end; return what it returned, or raise what it raised."""
+        """Wait for the end of the call, and return its result or raise its error."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -72,17 +75,17 @@ class Job(Generic[Result]):
 
 
 class Workers:
-    """A few threads that make calls in the order in which they were given.
+    """Threads that make calls in the order of `start`.
 
-    They start with the first call and end with this object; at the interpreter's end they are waited for, because a
-    thread that wakes up later than that takes the process down. A forked process has none of them: it starts its own,
-    and the calls that were given before are the parent's.
+    They start with the first call and end with this object. The interpreter's exit waits for them, because a thread
+    that wakes up later crashes the process. A forked child has none of the threads. It starts its own at its next call,
+    and the earlier calls stay with the parent.
 
     Not thread-safe: its owner locks.
 
     Args:
-        count: threads, at least 1.
-        name: what they are called.
+        count: the number of threads, at least 1.
+        name: their name.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -94,20 +97,21 @@ class Workers:
     def _open(self) -> None:
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._started = 0
+        # Not at exit: `_end_all` ends the threads there, and waits for them.
         weakref.finalize(self, self._jobs.put, None).atexit = False
 
     @property
     def forked(self) -> bool:
-        """Whether this process is another one than that of the threads."""
+        """Whether this process is a forked child of the process of the threads."""
         return self._process != os.getpid()
 
     def start(self, call: Callable[[], Result]) -> Job[Result]:
-        """Have a call made."""
+        """Let a thread make a call, and return its job."""
         if self.forked:
             self._process = os.getpid()
             self._open()
         if self._started < self.count:
-            # In this order an interrupt may leave one thread more than asked for, but never none at all.
+            # In this order, an interrupt may leave one thread too many, but never a job without a thread.
             _Worker(self._jobs, self._name).start()
             self._started += 1
         job = Job(call)
@@ -124,21 +128,21 @@ class _Worker(threading.Thread):
         while (job := self.jobs.get()) is not None:
             job.run()
             del job
-        self.jobs.put(None)  # for the next one: however many there are, they all end
+        self.jobs.put(None)  # ends the next thread, which ends the one after it
 
 
 def for_each(call: Callable[[Item], object], items: Iterable[Item], count: int) -> None:
-    """Make a call with each item, in several threads, of which the caller's is one; they begin in order.
+    """Make a call with each item, in several threads including the caller's; calls begin in the order of the items.
 
-    Once this returns or raises, no call is under way. After an error none begins.
+    No call is running once this returns or raises. After an error, no further call begins.
 
     Args:
-        call: may be made in any thread.
-        items: what with.
-        count: threads, at most.
+        call: the function; any thread may call it.
+        items: its arguments.
+        count: the most threads.
 
     Raises:
-        BaseException: what a call raised first, or what interrupted the caller.
+        BaseException: the first error of a call, or the interrupt of the caller.
     """
     left, errors = deque(items), list[BaseException]()
 
@@ -159,7 +163,8 @@ def for_each(call: Callable[[Item], object], items: Iterable[Item], count: int) 
             helper = threading.Thread(target=work, name="gleanrl-helper")
             try:
                 helper.start()
-            except RuntimeError:  # the interpreter is about to end, and starts none
+            # The interpreter is exiting and starts no threads any more; the caller does the work.
+            except RuntimeError:
                 break
             helpers.append(helper)
         work()
@@ -167,6 +172,7 @@ def for_each(call: Callable[[Item], object], items: Iterable[Item], count: int) 
         errors.append(interrupt)
     finally:
         for helper in helpers:
+            # An interrupt ends a join early, and the helper would still use the caller's objects.
             while helper.is_alive():
                 try:
                     helper.join()
@@ -177,7 +183,7 @@ def for_each(call: Callable[[Item], object], items: Iterable[Item], count: int) 
 
 
 def stack_of(number: int | None) -> str:
-    """Return in words the Python stack of the thread of that number; None for one that hasn't begun."""
+    """Return the Python stack of a thread as text; `number` is the thread's ident, or None if it hasn't started."""
     frame = None if number is None else sys._current_frames().get(number)
     if frame is None:
         return "it has no stack to show"
@@ -185,14 +191,17 @@ def stack_of(number: int | None) -> str:
 
 
 class Waiter:
-    """One wait, which other threads end; it begins with the object, so that no call of theirs is lost."""
+    """One wait that other threads can end.
+
+    It begins with the object. So a `wake` between the caller's check of its condition and its `wait` isn't lost.
+    """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[None] = SimpleQueue()
         self._watched: list[Activity] = []
 
     def watch(self, activity: Activity) -> None:
-        """End also when an activity is hurried, or over."""
+        """Also end the wait when an activity is hurried, or over."""
         self._watched.append(activity)
         activity.waiters[self] = None
 
@@ -201,39 +210,42 @@ class Waiter:
         self._calls.put(None)
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait until somebody ends it, or for as long as there is time."""
+        """Wait for `wake`, or until the deadline."""
         await_item(self._calls, deadline.remaining())
 
     def close(self) -> None:
-        """Be woken no more."""
+        """Unregister from the watched activities."""
         for activity in self._watched:
             activity.waiters.pop(self, None)
 
 
 class Activity:
-    """What a thread does turn after turn, as others see it: whether they wait for it, and whether it is over.
+    """The state of a thread's repeated work, for other threads.
 
-    A thread that is waited for should wait for nobody, and nobody for one whose activity is over. Any thread may call
-    any method.
+    The state says whether other threads wait for the work (`hurried`), and whether it is over.
+
+
+    While another thread waits for it, the thread should not wait itself (otherwise: deadlock). No thread should wait
+    for an activity that is over. Any thread may call any method.
     """
 
     def __init__(self) -> None:
         self.hurried = self.over = False
         self.waiters: dict[Waiter, None] = {}
-        """Who waits, in this activity or for it."""
+        """The waiters within this activity, and the waiters for it."""
         _activities.add(self)
 
     def begin(self) -> None:
-        """Begin, or go on: before there is a thread that could be waited for."""
+        """Begin or resume. Called before the thread exists."""
         self.hurried = self.over = False
 
     def hurry(self) -> None:
-        """Have the thread wait for nobody."""
+        """Ask the thread not to wait."""
         self.hurried = True
         self._wake()
 
     def end(self) -> None:
-        """Let everybody know that it is over."""
+        """Announce that the activity is over."""
         self.over = True
         self._wake()
 
@@ -248,12 +260,12 @@ class _Here(threading.local):
 
 
 here = _Here()
-"""The activity of the calling thread; None for the user's own threads."""
+"""The activity of the calling thread; None for the user's threads."""
 _activities: weakref.WeakSet[Activity] = weakref.WeakSet()
 
 
 def alone() -> bool:
-    """Return whether nobody will come whom the calling thread waits for: it is the only one."""
+    """Return whether the calling thread is the only one, so that no other thread can end its wait."""
     return threading.active_count() == 1 and threading.current_thread() is threading.main_thread()
 
 
@@ -261,14 +273,15 @@ _ending = False
 
 
 def ending() -> bool:
-    """Return whether the program ends: a call that goes on and on has to end, too."""
+    """Return whether the program is ending. Calls that repeat without an end must stop then."""
     return _ending
 
 
 def _end_all() -> None:
-    """Let every thread end, and wait until it has."""
+    """End all threads, and wait until they have ended."""
     global _ending
     _ending = True
+    # First the activities, so that no worker's job waits for another thread while it is joined below.
     for activity in list(_activities):
         activity.hurry()
     workers = [thread for thread in threading.enumerate() if isinstance(thread, _Worker)]
