@@ -1,4 +1,4 @@
-"""Batch after batch in a thread, while the learner samples from the buffer that they go into."""
+"""A thread that collects batches in the background while the learner samples from the buffer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gleanrl.errors import UnsupportedError, WorkerTimeoutError
 
 
 class _Signal:
-    """What a run and whoever stops it share."""
+    """Flags and locks that the background thread and its caller share."""
 
     stop = False
     pause = False
@@ -23,16 +23,23 @@ class _Signal:
 
 
 class Background:
-    """Takes turns in a thread until it is stopped, a turn fails, or there is nothing left to do.
+    """Run a method again and again in a background thread.
 
-    The thread and the caller never use a collector at the same time: whoever wants to do anything else meanwhile does
-    it within `paused`, between two turns, or, where that is enough, within `apart`. A turn that somebody waits for
-    waits for nobody: what it puts into a buffer passes the buffer's rate limiter. What a turn raised is raised by the
-    next call here, once; then it can be started again. It ends with the last reference to the turn's owner, and with
-    the program. One caller at a time.
+    The run ends when `stop` is called, when the method raises, or when it returns False. It also ends when the owner of
+    the method is garbage collected and when the program exits.
+
+    The thread and the caller never use a collector at the same time. The caller enters `paused` to use the collector
+    between two calls of the method. Entering `apart` is cheaper, and enough where only the collecting itself must not
+    run.
+
+    While the caller waits for the current batch, that batch bypasses the buffer's rate limiter. Otherwise the two would
+    deadlock: the limiter may wait for samples that only the blocked caller could draw.
+
+    An exception of the method is raised once, by the next call here. After that the run can be started again. One
+    caller thread at a time.
 
     Args:
-        turn: a method, held weakly; returns whether there is another turn.
+        turn: a bound method, held weakly. It makes one batch and returns whether there may be another one.
     """
 
     def __init__(self, turn: Callable[[], bool]) -> None:
@@ -44,7 +51,7 @@ class Background:
 
     @property
     def running(self) -> bool:
-        """Whether turns are being taken; raises what the last one raised."""
+        """Whether the thread is running. Raises the exception that ended the run, once."""
         if self._job is None or self._workers.forked:
             return False
         if not self._job.ended:
@@ -55,11 +62,15 @@ class Background:
 
     @property
     def _inside(self) -> bool:
-        """Whether the caller is a turn."""
+        """Whether the calling thread is the background thread."""
         return self._signal.thread == threading.get_ident()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread.
+
+        Raises:
+            UnsupportedError: the thread is already running.
+        """
         if self.running:
             raise UnsupportedError("start: the collector collects in the background already")
         signal, turn, activity = _Signal(), self._turn, self._activity
@@ -67,18 +78,18 @@ class Background:
         self._signal, self._job = signal, self._workers.start(lambda: _run(turn, signal, activity))
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """End after the turn at hand; return whether there would have been further ones.
+        """Stop the thread after the current batch. Return whether more batches would have followed.
 
         Args:
-            timeout_s: how long to wait for its end; None for as long as it takes.
+            timeout_s: how many seconds to wait for the current batch; None waits without limit.
 
         Raises:
-            WorkerTimeoutError: it didn't end in that time; it will, and then there is no further one.
+            WorkerTimeoutError: the current batch did not end in time. It is still the last one.
         """
         return self._end("stop", timeout_s)
 
     def _end(self, how: str, timeout_s: float | None = None) -> bool:
-        # Looked at before it's told: what ends afterwards may have ended because of that.
+        # Read before the flag is set: a run that ends afterwards may have ended because of the flag.
         running = not self._inside and self.running
         setattr(self._signal, how, True)
         if not running:
@@ -92,15 +103,19 @@ class Background:
         try:
             return self._job.result()
         finally:
-            if self._job.ended:  # else an interrupt: the turn at hand goes on
+            if self._job.ended:  # otherwise an interrupt ended the wait, and the thread is still running
                 self._job = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take no turn within a ``with`` block, and at least one between two of them; a turn itself is such a block."""
+        """Suspend the thread within a ``with`` block.
+
+        The thread makes at least one batch between two such blocks, so that frequent pauses can't starve it. Within the
+        background thread itself the block has no effect.
+        """
         try:
             ended = not self._inside and self._end("pause")
-        except BaseException:  # an interrupt ends the wait, not the run
+        except BaseException:  # an interrupt ends the wait but not the run
             self._signal.pause = self._activity.hurried = False
             raise
         if not ended:
@@ -113,18 +128,21 @@ class Background:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Have a batch made within a ``with`` block."""
+        """Mark a ``with`` block as the collection of a batch, which `apart` excludes."""
         if not self._inside:
             yield
             return
         with self._signal.asked:
-            pass  # whoever waits for the end of a batch comes before the next one
+            pass  # a caller that waits in `apart` gets the lock first: the lock alone isn't fair
         with self._signal.making:
             yield
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Have no batch made within a ``with`` block; one that was made may be handed over, or wait for that."""
+        """Prevent the collection of batches within a ``with`` block.
+
+        The thread may still hand over a batch that is already collected, or wait to do so.
+        """
         if self._inside or not self.running:
             yield
             return
@@ -133,7 +151,7 @@ class Background:
 
 
 def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal, activity: threads.Activity) -> bool:
-    """Return whether there are further turns."""
+    """Call the method until a condition of `Background` ends the run. Return whether more batches may follow."""
     signal.thread = threading.get_ident()
     threads.here.activity = activity
     taken = paused = False
@@ -143,7 +161,7 @@ def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal, activity: thre
             if turn is None or not turn():
                 return False
             taken = True
-            del turn  # between two turns nobody here keeps the owner alive
+            del turn  # between two calls the thread holds no reference that keeps the owner alive
         paused = not signal.stop and not threads.ending()
         return True
     finally:

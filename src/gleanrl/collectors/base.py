@@ -1,9 +1,4 @@
-"""What every collector offers.
-
-What a collector was made with, to be read as its attributes.
-
-A collector is a source, a budget and a handover.
-"""
+"""Base classes of the collectors: their public methods, settings as attributes, and iteration."""
 
 from __future__ import annotations
 
@@ -44,7 +39,7 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
 
     @abstractmethod
     def shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """Release what the collector holds; calling it again does nothing."""
+        """Release the collector's resources. Further calls have no effect."""
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -56,73 +51,73 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
 
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any], **kwargs: Any) -> None:
-        """Take over a saved state."""
+        """Load a saved state."""
 
     @abstractmethod
     def update_policy_weights_(self, policy_or_weights: Any = None, *, worker_ids: Any = None) -> None:
-        """Copy weights into the collector's own policy."""
+        """Copy weights into the policy that the collector runs."""
 
     def __iter__(self) -> Iterator[TensorDictBase]:
-        """Iterate over batches; a new iteration goes on where the last one stopped."""
+        """Iterate over batches. A new iteration resumes where the last one stopped."""
         return self.iterator()
 
     def next(self) -> TensorDictBase | None:
-        """Return the next batch, without a device of its own, or None when the budget is spent."""
+        """Return the next batch with its ``device`` unset, or None when the budget is spent."""
         if self._own_iterator is None:
             self._own_iterator = self.iterator()
         try:
             batch = next(self._own_iterator, None)
         except BaseException:
-            self._own_iterator = None  # a generator that raised is spent; the collector isn't
+            self._own_iterator = None  # a generator that raised can't be resumed, but the collector can
             raise
         return batch.clear_device_() if isinstance(batch, TensorDictBase) else batch
 
     def __class_getitem__(cls, item: Any) -> Any:
-        """Refuse: collectors aren't generic."""
+        """Raise an error: collectors aren't generic."""
         raise UnsupportedError(f"{cls.__name__}[{item!r}]: collectors can't be subscripted")
 
     def __getitem__(self, index: Any) -> Any:
-        """Refuse: batches come in order only."""
+        """Raise an error: batches come in order only."""
         raise UnsupportedError("a collector can't be indexed; iterate over it")
 
     def __getstate__(self) -> Any:
-        """Refuse: a running environment can't be copied."""
+        """Raise an error: a running environment can't be copied."""
         raise UnsupportedError(
             f"{type(self).__name__} holds a running environment and can't be pickled or copied; save its state_dict()"
         )
 
     def __del__(self) -> None:
-        """Shut down with the last reference."""
+        """Shut down when the last reference is dropped."""
         if getattr(self, "_ready", False):
             self._abandoned()
 
     def _abandoned(self) -> None:
-        """Release what the collector holds, now that nobody refers to it."""
+        """Release the collector's resources after the last reference was dropped."""
         self.shutdown()
 
 
 class Setting:
-    """An argument of a collector's constructor, to be read as its attribute; see `Settings` for its form."""
+    """A read-only attribute that returns a constructor argument from the collector's `Settings`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Note which one it is."""
+        """Store the attribute's name."""
         self._name = name
 
     def __get__(self, collector: ConfiguredCollector | None, owner: type) -> Any:
-        """Return what the collector was made with."""
+        """Return the value that the collector was constructed with."""
         return self if collector is None else getattr(collector.settings, self._name)
 
     def __set__(self, collector: ConfiguredCollector, value: Any) -> None:
-        """Refuse: it would change nothing."""
+        """Raise an error: a new value would have no effect."""
         raise UnsupportedError(f"{self._name}: collectors are made with it; make another one to change it")
 
 
 class ConfiguredCollector(DataCollectorBase):
-    """Abstract: a collector that knows its arguments; it derives from `settings`.
+    """Abstract collector that shows its constructor arguments as attributes.
 
     Args:
-        settings: the arguments that all collectors have in common.
-        budget: those about frames.
+        settings: the arguments that all collectors share.
+        budget: the frame counts, checked and rounded.
     """
 
     max_frames_per_traj = Setting()
@@ -147,10 +142,10 @@ class ConfiguredCollector(DataCollectorBase):
     @property
     @abstractmethod
     def source(self) -> Source:
-        """What makes the batches."""
+        """The source that makes the batches."""
 
     def getattr_rb(self, attr: str) -> Any:
-        """Return an attribute of the buffer that batches go into."""
+        """Return an attribute of the collector's replay buffer."""
         return getattr(self.replay_buffer, attr)
 
     @property
@@ -160,24 +155,24 @@ class ConfiguredCollector(DataCollectorBase):
 
     @property
     def requested_frames_per_batch(self) -> int:
-        """Frames of a batch as they were asked for."""
+        """Frames of a batch as requested, before rounding."""
         return self._budget.requested_frames_per_batch
 
     @property
     def total_frames(self) -> int | float:
-        """Frames of the collector's life, after rounding; infinity for endless."""
+        """Frames that the collector delivers in total, after rounding; infinity for an endless collector."""
         return math.inf if self._budget.total_frames is None else self._budget.total_frames
 
     @property
     def init_random_frames(self) -> int:
-        """Random frames at the beginning, after rounding."""
+        """Frames with random actions at the beginning, after rounding."""
         return self._budget.random_frames
 
     def __len__(self) -> int:
-        """Return the number of batches, should all be full but the last one.
+        """Return the number of batches, if all of them but the last are full.
 
         Raises:
-            EndlessError: the budget is endless.
+            EndlessError: the budget is endless, or batches have no fixed length (``trajs_per_batch``).
         """
         if self._budget.total_frames is None or not self.source.steady:
             raise EndlessError(
@@ -186,26 +181,27 @@ class ConfiguredCollector(DataCollectorBase):
         return -(-self._budget.total_frames // self._budget.frames_per_batch)
 
     def __bool__(self) -> bool:
-        """Return True: an endless collector, which has no length, is no less of one."""
+        """Return True. Without this method Python would call `__len__`, which an endless collector doesn't have."""
         return True
 
 
 def shown(collector: ConfiguredCollector, parts: str) -> str:
-    """Return a collector's repr: its class, `parts` of it and the budget."""
+    """Return a collector's repr: its class, the given `parts` and the budget."""
     total = "endless" if collector.total_frames == math.inf else collector.total_frames
     frames = f"frames_per_batch={collector.frames_per_batch}, total_frames={total}"
     return f"{type(collector).__name__}({parts}, {frames})"
 
 
 class SourceCollector(ConfiguredCollector):
-    """What all collectors of ours do; they differ in their sources. One caller at a time.
+    """Base of all collectors of this library. Subclasses differ in their sources. One caller thread at a time.
 
     Args:
-        settings: what the collector is made with.
-        budget: how many frames it delivers.
-        handover: how they get to the user; see `Settings.handover`.
-        weight_updater: sends weights in place of the collector, or makes what does; None for the collector.
-        policy: whose weights.
+        settings: the collector's settings.
+        budget: how many frames the collector delivers.
+        handover: hands batches to the user; see `Settings.handover`.
+        weight_updater: sends weights in place of the collector, or a callable that makes such an updater; None lets the
+            collector send them.
+        policy: the policy whose weights are sent.
     """
 
     _weight_updater: WeightUpdaterBase | None = None
@@ -232,39 +228,40 @@ class SourceCollector(ConfiguredCollector):
         self._handover.closed = closed
 
     def stats(self) -> CollectorStats:
-        """Return the counters at this moment."""
+        """Return a snapshot of the counters."""
         return self.source.stats()
 
     @property
     def source(self) -> Source:
-        """What makes the batches."""
+        """The source that makes the batches."""
         return self._handover.source
 
     def serve(
         self, grants: Grants, pack: Callable[[TensorDictBase, tuple[int, int]], Packed]
     ) -> Packed | None:
-        """Collect a batch for somebody else, who grants it; None if nothing is granted.
+        """Collect a batch for another component, such as a Ray node. Return None if `grants` grants no batch.
 
         Args:
-            grants: in place of the collector's own budget.
-            pack: called on the batch and `Collected.part`; its result, which is returned, is read before the next call.
+            grants: replaces the collector's own budget.
+            pack: called with the batch and `Collected.part`. Its result is returned, and must be read before the next
+                call.
         """
         return self._handover.serve(grants, pack)
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Yield batches until the budget is spent, then shut down; with a replay buffer, None for each.
+        """Yield batches until the budget is spent, then shut down. With a replay buffer, yield None for each batch.
 
-        An exception ends neither the iterator nor the collector: what follows is the next batch.
+        An exception ends neither the iterator nor the collector: the following ``next`` yields the next batch.
 
         Raises:
-            ClosedError: if the collector was shut down before.
+            ClosedError: the collector was already shut down.
         """
         return _Batches(self)
 
     def next(self) -> TensorDictBase | None:
-        """Return the next batch, without a device of its own, or None when the budget is spent.
+        """Return the next batch with its ``device`` unset, or None when the budget is spent.
 
-        With a replay buffer the batch goes there, and None is returned.
+        With a replay buffer the batch is written there, and None is returned.
         """
         try:
             return self.take(TensorDictBase.clear_device_)
@@ -272,13 +269,14 @@ class SourceCollector(ConfiguredCollector):
             return None
 
     def take(self, finish: Finish | None = None) -> TensorDictBase | None:
-        """Return the next batch, or put it into the buffer and return None.
+        """Return the next batch. With a replay buffer, write it there and return None.
 
         Args:
-            finish: called on the batch before it's handed out.
+            finish: called on the batch before it is handed out.
 
         Raises:
-            BudgetSpent: there is none; the collector is shut down.
+            BudgetSpent: there is no further batch. The collector is shut down.
+            UnsupportedError: the collector is collecting in the background.
         """
         background = self._handover.background
         if background is not None and background.running:
@@ -295,11 +293,11 @@ class SourceCollector(ConfiguredCollector):
             raise
 
     def reset(self, index: Any = None, *, reset_idx: Any = None, **kwargs: Any) -> None:
-        """Reset the environments; their next frames belong to new trajectories.
+        """Reset the environments. Their next frames belong to new trajectories.
 
         Args:
-            index: which environments of a batch, anything that indexes the batch dimensions; of collectors with
-                workers a list of bools, one for each; None for all.
+            index: which environments of a batch to reset: any index of the batch dimensions. A collector with workers
+                expects a list of bools, one for each worker. None resets all environments.
             reset_idx: another name of `index`.
             **kwargs: passed to the environment's `reset`; only without `index`.
         """
@@ -308,14 +306,14 @@ class SourceCollector(ConfiguredCollector):
             self.source.reset(index if reset_idx is None else reset_idx, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the environments, and what random actions are drawn with, and reset.
+        """Seed the environments and the generator of random actions, and reset.
 
         Args:
-            seed: of the first environment; number i gets ``seed + i``.
-            static_seed: whether all get `seed` itself.
+            seed: seed of the first environment. Environment i gets ``seed + i``.
+            static_seed: whether every environment gets `seed` unchanged.
 
         Returns:
-            The last seed that was used: `seed` itself for one environment.
+            The last seed that was used: `seed` for one environment.
         """
         with self.pause():
             self._handover.require_open()
@@ -324,24 +322,27 @@ class SourceCollector(ConfiguredCollector):
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **named: Any
     ) -> None:
-        """Copy weights into the collector's own policy, in place; with a `weight_updater`, have that do it.
+        """Copy weights into the policy that the collector runs, in place. With a `weight_updater`, call that instead.
 
-        Batches that are collected in the background have the weights of one moment: they change between two batches.
+        Background collection changes the weights between two batches, so each batch is collected with one version of
+        them.
+
+        A policy that did not have to move to its device is the one that the collector runs. Nothing needs to be copied
+        then. A policy that had to move is copied, and its current weights go to the copy before every batch. The first
+        call of this method ends that: from then on only this method changes the weights of the copy.
 
         Args:
-            policy_or_weights: what ``TensorDict.from_module`` gives of the policy that the collector was made with,
-                or of `collector.policy`, which may be a wrapper around it; such a module itself; its ``state_dict()``;
-                or None for its current weights. Unless the policy had to move to its device, that is the very policy
-                that runs, and nothing needs to be copied. Of one that had to, weights are copied by this method only
-                from its first call on.
-            worker_ids: which workers get them; for collectors with workers, or with a `weight_updater`, which is given
-                them.
+            policy_or_weights: the weights. Accepted are the module itself, its ``state_dict()`` and the result of
+                ``TensorDict.from_module``. The module is the policy that the collector was constructed with, or
+                `collector.policy`, which may wrap it. None copies the current weights of the user's policy.
+            worker_ids: which workers get the weights. It is for collectors with workers or with a `weight_updater`,
+                which receives it.
             **named: other names of `policy_or_weights`: ``policy_weights``, ``weights`` and ``policy``; or
                 ``weights_dict``, a dictionary with the one entry ``"policy"``. ``model_id`` can only be ``"policy"``.
 
         Raises:
-            SchemaError: if the weights don't fit; nothing is copied then.
-            InvalidTypeError: `worker_ids` where there are no workers; or what can't be weights.
+            SchemaError: the weights don't fit the policy. Nothing was copied.
+            InvalidTypeError: `worker_ids` was given, but the collector has no workers; or the value can't be weights.
         """
         weights = chosen_weights(policy_or_weights, named) if named else policy_or_weights
         if self._weight_updater is None:
@@ -350,16 +351,21 @@ class SourceCollector(ConfiguredCollector):
         with self.pause():
             before = self.source.policy_version
             self._weight_updater.push_weights(weights, worker_ids)
-            if self.source.policy_version == before:  # it didn't send them through the collector
+            if self.source.policy_version == before:
+                # The updater didn't send the weights through the collector.
                 self.increment_version()
 
     def send_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Do what `update_policy_weights_` does without a `weight_updater`: for use in one."""
+        """Send weights as `update_policy_weights_` does without a `weight_updater`; for use by updaters."""
         with self._apart(worker_ids is None):
             self.source.push_weights(weights, worker_ids)
 
     def _apart(self, for_all: bool) -> AbstractContextManager[None]:
-        """Return what weights may be pushed in, to `for_all` workers or some."""
+        """Return a context in which weights may be pushed.
+
+        Args:
+            for_all: whether the weights are for all workers.
+        """
         if for_all and self.source.pushes_anytime:
             return nullcontext()
         background = self._handover.background
@@ -369,10 +375,10 @@ class SourceCollector(ConfiguredCollector):
 
     @property
     def policy_version(self) -> int:
-        """The version of the policy, which `update_policy_weights_` counts up; see ``track_policy_version=``.
+        """The version of the policy, which each `update_policy_weights_` increments; see ``track_policy_version=``.
 
-        The lowest one, where workers have unlike versions: after ``update_policy_weights_(worker_ids=[0])`` the others
-        keep theirs.
+        If workers have different versions, this is the lowest one. For example,
+        ``update_policy_weights_(worker_ids=[0])`` leaves the versions of all other workers unchanged.
         """
         return self.source.oldest_version
 
@@ -381,12 +387,12 @@ class SourceCollector(ConfiguredCollector):
         return self.policy_version
 
     def increment_version(self) -> None:
-        """Count the policy's version up, for who gives it weights otherwise than by `update_policy_weights_`."""
+        """Increment the policy's version, after its weights were changed other than by `update_policy_weights_`."""
         self.source.policy_version += 1
 
     @property
     def weight_updater(self) -> WeightUpdaterBase | None:
-        """What `update_policy_weights_` calls instead of copying by itself; None for nothing. Can be set."""
+        """The updater that `update_policy_weights_` calls; None if the collector copies weights itself. Can be set."""
         return self._weight_updater
 
     @weight_updater.setter
@@ -397,20 +403,20 @@ class SourceCollector(ConfiguredCollector):
         self._weight_updater = updater
 
     def init_updater(self, *args: Any, **kwargs: Any) -> None:
-        """Call `init` of the `weight_updater`, if there is one."""
+        """Call `init` of the `weight_updater`, if the collector has one."""
         if self._weight_updater is not None:
             self._weight_updater.init(*args, **kwargs)
 
-    # ------------------------------------------------------- in the background
+    # --------------------------------------------------- background collection
     def start(self) -> None:
-        """Begin to collect into the replay buffer in a thread, until `stop`, `shutdown` or the end of the budget.
+        """Start to collect into the replay buffer in a thread, until `stop`, `shutdown` or the end of the budget.
 
-        Sample from the buffer meanwhile. An error of the thread is raised by the next call of a method here; then the
-        collector can be started again. All other methods wait for the batch at hand.
+        Sample from the buffer meanwhile. An error of the thread is raised by the next method call, and the collector
+        can then be started again. Every other method waits for the current batch.
 
         Raises:
-            MissingArgumentError: there is no replay buffer.
-            UnsupportedError: it was started already.
+            MissingArgumentError: the collector has no replay buffer.
+            UnsupportedError: it is already collecting in the background.
         """
         if self._handover.feed is None:
             raise MissingArgumentError("start: the collector needs a buffer to collect into, replay_buffer=")
@@ -427,20 +433,20 @@ class SourceCollector(ConfiguredCollector):
         return True
 
     def stop(self, timeout: float | None = None) -> None:
-        """End what `start` began, after the batch at hand; `start` goes on from there.
+        """Stop background collection after the current batch. `start` resumes it.
 
         Args:
-            timeout: how many seconds to wait for that; None for as long as it takes.
+            timeout: how many seconds to wait for the current batch; None waits without limit.
 
         Raises:
-            WorkerTimeoutError: it took longer; there will be no further batch.
+            WorkerTimeoutError: the batch did not end in time. It is still the last one.
         """
         if self._handover.background is not None:
             self._handover.background.stop(timeout)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Collect nothing in the background within a ``with`` block; without anything in the background, no effect."""
+        """Suspend background collection within a ``with`` block. No effect without background collection."""
         background = self._handover.background
         with nullcontext() if background is None else background.paused():
             yield
@@ -451,30 +457,33 @@ class SourceCollector(ConfiguredCollector):
         return background is not None and background.running
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """End what the collector runs; calling it again does nothing. `state_dict` and `stats` still work.
+        """End the environments, workers or nodes of the collector. Further calls have no effect.
+
+        `state_dict` and `stats` work after a shutdown, too.
 
         Args:
-            timeout: how many seconds a batch in the background may take to end; None for as long as it takes.
-            close_env: whether the environment is closed, too; else it stays as it is, to evaluate in, say.
+            timeout: how many seconds to wait for the current background batch; None waits without limit.
+            close_env: whether the environment is closed, too. Otherwise it stays usable, for example for evaluation.
 
         Raises:
-            WorkerTimeoutError: the batch took longer; the environment is still open then.
-            Exception: what a batch in the background raised.
+            WorkerTimeoutError: the batch did not end in time. The environment is still open.
+            Exception: the exception that ended background collection.
         """
         self.closed = True
         try:
-            with suppress(ClosedError):  # its workers have ended, and whoever lost them was told
+            with suppress(ClosedError):
+                # The workers have ended, and that error was already raised to the caller.
                 self.stop(timeout)
         except WorkerTimeoutError:
             raise
         except BaseException:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # an error of closing would hide the first error, which is the cause
                 self._close(close_env)
             raise
         self._close(close_env)
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """Shut down what collects in the background; the same as `shutdown`."""
+        """Shut down background collection; an alias of `shutdown`."""
         self.shutdown(timeout, close_env)
 
     def _close(self, close_env: bool) -> None:
@@ -484,30 +493,33 @@ class SourceCollector(ConfiguredCollector):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the policy and of the environments, the counters, ids and random generators.
 
-        It's safe for ``torch.load(weights_only=True)``. The state of environments that can't be told (see the page on
-        checkpoints), and of those in worker processes, isn't part of it.
+        ``torch.load(weights_only=True)`` can load the result. The state leaves out environments in worker processes,
+        and environments whose state can't be read (see the page on checkpoints).
         """
         with self.pause():
             return self.source.save()
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True, **kwargs: Any) -> None:
-        """Go on from a saved state, in the middle of the episodes, with what batches would have followed there.
+        """Load a saved state. The next batches are the ones that would have followed the save.
 
-        The generators of torch, NumPy and Python go on, too. Where the environments' state wasn't told, or doesn't fit
-        these, they're reset before the next batch: trajectories that were under way end where they were saved, others
-        follow, and `stats` counts the former as ``cut``. A collector that has handed out other frames of the same
-        trajectories gives them other ids: what holds those frames may not go back. `gleanrl.Checkpoint`, which has
-        buffers go back, too, keeps the ids.
+        Collection resumes in the middle of episodes, and the global generators of torch, NumPy and Python are restored.
+        If the state of an environment is missing or doesn't fit, all environments are reset before the next batch. The
+        open trajectories then end where they were saved, and `stats` counts them as ``cut``.
+
+        This collector may have delivered other frames of the same trajectories meanwhile. A replay buffer may still
+        hold those frames, so the resumed trajectories get new ids. `gleanrl.Checkpoint` restores buffers, too, and
+        keeps the ids.
 
         Args:
-            state_dict: from `state_dict`.
+            state_dict: a result of `state_dict`.
             strict: whether a missing or unexpected entry is an error.
             **kwargs: passed to the policy's `load_state_dict`.
 
         Raises:
-            MissingKeyError: if an entry is missing; nothing has changed then.
-            SchemaError: if an entry is unexpected (a policy's weights without such a policy) or doesn't fit; likewise.
-            ClosedError: there is nothing to go on with: the environment is closed.
+            MissingKeyError: an entry is missing. Nothing has changed.
+            SchemaError: an entry is unexpected (for example weights, but no such policy), or doesn't fit. Nothing has
+                changed.
+            ClosedError: the collector was shut down and its environment is closed.
         """
         with self.pause():
             self.loading(state_dict, strict, **kwargs).change()
@@ -515,13 +527,13 @@ class SourceCollector(ConfiguredCollector):
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
-        """Return what goes on from a saved state; see `Source.loading`."""
+        """Check a saved state and return the change that loads it; see `Source.loading`."""
         self._handover.require_open()
         return self.source.loading(state, strict, keep_ids, **kwargs)
 
 
 class _Batches(Iterator[TensorDictBase]):
-    """The batches of a collector. No generator, which an exception would end."""
+    """Iterator over a collector's batches. It is a class because an exception would end a generator."""
 
     def __init__(self, collector: SourceCollector) -> None:
         self._collector = collector
@@ -531,5 +543,6 @@ class _Batches(Iterator[TensorDictBase]):
             return self._collector.take()
         except BudgetSpent:
             raise StopIteration from None
-        except StopIteration as failure:  # an environment's: a loop would take it for the end of the budget
+        except StopIteration as failure:
+            # Raised by an environment; a for loop would take it for the end of the budget.
             raise EnvironmentFailure(str(failure)) from failure.__cause__

@@ -1,7 +1,4 @@
-"""Work on the whole columns of a batch: checks, ids, step counts, and which steps are frames.
-
-Whole-column checks of a batch: NaN and infinity in observations and rewards, NaN in actions.
-"""
+"""Whole-column work on a collected batch: checks for NaN, trajectory ids, step counts and masks."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _SCANS = {torch.float32: first_nonfinite_f32, torch.float64: first_nonfinite_f64
 def first_nonfinite(column: torch.Tensor) -> int:
     """Return the flat position of the first NaN or infinity in `column`, or -1.
 
-    One pass and no temporary for contiguous float32 and float64 on the CPU.
+    Contiguous float32 and float64 columns on the CPU are scanned in one pass, without a temporary.
     """
     if not column.dtype.is_floating_point:
         return -1
@@ -42,15 +39,17 @@ def first_nonfinite(column: torch.Tensor) -> int:
 
 
 def check_finite(columns: Iterable[tuple[Path, torch.Tensor]], num_steps: int, env_name: str) -> None:
-    """Raise at the first NaN or infinity.
+    """Raise an error at the first NaN or infinity.
 
     Args:
-        columns: paths and columns ``[*batch, T, *leaf]``, environments flattened to ``(P, T, *leaf)``.
+        columns: pairs of path and column. Columns are ``(P, T, *leaf)``, with the batch dimensions of environments
+            flattened into P.
         num_steps: T.
-        env_name: what the message calls the environment.
+        env_name: the environment's name for the message.
 
     Raises:
-        NonFiniteError: naming the key, the environment and the step of the batch.
+        NonFiniteError: a value is NaN or infinite. The message names the key, the environment and the step of the
+            batch.
     """
     for path, column in columns:
         position = first_nonfinite(column)
@@ -66,10 +65,10 @@ def check_finite(columns: Iterable[tuple[Path, torch.Tensor]], num_steps: int, e
 
 
 def check_actions(columns: Iterable[tuple[Path, torch.Tensor]], num_steps: int) -> None:
-    """Raise if an action is NaN; infinite and out-of-range actions are the environment's business.
+    """Raise an error if an action is NaN. The environment judges infinite and out-of-range actions.
 
     Raises:
-        PolicyError: naming the key, the environment and the step of the batch.
+        PolicyError: an action is NaN. The message names the key, the environment and the step of the batch.
     """
     for path, column in columns:
         if first_nonfinite(column) < 0:
@@ -87,7 +86,7 @@ def nonfinite_rows(columns: Iterable[tuple[Path, torch.Tensor]], like: torch.Ten
 
     Args:
         columns: as in `check_finite`.
-        like: a ``(P, T)`` tensor on the device where the result belongs.
+        like: a ``(P, T)`` tensor on the device of the result.
     """
     rows = torch.zeros_like(like, dtype=torch.bool)
     for _, column in columns:
@@ -106,25 +105,25 @@ _REAL = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Completed:
-    """What the columns of a batch hold."""
+    """Result of `BatchColumns.complete`."""
 
     frames: int
     flagged: int
-    """Frames that are marked."""
+    """Frames that are marked as not finite."""
     excess: int
-    """Frames beyond the budget, masked."""
+    """Frames beyond the budget; they are masked."""
     trajectories: TrajectoryIds
-    """Where they stand after the batch."""
+    """The open trajectories after the batch."""
 
 
 class BatchColumns:
-    """Completes blocks: everything that isn't needed at every step is filled in here, once a batch.
+    """Completes blocks: fills in all columns that are not needed at every step, once a batch.
 
     Args:
         env: the environment.
-        plan: of the rollouts.
-        options: which columns are added, and what is checked.
-        numbering: of the ids.
+        plan: the rollout plan.
+        options: which columns are added and which values are checked.
+        numbering: maps local trajectory ids to global ones.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class BatchColumns:
         self.num_envs = max(1, plan.batch_size.numel())
         self._env_name, self._numbering = type(env).__name__, numbering
         self.first_env = 0 if numbering is None else numbering.worker * self.num_envs
-        """Number of the first environment, counted over all workers."""
+        """Index of the first environment, counted over all workers."""
         self._nonfinite, self._counted = options.nonfinite, options.max_steps is not None
         self._versioned = options.versioned
         self._done_paths = plan.done_paths
@@ -149,9 +148,11 @@ class BatchColumns:
             if f.dtype is not None and f.dtype.is_floating_point and not f.is_list
         ]
         self._action_paths = [p for p in floats if p in actions]
-        outcomes_first = sorted(floats, key=lambda path: path[0] != "next")  # a bad value shows there first
+        # A bad value is put out under "next" first, so the check of these columns reports the earliest step.
+        outcomes_first = sorted(floats, key=lambda path: path[0] != "next")
         self._env_paths = [p for p in outcomes_first if p not in plan.policy_paths]
-        if EnvTraits.of(env).loses_last:  # the other ones stand in the row that follows, too
+        if EnvTraits.of(env).loses_last:
+            # All other next observations are copied to the next root and checked there.
             lost = {("next", *as_path(key)) for key in env.full_observation_spec.keys(True, True)}
             self._env_paths = [p for p in self._env_paths if p not in lost]
         self._scanned_paths = [*self._action_paths, *self._env_paths]
@@ -178,18 +179,20 @@ class BatchColumns:
     def complete(
         self, block: Block, count: int, trajectories: TrajectoryIds, most: int | None = None
     ) -> Completed:
-        """Check the first `count` steps of a block, and fill in ids and counts.
+        """Check the first `count` steps of a block, and fill in ids and step counts.
 
         Args:
             block: a block of `schema`.
-            count: steps that were written.
-            trajectories: where they stood before.
-            most: frames that may be delivered; those beyond it, in the last step of the last environments, are masked.
+            count: number of written steps.
+            trajectories: the open trajectories before the batch.
+            most: the number of frames that may be delivered. Frames beyond it are masked: in the last step, from the
+                last environment backward.
 
         Raises:
             PolicyError: an action is NaN.
-            NonFiniteError: another value isn't finite (with ``nonfinite="raise"``).
+            NonFiniteError: another value is not finite (with ``nonfinite="raise"``).
         """
+        # One fast scan covers all columns. The checks that locate a bad value run only if it fails.
         finite = self._finite(block, count)
         if not finite:
             self._check_actions(block, count)
@@ -213,12 +216,12 @@ class BatchColumns:
         return Completed(self.frames(block, count), flagged, excess, after)
 
     def check(self, block: Block, acted: int, stepped: int) -> None:
-        """Check as much of a block as was written before something failed.
+        """Check the part of a block that was written before a failure.
 
         Args:
             block: a block of `schema`.
-            acted: rows whose actions were written.
-            stepped: rows whose outcomes were written, for every environment.
+            acted: number of rows whose actions were written.
+            stepped: number of rows whose outcomes were written for every environment.
 
         Raises:
             PolicyError, NonFiniteError: see `complete`.
@@ -229,9 +232,9 @@ class BatchColumns:
             self._check_outcomes(block, stepped)
 
     def _finite(self, block: Block, count: int) -> bool:
-        """Return whether all that is looked at is finite; False where that isn't known."""
+        """Return whether all checked columns are known to be finite, from one fast scan on the CPU."""
         scanned = self._action_paths if self._nonfinite == "pass" else self._scanned_paths
-        here = block.column(IDS).is_cpu  # other devices look at their columns themselves
+        here = block.column(IDS).is_cpu  # on other devices `first_nonfinite` checks each column
         return here and are_finite([self._array(block, path, count) for path in scanned])
 
     def _check_actions(self, block: Block, count: int) -> None:
@@ -250,7 +253,7 @@ class BatchColumns:
 
         Args:
             block: a block of `schema`.
-            steps: steps of every environment, or of each.
+            steps: number of steps, one for all environments or one for each.
         """
         if isinstance(steps, int):
             mask = self._mask(block, steps)
@@ -261,8 +264,8 @@ class BatchColumns:
         return sum(int(row[:count].sum()) for row, count in zip(mask, steps, strict=True))
 
     def done(self, block: Block, count: int) -> np.ndarray[Any, Any]:
-        """Return ``(P, count)`` bool: whether the trajectory ended, by any of the flags that say so."""
-        if not self._done_paths:  # nothing ever ends
+        """Return ``(P, count)`` bool: whether a flag ended the trajectory at that step."""
+        if not self._done_paths:  # trajectories of this environment never end
             return np.zeros((self.num_envs, count), np.bool_)
         flags = [self._array(block, path, count) for path in self._done_paths]
         if len(flags) == 1 and math.prod(flags[0].shape[2:]) == 1:
@@ -272,14 +275,14 @@ class BatchColumns:
         return found
 
     def where(self, block: Block, trajectories: TrajectoryIds, env: int) -> tuple[int, int]:
-        """Return where environment `env` stands after a block's whole steps: ``(id, steps of the trajectory)``.
+        """Return the trajectory of environment `env` after a block's complete steps: ``(id, steps of the trajectory)``.
 
-        For environments whose every step is a frame.
+        Only for environments whose every step is a frame.
 
         Args:
             block: a block of `schema`.
-            trajectories: where they stood before.
-            env: its index.
+            trajectories: the open trajectories before the block.
+            env: index of the environment.
         """
         local, step = trajectories.where(self.done(block, block.num_whole), env)
         return (local if self._numbering is None else self._numbering(local)), step
@@ -295,7 +298,7 @@ class BatchColumns:
         return column if count == block.num_steps else column[:, :count]
 
     def _array(self, block: Block, path: Path, count: int) -> np.ndarray[Any, Any]:
-        """Return what `_flat` does as an array: a view, a copy if the column isn't on the CPU."""
+        """Return the column of `_flat` as an array: a view on the CPU, else a copy."""
         if not block.column(path).is_cpu:
             copy: np.ndarray[Any, Any] = self._flat(block, path, count).cpu().numpy()
             return copy
@@ -304,11 +307,11 @@ class BatchColumns:
         return flat if count == block.num_steps else flat[:, :count]
 
     def _mask(self, block: Block, count: int) -> torch.Tensor | None:
-        """Return ``(P, count)`` bool, False on the steps that are no frames; None if all are."""
+        """Return ``(P, count)`` bool, False on steps that are no frames; None if all steps are frames."""
         return self._flat(block, MASK, count) if MASK in self.schema else None
 
     def _rewards(self, block: Block, count: int) -> Any:
-        """Return ``(P, count)``, the sum of each step's rewards; None if there are none."""
+        """Return ``(P, count)``, the sum of each step's rewards; None if there are no rewards."""
         if self._reward_path is None:
             return None
         field = self.schema[self._reward_path]
@@ -322,7 +325,7 @@ class BatchColumns:
         ids = self._array(block, IDS, count)
         counts = self._array(block, _COUNT, count)[..., 0] if self._counted else None
         after = trajectories.record(done, reward, ids, counts, mask, self._numbering)
-        if not block.column(IDS).is_cpu:  # those are copies
+        if not block.column(IDS).is_cpu:  # `_array` returned copies
             self._flat(block, IDS, count).copy_(torch.from_numpy(ids))
             if counts is not None:
                 self._flat(block, _COUNT, count).copy_(torch.from_numpy(counts)[..., None])

@@ -1,9 +1,4 @@
-"""How one process collects: an environment, a policy and a recipe become a collection.
-
-Where the environment, the policy and the batches of a collector live.
-
-The environment of a collector: the one that the user passed, or the one that the user's callable makes.
-"""
+"""Assembly of a single-process source from the environment, the policy and a `CollectorConfig`."""
 
 from __future__ import annotations
 
@@ -33,7 +28,7 @@ from gleanrl.errors import InvalidTypeError, UnsupportedError
 
 @dataclass(frozen=True)
 class Devices:
-    """Devices of a collector's parts; None means: wherever they are."""
+    """Devices of a collector's parts; None leaves a part on its device."""
 
     env: torch.device | None
     policy: torch.device | None
@@ -41,14 +36,15 @@ class Devices:
 
     @classmethod
     def of(cls, device: Any, env: Any, policy: Any, storing: Any, env_own: torch.device | None) -> Devices:
-        """Fill the unset devices.
+        """Fill in the unset devices.
 
         Args:
-            device: fills every unset one.
-            env: the environment's; unset, the device that it has.
-            policy: the policy's.
-            storing: the batches'; unset, the environment's if the policy's agrees with it.
-            env_own: the device that the environment has already.
+            device: default of all other devices.
+            env: device of the environment; by default its current device.
+            policy: device of the policy.
+            storing: device of the batches. By default it is the environment's device, if the policy's device agrees
+                with it.
+            env_own: the environment's current device.
         """
         general = as_device(device)
         env_device = as_device(env) or general or as_device(env_own)
@@ -68,11 +64,11 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
 
     Args:
         create_env_fn: an environment or a callable.
-        kwargs: keyword arguments for the callable; an environment takes them if it has `update_kwargs`.
+        kwargs: keyword arguments for the callable, or for the environment if it has `update_kwargs`.
 
     Raises:
-        InvalidTypeError: if it's neither, or the callable makes none.
-        UnsupportedError: for keyword arguments to an environment that doesn't take them.
+        InvalidTypeError: `create_env_fn` is neither, or the callable returned no environment.
+        UnsupportedError: keyword arguments were given, but the environment does not accept them.
     """
     if is_environment(create_env_fn):
         if not kwargs:
@@ -94,48 +90,48 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
 
 @contextmanager
 def made_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Iterator[Any]:
-    """Give what `make_env` does; should the block raise, close what was made."""
+    """Yield the environment of `make_env`; if the ``with`` block raises, close an environment made here."""
     env = make_env(create_env_fn, kwargs)
     try:
         yield env
     except BaseException:
         if env is not create_env_fn:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # an error of closing would hide the first error, which is the cause
                 env.close()
         raise
 
 
 def has_truncated(env: Env) -> bool:
-    """Return whether any group of flags of `env` has a truncated one."""
+    """Return whether any group of flags of `env` has a ``"truncated"`` flag."""
     return any((key if isinstance(key, str) else key[-1]) == "truncated" for key in env.done_keys)
 
 
 def innermost(env: Any) -> Any:
-    """Return what stands inside of all transforms."""
+    """Return the environment inside all transforms."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
     return env
 
 
 def is_placed(device: Any, policy_device: Any) -> bool:
-    """Return whether these arguments of a collector say where its policy runs."""
+    """Return whether these arguments of a collector determine the policy's device."""
     return device is not None or policy_device is not None
 
 
 @dataclass(frozen=True)
 class CollectorConfig:
-    """How one process collects; it can be sent to another process.
+    """How one process collects. It can be pickled and sent to another process.
 
     Attributes:
         options: how batches are collected.
-        device: fills whichever of the following are unset.
-        env_device: where the environment is moved to.
-        policy_device: where the policy runs.
-        storing_device: where batches are delivered.
-        set_truncated: whether the environment needs a truncated flag.
-        trust_policy: whether the policy is called on TensorDicts, whatever its signature says.
-        compile_policy: whether, or how, the policy is compiled.
-        cudagraph_policy: whether, or how, it is captured.
+        device: default of the following devices.
+        env_device: device that the environment is moved to.
+        policy_device: device that the policy runs on.
+        storing_device: device that batches are delivered on.
+        set_truncated: whether the environment needs a ``"truncated"`` flag.
+        trust_policy: whether the policy is called on TensorDicts, regardless of its signature.
+        compile_policy: whether the policy is compiled, or arguments for the compiler.
+        cudagraph_policy: whether the policy is captured as CUDA graphs, or arguments for the capture.
     """
 
     options: CollectionOptions
@@ -150,22 +146,22 @@ class CollectorConfig:
 
     @property
     def places_policy(self) -> bool:
-        """Whether it says where the policy runs."""
+        """Whether the config determines the policy's device."""
         return is_placed(self.device, self.policy_device)
 
     def runs_on(self, device: Any) -> bool:
-        """Return whether the policy was sent to a device."""
+        """Return whether the config places the policy on `device`."""
         own = self.device if self.policy_device is None else self.policy_device
         return own is not None and same_device(torch.device(own), torch.device(device))
 
 
 class Assembly(NamedTuple):
-    """A collection, and what it was made of."""
+    """A source and the values it was made from."""
 
     collection: RolloutSource
     devices: Devices
     moved_to: torch.device | None
-    """Where its batches have to be moved; None for nowhere."""
+    """Device that its batches have to be moved to; None if they are already there."""
 
 
 def assemble(
@@ -177,22 +173,26 @@ def assemble(
     numbering: Numbering | None = None,
     first_id: int = 0,
 ) -> Assembly:
-    """Return what collects.
+    """Return a source that collects with the given environment and policy, as the config says.
+
+    Order matters here. The environment is moved and prepared before the policy's state and the plan are derived from
+    its specs. An uninitialized policy makes its parameters in a first call, before a copy of it is moved to another
+    device.
 
     Args:
-        env: the environment; the collection's may be a wrapper around it.
-        policy: as users give it.
-        recipe: how.
-        weights_for: makes the holder of the policy.
-        prepared: called on the environment once it is where it should be.
-        numbering: of the trajectories' ids.
+        env: the environment. The source may use a wrapper around it.
+        policy: the policy as the user passed it.
+        recipe: the config.
+        weights_for: makes the `PolicyWeights` of the policy.
+        prepared: called on the environment after it was moved to its device.
+        numbering: maps local trajectory ids to global ones.
         first_id: the first local id that may be used.
 
     Raises:
-        UnsupportedError: the environment has no flag to truncate by; or a device isn't there.
-        InvalidTypeError, PolicyError: the policy doesn't fit.
+        UnsupportedError: the environment has no ``"truncated"`` flag, or a device does not exist.
+        InvalidTypeError, PolicyError: the policy does not fit the environment.
     """
-    if (reopen := extra(env, "_reopen")) is not None:  # another collector's end closed it
+    if (reopen := extra(env, "_reopen")) is not None:  # the shutdown of another collector may have closed it
         reopen()
     devices = Devices.of(
         recipe.device, recipe.env_device, recipe.policy_device, recipe.storing_device, env.device
@@ -207,10 +207,12 @@ def assemble(
         )
     options = recipe.options
     if options.max_steps is not None and not has_truncated(innermost(env)):
-        know_truncated(env)  # the limit needs a flag to set: one that only transforms write is theirs
+        # The step limit needs a flag that it may set. A flag that only transforms write is theirs.
+        know_truncated(env)
     env = with_policy_state(env, policy, place_of_policy(policy) or devices.policy)
     if is_unmade(policy):
-        plan_rollout(env, policy, place_of_policy(policy))  # its first call, where it is
+        # Its first call makes its parameters, on its current device.
+        plan_rollout(env, policy, place_of_policy(policy))
     generator = OwnedTorchGenerator(device=drawing_device(env.full_action_spec))
     weights = weights_for(policy, devices.policy)
     plan = plan_rollout(
@@ -232,7 +234,7 @@ def assemble(
 
 
 def registered(collector: Any) -> Callable[[Any], None]:
-    """Return what tells an environment with transforms which collector it belongs to."""
+    """Return a callable that registers `collector` with an environment that has transforms."""
 
     def tell(env: Any) -> None:
         if isinstance(env, TransformedEnv):

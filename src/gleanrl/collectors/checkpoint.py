@@ -1,7 +1,4 @@
-"""The state of a collection, with its environment and its policy, as users save it.
-
-Where the environments of a collection stand, so that another one goes on in the middle of an episode.
-"""
+"""Saving and loading the state of a single-process source, with its environment and its policy."""
 
 from __future__ import annotations
 
@@ -27,13 +24,15 @@ from gleanrl.errors import InvalidTypeError, MissingKeyError, SchemaError, Unsup
 
 @dataclass(frozen=True)
 class EpisodePosition:
-    """Where the environments stand, and the generators that they share with the policy and the program.
+    """Positions of the environments within their episodes, and the global random generators.
+
+    The generators belong to it because environments, the policy and the user's program share them.
 
     Attributes:
-        carry: the observations that no action followed yet; None for a reset to come.
-        memory: what the environments live by; None if that can't be told.
-        why: why not.
-        generators: of the process; None to leave them.
+        carry: the observations that no action has followed yet; None if a reset comes next.
+        memory: internal state of the environments; None if it can't be read.
+        why: the reason if it can't be read.
+        generators: state of the process's random generators; None to leave them unchanged.
     """
 
     carry: Carry | None = None
@@ -43,7 +42,13 @@ class EpisodePosition:
 
     @classmethod
     def of(cls, env: Any, stepper: Stepper, reset_first: bool) -> EpisodePosition:
-        """Return the place of environments that `stepper` steps, or that are to be reset."""
+        """Return the current positions.
+
+        Args:
+            env: the environments.
+            stepper: the stepper that steps them.
+            reset_first: whether a reset comes next.
+        """
         try:
             memory = remember(env)
         except UnsupportedError as cause:
@@ -53,7 +58,7 @@ class EpisodePosition:
 
     @classmethod
     def read(cls, state: Any, env: Any, stepper: Stepper) -> EpisodePosition:
-        """Return the place of a saved state; without a carry for environments that can't be taken there."""
+        """Return the positions of a saved state. Without a carry if the environments can't be restored to them."""
         reader = StateReader(state, "the environments' place")
         why = reader.text("why")
         generators = reader.optional("generators", lambda name: GENERATORS.parse(reader.get(name)))
@@ -67,7 +72,7 @@ class EpisodePosition:
         return cls(carry, memory, why, generators)
 
     def take_up(self, env: Any, stepper: Stepper) -> None:
-        """Take the environments there, and the process's generators."""
+        """Restore the environments, the stepper and the process's generators."""
         if self.memory is not None:
             adopt_memory(env, self.memory)
         if self.carry is not None:
@@ -77,7 +82,7 @@ class EpisodePosition:
 
 
 class Collects(Protocol):
-    """A collection: what collects in one process."""
+    """The parts of a single-process source that are saved and loaded."""
 
     env: Any
     plan: RolloutPlan
@@ -86,43 +91,43 @@ class Collects(Protocol):
 
     @property
     def ledger(self) -> FrameCounts:
-        """The counts."""
+        """The frame counts."""
 
     @property
     def trajectories(self) -> TrajectoryIds:
-        """Where they stand."""
+        """The open trajectories."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it lives by, beside its environment and its policy."""
+        """Return the state without the environment and the policy's weights."""
 
     def snapshot(self) -> Any:
-        """Return that as a value."""
+        """Return that state as an immutable value."""
 
     def parse(self, state: Any) -> Any:
         """Return the value of a saved state."""
 
     def adopt(self, value: Any) -> None:
-        """Go on from a value."""
+        """Resume from a value."""
 
 
 class SavedCollector(NamedTuple):
-    """What a saved state stands for."""
+    """A saved state after all checks."""
 
     value: Any
-    """What the collection lives by."""
+    """The value that the source adopts."""
     env: Any
-    """The environment's state; nothing if there is none."""
+    """The environment's state; None if there is none."""
     strict: bool
     cut: tuple[int, ...]
-    """Ids of the trajectories that were under way and can't go on."""
+    """Ids of the open trajectories that can't be continued."""
     kept: tuple[int, ...]
-    """Ids of those that go on."""
+    """Ids of the open trajectories that continue."""
     renamed: Mapping[int, int]
-    """Their new ids, by those that they had, of those that get one."""
+    """Maps saved ids of continued trajectories to their new ids, where they changed."""
 
 
 def saved(collection: Collects) -> dict[str, Any]:
-    """Return the state of the environment, of the policy, and of the collection under ``"source"``."""
+    """Return the state of the environment and the policy, and of the source under ``"source"``."""
     ledger = collection.ledger
     state: dict[str, Any] = {
         "env_state_dict": dict(collection.env.state_dict()),
@@ -140,7 +145,7 @@ def saved(collection: Collects) -> dict[str, Any]:
 def loading(
     collection: Collects, state: Mapping[str, Any], strict: bool, keep_ids: bool, arguments: Mapping[str, Any]
 ) -> Loading:
-    """Return what goes on from a saved state; see `Source.loading`."""
+    """Check a saved state and return the change that loads it; see `Source.loading`."""
     policy: Any = collection.plan.policy
     has_policy = isinstance(policy, torch.nn.Module)
     found = parse(collection, state, strict, has_policy, keep_ids)
@@ -162,17 +167,18 @@ def loading(
 def parse(
     collection: Collects, state: Any, strict: bool, has_policy: bool = False, keep_ids: bool = False
 ) -> SavedCollector:
-    """Return what a saved state stands for, checked.
+    """Check a saved state and return it as a `SavedCollector`.
 
     Args:
-        collection: that is to go on from it.
-        state: from `saved`.
+        collection: the source that is to resume from the state.
+        state: a result of `saved`.
         strict: whether a missing or unexpected entry is an error.
-        has_policy: whether the policy's weights are to be in it.
+        has_policy: whether the state must contain the policy's weights.
         keep_ids: see `Source.loading`.
     """
     needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
     check_entries(state, needed, strict, f"expected {sorted(needed)}")
+    # Older states have no "source": counters and ids of the running source are kept, and a reset follows.
     told = "source" in state
     value = (
         collection.parse(state["source"]) if told else replace(collection.snapshot(), place=EpisodePosition())
@@ -183,6 +189,7 @@ def parse(
     cut, kept = ((), under_way) if go_on else (under_way, ())
     ledger = with_counts(value.ledger, state, type(collection).__name__)
     before = after = value.trajectories
+    # Frames delivered since the save may be kept by the learner, so their ids must not be used again.
     if not keep_ids:
         after = before.apart_from(collection.trajectories, go_on)
     value = replace(value, ledger=ledger.cutting(len(cut)), trajectories=after)
@@ -195,13 +202,14 @@ def parse(
 
 
 def ahead(state: dict[str, Any], handed_out: TrajectoryIds | None = None) -> dict[str, Any]:
-    """Return a state that `saved` returned without where the environments stand in their episodes, in place.
+    """Remove the environments' positions from a result of `saved`, in place, and return it.
 
-    For a collection whose owner saves it after frames that the owner's state lacks.
+    The owner of a worker saves the worker after frames that the owner has not delivered. The worker's positions are
+    therefore ahead of the owner's state.
 
     Args:
-        state: from `saved`.
-        handed_out: where the trajectories stood after the last frames that the owner's state has; None for unknown.
+        state: a result of `saved`.
+        handed_out: the open trajectories after the last frames in the owner's state; None if unknown.
     """
     state["source"]["place"].update(carry=None, why="workers collect ahead of what was handed out")
     if handed_out is not None:
@@ -210,7 +218,7 @@ def ahead(state: dict[str, Any], handed_out: TrajectoryIds | None = None) -> dic
 
 
 def _under_way(source: Any) -> Sequence[int]:
-    """Return the local ids of the trajectories that were under way in what had been handed out."""
+    """Return the local ids of the trajectories that were open in the delivered frames."""
     reader = StateReader(source, "a collection")
     if "under_way" in reader:
         return reader.numbers("under_way", int)
@@ -218,13 +226,13 @@ def _under_way(source: Any) -> Sequence[int]:
 
 
 def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None:
-    """Raise unless a saved state has the entries that it should have.
+    """Raise an error if a saved state lacks entries or has unexpected ones.
 
     Args:
-        state: what was given.
-        needed: its entries, beside ``"source"``, which older states lack.
+        state: the value that the user passed.
+        needed: the required entries. ``"source"`` is always optional, because older states lack it.
         strict: whether a missing or unexpected entry is an error.
-        hint: what the message says of unexpected ones.
+        hint: end of the message about unexpected entries.
     """
     if not isinstance(state, Mapping):
         raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
@@ -236,7 +244,7 @@ def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None
 
 
 def with_counts(ledger: FrameCounts, state: Mapping[str, Any], of: str) -> FrameCounts:
-    """Return a ledger with the frames and batches that a saved state names; `of` is what it's a state of."""
+    """Return a ledger with the frames and batches of a saved state; `of` names the owner in errors."""
     reader = StateReader(state, of)
     spent = reader.integer("frames") if "frames" in reader else ledger.spent
     batches = reader.integer("iter") if "iter" in reader else ledger.batches
@@ -244,14 +252,14 @@ def with_counts(ledger: FrameCounts, state: Mapping[str, Any], of: str) -> Frame
 
 
 def adopt(collection: Collects, found: SavedCollector, also: Callable[[], None] | None = None) -> None:
-    """Go on from a saved state.
+    """Resume from a saved state.
 
     Args:
-        collection: that goes on.
-        found: from `parse`.
-        also: what else is part of the change.
+        collection: the source that resumes.
+        found: a result of `parse`.
+        also: a further callback of the same change. Like the rest of the change it can't fail.
     """
-    if found.env:  # the one part that checks and changes in one call: it comes first
+    if found.env:  # comes first: the environment checks and changes in one call, so it may still fail
         collection.env.load_state_dict(found.env, strict=found.strict)
 
     def change() -> None:

@@ -1,4 +1,4 @@
-"""What the public collectors are told in the same words, and what follows from it."""
+"""The settings that all public collectors share, and the delivery that they describe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from gleanrl.errors import InvalidArgumentError, MissingArgumentError, Unsupport
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of collectors, under their names; those that a collector doesn't have keep their defaults."""
+    """Constructor arguments of collectors, under their public names.
+
+    Arguments that a collector does not have keep their defaults.
+    """
 
     max_frames_per_traj: int = 0
     """0 for no limit."""
@@ -55,11 +58,11 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Settings:
-        """Return those of a constructor, which calls this first of all with its ``locals()``.
+        """Return the settings of a constructor, which calls this method first, with its ``locals()``.
 
         Raises:
-            InvalidArgumentError, InvalidTypeError: for a bad value.
-            UnsupportedError, MissingArgumentError: for arguments that can't work together, or need each other.
+            InvalidArgumentError, InvalidTypeError: an argument has a bad value.
+            UnsupportedError, MissingArgumentError: arguments exclude each other, or one requires another.
         """
         given = {field.name: arguments[field.name] for field in fields(cls) if field.name in arguments}
         kind, mode = given["exploration_type"], arguments.get("exploration_mode")
@@ -96,7 +99,7 @@ class Settings:
                 raise MissingArgumentError(f"{name}: it's for whole trajectories: give trajs_per_batch, too")
 
     def options(self) -> CollectionOptions:
-        """Return how batches are collected."""
+        """Return the collection options."""
         return CollectionOptions(
             max_steps=self.max_frames_per_traj or None,
             exploration_type=self.exploration_type,
@@ -109,7 +112,7 @@ class Settings:
 
     @cached_property
     def feed(self) -> BufferSink | None:
-        """What puts batches into a buffer, if there is one."""
+        """The sink that writes batches to the replay buffer; None without a buffer."""
         return None if self.replay_buffer is None else BufferSink(self.replay_buffer, self.extend_buffer)
 
     def handover(
@@ -121,15 +124,15 @@ class Settings:
         truncated: Sequence[NestedKey] = (),
         progress: bool = False,
     ) -> BatchDelivery:
-        """Return what hands out batches of a source, or whole trajectories of it.
+        """Return the delivery of a source's batches, or of its whole trajectories.
 
         Args:
-            source: makes batches.
-            budget: how many frames of them.
-            storing: where they are delivered, for who processes them.
-            moved_to: where they have to be moved for that; None for nowhere.
+            source: makes the batches.
+            budget: the number of frames to deliver.
+            storing: device of delivered batches, for a `postproc` that can be moved.
+            moved_to: device that batches have to be moved to; None if they are already there.
             truncated: see `PostProcessing`.
-            progress: whether counters are shown.
+            progress: whether the counters are shown.
         """
         source = self.whole_or_not(source)
         place_postproc(self.postproc, storing)
@@ -139,10 +142,10 @@ class Settings:
         return BatchDelivery(source, budget, delivery, self.feed, self.pre_collect_hook, shown)
 
     def whole_or_not(self, source: Source) -> Source:
-        """Return what hands out whole trajectories, if that is asked for; else the source itself.
+        """Return a source of whole trajectories if `trajs_per_batch` is set, else `source` unchanged.
 
         Raises:
-            UnsupportedError: for arguments that can't be given with `trajs_per_batch`.
+            UnsupportedError: another argument excludes `trajs_per_batch`.
         """
         if self.trajs_per_batch is None:
             return source

@@ -1,11 +1,4 @@
-"""What happens to a batch between its source and the user.
-
-Where batches go instead of to the user: a replay buffer.
-
-The progress bar of a collector: frames, frames per second, episodes, mean return, time to go.
-
-The way of a batch from its source to the user, or into a buffer.
-"""
+"""Delivery of batches: post-processing, the handover to the user or a replay buffer, and the progress bar."""
 
 from __future__ import annotations
 
@@ -35,18 +28,18 @@ from gleanrl.errors import ClosedError, InvalidTypeError
 
 
 class PostProcessing:
-    """Marks, moves, splits and post-processes batches.
+    """Mark, move, split and post-process batches.
 
     Args:
-        device: where batches are moved to; None for where they are.
-        truncated: the done keys of the environment if the last step of every batch is marked as truncated.
+        device: device that batches are moved to; None to leave them.
+        truncated: the environment's done keys, if the last step of every batch is marked as truncated.
         split: whether batches are split into padded trajectories.
         postproc: called last; its result is delivered.
-        reuse: whether batches are moved into the same memory, each overwriting the last.
-        hook: called on every batch, as it is delivered.
+        reuse: whether all batches are moved into the same memory, each overwriting the one before.
+        hook: called on every batch in its delivered form.
 
     Raises:
-        InvalidTypeError: if `postproc` or `hook` can't be called.
+        InvalidTypeError: `postproc` or `hook` is not callable.
     """
 
     def __init__(
@@ -63,22 +56,22 @@ class PostProcessing:
         self._device, self._truncated, self._split, self._postproc = device, list(truncated), split, postproc
         self._reuse = reuse
         self._same: TensorDictBase | None = None
-        self._private: list[NestedKey] | None = None  # of all batches, since they have one structure
+        self._private: list[NestedKey] | None = None  # the same for all batches, which have one structure
 
     @property
     def copies(self) -> bool:
-        """Whether batches are moved to other memory before anybody sees them."""
+        """Whether batches are copied to another device before user code sees them."""
         return self._device is not None and self._device.type != "cpu"
 
     @property
     def is_plain(self) -> bool:
-        """Whether nobody sees a batch before it's delivered."""
+        """Whether no user code sees a batch before it is delivered."""
         return not self._split and self._postproc is None and self._hook is None
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return what is handed out in place of a collected batch; private entries, ``"_noise"`` say, are left out."""
+        """Return the batch to deliver in place of a collected one, without private entries such as ``"_noise"``."""
         if self._private is None:
-            # What isn't here is a reference to a batch that was finished where it was collected.
+            # A Ray reference names a batch that was finished on its node.
             keys = batch.keys(True, True) if isinstance(batch, TensorDictBase) else ()
             self._private = [key for key in keys if is_private(as_path(key))]
         if self._private:
@@ -109,21 +102,23 @@ class PostProcessing:
 
 
 def place_postproc(postproc: Any, device: torch.device | None) -> None:
-    """Move a `postproc` that has a method ``to`` to where batches are delivered; None for where it is."""
+    """Move a `postproc` that has a method ``to`` to the device of delivered batches; None leaves it in place."""
     if postproc is not None and hasattr(postproc, "to") and device is not None:
         postproc.to(device)
 
 
 class BufferSink:
-    """Puts batches into a buffer.
+    """Write batches to a buffer.
 
     Args:
-        buffer: has `extend` and `add`; other threads may sample from it meanwhile if it allows that, as ours do.
-        whole: whether a batch goes in by one `extend`; else step by step, by `add` for one environment, or several and
-            a storage with their dimensions, by `extend` for several otherwise.
+        buffer: a replay buffer with `extend` and `add`. Other threads may sample from it meanwhile if the buffer
+            supports that, as all buffers of this library do.
+        whole: whether a batch is written by one `extend`. Otherwise it is written step by step. Each step goes in by
+            `add` if the environment is a single one, or if the storage has the environments' dimensions, else by
+            `extend`.
 
     Raises:
-        InvalidTypeError: if `buffer` isn't one.
+        InvalidTypeError: `buffer` is not a replay buffer.
     """
 
     def __init__(self, buffer: Any, whole: bool = True) -> None:
@@ -137,19 +132,19 @@ class BufferSink:
 
     @property
     def copies(self) -> bool:
-        """Whether the buffer copies what it is given, and nobody else sees that."""
+        """Whether the buffer copies a batch at once, and nothing else keeps a reference to it."""
         return self._whole and (isinstance(self.buffer, RayReplayBuffer) or copies_at_once(self.buffer))
 
     @property
     def slot_dims(self) -> int:
-        """The batch dimensions that the buffer's records stand in."""
+        """Number of batch dimensions of the buffer's storage."""
         return self.buffer.storage.ndim if isinstance(self.buffer, ReplayBuffer) else 1
 
     def put(self, batch: Any, arrived: Callable[[], Any]) -> None:
-        """Put a batch in, or what the buffer's `extend` takes in place of one, and call `arrived`, maybe twice.
+        """Write a batch, or a Ray reference that the buffer's `extend` accepts, and call `arrived`, possibly twice.
 
-        An interrupt comes before the batch is in, or after both; that holds for buffers of ours, whose writes end
-        whatever comes.
+        An interrupt comes either before the batch is written, or after both. That holds for buffers of this library,
+        which complete a write that has begun.
         """
         if isinstance(batch, TensorDictBase) and not batch.batch_size.numel():
             arrived()
@@ -166,7 +161,12 @@ class BufferSink:
             raise
 
     def _settle(self, before: int | None, arrived: Callable[[], Any]) -> None:
-        """Call `arrived` if a batch is in, given how many rows had been written before it."""
+        """Call `arrived` if the batch was written.
+
+        Args:
+            before: number of rows that were written before the batch; None if the buffer does not count them.
+            arrived: the callback of `put`.
+        """
         if before is not None and self._written() != before:
             arrived()
 
@@ -174,7 +174,7 @@ class BufferSink:
         if self._whole:
             self._adders[1](batch)
             return
-        # To a storage of several batch dimensions a step of all environments is one record.
+        # In a storage with several batch dimensions, one step of all environments is one record.
         put = self._adders[batch.ndim > self.slot_dims]
         for record in batch.unbind(-1):
             put(record)
@@ -188,15 +188,14 @@ _SECONDS_BETWEEN_DRAWINGS = 0.25
 
 
 class CollectorProgress:
-    """Shows a collector's counters on the terminal.
+    """Show a collector's counters on the terminal.
 
-    It is drawn when a batch is handed over, a few times a second at most.
-
-    No thread of its own: while the learner is busy nothing is drawn.
+    The bar is drawn at handovers, a few times a second at most. There is no drawing thread, so the bar stays unchanged
+    while the learner is busy.
 
     Args:
-        total_frames: the collector's budget; None for endless (then there is no bar and no time to go).
-        console: where to draw; None for the terminal.
+        total_frames: the collector's budget; None for endless, which shows neither a bar nor the remaining time.
+        console: the console to draw on; None for the terminal.
     """
 
     def __init__(self, total_frames: int | None, console: Console | None = None) -> None:
@@ -213,11 +212,11 @@ class CollectorProgress:
         self._task = self._progress.add_task(
             "collect", total=total_frames, speed=0.0, episodes=0, mean_return=float("nan")
         )
-        self._end: weakref.finalize[..., CollectorProgress] | None = None  # made with the first drawing
+        self._end: weakref.finalize[..., CollectorProgress] | None = None  # set at the first drawing
         self._drawn = 0.0
 
     def update(self, frames: int, stats: CollectorStats) -> None:
-        """Show `frames` delivered frames and the counters; nothing after `close`, or once the program ends."""
+        """Show `frames` delivered frames and the counters. No effect after `close` or once the program ends."""
         if self._end is not None and not self._end.alive:
             return
         self._progress.update(
@@ -229,15 +228,15 @@ class CollectorProgress:
         )
         now = clock.monotonic()
         if self._end is None:
-            self._progress.start()  # this draws, too
-            # At exit, before Python takes the modules down that drawing needs.
+            self._progress.start()  # `start` draws the first state
+            # `finalize` runs at exit, before Python unloads the modules that drawing needs.
             self._end, self._drawn = weakref.finalize(self, self._progress.stop), now
         elif now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
             self._progress.refresh()
             self._drawn = now
 
     def close(self) -> None:
-        """Draw the last state and give the terminal back; calling it again does nothing."""
+        """Draw the last state and release the terminal. Further calls have no effect."""
         if self._end is not None:
             self._end()
 
@@ -247,22 +246,23 @@ Finish = Callable[[TensorDictBase], Any]
 
 
 class BatchDelivery:
-    """Collects batches and hands them over. One caller at a time.
+    """Collect batches and hand them over. One caller thread at a time.
 
-    A batch is counted as delivered as the very last thing: an interrupt comes before that, and the batch is lost and
-    counted as discarded, or it comes when the caller has the batch. So nothing may follow in any of the callers.
+    Counting a batch as delivered is the very last action. If an interrupt comes before it, the batch is lost and
+    counted as discarded. If it comes later, the caller already has the batch. Therefore no caller may do anything after
+    this action.
 
     Args:
         source: makes the batches.
-        budget: how many frames of them.
-        delivery: what becomes of them.
-        feed: the buffer that they go into; None for the user.
-        before: called before each is collected.
-        progress: shows the counters; None for nowhere.
+        budget: the number of frames to deliver.
+        delivery: post-processes each batch.
+        feed: writes batches to a buffer; None hands them to the user.
+        before: called before each batch is collected.
+        progress: shows the counters; None for no display.
 
     Attributes:
-        closed: whether there is nothing to be handed over any more; whoever owns the source sets it.
-        background: what has them collected in a thread, once there is one.
+        closed: whether the collector was shut down. The owner of the source sets it.
+        background: collects batches in a thread; None before `start`.
     """
 
     closed = False
@@ -281,7 +281,7 @@ class BatchDelivery:
         self._budget, self._delivery, self._before, self._progress = budget, delivery, before, progress
 
     def require_open(self) -> None:
-        """Raise `ClosedError` if there is nothing to be handed over any more."""
+        """Raise `ClosedError` if the collector was shut down."""
         if self.closed:
             raise ClosedError(
                 "the collector was shut down, or its budget is spent, and its environment is closed: make a new "
@@ -290,14 +290,14 @@ class BatchDelivery:
             )
 
     def next(self, finish: Finish | None = None) -> TensorDictBase | None:
-        """Return the next batch that the budget grants, or put it into the buffer and return None.
+        """Return the next batch that the budget grants. With a buffer, write it there and return None.
 
         Args:
-            finish: called on a batch before it's handed out.
+            finish: called on a batch before it is handed out.
 
         Raises:
-            BudgetSpent: there is none.
-            ClosedError: nothing is handed over any more.
+            BudgetSpent: there is no further batch.
+            ClosedError: the collector was shut down.
         """
         if not self.source.more(self._budget):
             raise BudgetSpent
@@ -305,17 +305,18 @@ class BatchDelivery:
         return self._carried_out(collect, finish if self.feed is None else None, self.feed)
 
     def aside(self, grant: Grant) -> TensorDictBase | None:
-        """Return a batch outside the budget, to the user in any case."""
+        """Return a batch outside the budget to the user, even if the collector has a buffer."""
         return self._carried_out(lambda: self.source.collect(grant))
 
     def serve(
         self, grants: Grants, pack: Callable[[TensorDictBase, tuple[int, int]], Packed]
     ) -> Packed | None:
-        """Collect a batch for somebody else, who grants it; None if nothing is granted.
+        """Collect a batch for another component, such as a Ray node. Return None if `grants` grants no batch.
 
         Args:
-            grants: in place of the budget.
-            pack: called on the batch and `Collected.part`; its result, which is returned, is read before the next call.
+            grants: replaces the budget.
+            pack: called with the batch and `Collected.part`. Its result is returned, and must be read before the next
+                call.
         """
         if not self.source.more(grants):
             return None
@@ -334,7 +335,11 @@ class BatchDelivery:
     def _carried_out(
         self, collect: Callable[[], Collected], finish: Finish | None = None, feed: BufferSink | None = None
     ) -> TensorDictBase | None:
-        """Return what is made of a batch, or put it into a buffer."""
+        """Collect, post-process and hand over one batch. Return it, or None after writing it to the buffer.
+
+        The ledger counts a batch that fails on its way under the stage that failed: a failed post-processing, a failed
+        write to the buffer, or an interrupt.
+        """
         self.require_open()
         self.show_progress()
         try:
@@ -352,12 +357,13 @@ class BatchDelivery:
                 self.source.lose("buffer")
                 raise
         except BaseException:
+            # The source counts each batch once, so this has no effect after a more specific reason.
             self.source.lose("interrupted")
             raise
 
     @property
     def _lends(self) -> bool:
-        """Whether whoever gets a batch copies it at once, so that it may stand in memory that is written again."""
+        """Whether each batch is copied before user code can keep it, so that its memory may be reused."""
         return self._delivery.copies or (
             self.feed is not None and self.feed.copies and self._delivery.is_plain
         )
@@ -373,7 +379,7 @@ class BatchDelivery:
             raise
 
     def show_progress(self, last: bool = False) -> None:
-        """Show the counters, for the `last` time, if they are shown."""
+        """Show the counters if there is a progress bar; `last` also closes it."""
         if self._progress is not None:
             self._progress.update(self.source.spent, self.source.stats())
             if last:

@@ -1,6 +1,6 @@
-"""The frame ledger: every frame that was stepped is delivered, flagged or discarded for a reason.
+"""The frame ledger, and the trajectory ids, step counts and returns of collected frames.
 
-Which trajectory a frame belongs to: ids, step counts and returns, from the done column, once a batch.
+The ledger keeps one invariant: every stepped frame is delivered, flagged or discarded for a reason.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from gleanrl._state.state import StateReader
 Array = np.ndarray[Any, Any]
 
 NUM_RECENT = 100
-"""Ended trajectories whose returns and lengths are remembered, those of all workers together."""
+"""Number of ended trajectories whose returns and lengths are kept, over all workers."""
 
 
 class Episode(NamedTuple):
-    """A trajectory that has ended."""
+    """An ended trajectory."""
 
     episode_return: float
-    """NaN where returns aren't followed."""
+    """NaN if returns are not tracked."""
     length: int
 
 
 class Numbering(NamedTuple):
-    """Ids that are unique over workers: worker w of W multiplies, ``local id * W + w``."""
+    """Maps local trajectory ids to global ones, unique over workers: worker w of W uses ``local id * W + w``."""
 
     worker: int
     num_workers: int
 
     def __call__(self, ids: Any) -> Any:
-        """Return what local ids are called outside."""
+        """Return the global ids of local ids."""
         return ids * self.num_workers + self.worker
 
 
 @dataclass(frozen=True)
 class TrajectoryIds:
-    """Where the trajectories of P environments stand between two batches, an immutable value.
+    """The open trajectories of P environments between two batches; an immutable value.
 
-    Ids never name two trajectories. The environments begin with 0 … P-1; each trajectory that ends gives its
-    environment the next free id. Ends at the same step are taken in the environments' order. An id that has no frame
-    yet is used again after a reset.
+    An id never names two trajectories. The environments begin with 0 … P-1. When a trajectory ends, its environment
+    gets the next free id. Ends at the same step are ordered by environment. An id without frames is used again after a
+    reset.
     """
 
-    ids: Array  # (P,) int64: of the trajectories under way
-    steps: Array  # (P,) int64: frames that these have
-    returns: Array  # (P,) float64: their rewards so far
+    ids: Array  # (P,) int64: ids of the open trajectories
+    steps: Array  # (P,) int64: number of their frames
+    returns: Array  # (P,) float64: sums of their rewards
     next_id: int
     num_ended: int = 0
     recent_returns: tuple[float, ...] = ()
@@ -62,7 +62,7 @@ class TrajectoryIds:
 
     @property
     def recent(self) -> list[Episode]:
-        """The last ones that have ended, in order."""
+        """The last ended trajectories, in order."""
         lengths = self.recent_lengths
         returns = (
             self.recent_returns if len(self.recent_returns) == len(lengths) else [math.nan] * len(lengths)
@@ -71,24 +71,24 @@ class TrajectoryIds:
 
     @property
     def local_ids(self) -> list[int]:
-        """The local ids of those that have frames."""
+        """Local ids of the open trajectories that have frames."""
         found: list[int] = self.ids[self.steps > 0].tolist()
         return found
 
     @staticmethod
     def begin(num_envs: int, first_id: int = 0) -> TrajectoryIds:
-        """Return those of environments that have no frame yet."""
+        """Return the ids of environments that have no frame yet."""
         ids = np.arange(first_id, first_id + num_envs, dtype=np.int64)
         return TrajectoryIds(ids, np.zeros_like(ids), np.zeros(num_envs), first_id + num_envs)
 
     def where(self, done: Array, env: int) -> tuple[int, int]:
-        """Return where environment `env` stands after some steps: ``(local id, steps within the trajectory)``.
+        """Return the trajectory of environment `env` after some steps: ``(local id, steps within the trajectory)``.
 
-        For environments whose every step is a frame.
+        Only for environments whose every step is a frame.
 
         Args:
-            done: ``(P, t)`` bool, the steps since.
-            env: its index.
+            done: ``(P, t)`` bool, the done flags of these steps.
+            env: index of the environment.
         """
         ends = np.argwhere(done.T)  # (k, 2): step, environment
         mine = [k for k, (_, p) in enumerate(ends) if p == env]
@@ -105,15 +105,15 @@ class TrajectoryIds:
         mask: Array | None = None,
         numbering: Numbering | None = None,
     ) -> TrajectoryIds:
-        """Fill in the columns of a batch and return where the trajectories stand after it.
+        """Fill in the columns of a batch and return the open trajectories after it.
 
         Args:
             done: ``(P, T)`` bool, whether the trajectory ended with this step.
-            reward: ``(P, T)`` float32 or float64, or None if returns aren't followed.
-            ids: ``(P, T)`` int64 with contiguous rows, written: -1 on steps that are no frames.
-            counts: likewise, written: steps of the trajectory before this one; None if not wanted.
-            mask: ``(P, T)`` bool, False on steps that are no frames; None if all are.
-            numbering: of the ids that are written; None for the local ones.
+            reward: ``(P, T)`` float32 or float64; None if returns are not tracked.
+            ids: ``(P, T)`` int64 with contiguous rows. Filled with ids, and with -1 on steps that are no frames.
+            counts: ``(P, T)`` int64 or None. Filled with the number of earlier steps of the trajectory.
+            mask: ``(P, T)`` bool, False on steps that are no frames; None if all steps are frames.
+            numbering: maps the written ids to global ones; None writes local ids.
         """
         own_ids, own_steps, own_returns = self.ids.copy(), self.steps.copy(), self.returns.copy()
         factor, offset = (1, 0) if numbering is None else (numbering.num_workers, numbering.worker)
@@ -135,7 +135,7 @@ class TrajectoryIds:
         )
 
     def abandon(self, mask: Array | None = None) -> TrajectoryIds:
-        """Return where they stand after a reset: environments whose trajectory has frames get new ids.
+        """Return the open trajectories after a reset. Environments whose trajectory has frames get new ids.
 
         Args:
             mask: ``(P,)`` bool, which environments were reset; None for all.
@@ -152,22 +152,25 @@ class TrajectoryIds:
         )
 
     def apart_from(self, used: TrajectoryIds, go_on: bool = False) -> TrajectoryIds:
-        """Return them with no id that frames of `used` have.
+        """Return a copy without the ids that delivered frames of `used` have.
+
+        A saved state and the running collector share a past. After a load, the same id could otherwise name two
+        trajectories that differ since the save.
 
         Args:
-            used: where the trajectories stand whose frames were handed out; these here are of another past of theirs.
-            go_on: whether these go on; if not, a reset of all environments follows.
+            used: the trajectories of the running collector, whose frames were delivered.
+            go_on: whether these trajectories continue. Otherwise a reset of all environments follows.
         """
         next_id = max(self.next_id, used.next_id)
         unused = np.isin(self.ids, used.ids[used.steps == 0]) | (self.ids >= used.next_id)
-        if go_on:  # those that stand where they stood have no other frames
+        if go_on:  # equal id and step count: no frames were delivered since the save
             same = (
                 (self.ids == used.ids) & (self.steps == used.steps)
                 if len(self.ids) == len(used.ids)
                 else unused
             )
             taken = ~(unused | same)
-        else:  # the others get new ids by that reset
+        else:  # trajectories with frames get new ids by that reset
             taken = (self.steps == 0) & ~unused
         return replace(
             self,
@@ -177,7 +180,7 @@ class TrajectoryIds:
 
     @staticmethod
     def read(state: Any) -> TrajectoryIds:
-        """Return the value of a saved state; `SchemaError` for anything else."""
+        """Return the value of a saved state; raise `SchemaError` for anything else."""
         reader = StateReader(state, "trajectories")
         next_id = reader.integer("next_id")
         ids = reader.tensor("ids", torch.int64, (None,)).numpy()
@@ -197,7 +200,7 @@ class TrajectoryIds:
         return value
 
     def of_environments(self, num_envs: int) -> TrajectoryIds:
-        """Return these, or new ones, numbered after these, if they are of another number of environments."""
+        """Return this value, or new trajectories with later ids if it is for another number of environments."""
         if len(self.ids) == num_envs:
             return self
         begun = TrajectoryIds.begin(num_envs, self.next_id)
@@ -205,24 +208,24 @@ class TrajectoryIds:
 
 
 def _renumbered(ids: Array, which: Array, next_id: int) -> Array:
-    """Return ids of which some are the next free ones, in order."""
+    """Return a copy of `ids` in which the selected ones are the next free ids, in order."""
     renumbered: Array = np.where(which, next_id + which.cumsum() - 1, ids)
     return renumbered
 
 
 @dataclass(frozen=True)
 class WorkerStats:
-    """A worker's counters at one moment, those of the processes that had its place before included.
+    """Snapshot of a worker's counters, over all processes that the worker has had.
 
     Attributes:
         frames: frames that its environments were stepped for.
         episodes: episodes that ended.
         mean_return: mean undiscounted return of its last 100 episodes; NaN before the first.
-        mean_length: their mean length in steps; NaN before the first.
-        frames_per_s: frames per second of collection, waiting not included.
-        idle_share: the part of its time that it waited for leave to go on, in ``[0, 1]``.
-        versions_behind: how many versions of the policy's weights were published since those that it uses.
-        restarts: how often its process was made anew.
+        mean_length: mean length of these episodes in steps; NaN before the first.
+        frames_per_s: frames per second of collection, without waiting.
+        idle_share: share of its time that it waited for permission to collect, in ``[0, 1]``.
+        versions_behind: number of weight versions published after the one that it uses.
+        restarts: how often its process was replaced.
     """
 
     frames: int
@@ -237,22 +240,22 @@ class WorkerStats:
 
 @dataclass(frozen=True)
 class CollectorStats:
-    """A collector's counters at one moment; all counts are since its construction (or the loaded state).
+    """Snapshot of a collector's counters. They start at zero; loading a state restores the saved counts.
 
     Attributes:
         stepped: frames that environments were stepped for: ``delivered + flagged + discarded``.
-        delivered: frames handed out and good.
-        flagged: frames handed out and marked (not finite).
-        discarded: frames that were never handed out.
+        delivered: frames that were delivered and are good.
+        flagged: frames that were delivered and are marked (not finite).
+        discarded: frames that were never delivered.
         reasons: discarded frames by reason.
-        batches: batches handed out.
+        batches: delivered batches.
         episodes: episodes that ended.
-        mean_return: mean undiscounted return of the last 100 episodes, those of all workers together by the time of
-            their ends; NaN before the first.
-        mean_length: their mean length in steps; NaN before the first.
-        frames_per_s: frames per second of collection alone, the learner's time not included.
-        workers: of each worker process; none without any.
-        cut: trajectories that were under way in a state that was loaded, and couldn't go on.
+        mean_return: mean undiscounted return of the last 100 episodes of all workers, in the order of their ends; NaN
+            before the first.
+        mean_length: mean length of these episodes in steps; NaN before the first.
+        frames_per_s: frames per second of collection, without the learner's time.
+        workers: the counters of each worker process; empty without workers.
+        cut: trajectories that were open in a loaded state and could not be continued.
     """
 
     stepped: int
@@ -271,26 +274,26 @@ class CollectorStats:
 
 @dataclass(frozen=True)
 class FrameCounts:
-    """The counts of a source, an immutable value. Python integers: no count ever wraps."""
+    """The counters of a source; an immutable value. Python integers never overflow."""
 
     delivered: int = 0
-    """Frames that were handed out and are good."""
+    """Frames that were delivered and are good."""
     flagged: int = 0
-    """Frames that were handed out and are marked."""
+    """Frames that were delivered and are marked."""
     discards: Mapping[str, int] = field(default_factory=dict)
-    """Frames that were stepped and never handed out, by reason."""
+    """Frames that were stepped and never delivered, by reason."""
     seconds: float = 0.0
-    """Time that collection took, the learner's not included."""
+    """Time of collection, without the learner's time."""
     spent: int = 0
     """Frames that count against the budget."""
     batches: int = 0
-    """Batches that do."""
+    """Batches that count against the budget."""
     cut: int = 0
-    """Trajectories that were under way in a state that was loaded, and couldn't go on."""
+    """Trajectories that were open in a loaded state and could not be continued."""
 
     @property
     def discarded(self) -> int:
-        """Frames that were stepped and never handed out."""
+        """Frames that were stepped and never delivered."""
         return sum(self.discards.values())
 
     @property
@@ -299,21 +302,21 @@ class FrameCounts:
         return self.delivered + self.flagged + self.discarded
 
     def lasting(self, seconds: float) -> FrameCounts:
-        """Return the counts after collecting for so much longer."""
+        """Return the counts after `seconds` more of collection."""
         return replace(self, seconds=self.seconds + seconds)
 
     def delivering(
         self, frames: int, flagged: int = 0, counted: bool = True, seconds: float = 0.0
     ) -> FrameCounts:
-        """Return the counts after another batch was handed out.
+        """Return the counts after another delivered batch.
 
         Args:
-            frames: that it has.
-            flagged: how many of them are marked.
-            counted: whether it counts against the budget.
-            seconds: that its collection took.
+            frames: frames of the batch.
+            flagged: number of marked frames among them.
+            counted: whether the batch counts against the budget.
+            seconds: time of its collection.
         """
-        return FrameCounts(  # `replace` would take three times as long, for each batch
+        return FrameCounts(  # `replace` takes three times as long, and this runs for each batch
             self.delivered + frames - flagged,
             self.flagged + flagged,
             self.discards,
@@ -324,17 +327,17 @@ class FrameCounts:
         )
 
     def cutting(self, trajectories: int) -> FrameCounts:
-        """Return the counts after so many trajectories couldn't go on."""
+        """Return the counts after some trajectories could not be continued."""
         return replace(self, cut=self.cut + trajectories)
 
     def discarding(self, frames: int, reason: str) -> FrameCounts:
-        """Return the counts after `frames` more were stepped that will never be handed out."""
+        """Return the counts after `frames` more were stepped and discarded."""
         if not frames:
             return self
         return replace(self, discards={**self.discards, reason: self.discards.get(reason, 0) + frames})
 
     def stats(self, trajectories: TrajectoryIds | None = None) -> CollectorStats:
-        """Return the counters that users see; without trajectories those of none, for who follows them elsewhere."""
+        """Return the counters for the user. Without `trajectories`, the caller fills in episodes and means."""
         mean_return, mean_length = means_of(() if trajectories is None else trajectories.recent)
         return CollectorStats(
             stepped=self.stepped,
@@ -352,7 +355,7 @@ class FrameCounts:
 
     @staticmethod
     def read(state: Any) -> FrameCounts:
-        """Return the counts of a saved state; `SchemaError` for anything else."""
+        """Return the counts of a saved state; raise `SchemaError` for anything else."""
         reader = StateReader(state, "a frame ledger")
         discards = reader.part("discards")
         return FrameCounts(
@@ -367,10 +370,10 @@ class FrameCounts:
 
 
 def means_of(episodes: Iterable[Episode]) -> tuple[float, float]:
-    """Return the mean return and the mean length of the last `NUM_RECENT`; NaN without any.
+    """Return the mean return and the mean length of the last `NUM_RECENT` episodes; NaN without any.
 
     Args:
-        episodes: by the time of their ends.
+        episodes: in the order of their ends.
     """
     recent = [*episodes][-NUM_RECENT:]
     if not recent:

@@ -1,7 +1,4 @@
-"""The public collectors whose environments and policies are in worker processes.
-
-One name for the collectors with workers, synchronous or not.
-"""
+"""The public collectors that run environments and policies in worker processes."""
 
 from __future__ import annotations
 
@@ -45,69 +42,72 @@ from gleanrl.errors import InvalidArgumentError, LengthError, MissingArgumentErr
 
 
 class WorkersCollector(SourceCollector):
-    """Abstract: collects in worker processes, one for each entry of `create_env_fn`.
+    """Abstract collector with worker processes, one for each entry of `create_env_fn`.
 
-    The workers start with the collector: forked from a clean process that has imported torch once, they never import
-    your program's main module, which needs no ``if __name__ == "__main__"``. Environments and policy reach them by
-    cloudpickle. They end with `shutdown`, with the last reference, or with your program, however that ends. Linux only.
+    The workers start with the collector. They are forked from a clean process that has imported torch once and never
+    imports your program's main module. Programs therefore need no ``if __name__ == "__main__"``. Environments and
+    policy are sent to the workers with cloudpickle. The workers end with `shutdown`, with the last reference to the
+    collector, or with your program, even if it is killed. Linux only.
 
-    Each worker writes its steps into memory that it shares with this process, where they are copied once into the batch
-    that is handed out; with ``replay_buffer=`` and nothing in between, from there into the buffer.
+    Each worker writes its steps into memory shared with this process. They are copied once, into the delivered batch.
+    With ``replay_buffer=`` and no post-processing they are copied from shared memory directly into the buffer.
 
-    The policy's weights go to the workers through shared memory, whole or not at all, and every share is collected with
-    one version of them. Without `policy_device` those of `policy` are sent at every hand-over of a batch; with it until
-    the first call of `update_policy_weights_`. Once that was given weights, workers get what it is given.
+    The policy's weights are sent to the workers through shared memory, all or none. Every share of a batch is collected
+    with one version of the weights. Without `policy_device`, the current weights of `policy` are sent at every handover
+    of a batch. With `policy_device`, that ends at the first call of `update_policy_weights_`. In both cases it ends
+    once that method was given weights: from then on workers get only such weights.
 
-    `reset` and `set_seed` discard what workers have collected ahead. `set_seed` also seeds what policies draw with:
-    the global generators of torch, NumPy and Python in each worker.
+    `reset` and `set_seed` discard frames that workers have collected ahead. `set_seed` also seeds the generators that
+    policies draw from: the global ones of torch, NumPy and Python in each worker.
 
-    What an environment or the policy raises in a worker is raised here, as the same type where that is possible, with
-    the worker's traceback as its cause; the next batch begins with a reset there. A worker that ends by itself (a
-    signal, say) or stays at one step for longer than `timeouts` allow is a `WorkerCrashedError` or
-    `WorkerTimeoutError`, and the collector ends; with ``on_worker_error="restart"`` another worker takes its place,
-    with seeds and trajectories of its own. Steps that a lost worker had made since its last share are counted as
-    discarded; of its trajectories under way no further frame comes.
+    An exception of the environment or the policy in a worker is raised here, with the same type if possible. The
+    worker's traceback is its cause. That worker's next share begins with a reset.
+
+    A worker may die, for example from a signal, or exceed `timeouts` in one step. This raises `WorkerCrashedError` or
+    `WorkerTimeoutError`, and the collector ends. With ``on_worker_error="restart"`` a new worker replaces it, with its
+    own seeds and trajectories. Steps of the lost worker since its last share are counted as discarded, and its open
+    trajectories get no further frames.
 
     Args:
-        create_env_fn: a list with, for each worker, a callable that makes an environment, or an environment that nobody
-            has used; the same one several times gives each worker its own.
+        create_env_fn: a list with one entry for each worker: a callable that makes an environment, or an unused
+            environment. A repeated entry gives each worker its own environment.
         policy: as in `SyncDataCollector`. Workers have copies of it.
-        num_workers: how many workers there are, where `create_env_fn` is no list.
-        policy_factory: a callable that makes the policy in each worker, instead of `policy`; or a list of them.
-        frames_per_batch: frames of a batch; or a list of each worker's, all the same.
-        total_frames: frames to deliver; -1 or None for endless. The last batches are short if need be.
-        device: fills whichever of the following devices are unset; like them, one for all or a list with one for each
+        num_workers: number of workers, if `create_env_fn` is not a list.
+        policy_factory: a callable that makes the policy in each worker, instead of `policy`; or a list of callables.
+        frames_per_batch: frames of a batch; or a list of each worker's frames, which must be equal.
+        total_frames: frames to deliver; -1 or None for endless. The last batches may be shorter.
+        device: default of the following devices. Each device is one for all workers, or a list with one for each
             worker.
-        storing_device: where batches are delivered; the CPU where workers' differ.
-        env_device: where environments are moved to.
-        policy_device: where policies run.
-        create_env_kwargs: keyword arguments for `create_env_fn`, for all or a list with one for each.
-        collector_class: no effect: every worker collects as a `SyncDataCollector` does, and nothing else can be named.
+        storing_device: device that batches are delivered on; the CPU if the workers' devices differ.
+        env_device: device that environments are moved to.
+        policy_device: device that policies run on.
+        create_env_kwargs: keyword arguments for `create_env_fn`, for all workers or a list with one entry for each.
+        collector_class: must be None or `SyncDataCollector`: every worker collects as that class does.
         init_fn: called in each worker, without arguments, before its environment is made.
-        max_frames_per_traj: see `SyncDataCollector`; so for `init_random_frames`, `reset_at_each_iter`, `postproc`,
-            `split_trajs`, `exploration_type`, `exploration_mode`, `reset_when_done`, `set_truncated` (the last step of
-            every worker's share), `use_buffers`, `replay_buffer`, `extend_buffer`, `trust_policy`, `compile_policy`,
-            `cudagraph_policy`, `no_cuda_sync`, `trajs_per_batch`,
-            `trajs_per_write`, `traj_format`, `track_policy_version`, `pre_collect_hook`,
+        max_frames_per_traj: see `SyncDataCollector`. The same holds for `init_random_frames`, `reset_at_each_iter`,
+            `postproc`, `split_trajs`, `exploration_type`, `exploration_mode`, `reset_when_done`, `use_buffers`,
+            `replay_buffer`, `extend_buffer`, `trust_policy`, `compile_policy`, `cudagraph_policy`, `no_cuda_sync`,
+            `trajs_per_batch`, `trajs_per_write`, `traj_format`, `track_policy_version`, `pre_collect_hook`,
             `post_collect_hook`, `nonfinite` and `progress`.
-        update_at_each_batch: whether the weights of `policy` are sent at every hand-over, whatever was sent before.
-        preemptive_threshold: the part of the workers, in ``[0, 1]``, that have to be ready to end the shares of the
-            others after the step at hand; None to wait for all.
-        num_threads: torch threads of this process while the collector lives; None for as many as it has, less one for
-            each worker, at least one.
+        set_truncated: whether the last step of every worker's share is marked as truncated.
+        update_at_each_batch: whether the weights of `policy` are sent at every handover, regardless of earlier updates.
+        preemptive_threshold: fraction of the workers, in ``[0, 1]``. Once that many are ready, all other shares end
+            after their current step. None waits for all workers.
+        num_threads: torch threads of this process while the collector is open. None takes the current number less one
+            for each worker, but at least one.
         num_sub_threads: torch threads of each worker.
-        cat_results: how the workers' shares make a batch; see `MultiSyncDataCollector`.
+        cat_results: how the workers' shares are joined into a batch; see `MultiSyncDataCollector`.
         weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector.
         on_worker_error: ``"raise"``, or ``"restart"``.
-        max_restarts: workers that may be made anew in the collector's life.
-        timeouts: how long workers may take; None for the defaults of `Timeouts`.
+        max_restarts: maximum number of replaced workers during the collector's life.
+        timeouts: time limits of the workers; None for the defaults of `Timeouts`.
 
     Raises:
-        InvalidArgumentError: for a bad value; it names the argument (also a ValueError).
-        InvalidTypeError: for an argument of another type (also a TypeError).
-        LengthError: if a list hasn't one entry for each worker (also a RuntimeError).
-        SchemaError: if the workers' environments differ in their columns (also a RuntimeError).
-        UnsupportedError: for arguments that can't work together, or not on this machine; it says which.
+        InvalidArgumentError: an argument has a bad value; the message names it (also a ValueError).
+        InvalidTypeError: an argument has another type (also a TypeError).
+        LengthError: a list does not have one entry for each worker (also a RuntimeError).
+        SchemaError: the workers' environments differ in their columns (also a RuntimeError).
+        UnsupportedError: arguments exclude each other, or are not available on this machine; the message says which.
     """
 
     cat_results = Setting()
@@ -213,19 +213,21 @@ class WorkersCollector(SourceCollector):
         self._cap.apply()
         try:
             source = self._crew = self._made_source(team, dim)
-            self._ready = True  # from here on the last reference's end ends the workers
+            self._ready = True  # from here on `__del__` ends the workers
             budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
             source.lay_out(budget.steps_per_batch)
             storing = source.description.storing
             handover = settings.handover(source, budget, storing, _storing(source), progress=progress)
             super().__init__(settings, budget, handover, weight_updater, policy)
         except BaseException:
-            ready, self._ready = self._ready, False  # at first: a second interrupt may come while it closes
+            # Reset first: a second interrupt may come during the close.
+            ready, self._ready = self._ready, False
             try:
                 self._cap.lift()
             finally:
                 if ready:
-                    with suppress(Exception):  # the first error is the cause
+                    with suppress(Exception):
+                        # An error of closing would hide the first error, which is the cause.
                         self._crew.close()
             raise
 
@@ -234,27 +236,27 @@ class WorkersCollector(SourceCollector):
 
     @abstractmethod
     def _made_source(self, team: Team, dim: int | None) -> CrewSource:
-        """Return what starts the workers."""
+        """Return the source, which starts the workers."""
 
     def _dim_of(self, settings: Settings) -> int | None:
-        """Return how shares make a batch; see `Arrangement.dim`."""
+        """Return the dimension that joins shares into a batch; see `ShareLayout.dim`."""
         return arrangement_dim(settings.cat_results)
 
     @property
     def num_workers(self) -> int:
-        """Worker processes."""
+        """Number of worker processes."""
         return self._crew.num_workers
 
     @property
     def processes(self) -> list[int]:
-        """The workers' process numbers."""
+        """The workers' process ids."""
         return self._crew.dispatcher.processes
 
     def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
-        """Return the frames of a worker's share of a full batch.
+        """Return the number of frames of a worker's share of a full batch.
 
         Args:
-            worker_idx: its number; None for the first one.
+            worker_idx: index of the worker; None for the first one.
         """
         crew = self._crew
         return crew.width * crew.steps(self.frames_per_batch // crew.num_envs)[worker_idx or 0]
@@ -269,9 +271,10 @@ class WorkersCollector(SourceCollector):
 
 
 class MultiSyncDataCollector(WorkersCollector):
-    """Collects in several processes at once: every batch has a share of each worker, in worker order.
+    """Collect in several processes at once. Every batch has a share of each worker, in worker order.
 
-    Nothing is stepped between two batches. With B workers, each of a single environment or a batch of P, shapes are:
+    The environments are not stepped between two batches. With B workers, each with a single environment or a batch of
+    P, batches have these shapes:
 
     ==============  ==================  ======================
     `cat_results`   single environment  batch of P
@@ -281,12 +284,13 @@ class MultiSyncDataCollector(WorkersCollector):
     ``-1``          ``[B * T]``         ``[P, B * T]``
     ==============  ==================  ======================
 
-    ``"stack"``, the default, and ``0`` with batches of environments round `frames_per_batch` up to a multiple of all
-    environments; otherwise shares may differ by a step. With `preemptive_threshold`, steps that weren't made are cut
-    out, or, in stacks, False in ``("collector", "mask")``, zero, and of no trajectory (id -1).
+    ``"stack"`` is the default. It rounds `frames_per_batch` up to a multiple of all environments, and so does ``0``
+    with batches of environments. Otherwise shares may differ by a step. With `preemptive_threshold`, missing steps are
+    cut out. In stacks they are kept instead: zero, with False in ``("collector", "mask")``, and of no trajectory (id
+    -1).
 
-    A `replay_buffer` whose storage has one dimension gets the shares one behind the other, as ``0`` says, unless
-    `cat_results` is given, or a `postproc`: that gets stacks, where nothing of one worker follows another's.
+    The default is ``0`` with a `replay_buffer` whose storage has one dimension and without a `postproc`. A `postproc`
+    gets stacks, where no step of one worker follows a step of another.
 
     See `WorkersCollector` for the arguments.
 
@@ -308,13 +312,15 @@ class MultiSyncDataCollector(WorkersCollector):
 
 
 class MultiaSyncDataCollector(WorkersCollector):
-    """Collects in several processes, each at its own pace: every batch is one worker's, ``[*batch, T]``.
+    """Collect in several processes, each at its own pace. Every batch comes from one worker, ``[*batch, T]``.
 
-    Workers collect ahead: while one batch of a worker waits or is copied, the next one is collected. So batches are of
-    weights up to two batches of the worker old; see ``track_policy_version``. With `preemptive_threshold` a worker's
-    batch ends early once that part of the others have finished one since it began.
+    Workers collect ahead: while one batch of a worker waits or is copied, the worker collects the next one. The weights
+    of a batch may therefore be up to two of the worker's batches old; see ``track_policy_version``.
 
-    See `WorkersCollector` for the arguments; `cat_results` has nothing to put together.
+    With `preemptive_threshold`, a worker's batch ends early. This happens once that fraction of the other workers have
+    finished a batch since it began.
+
+    See `WorkersCollector` for the arguments. Leave `cat_results` out: there are no shares to join.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -338,12 +344,12 @@ class MultiaSyncDataCollector(WorkersCollector):
 
 
 class aSyncDataCollector(MultiaSyncDataCollector):
-    """A `MultiaSyncDataCollector` of one worker: it collects while the learner learns.
+    """A `MultiaSyncDataCollector` with one worker, which collects while the learner trains.
 
     Args:
-        create_env_fn: a callable that makes the environment, or one that nobody has used.
+        create_env_fn: a callable that makes the environment, or an unused environment.
         policy: see `WorkersCollector`.
-        **kwargs: see there.
+        **kwargs: see `WorkersCollector`.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -361,30 +367,30 @@ class aSyncDataCollector(MultiaSyncDataCollector):
 
 
 def _storing(source: CrewSource) -> torch.device | None:
-    """Return where batches have to be moved; None for where they are, on the CPU."""
+    """Return the device that batches have to be moved to; None if they stay on the CPU."""
     places = {str(found.storing) for found in source.dispatcher.descriptions}
     storing = source.description.storing
     return storing if len(places) == 1 and storing is not None and storing.type != "cpu" else None
 
 
 def _cap_of(num_threads: Any, num_workers: int) -> ThreadCap:
-    """Return what bounds the torch threads of this process."""
+    """Return the limit of torch threads in this process."""
     if num_threads is None:
         return ThreadCap(max(1, torch.get_num_threads() - num_workers))
     return ThreadCap(positive("num_threads", num_threads))
 
 
-class MultiCollector(ABC):  # noqa: B024 - it's abstract as nothing is made of it
-    """Makes a `MultiSyncDataCollector` or a `MultiaSyncDataCollector`; both are instances of it.
+class MultiCollector(ABC):  # noqa: B024 - abstract, because it is never instantiated itself
+    """Make a `MultiSyncDataCollector` or a `MultiaSyncDataCollector`; both are instances of this class.
 
     Args:
         create_env_fn: see `WorkersCollector`.
-        policy: see there.
-        sync: whether every batch has a share of each worker; else each batch is one worker's.
-        **kwargs: see there.
+        policy: see `WorkersCollector`.
+        sync: whether every batch has a share of each worker. Otherwise each batch comes from one worker.
+        **kwargs: see `WorkersCollector`.
 
     Raises:
-        MissingArgumentError: `sync` wasn't given.
+        MissingArgumentError: `sync` was not passed.
 
     Examples:
         >>> from gleanrl.envs import GymEnv

@@ -1,7 +1,4 @@
-"""Weights of a module that are copied again and again.
-
-The collector's own policy and the weights that are pushed into it.
-"""
+"""The policy that a collector runs, and checked, repeated copying of its weights."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ Pairs: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 def made_policy(policy: Any, factory: Callable[[], Any] | None) -> Any:
-    """Return the policy that a user gave, or that the user's callable makes."""
+    """Return the policy that the user passed, or the one that the user's callable makes."""
     if factory is None:
         return policy
     if policy is not None:
@@ -35,20 +32,24 @@ def made_policy(policy: Any, factory: Callable[[], Any] | None) -> Any:
 
 
 class PolicyWeights:
-    """Holds the policy that a collector runs, and knows where its weights come from.
+    """Hold the policy that a collector runs, and copy weights into it.
 
-    A policy that is where it has to run is run itself: hooks, steps of exploration and updates of its weights show
-    at once. One that has to move is copied; its current weights then go to the copy before every batch (`refresh`),
-    until the user pushes some (`push`), and from then on by pushing only. One whose parameters are all on the meta
-    device has no weights: a copy with memory of its own runs, once some were pushed.
+    A policy that is already on the right device is run itself. Its hooks, exploration steps and weight updates take
+    effect at once.
+
+    A policy that has to move is copied. Its current weights are copied before every batch (`refresh`), until the user
+    pushes weights (`push`). From then on the copy gets pushed weights only.
+
+    A policy with all parameters on the meta device has no values. The collector runs a copy with real memory, which
+    needs pushed weights first.
 
     Args:
-        policy: what the user gave.
-        device: where it runs; None for where it is.
+        policy: the policy that the user passed.
+        device: device that it runs on; None for its current device.
     """
 
     version = 0
-    """How often the policy got other weights; whoever gives it some counts it up."""
+    """How often the policy got new weights. The code that sets weights increments it."""
 
     def __init__(self, policy: Any, device: torch.device | None) -> None:
         self.policy = self._source = policy
@@ -71,14 +72,14 @@ class PolicyWeights:
 
     @property
     def _follows(self) -> bool:
-        """Whether a copy gets the weights of the user's module by itself."""
+        """Whether the copy gets the current weights of the user's module before each batch."""
         return self.policy is not self._source and not self._by_hand
 
     def refresh(self) -> None:
-        """Give a copy the current weights of the user's module, unless the user pushes them.
+        """Copy the current weights of the user's module, unless the user pushes weights.
 
         Raises:
-            PolicyError: there are no weights yet.
+            PolicyError: the policy has no weights yet.
         """
         if self._lacking:
             raise PolicyError(
@@ -89,24 +90,28 @@ class PolicyWeights:
             copy_weights(TensorDict.from_module(self._source), TensorDict.from_module(self.policy))
 
     def loaded(self) -> None:
-        """Give the user's module the weights that were loaded into its copy, unless the user pushes them."""
+        """Copy loaded weights back into the user's module, unless the user pushes weights.
+
+        Otherwise the next `refresh` would overwrite the loaded weights with the old ones.
+        """
         if self._follows:
             self._source.load_state_dict(self.policy.state_dict())
 
     def stop_following(self) -> None:
-        """Give a copy other weights by `push` only."""
+        """Stop copying the weights of the user's module. From now on only `push` changes the copy."""
         self._by_hand = True
 
     def push(self, weights: Any = None) -> None:
-        """Copy weights into the collector's policy, in place, all or nothing; a copy gets no others from now on.
+        """Copy weights into the collector's policy, in place, all or none. A copy gets only pushed weights from now on.
 
         Args:
-            weights: what `TensorDict.from_module` gives, of the policy or of a module around it; such a module; its
-                state dictionary; None for the current weights of the user's module.
+            weights: a result of `TensorDict.from_module`, for the policy or for a module around it; such a module; its
+                state dictionary. None takes the current weights of the user's module.
 
         Raises:
-            InvalidTypeError: anything else.
-            SchemaError: if the keys, shapes or dtypes aren't those of the policy; nothing was copied then.
+            PolicyError: weights were passed, but the policy is not a module.
+            InvalidTypeError: `weights` has another type.
+            SchemaError: the keys, shapes or dtypes differ from the policy's. Nothing was copied.
         """
         if not isinstance(self.policy, torch.nn.Module):
             if weights is not None:
@@ -118,16 +123,16 @@ class PolicyWeights:
         self.received()
 
     def received(self) -> None:
-        """Note that the policy has got weights, and gets others by pushing only."""
+        """Record that the policy has weights, and that only `push` changes them from now on."""
         self._by_hand, self._lacking = True, False
 
 
 def chosen_weights(policy_or_weights: Any, named: Mapping[str, Any]) -> Any:
-    """Return the weights that `update_policy_weights_` was given, by whichever of their names.
+    """Return the weights that were passed to `update_policy_weights_`, under any of the keyword's names.
 
     Raises:
-        InvalidArgumentError: by several; or of several policies.
-        InvalidTypeError: a name isn't one of them.
+        InvalidArgumentError: weights were passed under several names, or for several policies.
+        InvalidTypeError: a keyword is unknown.
     """
     unknown = named.keys() - {"policy_weights", "weights", "policy", "weights_dict", "model_id"}
     if unknown:
@@ -146,7 +151,7 @@ def chosen_weights(policy_or_weights: Any, named: Mapping[str, Any]) -> Any:
 
 
 def weights_of(source: Any) -> TensorDictBase:
-    """Return the weights that a module has, or that a TensorDict or a state dictionary holds."""
+    """Return the weights of a module, a state dictionary or a TensorDict as a TensorDict."""
     if isinstance(source, torch.nn.Module):
         return TensorDict.from_module(source)
     if isinstance(source, Mapping):
@@ -160,32 +165,33 @@ def weights_of(source: Any) -> TensorDictBase:
 
 
 def copy_weights(weights: TensorDictBase, target: TensorDictBase) -> None:
-    """Copy weights into others, in place, all or nothing.
+    """Copy weights into other tensors, in place, all or none.
 
     Args:
-        weights: of the same module as `target`, or of a module around it.
-        target: what `TensorDict.from_module` gave.
+        weights: weights of the same module as `target`, or of a module around it.
+        target: a result of `TensorDict.from_module`.
 
     Raises:
-        SchemaError: if the keys, shapes or dtypes differ; nothing was copied then.
+        SchemaError: the keys, shapes or dtypes differ. Nothing was copied.
     """
     copy_pairs(matched_weights(weights, target))
 
 
 def copy_pairs(pairs: Pairs) -> None:
-    """Copy the second tensor of each pair into the first, in place, all or nothing."""
+    """Copy the second tensor of each pair into the first, in place, all or none."""
 
     def change() -> None:
         for mine, given in pairs:
-            mine.detach().copy_(
-                given.detach()
-            )  # an interrupt could leave gradients off behind `torch.no_grad`
+            mine.detach().copy_(given.detach())  # not `torch.no_grad`: an interrupt could leave gradients off
 
     to_the_end(change)
 
 
 def matched_weights(weights: TensorDictBase, target: TensorDictBase) -> Pairs:
-    """Return each tensor of `target` and what is to be copied there; see `copy_weights`."""
+    """Return pairs of each tensor of `target` and its new value; see `copy_weights`.
+
+    If only the given paths begin with ``"module"``, that part is dropped: wrappers such as `TensorDictModule` add it.
+    """
     own, given = flatten(target), flatten(weights)
     if all(path[0] == "module" for path in given) and not any(path[0] == "module" for path in own):
         given = {path[1:]: value for path, value in given.items()}
@@ -209,13 +215,13 @@ def matched_weights(weights: TensorDictBase, target: TensorDictBase) -> Pairs:
 
 
 def on_meta(module: torch.nn.Module) -> bool:
-    """Return whether no parameter has a value; a policy with values in some may not use the others."""
+    """Return whether no parameter has a value. A policy with some valued parameters may not use the others."""
     places = {weight.is_meta for weight in module.parameters()}
     return places == {True}
 
 
 def _moved(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Return a module on a device; tensors without values, which it doesn't use, stay on the meta device."""
+    """Move a module to a device. Tensors without values, which the module does not use, stay on the meta device."""
     if any(tensor.is_meta for tensor in chain(module.parameters(), module.buffers())):
         return module._apply(lambda leaf: leaf if leaf.is_meta else leaf.to(device))
     return module.to(device)
@@ -229,10 +235,10 @@ def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
 def check_loads(
     module: torch.nn.Module, state: Any, strict: bool, arguments: Mapping[str, Any] | None = None
 ) -> None:
-    """Raise `SchemaError` unless `module.load_state_dict(state, strict)` would find all it needs, in the right shapes.
+    """Raise `SchemaError` unless `module.load_state_dict(state, strict)` would find all keys in the right shapes.
 
-    Torch copies whatever fits before it complains about the rest. `arguments` that it doesn't take are an
-    `InvalidTypeError`.
+    This check comes first because torch copies all fitting tensors before it raises an error about the rest.
+    `InvalidTypeError` is raised for `arguments` that the method does not accept.
     """
     try:
         inspect.signature(module.load_state_dict).bind(state, strict=strict, **(arguments or {}))
@@ -264,13 +270,13 @@ def _shape(value: Any) -> str:
 
 
 class WeightCopier:
-    """A module's weights, which go to records of them or come from there, again and again. One thread at a time.
+    """Copy a module's weights to and from records, again and again. One thread at a time.
 
-    What `copy_weights` checks is checked once for each record, and again whenever the module has other tensors, or
-    these another shape, dtype or place.
+    The checks of `copy_weights` run once for each record. They run again when a tensor of the module is replaced, or
+    changes its shape, dtype or device.
 
     Args:
-        module: whose weights they are; it may change.
+        module: the module. It may change between calls.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -288,11 +294,11 @@ class WeightCopier:
         return on_meta(self._module)
 
     def write(self, record: TensorDictBase) -> None:
-        """Copy the module's weights into a record, but for those without values; see `copy_weights`."""
+        """Copy the module's weights into a record, except weights without values; see `copy_weights`."""
         copy_pairs([(there, here) for here, there in self._pairs(record) if not here.is_meta])
 
     def read(self, record: TensorDictBase) -> None:
-        """Copy a record's into the module; see `copy_weights`."""
+        """Copy a record's values into the module; see `copy_weights`."""
         copy_pairs(self._pairs(record))
 
     def _pairs(self, record: TensorDictBase) -> Pairs:
@@ -306,7 +312,7 @@ class WeightCopier:
         return known[1]
 
     def _look(self) -> None:
-        """Forget what was checked if the module isn't as it was."""
+        """Forget all checked records if the module has changed."""
         names, found = self._entries()
         same = len(found) == len(self._found) and all(map(is_, found, self._found)) and names == self._names
         if same and self._tensors and [_form(tensor) for tensor in self._tensors] == self._forms:
@@ -316,12 +322,12 @@ class WeightCopier:
         self._names, self._found = self._entries()
         leaves = list(flatten(TensorDict.from_module(self._module)).values())
         entries = {id(entry) for entry in self._found}
-        # Tensors that are no entries of modules could be exchanged unseen: they are looked up every time.
+        # A tensor that is no entry of a module could be replaced unnoticed. Then nothing is cached.
         self._tensors = leaves if all(id(leaf) in entries for leaf in leaves) else []
         self._forms = [_form(tensor) for tensor in self._tensors]
 
     def _entries(self) -> tuple[list[str], list[Any]]:
-        """Return what the modules hold: tensors and other modules, and their names."""
+        """Return the names and values of the modules' tables: tensors and submodules."""
         tables = [
             table
             for module in self._modules

@@ -1,4 +1,4 @@
-"""The public collectors: wide keywords, translated into narrow plans."""
+"""The public single-process collector. It translates wide keywords into the narrow internal configs."""
 
 from __future__ import annotations
 
@@ -21,82 +21,83 @@ from gleanrl.errors import InvalidArgumentError
 
 
 class SyncDataCollector(SourceCollector):
-    """Collects batches in the caller's own process: nothing is stepped between two batches.
+    """Collect batches in the caller's process. The environment is not stepped between two batches.
 
-    Iterate over it, or call `next`. Batches are ``[T]`` for one environment and ``[*batch, T]`` for a batch
-    of them, the last dimension called ``"time"``; each is fresh memory of its own. Environments aren't reset
-    between batches, so a trajectory may go on from one batch to the next, under the same
-    ``("collector", "traj_ids")``. When the budget is spent the environment is closed.
+    Iterate over the collector, or call `next`. Batches are ``[T]`` for one environment and ``[*batch, T]`` for a batch
+    of environments. The last dimension is named ``"time"``. Each batch has fresh memory. Environments are not reset
+    between batches. A trajectory may therefore continue in the next batch, under the same ``("collector",
+    "traj_ids")``. When the budget is spent, the environment is closed.
 
-    After an error the batch at hand is lost (and counted as discarded in `stats`); the collector can be used
-    again, and its next batch begins with a reset.
+    After an error the current batch is lost, and counted as discarded in `stats`. The collector can be used again, and
+    its next batch begins with a reset.
 
     Args:
-        create_env_fn: an environment, or a callable that makes one. Anything that keeps EnvBase's protocol
-            will do.
-        policy: maps observations to actions. None draws random actions. TensorDict modules and callables of
-            one TensorDict (parameter called ``tensordict`` or ``td``, or annotated so) are used as they are;
-            any other callable gets the observations that its parameters are named after, or, with one
-            required parameter, the one observation.
+        create_env_fn: an environment, or a callable that makes one. Any object with the protocol of `EnvBase` is
+            accepted.
+        policy: maps observations to actions. None draws random actions. A TensorDict module is called directly. So is a
+            callable of one TensorDict, whose parameter is called ``tensordict`` or ``td``, or annotated so. Any other
+            callable gets the observations that its parameters are named after. If it has one required parameter, it
+            gets the one observation.
         policy_factory: a callable that makes the policy, instead of `policy`.
         frames_per_batch: frames of a batch over all environments; rounded up to a multiple of their number.
-        total_frames: frames to deliver; -1 or None for endless. The last batch is short if need be.
-        device: fills whichever of the following devices are unset.
-        storing_device: where batches are delivered.
-        policy_device: where the policy runs. A policy that is there already, or any without this argument, is run
-            itself. Of one that isn't a copy runs there, which gets the current weights and buffers before every
-            batch, until `update_policy_weights_` is called: then it gets what that is given.
-        env_device: where the environment is moved to.
+        total_frames: frames to deliver; -1 or None for endless. The last batch may be shorter.
+        device: default of the following devices.
+        storing_device: device that batches are delivered on.
+        policy_device: device that the policy runs on. None, or the policy's current device, runs the policy itself.
+            Otherwise a copy runs there. The copy gets the current weights and buffers before every batch, until the
+            first `update_policy_weights_`. From then on it gets only the weights of that method.
+        env_device: device that the environment is moved to.
         create_env_kwargs: keyword arguments for `create_env_fn`.
-        max_frames_per_traj: truncate trajectories at so many steps, and count their steps under
-            ``"step_count"``; None, 0 or negative for no limit.
-        init_random_frames: frames at the beginning with random actions; rounded up to whole batches.
+        max_frames_per_traj: number of steps after which trajectories are truncated. Steps are then also counted under
+            ``"step_count"``. None, 0 or a negative number for no limit.
+        init_random_frames: frames at the beginning with random actions; rounded up to full batches.
         reset_at_each_iter: whether every batch begins with a reset.
-        postproc: called on every batch, after the split; its result is delivered. One that has a method ``to`` is moved
-            to the storing device.
+        postproc: called on every batch, after the split; its result is delivered. If it has a method ``to``, it is
+            moved to the storing device.
         split_trajs: whether batches are split into padded trajectories (see `split_trajectories`).
-        exploration_type: the exploration type during collection, or its name, ``"random"`` say.
-        exploration_mode: its older spelling, a string.
-        return_same_td: whether all batches share one TensorDict and its memory, each overwriting the last; entries
-            that you add to it stay.
+        exploration_type: the exploration type during collection, or its name, for example ``"random"``.
+        exploration_mode: older spelling of `exploration_type`, a string.
+        return_same_td: whether all batches share one TensorDict and its memory, so that each overwrites the one before.
+            Entries that the user adds to it are kept.
         reset_when_done: must be True.
-        interruptor: an object with ``collection_stopped()``, asked after every step; when it says True the
-            batch is cut there and delivered.
+        interruptor: an object with ``collection_stopped()``, which is called after every step. If it returns True, the
+            batch ends there and is delivered.
         set_truncated: whether the last step of every batch is marked as truncated.
         use_buffers: no effect; accepted for compatibility.
-        replay_buffer: a buffer that batches go into, as they would be delivered; iterating and `next` give None then,
-            and `start` collects in the background.
-        extend_buffer: whether a batch goes into the buffer by one ``extend``; if not, step by step, by ``add`` (by
-            ``extend`` for a batch of environments if the storage has ``ndim=1``), without `postproc` and `split_trajs`.
-        trust_policy: whether `policy` is called on TensorDicts, whatever its signature says. Not needed for what it
-            speeds up elsewhere: what a policy puts out is checked at no cost.
-        compile_policy: whether `torch.compile` compiles what the policy calls, or keyword arguments for it. It compiles
-            in the first batch.
+        replay_buffer: a buffer that batches are written to, in their delivered form. Iterating and `next` then give
+            None, and `start` collects in the background.
+        extend_buffer: whether a batch is written by one ``extend``. Otherwise it is written step by step with ``add``,
+            without `postproc` and `split_trajs`. Steps of a batch of environments are written with ``extend`` if the
+            storage has ``ndim=1``.
+        trust_policy: whether `policy` is called on TensorDicts, regardless of its signature. It brings no speedup here:
+            the checks of policy outputs are free.
+        compile_policy: whether `torch.compile` compiles the policy's calls, or keyword arguments for it. Compilation
+            happens in the first batch.
         cudagraph_policy: whether the policy's calls are captured as CUDA graphs, or keyword arguments of
             `tensordict.nn.CudaGraphModule`; only with CUDA.
-        no_cuda_sync: no effect: data are moved by copies that wait for themselves, never by global synchronisation.
+        no_cuda_sync: no effect: every copy waits for itself, so there is no global synchronisation to skip.
         weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector; or a callable
-            that makes one.
-        trajs_per_batch: hand out batches of so many whole trajectories, padded, ``[trajs_per_batch, T]`` with
-            ``("collector", "mask")``; into a buffer they go one after the other, unpadded, as they end. Steps are held
-            back until then, `frames_per_batch` at a time. What hasn't ended, or isn't enough for a batch, when the
-            budget is spent is discarded.
-        trajs_per_write: no effect: those that have ended go into the buffer at once; it needs `trajs_per_batch`.
-        traj_format: ``"cat"`` for the trajectories of `trajs_per_batch` one after the other, ``[frames]``, instead of
-            ``"padded"``, the default.
+            that makes it.
+        trajs_per_batch: deliver batches of that many whole trajectories, padded, ``[trajs_per_batch, T]`` with
+            ``("collector", "mask")``. Into a buffer, trajectories are written unpadded, one by one, as they end. Steps
+            are collected `frames_per_batch` at a time and held back until their trajectory ends. When the budget is
+            spent, open trajectories and an incomplete batch are discarded.
+        trajs_per_write: no effect: ended trajectories are written to the buffer at once. It requires `trajs_per_batch`.
+        traj_format: ``"padded"``, the default, or ``"cat"``, which concatenates the trajectories of `trajs_per_batch`
+            to ``[frames]``.
         track_policy_version: whether every frame carries the version of the policy that acted, int64 under
-            ``"policy_version"``: how often it got weights by `update_policy_weights_`.
+            ``"policy_version"``. The version counts calls of `update_policy_weights_`.
         pre_collect_hook: called before every batch, without arguments.
-        post_collect_hook: called on every batch, as it is delivered, before it goes into a buffer.
-        nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``; ``"mark"`` them
-            in ``("collector", "nonfinite")``; or ``"pass"``.
+        post_collect_hook: called on every batch in its delivered form, before it is written to a buffer.
+        nonfinite: treatment of NaN or infinity in observations and rewards: ``"raise"``; ``"mark"`` them in
+            ``("collector", "nonfinite")``; or ``"pass"``.
         progress: whether a progress bar is shown.
 
     Raises:
-        InvalidArgumentError: for a bad number; it names the argument and the value (also a ValueError).
-        InvalidTypeError: if the policy's parameters can't be matched with observations (also a TypeError).
-        PolicyError: if the policy's output doesn't fit the environment's action (also a RuntimeError).
-        UnsupportedError: for arguments that can't work together, or not on this machine; it says which.
+        InvalidArgumentError: a number is bad; the message names the argument and the value (also a ValueError).
+        InvalidTypeError: the policy's parameters can't be matched with observations (also a TypeError).
+        PolicyError: the policy's output does not fit the environment's action (also a RuntimeError).
+        UnsupportedError: arguments exclude each other, or are not available on this machine; the message says which.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -171,35 +172,35 @@ class SyncDataCollector(SourceCollector):
             handover = settings.handover(collection, budget, storing, moved_to, truncated, progress)
             self._aside = partial(handover.aside, budget.aside())
             super().__init__(settings, budget, handover, weight_updater, policy)
-        self._ready = True  # from here on the last reference's end is its own
+        self._ready = True  # from here on `__del__` shuts the collector down
 
     def _abandoned(self) -> None:
-        """Shut down; an environment that somebody else used since stays open."""
+        """Shut down, but leave the environment open if the user has stepped or reset it since the last batch."""
         self.shutdown(close_env=not self.plan.stepper.disturbed)
 
     def rollout(self) -> Any:
-        """Return one full batch outside the budget: it counts against neither total nor random frames."""
+        """Return one full batch outside the budget. It counts against neither total nor random frames."""
         with self.pause():
             return self._aside()
 
     @property
     def n_env(self) -> int:
-        """Environments that step at once."""
+        """Number of environments that step at once."""
         return self.source.num_envs
 
     @property
     def env_device(self) -> torch.device | None:
-        """Where the environment lives; None for no place in particular."""
+        """Device of the environment; None if it has no single device."""
         return self.devices.env
 
     @property
     def policy_device(self) -> torch.device | None:
-        """Where the policy was sent; None for where it was."""
+        """Device that the policy was sent to; None if it stays on its device."""
         return self.devices.policy
 
     @property
     def storing_device(self) -> torch.device | None:
-        """Where batches are delivered; None for where they are made."""
+        """Device that batches are delivered on; None if they stay where they are collected."""
         return self.devices.storing
 
     def getattr_env(self, attr: str) -> Any:
@@ -216,15 +217,15 @@ class SyncDataCollector(SourceCollector):
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """Call a method of the collector once for each of several arguments; return what it returned.
+        """Call a method of the collector several times and return the list of results.
 
         Args:
-            method_name: the method.
-            list_of_args: positional arguments for each call; None for none.
-            list_of_kwargs: keywords for each call; None for none.
+            method_name: name of the method.
+            list_of_args: positional arguments of each call; None for none.
+            list_of_kwargs: keyword arguments of each call; None for none.
 
         Raises:
-            InvalidArgumentError: lists of unlike lengths.
+            InvalidArgumentError: the lists have different lengths.
         """
         count = len(list_of_args or list_of_kwargs or ())
         args, kwargs = list_of_args or [()] * count, list_of_kwargs or [{}] * count

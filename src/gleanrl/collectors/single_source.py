@@ -1,6 +1,6 @@
-"""The source of one process: blocks filled by the loop, one after the other.
+"""The source of a single process: fills one block after another with the rollout loop.
 
-The public collectors and the workers of the multi-process ones are made of this.
+Single-process collectors use it directly, and each worker of a multi-process collector has one.
 """
 
 from __future__ import annotations
@@ -47,65 +47,68 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (Exception, "error"),
     (BaseException, "interrupted"),
 )
-"""Under which reason the ledger counts frames that were lost to an exception; the first that fits."""
+"""Reasons under which the frame ledger counts frames lost to an exception; the first match counts."""
 
 
 @dataclass(frozen=True)
 class CollectionState:
-    """What a collection lives by, beside its environment and its policy."""
+    """State of a source, without its environment and its policy's weights."""
 
     ledger: FrameCounts
     trajectories: TrajectoryIds
     generator: torch.Tensor | None
     """State of the generator of random actions; None before its first use."""
     carry: CarriedOutputs
-    """What the policy finds again in the next row."""
+    """Policy outputs that the policy reads in the next row."""
     policy_version: int
     place: EpisodePosition
-    """Where the environments stand."""
+    """The environments' positions within their episodes."""
 
 
 class Filled(NamedTuple):
-    """A block that holds a batch, which is open until it is delivered."""
+    """A block with a batch that is open until it is delivered."""
 
     block: Block
     num_steps: int
-    """Steps that were written."""
+    """Number of written steps."""
     done: Completed
-    """What the columns hold."""
+    """Frame counts and open trajectories of the batch."""
     after: Any
-    """What the collection lives by once the batch has arrived."""
+    """State of the source after the batch has been delivered."""
 
 
 class _Moment(NamedTuple):
-    """Where a collection stands. It goes from one to the next by one assignment, which no interrupt can cut."""
+    """Counters and open trajectories of a source.
+
+    One assignment replaces the value as a whole, so that an interrupt can't leave it half changed.
+    """
 
     ledger: FrameCounts
     trajectories: TrajectoryIds
     open: Block | int | None = None
-    """Frames that aren't in the ledger: those of a block being filled, or so many."""
+    """Frames not yet in the ledger: the block that is being filled, or their number."""
     reset_first: bool = False
     """Whether the next batch begins with a reset of every environment."""
 
     def opened(self, frames: Block | int) -> _Moment:
-        """Return it with those frames open."""
+        """Return a copy with the given frames open."""
         return _Moment(self.ledger, self.trajectories, frames, self.reset_first)
 
 
 class RolloutSource(Source, Stateful[CollectionState]):
-    """Fills one batch after the other.
+    """Fill one batch after another in this process.
 
-    After a failure (an environment, a policy, a value that isn't finite, an interrupt) the batch is discarded and
-    accounted for, and the next one begins with a reset of every environment.
+    A failure may come from the environment, the policy, a value that is not finite, or an interrupt. The batch is then
+    discarded and counted, and the next batch begins with a reset of every environment.
 
     Args:
-        env: the environment; it is used, not owned.
-        plan: which actor, which stepper, which columns.
+        env: the environment. The source uses it but does not own it.
+        plan: the rollout plan: actor, stepper and columns.
         options: how batches are collected.
-        device: what batches say of their device.
-        weights: of the policy.
-        generator: that of the plan's random actions.
-        numbering: of the trajectories' ids.
+        device: value of the batches' ``device``.
+        weights: holder of the policy's weights.
+        generator: generator of the plan's random actions.
+        numbering: maps local trajectory ids to global ones.
         first_id: the first local id that may be used.
     """
 
@@ -127,40 +130,41 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self.num_envs, self.batch_size = self.columns.num_envs, plan.batch_size
         self.done_paths = plan.done_paths
         self.device = device
-        """What batches say of their device."""
+        """Value of the batches' ``device``."""
         self.weights = weights or PolicyWeights(None, None)
         self._draws = generator or OwnedTorchGenerator()
         self._now = _Moment(FrameCounts(), TrajectoryIds.begin(self.num_envs, first_id))
         self._block: Block | None = None
-        self._kept: Block | None = None  # what `_batch` shows, where the block itself is borrowed
+        self._kept: Block | None = None  # holds the values of `_batch` if the block itself is borrowed
         self._batch: TensorDict | None = None
         self._pool = BufferPool()
         self.target: Callable[[Schema, torch.Size, int], Block | None] | None = None
-        """Gives what batches that may be lent are filled into (see `fill`), by columns, dimensions and steps."""
+        """Returns the block for a batch that may be lent (see `fill`), given the schema, batch size and number of
+        steps."""
 
     @property
     def goes_on(self) -> bool:  # type: ignore[override]
-        """Whether the trajectories under way go on with the next batch."""
+        """Whether the next batch continues the open trajectories."""
         return not self._now.reset_first
 
     @property
     def spent(self) -> int:
-        """Frames that were delivered and count against the budget."""
+        """Delivered frames that count against the budget."""
         return self._now.ledger.spent
 
     @property
     def ledger(self) -> FrameCounts:
-        """The counts; an open batch isn't in them."""
+        """The counts, without the open batch."""
         return self._now.ledger
 
     @property
     def trajectories(self) -> TrajectoryIds:
-        """Where they stand after the last batch that arrived."""
+        """The open trajectories after the last delivered batch."""
         return self._now.trajectories
 
     @property
     def policy_version(self) -> int:
-        """How often the policy got other weights."""
+        """How often the policy got new weights."""
         return self.weights.version
 
     @policy_version.setter
@@ -168,13 +172,13 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self.weights.version = version
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return the next batch that `budget`, which isn't spent, grants; see `collect`."""
+        """Return the next batch that `budget` grants; see `collect`. The budget must not be spent."""
         grant = budget.grant(self.spent)
         assert grant is not None, "the budget is spent"
         return self.collect(grant, lend)
 
     def collect(self, grant: Grant, lend: bool = False) -> Collected:
-        """Return a batch, ``[*batch, T]``; it is shorter if the rollout was stopped. See `fill`."""
+        """Return a batch, ``[*batch, T]``. It is shorter if the rollout was stopped. See `fill`."""
         wants = self.target if lend else None
         filled = self.fill(grant, wants and wants(self.columns.schema, self.batch_size, grant.num_steps))
         return Collected(self._wrap(filled.block, filled.num_steps, lend), filled.after)
@@ -184,13 +188,13 @@ class RolloutSource(Source, Stateful[CollectionState]):
 
         Args:
             grant: what may be collected.
-            target: the block, of the grant's number of steps; None for one that this returns. Environments that write
-                elsewhere than into the memory of this process have their columns copied there.
+            target: a block with the grant's number of steps; None for a block of the source. If the environments write
+                to private memory, the columns are copied into `target` at the end.
 
         Raises:
-            EnvironmentFailure, EnvironmentContractError: the environment raised or broke its declaration.
-            PolicyError: the policy's output doesn't fit.
-            NonFiniteError: a value isn't finite (with ``nonfinite="raise"``).
+            EnvironmentFailure, EnvironmentContractError: the environment raised an error or broke its declaration.
+            PolicyError: the policy's output does not fit.
+            NonFiniteError: a value is not finite (with ``nonfinite="raise"``).
         """
         self.lose("interrupted")
         self.weights.refresh()
@@ -198,6 +202,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         block = self._fresh_block(grant.num_steps) if target is None or self._elsewhere else target
         block.num_whole = 0
         begin = clock.monotonic()
+        # From here on an interrupt finds the open block, so that its frames are counted as discarded.
         self._now = self._now.opened(block)
         count = None
         try:
@@ -211,6 +216,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
             if isinstance(error, StepFault):
                 explained = self._explained(error, block)
                 self._now = self._now.opened(self.columns.frames(block, error.made(self.num_envs)))
+            # Without a count the loop itself failed, and the whole-column checks have not run yet.
             earlier = self._overlooked(block, error) if count is None else None
             reason = next(reason for kind, reason in _REASONS if isinstance(earlier or error, kind))
             if reason == "error" and block.policy_failed:
@@ -231,18 +237,17 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return Filled(block, count, done, after)
 
     def _overlooked(self, block: Block, error: BaseException) -> GleanError | None:
-        """Return what the checks of a whole batch would have found in the rows before the one that failed.
+        """Return the error that the whole-batch checks find in the rows before the failure; None if they find none.
 
-        Columns are checked once a batch, so that a NaN of an earlier row may be the cause of `error`.
+        Columns are checked once a batch, so a NaN in an earlier row may be the cause of `error`.
         """
-        if not isinstance(error, Exception) or isinstance(
-            error, WorkerError
-        ):  # rows that no worker has written
+        # After the loss of a worker the block lacks the worker's rows.
+        if not isinstance(error, Exception) or isinstance(error, WorkerError):
             return None
         acted = stepped = block.num_whole
         if isinstance(error, StepFault):
             stepped = acted = min(error.made(self.num_envs))
-            if error.during == "step":  # an action is written before its step
+            if error.during == "step":  # the action of the failed step is already written
                 acted = error.t + 1
         found: GleanError | None = error_of(
             partial(self.columns.check, block, acted, stepped), PolicyError, NonFiniteError
@@ -251,21 +256,26 @@ class RolloutSource(Source, Stateful[CollectionState]):
 
     @property
     def _elsewhere(self) -> bool:
-        """Whether the environments write into memory of their own."""
+        """Whether the environments write to private memory or on another device."""
         device = self.plan.stepper.device
         return self.plan.stepper.lends or (device is not None and device.type != "cpu")
 
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
-        """Count the open batch as handed out and return `batch`, what became of it."""
+        """Count the open batch as delivered and return `batch`, its post-processed form."""
         # One line: an interrupt comes before the assignment, or after the batch was returned.
         return (batch, self.become(collected.after))[0]
 
     def become(self, moment: _Moment) -> Any:
-        """Live by what followed from a batch: it has arrived."""
+        """Replace the source's state after a delivered batch."""
         self._now = moment
 
     def lose(self, reason: str, seconds: float = 0.0) -> None:
-        """Count an open batch, which took so many seconds, as discarded; the next one begins with a reset."""
+        """Count an open batch as discarded; the next batch begins with a reset.
+
+        Args:
+            reason: reason in the ledger.
+            seconds: how long its collection took.
+        """
         now = self._now
         if now.open is None:
             return
@@ -274,7 +284,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self._now = _Moment(ledger, now.trajectories.abandon(), reset_first=True)
 
     def _prepare(self) -> None:
-        """Reset the environments if they have to be before a batch."""
+        """Reset the environments before a batch if the options, a failure or a foreign step require it."""
         if self.options.reset_each or self._now.reset_first:
             self.reset()
         elif self.plan.stepper.disturbed:
@@ -299,7 +309,11 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return self._block
 
     def _kept_block(self, num_steps: int) -> ReusableBlock | None:
-        """Return a block that many batches are written into, one after the other; None where that isn't worth while."""
+        """Return a block that is reused for many batches; None if reuse is not worthwhile.
+
+        Batches are copied out of such a block. That pays off only for small blocks, whose views and copier are made
+        once. A block is replaced while a policy or environment still holds rows of it.
+        """
         block = self._block
         if not isinstance(block, ReusableBlock) or block.num_steps != num_steps or not block.is_free:
             self._block, schema = None, self.columns.schema
@@ -326,13 +340,14 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return explain(fault.counted_from(self.columns.first_env), self.env, *where, action)
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset the environments; after a failure all of them, whatever `index` says.
+        """Reset the environments. After a failure, reset all of them, regardless of `index`.
 
         Raises:
-            EnvironmentFailure, EnvironmentContractError: it failed; the next batch begins with another one.
+            EnvironmentFailure, EnvironmentContractError: the reset failed. The next batch begins with another one.
         """
         self.lose("interrupted")
         mask = None if self._now.reset_first else self._mask(index, kwargs)
+        # Set before the reset: after an interrupt or an error the next batch begins with a full reset.
         self._now = self._now._replace(reset_first=True)
         try:
             if kwargs:
@@ -364,38 +379,38 @@ class RolloutSource(Source, Stateful[CollectionState]):
             raise StepFault(0, 0 if self.num_envs == 1 else BATCH, "reset", cause) from cause
 
     def set_seed(self, seed: int, static_seed: bool) -> int:
-        """Seed the environments and the random actions, and reset."""
+        """Seed the environments and the random actions, and reset. Return the last seed that was used."""
         last = seed_env(self.env, seed, static_seed)
         self._draws.seed(seed)
         self.reset()
         return last
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Copy weights into the policy that collects."""
+        """Copy weights into the policy that collects, and increment its version."""
         if worker_ids is not None:
             raise InvalidTypeError("worker_ids: the collector has neither workers nor a weight_updater")
         self.weights.push(weights)
         self.policy_version += 1
 
     def stop_following(self) -> None:
-        """Have the policy get other weights by `push_weights`, or by the user's hands, only."""
+        """Stop copying the user's current weights. From now on only `push_weights` copies weights."""
         self.weights.stop_following()
 
     def close(self, close_env: bool = True) -> None:
-        """Close the environment, if it is to be."""
+        """Close the environment if `close_env` is set."""
         if close_env and not is_closed(self.env):
             self.env.close()
 
     def stats(self) -> CollectorStats:
-        """Return the counters at this moment."""
+        """Return a snapshot of the counters."""
         return self._now.ledger.stats(self._now.trajectories)
 
     def recent_episodes(self) -> list[Episode]:
-        """Return the last episodes that have ended."""
+        """Return the last ended episodes."""
         return self._now.trajectories.recent
 
     def snapshot(self) -> CollectionState:
-        """Return what the collection lives by."""
+        """Return the state as an immutable value."""
         return CollectionState(
             self._now.ledger,
             self._now.trajectories,
@@ -422,7 +437,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         )
 
     def adopt(self, value: CollectionState) -> None:
-        """Go on from a value; environments that can't be taken to where they were are reset before the next batch."""
+        """Resume from a value. Environments that can't be restored are reset before the next batch."""
         self._draws.adopt(value.generator)
         self.plan.actor.carry.adopt(value.carry)
         self.policy_version = value.policy_version
@@ -430,11 +445,11 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self._now = _Moment(value.ledger, value.trajectories, reset_first=value.place.carry is None)
 
     def save(self) -> dict[str, Any]:
-        """Return the state of the environment, of the policy, and of the collection under ``"source"``."""
+        """Return the state of the environment and the policy, and of this source under ``"source"``."""
         return checkpoint.saved(self)
 
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
-        """Return what goes on from a saved state; it can't fail."""
+        """Check a saved state and return the change that loads it; the change can't fail."""
         return checkpoint.loading(self, state, strict, keep_ids, kwargs)

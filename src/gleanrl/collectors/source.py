@@ -1,9 +1,4 @@
-"""What makes batches: the protocol between a collector and its source.
-
-How batches are collected: the choices of a source of one process, and how a user is warned.
-
-How many frames a collector delivers, in what portions, and how many are still to come.
-"""
+"""The protocol between a collector and the source of its batches; frame budgets and collection options."""
 
 from __future__ import annotations
 
@@ -30,13 +25,13 @@ class CollectionOptions:
     """How batches are collected.
 
     Attributes:
-        max_steps: truncate trajectories at so many steps and count them under ``step_count``; None for neither.
+        max_steps: number of steps after which trajectories are truncated. They are then also counted, under
+            ``step_count``. None turns both off.
         exploration_type: the interaction type during a rollout.
-        nonfinite: what to do about NaN or infinity in observations and rewards: ``"raise"``, ``"mark"`` or
-            ``"pass"``.
+        nonfinite: treatment of NaN or infinity in observations and rewards: ``"raise"``, ``"mark"`` or ``"pass"``.
         reuse_block: whether all batches share their memory.
         reset_each: whether every batch begins with a reset.
-        stop: asked after every step, with its number; True cuts the batch there.
+        stop: called after every step with the step's number. If it returns True, the batch ends there.
         versioned: whether every frame carries the version of the policy that acted.
     """
 
@@ -49,7 +44,7 @@ class CollectionOptions:
     versioned: bool = False
 
     def __post_init__(self) -> None:
-        """Check the choices."""
+        """Check the values."""
         if self.exploration_type is not None and not isinstance(self.exploration_type, InteractionType):
             raise InvalidArgumentError(
                 f"exploration_type: expected an ExplorationType or None, got {self.exploration_type!r}"
@@ -61,10 +56,10 @@ class CollectionOptions:
 
 
 def stop_of(interruptor: Any) -> Callable[[int], bool] | None:
-    """Return what an interruptor is asked after every step.
+    """Return a function of the step number that asks `interruptor` whether to stop; None without an interruptor.
 
     Raises:
-        InvalidTypeError: if it has no `collection_stopped()`.
+        InvalidTypeError: `interruptor` has no `collection_stopped()`.
     """
     if interruptor is None:
         return None
@@ -77,7 +72,7 @@ def stop_of(interruptor: Any) -> Callable[[int], bool] | None:
 
 
 def warn(message: str) -> None:
-    """Warn the user, at the place of the user's call, unless the environment variable ``RL_WARNINGS`` is 0."""
+    """Warn the user at the line of the user's call, unless the environment variable ``RL_WARNINGS`` is 0."""
     if os.environ.get("RL_WARNINGS", "1").lower() not in ("0", "false"):
         modules = [str(frame.frame.f_globals.get("__name__")) for frame in inspect.stack(0)]
         ours = (level for level, module in enumerate(modules) if module.split(".")[0] != "gleanrl")
@@ -85,39 +80,40 @@ def warn(message: str) -> None:
 
 
 class Grant(NamedTuple):
-    """What a source may collect for one batch."""
+    """Permission for a source to collect one batch."""
 
     num_steps: int
     """Steps of every environment, at least 1."""
     random: bool = False
-    """Whether actions are drawn from the action spec instead of asked of the policy."""
+    """Whether actions are drawn from the action spec instead of the policy."""
     most: int | None = None
-    """Frames that may be delivered, more than those of ``num_steps - 1`` steps; None for any number. What is beyond
-    it, where steps turn out to be none, is masked and discarded."""
+    """Limit of the delivered frames, greater than the frames of ``num_steps - 1`` steps; None for no limit. After steps
+    that were no frames, the frames left may not fill a whole step. Frames of the last step beyond the limit are masked
+    and discarded."""
     counted: bool = True
     """Whether the frames count against the budget."""
 
 
 class Grants(Protocol):
-    """Grants batches."""
+    """Grants batches to a source."""
 
     def grant(self, frames: int) -> Grant | None:
-        """Return what the next batch may hold, after so many frames that count; None if there is none."""
+        """Return the grant of the next batch, after `frames` counted frames; None if there is no further batch."""
 
 
 class Budget:
-    """Checks the user's numbers, rounds them, and grants batches until the frames are spent. Never changes.
+    """Check and round the user's frame counts, and grant batches until the frames are spent. Immutable.
 
     Args:
-        num_envs: environments that step at once: every step makes this many frames.
+        num_envs: number of environments that step at once. Every step makes this many frames.
         frames_per_batch: frames of a batch; rounded up to a multiple of `num_envs`.
         total_frames: frames to deliver, rounded up likewise; None or a negative number for endless.
-        random_frames: frames at the beginning that are drawn at random, rounded up to whole batches; None or a
-            negative number for none.
+        random_frames: frames with random actions at the beginning, rounded up to full batches; None or a negative
+            number for none.
 
     Raises:
-        InvalidArgumentError: for a zero, negative or fractional `frames_per_batch`, a zero or fractional
-            `total_frames`, or fractional `random_frames`.
+        InvalidArgumentError: `frames_per_batch` is zero, negative or fractional, `total_frames` is zero or fractional,
+            or `random_frames` is fractional.
     """
 
     def __init__(
@@ -146,6 +142,7 @@ class Budget:
             total = rounded
         self.total_frames = total if total > 0 else None
         random = 0 if random_frames is None else max(0, integer("init_random_frames", random_frames))
+        # A grant is random as a whole, so random frames are rounded up to full batches.
         self.random_frames = -(-random // frames) * frames
         if random != self.random_frames:
             warn(
@@ -154,7 +151,7 @@ class Budget:
             )
 
     def grant(self, frames: int) -> Grant | None:
-        """Return what the next batch may hold; None if all frames are spent.
+        """Return the grant of the next batch; None if all frames are spent.
 
         Steps that turn out to be no frames don't count: another batch makes up for them.
 
@@ -170,31 +167,31 @@ class Budget:
         return Grant(min(self.steps_per_batch, -(-left // self.num_envs)), random, left)
 
     def aside(self) -> Grant:
-        """Return what a batch may hold that doesn't count: a full one of the policy's."""
+        """Return a grant of one full batch with the policy's actions, outside the budget."""
         return Grant(self.steps_per_batch, counted=False)
 
 
 class Collected(NamedTuple):
     """A batch on its way to the user."""
 
-    batch: TensorDict  # [*batch, T]; or a reference to one, if it goes to a buffer that takes that
+    batch: TensorDict  # [*batch, T]; or a Ray reference to one, for a buffer that accepts references
     after: Any
-    """What its source lives by once the batch has arrived."""
+    """State of the source after the batch has been delivered."""
     part: tuple[int, int] = (0, 1)
-    """Which of the trajectories under way are in the batch: worker w of W has those whose ids are w modulo W."""
+    """Which open trajectories may be in the batch: for (w, W), worker w of W, the ones whose ids are w modulo W."""
 
 
 class Loading(NamedTuple):
-    """A saved state that was checked."""
+    """A checked saved state, ready to be loaded."""
 
     change: Callable[[], None]
-    """Goes on from it."""
+    """Load the state."""
     cut: tuple[int, ...] = ()
-    """Ids of the trajectories that were under way in what had been handed out, and can't go on."""
+    """Ids of the trajectories that were open in the delivered frames and can't be continued."""
     kept: tuple[int, ...] = ()
-    """Ids of those that go on."""
+    """Ids of the open trajectories that continue."""
     renamed: Mapping[int, int] = {}
-    """Their new ids, by those that they had, of those that get one."""
+    """Maps saved ids of continued trajectories to their new ids, where they changed."""
 
 
 class BudgetSpent(Exception):
@@ -202,55 +199,55 @@ class BudgetSpent(Exception):
 
 
 class Source(ABC):
-    """Makes one batch after the other: one process, workers on this machine or on others. One caller at a time.
+    """Make one batch after another, in this process, in worker processes or on other machines.
 
-    A batch that `next` or `collect` returned is open until `deliver`. A source that is asked for anything else
-    meanwhile takes it for lost: whoever should have handed it out was interrupted. Lost frames are counted as
-    discarded, and what follows them belongs to new trajectories, so that none has a hole.
+    One caller thread at a time. A batch that `next` or `collect` returned is open until `deliver`. If the caller makes
+    any other call meanwhile, the handover was interrupted, and the open batch is lost. Lost frames are counted as
+    discarded. The frames after them belong to new trajectories, because a trajectory must not have a gap.
     """
 
     num_envs: int
-    """Environments that step at once: frames of a step."""
+    """Number of environments that step at once, which is the number of frames of a step."""
     batch_size: torch.Size
-    """Dimensions of a batch, without time."""
+    """Batch dimensions of a batch, without time."""
     done_paths: tuple[Path, ...]
-    """The flags under ``next`` that end a trajectory."""
+    """Paths of the flags under ``next`` that end a trajectory."""
     steady = True
-    """Whether a batch holds as many frames as it was granted."""
+    """Whether a batch holds as many frames as were granted."""
     pushes_anytime = False
     """Whether `push_weights`, without `worker_ids`, may be called while another thread waits for a batch."""
     goes_on = False
-    """Whether the trajectories under way go on with the next batch: no reset comes before."""
+    """Whether the next batch continues the open trajectories, with no reset before it."""
     pushes_between = False
-    """Whether it may be called while another thread hands a batch over, but has none made."""
+    """Whether `push_weights` may be called while another thread hands over a batch, as long as it collects none."""
     policy_version: int = 0
-    """How often the policy that collects got other weights; whoever gives it some counts it up."""
+    """How often the policy that collects got new weights. The code that sets weights increments it."""
 
     def more(self, budget: Grants) -> bool:
-        """Return whether another batch can be had."""
+        """Return whether another batch is available."""
         return budget.grant(self.spent) is not None
 
     @abstractmethod
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return the next batch that `budget`, which isn't spent, grants, collected with the current weights.
+        """Return the next batch that `budget` grants, collected with the current weights. The budget must not be spent.
 
-        A source that collects ahead takes several grants, and counts the frames of them that are on their way.
+        A source that collects ahead takes several grants. It counts their frames on their way against the budget.
 
         Args:
-            budget: how much there is to collect.
-            lend: whether the batch may stand in memory that is written again once it was delivered, or lost.
+            budget: grants batches.
+            lend: whether the batch may use memory that is overwritten after the batch was delivered or lost.
         """
 
     @abstractmethod
     def collect(self, grant: Grant) -> Collected:
-        """Return a batch as it was granted."""
+        """Return a batch for the given grant."""
 
     @abstractmethod
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
-        """Count the open batch as handed out and return `batch`, what became of it.
+        """Count the open batch as delivered and return `batch`, its post-processed form.
 
-        The counting is one assignment, and the last thing: an interrupt comes before it, and the batch is lost, or
-        after the batch was returned.
+        The counting is one assignment, and the last action of this method. An interrupt comes either before it, and the
+        batch is lost, or after the caller has the batch.
         """
 
     @abstractmethod
@@ -260,63 +257,66 @@ class Source(ABC):
     @property
     @abstractmethod
     def spent(self) -> int:
-        """Frames that were delivered and count against the budget."""
+        """Delivered frames that count against the budget."""
 
     @abstractmethod
     def stats(self) -> CollectorStats:
-        """Return the counters at this moment."""
+        """Return a snapshot of the counters."""
 
     @abstractmethod
     def recent_episodes(self) -> Sequence[Episode]:
-        """Return the last `NUM_RECENT` episodes that have ended, by the time of their ends."""
+        """Return the last `NUM_RECENT` ended episodes, in the order of their ends."""
 
     @property
     def oldest_version(self) -> int:
-        """The lowest version of the policy that the next batches are collected with; workers may have unlike ones."""
+        """The lowest policy version that the next batches are collected with; workers may have different ones."""
         return self.policy_version
 
     @abstractmethod
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset the environments; their next frames belong to new trajectories.
+        """Reset the environments. Their next frames belong to new trajectories.
 
         Args:
-            index: which of them; None for all.
+            index: which environments; None for all.
             **kwargs: passed to the environments' `reset`.
         """
 
     @abstractmethod
     def set_seed(self, seed: int, static_seed: bool) -> int:
-        """Seed environments and random actions, and reset; return the last seed that was used."""
+        """Seed the environments and the random actions, and reset. Return the last seed that was used."""
 
     @abstractmethod
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Give the policy that collects other weights, and count its version up; see `update_policy_weights_`."""
+        """Set the weights of the policy that collects, and increment its version; see `update_policy_weights_`."""
 
     @abstractmethod
     def stop_following(self) -> None:
-        """Have the policy that collects get other weights by `push_weights`, or by the user's hands, only."""
+        """Stop sending the user's current weights. From now on only `push_weights` sends weights."""
 
     @abstractmethod
     def save(self) -> dict[str, Any]:
-        """Return the state, ``"frames"`` and ``"iter"`` among it."""
+        """Return the state, including the entries ``"frames"`` and ``"iter"``."""
 
     @abstractmethod
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
-        """Return what goes on from a saved state; it can't fail, where the source can check states beforehand.
+        """Check a saved state and return the change that loads it.
+
+        The change can't fail if the source is able to check states in advance.
 
         Args:
-            state: from `save`.
+            state: a result of `save`.
             strict: whether a missing or unexpected entry is an error.
-            keep_ids: whether trajectories go on by their ids, whatever frames were handed out since: what holds those
-                goes back, too. Without it, those of which there are other frames get new ids.
+            keep_ids: whether trajectories continue under their saved ids, although later frames of them were delivered.
+                That is right only if all holders of those frames are restored, too. Otherwise such trajectories get new
+                ids.
             **kwargs: passed to the policy's `load_state_dict`.
         """
 
     @abstractmethod
     def close(self, close_env: bool = True) -> None:
-        """End what the source runs; a second call ends what an interrupted one left.
+        """Release the environments, workers or nodes. A second call finishes a first one that was interrupted.
 
         Args:
             close_env: whether environments of this process are closed, too.

@@ -1,4 +1,4 @@
-"""Cutting collected batches into trajectories: padded with a mask, or nested."""
+"""`split_trajectories`: split collected batches into trajectories, padded with a mask or nested."""
 
 from __future__ import annotations
 
@@ -36,50 +36,48 @@ def split_trajectories(
     as_nested: bool = False,
     rollout: TensorDictBase | None = None,
 ) -> TensorDict:
-    """Cut a batch into its trajectories, one per row.
+    """Split a batch into its trajectories, one per row.
 
-    The result is always ``[n_traj, T_max]``, however many batch dimensions came in and even if all
-    trajectories are equally long. Row i holds the i-th trajectory from its first step on, followed by zeros
-    (False, None, empty tensors) in every entry, ids included, and ``mask`` is True on the real steps.
-    Trajectories are in the order of the batch: environment by environment (row-major over ``*B``), then in
-    time.
+    The result is always ``[n_traj, T_max]``, for any number of batch dimensions and even if all trajectories have the
+    same length. Row i holds the i-th trajectory from its first step, followed by padding: zeros, False, None or empty
+    tensors. Every entry is padded, ids included. ``mask`` is True on the real steps. Trajectories keep the order of the
+    batch: by environment (row-major over ``*B``), then by time.
 
-    A trajectory ends where a flag is set, where the id changes, at a masked step, and at the end of each
-    environment's row (see `gleanrl.data.trajectories.trajectory_ends`). So fragments of one trajectory that stand
-    apart give several rows with one id, and steps of different environments never come together. Steps that
-    the batch's own mask leaves out are left out.
+    A trajectory ends where a flag is set, where the id changes, at a masked step, and at the end of each environment's
+    row (see `gleanrl.data.trajectories.trajectory_ends`). Fragments of one trajectory that are not adjacent therefore
+    give several rows with one id. Steps of different environments are never joined. Steps that the batch's own mask
+    excludes are left out.
 
-    The ids are at `trajectory_key`, the mask beside it as ``"mask"``. Without `trajectory_key` they are
-    ``traj_ids`` and ``mask`` below `prefix`; without both, below ``"collector"`` if the batch has that group,
-    else at the root. Ids that are missing are made from the flags (0, 1, 2, ... in the order of the rows) and
-    written. ``("collector", "traj_ids")`` and ``("collector", "mask")`` count whatever key is named.
+    The ids are at `trajectory_key`, with ``"mask"`` in the same group. Without `trajectory_key` they are ``traj_ids``
+    and ``mask`` below `prefix`. Without both they are below ``"collector"`` if the batch has that group, else at the
+    root. Missing ids are computed from the flags (0, 1, 2, ... in row order) and written. ``("collector", "traj_ids")``
+    and ``("collector", "mask")`` are respected even if other keys are named.
 
-    The cost is one computation of indices for the batch and one copy of each entry; there is no Python loop
-    over trajectories or steps.
+    The indices are computed once for the batch, and each entry is copied once. No Python loop runs over trajectories or
+    steps.
 
     Args:
-        rollout_tensordict: batch ``[*B, T]``, time last; at least one batch dimension. Not changed, and the result
-            shares no memory with it.
-        prefix: group that holds the ids and the mask.
-        trajectory_key: key of the ids, ``[*B, T]`` or ``[*B, T, 1]``; goes before `prefix`.
-        done_key: the only flag that ends trajectories, without its leading ``"next"``; None: ``done``,
-            ``terminated`` or ``truncated`` of any group below ``"next"``.
-        as_nested: give nested tensors ``[n_traj, -1, ...]``, without padding and without a mask;
+        rollout_tensordict: batch ``[*B, T]``, time last, with at least one batch dimension. It is not changed, and the
+            result shares no memory with it.
+        prefix: group of the ids and the mask.
+        trajectory_key: key of the ids, ``[*B, T]`` or ``[*B, T, 1]``; takes precedence over `prefix`.
+        done_key: the only flag that ends trajectories, without its leading ``"next"``. None uses ``done``,
+            ``terminated`` and ``truncated`` of every group below ``"next"``.
+        as_nested: return nested tensors ``[n_traj, -1, ...]``, without padding and without a mask.
             ``to_padded_tensor(mask_key="mask")`` of the result pads them. Entries are copied twice, and PyTorch warns
             once that such tensors are a prototype.
         rollout: another name of `rollout_tensordict`.
 
     Returns:
-        The trajectories, ``[n_traj, T_max]``, last dimension named "time"; ``[0, 0]`` if the batch holds no
-        real step.
+        The trajectories, ``[n_traj, T_max]``, last dimension named "time"; ``[0, 0]`` if the batch has no real step.
 
     Raises:
-        MissingKeyError: if `done_key` is absent, or there is neither an id nor a flag to go by.
-        SchemaError: if ids, mask or flags don't fit the batch, or the batch has no time dimension.
-        UnsupportedError: if an entry is a nested tensor or a tensorclass; with `as_nested` also if its values aren't
-            tensors, or of unlike shapes, and differ between steps.
-        InvalidArgumentError: if the key of the ids is the key of the mask.
-        InvalidTypeError: if there is no batch.
+        MissingKeyError: `done_key` is absent, or the batch has neither ids nor flags.
+        SchemaError: ids, mask or flags don't fit the batch, or the batch has no time dimension.
+        UnsupportedError: an entry is a nested tensor or a tensorclass. With `as_nested`, also if its values differ
+            between steps and are no tensors, or have different shapes.
+        InvalidArgumentError: the ids and the mask have the same key.
+        InvalidTypeError: no batch was passed.
 
     Examples:
         >>> import torch
@@ -118,7 +116,7 @@ def split_trajectories(
         out = _rebuilt(rollout, leaves, padded, mask.shape, [None, "time"])
         out.set(mask_path, mask)
     for path, value in constants.items():
-        # One value for all steps has no rows to cut or to pad.
+        # One value for all steps has no rows to split or pad.
         out.set(path, NonTensorData(value, batch_size=out.batch_size))
     return out
 
@@ -144,7 +142,7 @@ class _Fragments:
 def _id_and_mask(
     rollout: TensorDictBase, prefix: NestedKey | None, trajectory_key: NestedKey | None
 ) -> tuple[Path, Path]:
-    """Return the paths of ids and mask."""
+    """Return the paths of the ids and the mask."""
     if trajectory_key is not None:
         ids = as_path(trajectory_key)
     elif prefix is not None:
@@ -160,7 +158,7 @@ def _id_and_mask(
 
 
 def _fragments_between(ends: Tensor, mask: Tensor | None) -> _Fragments:
-    """Return the fragments between `ends`. Masked steps and those before them are ends."""
+    """Return the fragments between `ends`. Masked steps are ends, and so is each step before one."""
     total = ends.numel()
     flat = ends.flatten()
     if mask is None:
@@ -199,12 +197,13 @@ def _nested(fragments: _Fragments, depth: int) -> Callable[[Tensor], Tensor]:
 
 
 def _entries(rollout: Any, skip: Path, as_nested: bool) -> tuple[dict[Path, Leaf], dict[Path, Any]]:
-    """Return the leaves of a batch but `skip`, and the values of non-tensor data that all steps share."""
+    """Return the leaves of a batch except `skip`, and the non-tensor values that all steps share."""
     leaves: dict[Path, Leaf] = {}
     constants: dict[Path, Any] = {}
     nodes: list[tuple[Path, Any]] = [((), rollout)]
     while nodes:
         at, node = nodes.pop(0)
+        # Leaves of a lazy stack may have different shapes; `iter_leaves` returns these as object columns.
         if isinstance(node, LazyStackedTensorDict):
             leaves |= {path: leaf for path, leaf in iter_leaves(node, at, rollout.ndim) if path != skip}
             continue
@@ -233,7 +232,7 @@ def _entries(rollout: Any, skip: Path, as_nested: bool) -> tuple[dict[Path, Leaf
 def _rebuilt(
     rollout: Any, leaves: dict[Path, Leaf], gather: Callable[[Leaf], Leaf], shape: torch.Size, names: Any
 ) -> Any:
-    """Return the `leaves` of a batch, gathered, with `shape` in place of its dimensions."""
+    """Return a batch of the gathered `leaves`, with `shape` in place of the batch's dimensions."""
     lists = [path for path, leaf in leaves.items() if isinstance(leaf, ObjectColumn)]
     groups = group_sizes(rollout, rollout.ndim) if len(shape) > 1 else None
     layout = TensorDictBuilder(leaves, groups, lists, empty_groups(rollout))

@@ -1,4 +1,4 @@
-"""Batches of whole trajectories: steps are held back until their trajectory has ended."""
+"""A source of whole trajectories: it holds steps back until their trajectory has ended."""
 
 from __future__ import annotations
 
@@ -20,26 +20,35 @@ from gleanrl.collectors.trajectories import split_trajectories
 from gleanrl.errors import UnsupportedError
 
 Pieces = tuple[TensorDictBase, ...]
-"""Steps of one trajectory, ``[t]`` each."""
+"""Fragments of one trajectory, ``[t]`` each."""
 
 
 class _Held(NamedTuple):
-    """What is held back, an immutable value: it becomes another one by one assignment."""
+    """The held-back trajectories, an immutable value.
+
+    One assignment replaces it as a whole, so that an interrupt can't leave it half changed.
+    """
 
     under_way: Mapping[int, Pieces]
-    """Trajectories that go on, by their ids."""
+    """Open trajectories, by id."""
     whole: tuple[Pieces, ...] = ()
-    """Those that have ended, in the order of their ends."""
+    """Ended trajectories, in the order of their ends."""
     open: int = 0
-    """How many of these are being handed out."""
+    """Number of ended trajectories in the open batch."""
     discards: Mapping[str, int] = {}
-    """Frames that will never be, by reason."""
+    """Discarded frames by reason."""
 
     def frames(self) -> int:
         return _frames(self.under_way.values()) + _frames(self.whole)
 
     def without(self, reason: str, under_way: Iterable[int] = (), whole: int = 0) -> _Held:
-        """Return it without some trajectories under way and the first whole ones, which are lost."""
+        """Return a copy without some trajectories, whose frames are counted as discarded.
+
+        Args:
+            reason: reason of the discards.
+            under_way: ids of the open trajectories to remove.
+            whole: number of the first ended trajectories to remove.
+        """
         gone = [self.under_way[name] for name in under_way]
         lost = _frames(gone) + _frames(self.whole[:whole])
         left = {name: pieces for name, pieces in self.under_way.items() if name not in set(under_way)}
@@ -48,15 +57,16 @@ class _Held(NamedTuple):
 
 
 class WholeTrajectories(Source):
-    """Joins the pieces of trajectories that another source delivers, and hands out whole ones only.
+    """Join the fragments of trajectories from another source, and deliver whole trajectories only.
 
-    What is held back isn't in the counts, as a batch under way isn't. Trajectories that can't end any more (after a
-    reset or a failure, and at the end of the budget) are counted as discarded, as ``"unfinished"``.
+    The counters exclude held-back frames, just as they exclude an open batch. Some trajectories can't end any more:
+    after a reset or a failure, and at the end of the budget. They are counted as discarded, with the reason
+    ``"unfinished"``.
 
     Args:
-        source: makes batches, ``[*batch, T]``, each in memory of its own.
-        count: trajectories of a batch; None for those that a batch of the source completes, one after the other.
-        padded: whether those of a batch are padded side by side; else one after the other, too.
+        source: makes batches ``[*batch, T]``, each in its own memory.
+        count: trajectories of a batch. None delivers all trajectories that end in a batch of `source`, concatenated.
+        padded: whether the trajectories of a batch are padded, one per row. Otherwise they are concatenated.
     """
 
     steady = False
@@ -70,17 +80,17 @@ class WholeTrajectories(Source):
         self._held = _Held({})
 
     def more(self, budget: Grants) -> bool:
-        """Return whether another batch can be had, should enough trajectories end."""
+        """Return whether another batch is available, provided that enough trajectories end."""
         return self._enough() or self._source.more(budget)
 
     def _enough(self) -> bool:
         return self._count is not None and len(self._held.whole) >= self._count
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return ``[count, T]``, padded; or ``[frames]``, which may be none without a count.
+        """Return ``[count, T]``, padded; or ``[frames]``, which may be empty without a count.
 
         Raises:
-            BudgetSpent: not enough trajectories have ended.
+            BudgetSpent: the budget is spent, and not enough trajectories have ended.
         """
         while not self._enough():
             if not self._source.more(budget):
@@ -92,6 +102,7 @@ class WholeTrajectories(Source):
                 break
         held = self._held
         ready = held.whole if self._count is None else held.whole[: self._count]
+        # Marks the trajectories as open: until `deliver`, `lose` counts them as discarded.
         self._held = held._replace(open=len(ready))
         if not ready:
             return Collected(collected.batch.reshape(-1)[:0], held)
@@ -101,7 +112,7 @@ class WholeTrajectories(Source):
         return Collected(batch, held._replace(whole=held.whole[len(ready) :]))
 
     def _with(self, collected: Collected) -> _Held:
-        """Return what is held once a batch was taken in."""
+        """Return the held-back trajectories after a batch of the source was added."""
         batch, (part, num_parts) = collected.batch, collected.part
         rows = batch.reshape(self.num_envs, batch.shape[-1])
         under_way, whole, going_on = dict(self._held.under_way), list(self._held.whole), set()
@@ -112,12 +123,12 @@ class WholeTrajectories(Source):
                 going_on.add(name)
             else:
                 whole.append(pieces)
-        # Those that were reset meanwhile.
+        # Open trajectories that the batch should continue but doesn't: their environments were reset.
         stale = {name for name in under_way.keys() - going_on if name % num_parts == part}
         return self._held._replace(under_way=under_way, whole=tuple(whole)).without("unfinished", stale)
 
     def _pieces(self, rows: TensorDictBase) -> Iterator[tuple[int, TensorDictBase, int]]:
-        """Yield id and steps of each trajectory in ``[P, T]``, and where it ended, -1 for one that goes on."""
+        """Yield each trajectory of ``[P, T]``: its id, its steps and the index of its end, or -1 if it continues."""
         ids = rows["collector", "traj_ids"].tolist()
         done = torch.stack([rows[key].flatten(2).any(-1) for key in self._done_keys]).any(0).tolist()
         for env, names in enumerate(ids):
@@ -125,39 +136,39 @@ class WholeTrajectories(Source):
             for end in range(1, len(names) + 1):
                 if end < len(names) and names[end] == names[begin]:
                     continue
-                if names[begin] >= 0:  # else steps that are no frames
+                if names[begin] >= 0:  # id -1: steps that are no frames
                     yield names[begin], rows[env, begin:end], end - 1 if done[env][end - 1] else -1
                 begin = end
 
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
-        """Let go of the trajectories of a batch and return `batch`, what became of it."""
+        """Release the trajectories of the open batch and return `batch`, its post-processed form."""
         return (batch, self._become(collected.after))[0]
 
     def _become(self, held: _Held) -> Any:
         self._held = held
 
     def _keep(self, collected: Collected, held: _Held) -> None:
-        """Hold back a batch that the source lets go of: frames are with the one or with the other."""
+        """Deliver a batch of the source into the held-back trajectories, so that each frame is counted exactly once."""
         self._source.deliver(collected, collected.batch)
         self._held = held
 
     def lose(self, reason: str) -> None:
-        """Count what is open as discarded."""
+        """Count the open batch as discarded."""
         self._source.lose(reason)
         if self._held.open:
             self._held = self._held.without(reason, whole=self._held.open)
 
     def collect(self, grant: Grant) -> Collected:
-        """Refuse: a batch aside would make holes in trajectories."""
+        """Raise an error: a batch outside the budget would leave gaps in trajectories."""
         raise UnsupportedError("rollout: not with trajs_per_batch, whose trajectories would have holes")
 
     @property
     def spent(self) -> int:
-        """Frames that count against the budget, those that are held back included."""
+        """Frames that count against the budget, including held-back frames."""
         return self._source.spent
 
     def stats(self) -> CollectorStats:
-        """Return the counters at this moment."""
+        """Return a snapshot of the counters."""
         held, found = self._held, self._source.stats()
         unfinished, away = sum(held.discards.values()), held.frames()
         return replace(
@@ -172,17 +183,17 @@ class WholeTrajectories(Source):
         )
 
     def recent_episodes(self) -> Sequence[Episode]:
-        """Return the last episodes that have ended."""
+        """Return the last ended episodes."""
         return self._source.recent_episodes()
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset; if all environments are, nothing from before is handed out any more."""
+        """Reset environments. A reset of all environments also discards the held-back frames."""
         self._source.reset(index, **kwargs)
         if index is None:
             self._empty()
 
     def set_seed(self, seed: int, static_seed: bool) -> int:
-        """Seed environments and random actions, and reset."""
+        """Seed the environments and the random actions, and reset. Return the last seed that was used."""
         last = self._source.set_seed(seed, static_seed)
         self._empty()
         return last
@@ -192,7 +203,7 @@ class WholeTrajectories(Source):
 
     @property
     def policy_version(self) -> int:
-        """How often the policy got other weights."""
+        """How often the policy got new weights."""
         return self._source.policy_version
 
     @policy_version.setter
@@ -201,19 +212,19 @@ class WholeTrajectories(Source):
 
     @property
     def oldest_version(self) -> int:
-        """The lowest version that workers have."""
+        """The lowest policy version of the workers."""
         return self._source.oldest_version
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Give the policy other weights."""
+        """Set the weights of the policy that collects."""
         self._source.push_weights(weights, worker_ids)
 
     def stop_following(self) -> None:
-        """Have the policy get weights by hand only."""
+        """Stop sending the user's current weights."""
         self._source.stop_following()
 
     def save(self) -> dict[str, Any]:
-        """Return the state of the source; beside it, under ``"source"``, what is held back."""
+        """Return the state of the source, with the held-back trajectories under ``("source", "held")``."""
         state, held = self._source.save(), self._held
         state["source"]["held"] = {
             "under_way": {name: _saved(torch.cat(list(pieces))) for name, pieces in held.under_way.items()},
@@ -225,7 +236,7 @@ class WholeTrajectories(Source):
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
-        """Return what goes on from a saved state; it can't fail if the source's can't."""
+        """Check a saved state and return the change that loads it. The change can't fail if the source's can't."""
         load = self._source.loading(state, strict, keep_ids, **kwargs)
         source = state.get("source", {})
         held = _read(source["held"], load.renamed) if "held" in source else _Held({})
@@ -234,11 +245,11 @@ class WholeTrajectories(Source):
             load.change()
             self._held = held if self._source.goes_on else held.without("unfinished", held.under_way)
 
-        # What was handed out had ended: nothing of it is cut.
+        # Delivered trajectories had ended, so none of them is cut.
         return Loading(partial(to_the_end, change), kept=load.kept, renamed=load.renamed)
 
     def close(self, close_env: bool = True) -> None:
-        """Close the source; what is held back is lost."""
+        """Close the source and discard the held-back frames."""
         self._empty()
         self._source.close(close_env)
 
@@ -248,7 +259,7 @@ def _frames(trajectories: Iterable[Pieces]) -> int:
 
 
 def _read(state: Any, renamed: Mapping[int, int]) -> _Held:
-    """Return what was held back, with the new ids of trajectories under way; `SchemaError` for anything else."""
+    """Return saved held-back trajectories, the open ones with new ids; raise `SchemaError` for anything else."""
     reader = StateReader(state, "what is held back")
     discards = reader.part("discards")
     try:
@@ -275,7 +286,7 @@ def _saved(steps: Any) -> dict[str, Any]:
 
 
 def _steps(saved: Any) -> TensorDict:
-    """Return the steps that `_saved` took."""
+    """Return the steps from a result of `_saved`."""
     entries = {key: _entry(entry) for key, entry in saved["entries"].items()}
     return TensorDict(entries, saved["size"], device=saved["device"], names=saved["names"])
 

@@ -1,4 +1,4 @@
-"""A hook by which users send weights to policies in their own way."""
+"""Base class and presets of weight updaters, by which users send policy weights in their own way."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
 class WeightUpdaterBase(ABC):
-    """Sends weights to the policies that collect: what `collector.update_policy_weights_` calls.
+    """Base class of objects that send weights to the policies that collect.
 
-    For each worker (or once, with ``worker_id=None``, where `all_worker_ids` returns None) `_sync_weights_with_worker`
-    is called, unless `_skip_update` says otherwise; then the hooks. A collector takes one as ``weight_updater=``.
+    `collector.update_policy_weights_` calls the updater that was passed to the collector as ``weight_updater=``. The
+    updater calls `_sync_weights_with_worker` for each worker, unless `_skip_update` returns True for it, and then the
+    hooks. If `all_worker_ids` returns None, it makes one call, with ``worker_id=None``.
 
     Examples:
         >>> class Shouting(WeightUpdaterBase):
@@ -32,22 +33,22 @@ class WeightUpdaterBase(ABC):
 
     @classmethod
     def from_policy(cls, policy: Any) -> WeightUpdaterBase | None:
-        """Return an updater for a policy; None if there's nothing that a policy could say about it."""
+        """Return an updater for a policy; None if the policy determines none."""
         return None
 
     def init(self, *args: Any, **kwargs: Any) -> None:  # noqa: B027 - subclasses may leave it out
-        """Take arguments that are known late; `collector.init_updater` calls it."""
+        """Accept arguments that are known only later; called by `collector.init_updater`."""
 
     @property
     def collector(self) -> Any:
-        """The collector that this was given to; None if it wasn't, or that is gone."""
+        """The collector that owns this updater; None before registration, or after the collector was deleted."""
         return None if self._collector is None else self._collector()
 
     def register_collector(self, collector: Any) -> None:
-        """Note whose weights are updated, weakly; the collector calls it.
+        """Register the collector whose weights are updated, by a weak reference; called by the collector.
 
         Raises:
-            InvalidArgumentError: it belongs to another one already.
+            InvalidArgumentError: the updater belongs to another collector already.
         """
         if self.collector not in (None, collector):
             raise InvalidArgumentError("weight_updater: it belongs to another collector; make one for each")
@@ -55,19 +56,20 @@ class WeightUpdaterBase(ABC):
 
     @property
     def post_hooks(self) -> list[Callable[[], Any]]:
-        """What is called after every update, in this order."""
-        return self.__dict__.setdefault("_post_hooks", [])  # subclasses needn't call our constructor
+        """Callbacks after every update, in order."""
+        # Set here, because subclasses need not call this class's constructor.
+        return self.__dict__.setdefault("_post_hooks", [])
 
     def register_post_hook(self, hook: Callable[[], Any]) -> None:
-        """Have `hook` called after every update."""
+        """Call `hook` after every update from now on."""
         self.post_hooks.append(hook)
 
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
         """Send weights to workers, then call the hooks.
 
         Args:
-            policy_or_weights: a module, TensorDict, dictionary, or whatever `_maybe_map_weights` takes; None for what
-                `_get_server_weights` gives.
+            policy_or_weights: a module, TensorDict or dictionary, or any value that `_maybe_map_weights` accepts. None
+                sends the weights of `_get_server_weights`.
             worker_ids: which workers, one or several; None for all.
         """
         self._push_weights(policy_or_weights=policy_or_weights, worker_ids=worker_ids)
@@ -85,19 +87,19 @@ class WeightUpdaterBase(ABC):
                 self._sync_weights_with_worker(worker_id=worker_id, server_weights=weights)
 
     def _get_server_weights(self) -> Any:
-        """Return the weights to send where none were given."""
+        """Return the weights to send if the caller passed none."""
         return None
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
-        """Return what is sent in place of what was given."""
+        """Return the weights to send in place of the passed ones."""
         return policy_or_weights
 
     def all_worker_ids(self) -> Sequence[Any] | None:
-        """Return the names of all workers; None where there is only one."""
+        """Return the ids of all workers; None if there is only one."""
         return None
 
     def _skip_update(self, worker_id: Any) -> bool:
-        """Return whether a worker gets no weights this time."""
+        """Return whether to leave a worker out of this update."""
         return False
 
     @abstractmethod
@@ -106,10 +108,10 @@ class WeightUpdaterBase(ABC):
 
 
 class VanillaWeightUpdater(WeightUpdaterBase):
-    """Copies weights into those of one policy, in place.
+    """Copy weights into the weights of one policy, in place.
 
     Args:
-        weight_getter: gives the weights where none are pushed.
+        weight_getter: returns the weights if none are pushed.
         policy_weights: the weights to write, ``TensorDict.from_module(policy)``.
     """
 
@@ -120,7 +122,7 @@ class VanillaWeightUpdater(WeightUpdaterBase):
 
     @classmethod
     def from_policy(cls, policy: Any) -> WeightUpdaterBase | None:
-        """Return an updater of a module's weights; None for what isn't a module."""
+        """Return an updater of a module's weights; None if `policy` is not a module."""
         return cls(policy_weights=weights_of(policy)) if isinstance(policy, torch.nn.Module) else None
 
     def _get_server_weights(self) -> Any:
@@ -135,13 +137,14 @@ class VanillaWeightUpdater(WeightUpdaterBase):
 
 
 class MultiProcessedWeightUpdater(WeightUpdaterBase):
-    """Sends weights to a collector's workers, as the collector does without an updater: a base for users' own.
+    """Send weights to a collector's workers, as the collector does without an updater. A base class for users.
 
-    Weights go to all workers at once, or to those that `push_weights` names.
+    Weights are sent to all workers, or to the workers that `push_weights` names.
 
     Args:
-        get_server_weights: gives the weights where none are pushed; None for those of the collector's policy.
-        policy_weights: weights by device, which are to follow; the workers' stand in shared memory of their own.
+        get_server_weights: returns the weights if none are pushed; None for the weights of the collector's policy.
+        policy_weights: further weights to update, by device. The workers' weights are not among them: they have their
+            own shared memory.
 
     Examples:
         >>> class Halving(MultiProcessedWeightUpdater):
@@ -171,10 +174,12 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
 
 
 def made_updater(updater: Any, policy: Any = None) -> WeightUpdaterBase | None:
-    """Return the updater that a user gave, or that the user's callable makes; a class's `from_policy` comes first.
+    """Return the updater that the user passed or that the user's callable makes.
+
+    A class is first asked for `from_policy`, then called.
 
     Raises:
-        InvalidTypeError: it's neither.
+        InvalidTypeError: the value is no updater and makes none.
     """
     made = updater
     if isinstance(updater, type) and issubclass(updater, WeightUpdaterBase):
