@@ -1,10 +1,10 @@
-"""What crosses the two pipes between an owner and a worker.
+"""The protocol on the two pipes between an owner and a worker.
 
-A signal is one byte of the sender's choice, but for two: `MESSAGE` is followed by a length and so many bytes, and
-`DONE` answers a signal. Nothing else is ever in a pipe, so that a reader always knows what comes next.
+A signal is one byte, chosen by the sender, except for two reserved ones. `MESSAGE` is followed by a length and that
+many bytes. `DONE` answers a signal. Nothing else is ever in a pipe, so that a reader can always parse the next bytes.
 
-The owner's end may be interrupted anywhere, by Ctrl-C say, and still knows what comes next: bytes go from the
-pipe into the inbox within one call of C code, and leave it as whole answers.
+An interrupt (for example Ctrl-C) may come anywhere at the owner's end, and the owner can still parse the next bytes.
+One call of C code moves bytes from the pipe into the inbox. They leave the inbox only as whole answers.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ DONE = b"."
 _LENGTH = struct.Struct("<Q")
 _HEAD = len(MESSAGE) + _LENGTH.size
 PIECE = (1 << 16,)
-"""How many bytes are read at once, as a sequence to map over."""
+"""The most bytes of one read, as a sequence for `map`."""
 
 _UNPICKLABLE = (pickle.PickleError, TypeError, AttributeError, ValueError, RuntimeError, ImportError)
-"""What pickling raises; what else is raised meanwhile, by a signal handler say, isn't about the value."""
+"""The errors of pickling. Other errors during pickling come from elsewhere, for example from a signal handler."""
 
 
 class ChannelClosed(Exception):
-    """The other side closed its end, or ended."""
+    """The other side closed its end, or its process ended."""
 
 
 class ChannelFull(Exception):
-    """The worker didn't take a message in time."""
+    """The worker didn't read a message in time."""
 
 
 def encode(value: object) -> bytes:
-    """Return the bytes of `value`; objects of the main module and lambdas travel by value.
+    """Return the pickled bytes of `value`. Objects of the main module and lambdas are pickled by value.
 
     Raises:
-        WorkerError: if it can't be pickled.
+        WorkerError: `value` can't be pickled.
     """
     try:
         data: bytes = cloudpickle.dumps(value)
@@ -52,13 +52,13 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes) -> object:
-    """Return what `encode` was given."""
+    """Return the value that `encode` pickled."""
     value: object = cloudpickle.loads(data)
     return value
 
 
 class WorkerEnd:
-    """The worker's end: it waits in the kernel, for as long as it takes.
+    """The worker's end. Its calls block in the kernel without a time limit.
 
     Args:
         reading: descriptor to read from.
@@ -69,10 +69,10 @@ class WorkerEnd:
         self.reading, self.writing = reading, writing
 
     def next_code(self) -> bytes:
-        """Return the byte that comes next, waiting for it.
+        """Wait for the next byte and return it.
 
         Raises:
-            ChannelClosed: if the owner is gone.
+            ChannelClosed: the owner has ended, or closed the pipe.
         """
         code = os.read(self.reading, 1)
         if not code:
@@ -80,10 +80,10 @@ class WorkerEnd:
         return code
 
     def message(self) -> bytes:
-        """Return the message whose code was read.
+        """Return the message after a `MESSAGE` byte.
 
         Raises:
-            ChannelClosed: if it breaks off.
+            ChannelClosed: the pipe was closed before the end of the message.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return self._exactly(length)
@@ -102,7 +102,7 @@ class WorkerEnd:
         """Send a message.
 
         Raises:
-            ChannelClosed: if the owner is gone.
+            ChannelClosed: the owner has ended, or closed the pipe.
         """
         rest = memoryview(_framed(data))
         try:
@@ -113,14 +113,14 @@ class WorkerEnd:
 
 
 class OwnerEnd:
-    """The owner's end: it never waits without a deadline. One thread at a time.
+    """The owner's end. It never waits without a deadline. For one thread at a time.
 
     Args:
         reading: descriptor to read from.
         writing: descriptor to write to.
 
     Attributes:
-        inbox: what was read and isn't taken yet, in pieces; an empty piece is the end.
+        inbox: the bytes that were read and not yet taken, in pieces. An empty piece marks the end.
     """
 
     def __init__(self, reading: int, writing: int) -> None:
@@ -130,26 +130,26 @@ class OwnerEnd:
         self._outgoing: tuple[memoryview, list[int]] = (memoryview(b""), [])
 
     def pull(self) -> None:
-        """Move what stands in the pipe into the inbox; the pipe is readable."""
+        """Move bytes from the pipe into the inbox. The pipe must be readable, or the call blocks."""
         self.inbox.extend(map(os.read, (self.reading,), PIECE))
 
     @property
     def has_ended(self) -> bool:
-        """Whether the worker's end was found closed; what came before may still be taken."""
+        """Whether the worker's end was found closed. Earlier answers may still be in the inbox."""
         return bool(self.inbox) and not self.inbox[-1]
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Return `first`, and drop it."""
+        """Return the next whole answer and drop it; see `first`."""
         found = self.first()
         if found is not None:
             self.drop()
         return found
 
     def first(self) -> tuple[bytes, bytes] | None:
-        """Return the next whole answer of the inbox as ``(code, message)``, or None if there is none yet.
+        """Return the next whole answer of the inbox as ``(code, message)``, or None if it hasn't arrived.
 
         Raises:
-            ChannelClosed: if the worker's end was closed and nothing whole is left.
+            ChannelClosed: the worker's end was closed, and no whole answer is left.
         """
         inbox = self.inbox
         start = self._start()
@@ -162,14 +162,14 @@ class OwnerEnd:
         return data[:1], data[_HEAD:size]
 
     def drop(self) -> None:
-        """Take the answer that `first` returned out of the inbox."""
+        """Remove the answer that `first` returned from the inbox."""
         inbox = self.inbox
         data = b"".join(inbox)
         end = [b""] if self.has_ended else []
         inbox[:] = [piece for piece in (data[_size(self._start()) :],) if piece] + end
 
     def _start(self) -> bytes:
-        """Return the first bytes of the inbox, those of a message's head if they are there."""
+        """Return the first bytes of the inbox, at most as many as a message's head has."""
         start = b""
         for piece in self.inbox:
             start += piece[:_HEAD]
@@ -178,39 +178,41 @@ class OwnerEnd:
         return start[:_HEAD]
 
     def send(self, data: bytes, deadline: Deadline | None = None) -> None:
-        """Send a message. Where an interrupt leaves a part of it in the pipe, `finish` has to come next.
+        """Send a message. If an interrupt leaves a part of it in the pipe, the caller must call `finish` next.
 
         Args:
             data: its bytes.
-            deadline: by when the worker must have taken it; None for never.
+            deadline: the time by which the worker must have read it; None for no limit.
 
         Raises:
-            ChannelClosed: if the worker is gone.
-            ChannelFull: if the deadline passed.
+            ChannelClosed: the worker has ended.
+            ChannelFull: the deadline passed.
         """
         self._outgoing = memoryview(_framed(data)), []
         self._push(deadline)
 
     def finish(self, deadline: Deadline | None = None) -> None:
-        """Send the rest of the last message if a part of it is in the pipe, where nothing else could follow it.
+        """Send the rest of the last message if a part of it is in the pipe.
+
+        No other bytes may follow the part, because the worker would read them as the message.
 
         Raises:
-            ChannelClosed: if the worker is gone.
-            ChannelFull: if the deadline passed.
+            ChannelClosed: the worker has ended.
+            ChannelFull: the deadline passed.
         """
         if self._outgoing[1]:
             self._push(deadline)
 
     @property
     def is_midway(self) -> bool:
-        """Whether a part of the last message is in the pipe, and not all of it."""
+        """Whether the last message is in the pipe only in part."""
         message, written = self._outgoing
         return 0 < sum(written) < len(message)
 
     def _push(self, deadline: Deadline | None) -> None:
         message, written = self._outgoing
         while (done := sum(written)) < len(message):
-            try:  # written and counted within one call of C code
+            try:  # One call of C code writes and counts, so that an interrupt can't separate the two.
                 written.extend(map(os.write, (self.writing,), (message[done:],)))
             except BlockingIOError:
                 _wait_to_write(self.writing, deadline)
@@ -223,7 +225,7 @@ def _framed(data: bytes) -> bytes:
 
 
 def _size(start: bytes) -> int:
-    """Return the size of the answer that begins with `start`; of its head if that isn't there yet."""
+    """Return the size of the answer that begins with `start`. If the head is incomplete, return the head's size."""
     if start[:1] != MESSAGE:
         return 1
     return _HEAD if len(start) < _HEAD else _HEAD + int(_LENGTH.unpack_from(start, 1)[0])

@@ -1,4 +1,7 @@
-"""Ray in this process: started for whoever uses it first, and ended after the last one, if it was started here."""
+"""The Ray runtime of this process: started for its first user, and shut down after its last one.
+
+A runtime that the program started itself is left running.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from gleanrl.errors import ClosedError
 
 _lock = threading.RLock()
 _FREED_TOGETHER = "RAY_free_objects_batch_size"
-"""The setting of Ray that says how many objects are freed together."""
+"""The environment variable that tells Ray how many objects to free together."""
 
 
 @dataclass
 class _Session:
-    """A Ray that was started here."""
+    """A Ray runtime that was started here."""
 
     name: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -31,11 +34,11 @@ _started = _Session()
 
 
 class RayRuntime:
-    """One user's part in Ray. Any thread may make and release them.
+    """One user's share in Ray. Any thread may create and release shares.
 
-    If Ray doesn't run in this process it is started, or the cluster that `init_config` or the environment variable
-    ``RAY_ADDRESS`` names is joined. The last part that is released ends that again, and with it whatever runs there; a
-    Ray that ran already is left as it is.
+    If Ray doesn't run in this process, the first share starts it, or joins a cluster. `init_config` or the environment
+    variable ``RAY_ADDRESS`` names the cluster. The release of the last share shuts Ray down again, with everything that
+    runs there. A Ray runtime that was already running is never shut down.
 
     Args:
         init_config: arguments of `ray.init`; None for none.
@@ -65,7 +68,7 @@ class RayRuntime:
 
     @property
     def _running(self) -> Any:
-        """A name of the Ray that runs in this process; None for none."""
+        """An identifier of the Ray runtime in this process; None if there is none."""
         if not self.ray.is_initialized():
             return None
         context = self.ray.get_runtime_context()
@@ -73,12 +76,12 @@ class RayRuntime:
 
     @property
     def ended(self) -> bool:
-        """Whether Ray, or this part in it, has ended."""
+        """Whether Ray was shut down or restarted, or this share was released."""
         return self._released or self._running != self._session
 
     @property
     def losses(self) -> tuple[type[Exception], ...]:
-        """What Ray raises where an actor or an object was lost, with its process or its machine."""
+        """The exceptions that Ray raises when an actor or an object is lost with its process or its machine."""
         found = self.ray.exceptions
         return (
             found.RayActorError,
@@ -89,12 +92,12 @@ class RayRuntime:
         )
 
     def check(self) -> None:
-        """Raise `ClosedError` if it has ended."""
+        """Raise `ClosedError` if Ray or this share has ended."""
         if self.ended:
             raise ClosedError("Ray was shut down, and with it all actors: make a new collector or buffer")
 
     def release(self) -> None:
-        """Give the part back; a second call does nothing."""
+        """Release the share. Further calls have no effect."""
         with _lock:
             if self.ended:
                 return
@@ -107,10 +110,11 @@ class RayRuntime:
 
 @contextmanager
 def _memory_is_used_again() -> Iterator[None]:
-    """Have a Ray that starts meanwhile free an object's memory as soon as nobody refers to it, unless told otherwise.
+    """Make a Ray runtime that starts within the block free each object as soon as its last reference is gone.
 
-    Ray frees objects by the hundred, or once a second. Until then every batch is written to memory of the store that
-    nobody has touched yet, which takes several times as long as copying it.
+    By default, Ray frees objects by the hundred, or once a second. Each new batch would then be written to untouched
+    memory of the store, which takes several times as long as copying it. An environment variable of the user takes
+    precedence.
     """
     told = _FREED_TOGETHER in os.environ
     os.environ.setdefault(_FREED_TOGETHER, "1")

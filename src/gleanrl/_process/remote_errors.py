@@ -1,4 +1,4 @@
-"""Exceptions on their way from a worker to its owner: the original type where that can be, and the traceback."""
+"""Exceptions on the way from a worker to its owner, with their traceback and, if possible, their type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gleanrl.errors import WorkerError
 
 
 class RemoteTraceback(Exception):
-    """Stands as the cause of an exception that was raised in a worker, and shows where."""
+    """The cause of an exception that was raised in a worker; its text is the worker's traceback."""
 
     def __str__(self) -> str:
         """Return the worker's traceback."""
@@ -19,12 +19,12 @@ class RemoteTraceback(Exception):
 
 
 class Portable(Exception):
-    """Abstract: an exception that is made to be sent: what it holds can always be pickled."""
+    """Base class of exceptions whose content can always be pickled."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """An exception as bytes, or in words if it can't be sent.
+    """An exception as bytes, and as text in case that it can't be restored.
 
     Attributes:
         data: the pickled exception; None if it can't be pickled or restored.
@@ -43,13 +43,17 @@ class Report:
         return cls(_bytes(error), words, "".join(traceback.format_exception(error)).rstrip())
 
     def error(self, origin: str = "the worker") -> BaseException:
-        """Return the exception, with the traceback of `origin` as its cause."""
+        """Return the exception, with the traceback of `origin` as its cause.
+
+        If it can't be restored, return a `WorkerError`.
+        """
         found: BaseException
         try:
             if self.data is None:
                 raise WorkerError
             found = cast(BaseException, decode(self.data))
-        except Exception:  # its class can't be restored here
+        # This process can't restore the exception, for example because it can't import its class.
+        except Exception:
             found = WorkerError(self.words)
         found.__cause__ = RemoteTraceback(f"In {origin}:\n{self.trace}")
         return found
@@ -57,7 +61,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What an exception is made of whose constructor doesn't take its `args`, as pickle believes."""
+    """The content of an exception whose constructor doesn't accept its `args`, as pickle assumes."""
 
     kind: type[BaseException]
     args: tuple[object, ...]
@@ -77,20 +81,20 @@ def _assembled(
 
 
 def _bytes(error: BaseException) -> bytes | None:
-    """Return `error` as bytes if an equal one comes back from them."""
+    """Return the bytes of `error` if an equal exception can be restored from them, or None."""
     if isinstance(error, Portable):
         return encode(error)
     return _restorable(error, error) or _restorable(error, _Parts(type(error), error.args, vars(error)))
 
 
 def _restorable(error: BaseException, sent: object) -> bytes | None:
-    """Return `sent` as bytes if an exception like `error` comes back from them."""
+    """Return the bytes of `sent` if an exception like `error` can be restored from them, or None."""
     try:
         data = encode(sent)
         back = decode(data)
         found, wanted = type(back), type(error)
-        # Classes that are made for one error (`failure_from`) come back as others of the same bases.
+        # A class created for a single error (`failure_from`) is restored as a new class with the same bases.
         alike = found is wanted or found.__mro__[1:] == wanted.__mro__[1:]
         return data if alike and str(back) == str(error) else None
-    except Exception:  # whatever its constructor or its attributes raise
+    except Exception:  # The constructor and the attributes may raise any error.
         return None

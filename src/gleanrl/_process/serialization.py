@@ -1,8 +1,8 @@
-"""Data on its way to another process: one pickle of what isn't tensors, and beside it the tensors' own memory.
+"""Serialization of data for another process: one pickle without the tensors, and separate buffers with their memory.
 
-Buffers beside a pickle (protocol 5) are what shared memory and object stores take as they are: nothing is copied on the
-way out, and whoever gets them looks straight at the memory in which they arrived. Small tensors share one buffer: one
-for each would cost more than their bytes.
+Shared memory and object stores accept the buffers of a pickle (protocol 5) without a copy. The receiver reads them in
+the memory in which they arrived. Small tensors share one buffer, because a buffer for each would cost more than their
+bytes.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from tensordict import MemoryMappedTensor, TensorDict
 from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.tensordicts import SLICE_ENDS, dict_batch, level_of
 
-_Buffer: TypeAlias = Any  # of the buffer protocol
+_Buffer: TypeAlias = Any  # any object with the buffer protocol
 _SMALL = 1 << 14
-"""Bytes up to which a tensor goes into the buffer that small ones share, and other memory into the pickle."""
+"""In bytes. Tensors up to this size share one buffer; other memory up to this size stays in the pickle."""
 _ALIGNED = 16
 _pool = BufferPool()
 
 
 class PickledBatch:
-    """Data that are packed when they are pickled, and arrive as `Arrived`.
+    """Data that are packed when they are pickled, and unpickled as `Arrived`.
 
-    Tensors on the CPU go as buffers, whatever holds them: TensorDicts, lists, tensorclasses. All else is pickled
-    with cloudpickle.
+    CPU tensors travel as buffers, also inside TensorDicts, lists and tensorclasses. All other data are pickled with
+    cloudpickle.
 
     Args:
-        data: isn't copied before it's pickled.
+        data: the data; they aren't copied before they are pickled.
     """
 
     def __init__(self, data: Any) -> None:
         self._data = data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as what arrives."""
+        """Return the constructor and arguments of `Arrived` for pickle."""
         file = io.BytesIO()
         packer = _Packer(file)
         packer.dump(self._data)
@@ -50,11 +50,11 @@ class PickledBatch:
 
 
 class Arrived:
-    """A parcel that has arrived.
+    """The receiver's side of a `PickledBatch`.
 
     Args:
-        pickled: the data without what is in `buffers`.
-        buffers: the memory in which it arrived, read-only as a rule.
+        pickled: the pickle without the content of `buffers`.
+        buffers: the memory in which the data arrived, usually read-only.
     """
 
     def __init__(self, pickled: bytes, buffers: Sequence[_Buffer]) -> None:
@@ -62,20 +62,20 @@ class Arrived:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors beside the pickle."""
+        """Bytes of the buffers, without the pickle."""
         return sum(memoryview(buffer).nbytes for buffer in self._buffers)
 
     def open(self) -> Any:
-        """Return the data in fresh memory, which is the caller's own."""
+        """Return the data in fresh memory that belongs to the caller."""
         return pickle.loads(self._pickled, buffers=[_fresh(buffer) for buffer in self._buffers])
 
     def view(self) -> Any:
-        """Return the data in the memory in which it arrived, which lives as long as they do: only to be read."""
+        """Return the data in the memory in which they arrived, and keep it alive. The caller must not write to them."""
         return pickle.loads(self._pickled, buffers=self._buffers)
 
 
 class _SharedBuffer:
-    """Stands for the buffer of small tensors, which is complete when all else is packed."""
+    """Placeholder for the buffer of small tensors, which is complete only when everything is packed."""
 
 
 class _Packer(cloudpickle.Pickler):
@@ -83,19 +83,20 @@ class _Packer(cloudpickle.Pickler):
         buffers, place = list[pickle.PickleBuffer](), pickle.PickleBuffer(b"")
 
         def beside(buffer: pickle.PickleBuffer) -> bool:
-            """Take a buffer; return whether it goes into the pickle instead."""
+            """Keep a buffer out of the pickle, or return True to leave it in."""
             if buffer is not place and buffer.raw().nbytes <= _SMALL:
                 return True
             buffers.append(buffer)
             return False
 
-        # No method of this object: in a cycle the data would live until the garbage collector comes.
+        # The callback isn't a method of this object: a reference cycle would keep the data until the next garbage
+        # collection.
         super().__init__(file, protocol=5, buffer_callback=beside)
         self._buffers, self._place = buffers, place
         self._shared, self._small, self._end = _SharedBuffer(), list[Any](), 0
 
     def buffers(self) -> list[pickle.PickleBuffer]:
-        """Return what stands beside the pickle, once that is made."""
+        """Return the buffers outside of the pickle. Call it after `dump`."""
         small = pickle.PickleBuffer(b"".join(self._small))
         return [small if buffer is self._place else buffer for buffer in self._buffers]
 
@@ -135,19 +136,19 @@ def _array(tensor: torch.Tensor) -> Any:
     except (
         TypeError,
         RuntimeError,
-    ):  # dtypes that NumPy hasn't got, and views that aren't as they are in memory
+    ):  # NumPy lacks the dtype, or the tensor is a lazy conjugate or negative view.
         return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def _memory(buffer: _Buffer) -> np.ndarray[Any, Any]:
-    """Return a buffer's bytes."""
-    if not memoryview(buffer).nbytes:  # one at no address
+    """Return a buffer's bytes as an array."""
+    if not memoryview(buffer).nbytes:  # An empty buffer may have no address.
         return np.empty(0, np.uint8)
     return np.asarray(_Memory(buffer))
 
 
 def _part(memory: np.ndarray[Any, Any], name: str, shape: tuple[int, ...], begin: int) -> torch.Tensor:
-    """Return the tensor that begins at a byte: over the memory, and yet with a storage of its own."""
+    """Return the tensor that begins at byte `begin`. It uses the memory, but has a separate storage."""
     dtype = _DTYPES[name]
     known = _KNOWN.get(name)
     if known is not None:
@@ -161,7 +162,10 @@ def _whole(buffer: _Buffer, name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 class _Memory:
-    """A buffer as NumPy knows memory that may be written: torch warns of any other, and has no word for "read-only"."""
+    """Presents a buffer to NumPy as writable memory.
+
+    Torch warns of read-only memory, and can't mark a tensor as read-only.
+    """
 
     def __init__(self, buffer: _Buffer) -> None:
         self._array = np.frombuffer(buffer, np.uint8)  # keeps the buffer alive
@@ -184,7 +188,7 @@ _KNOWN = {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
-"""Dtypes that NumPy has, too."""
+"""The dtypes that NumPy has, too."""
 
 
 def _level(

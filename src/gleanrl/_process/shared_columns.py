@@ -1,8 +1,8 @@
-"""Memory that an owner and its workers share, without a name: nothing is left of it, whatever dies.
+"""Memory that an owner and its workers share: each worker's progress, and named regions with blocks of rows.
 
-One descriptor stands for all of it. The first page or pages hold each worker's progress (see `PLACE` and the others);
-the rest holds *regions*, which the owner lays out by name: each is one or several blocks of rows. A worker with two
-blocks writes one of them while the owner reads the other.
+One file descriptor without a name refers to all of it, so that nothing is left when processes die. The first pages hold
+the workers' progress (see `PLACE` and the following words). The owner lays out regions by name in the rest. A region
+has one or several blocks of rows. With two blocks, the worker writes one while the owner reads the other.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ from gleanrl.errors import CapacityError
 
 _ALIGNMENT = 64
 PLACE, STEP, WORK, MEMORY, HALT = range(5)
-"""Words of a worker's progress: which item is at work, at which step (the items before it have made that one, all have
-made those before), how many requests were begun, and the most memory that the process had; and the owner's word that
-what is long should be broken off, because the crew is being closed."""
+"""The words of a worker's progress:
+
+- `PLACE`: the index of the item that the worker works on.
+- `STEP`: the step of that item. Items before it have done this step, and later items have done the previous one.
+- `WORK`: the number of requests begun.
+- `MEMORY`: the process's peak memory in bytes.
+- `HALT`: set by the owner to make the worker break off long work, because the pool is being closed.
+"""
 OWN = 8
-"""The first of the words that owner and servant use as they like."""
+"""The first of the words that the owner and the service use for their own purposes."""
 _WORDS = 384
 
 
@@ -51,14 +56,14 @@ class SharedRows:
 
     @cached_property
     def shapes(self) -> list[torch.Size]:
-        """The shapes of the columns; those of lists, which each process has for itself, included."""
+        """The shapes of all columns, including lists, which each process keeps privately."""
         return [
             torch.Size((*self.batch_size, self.num_steps, *field.row_shape)) for field in self.schema.fields
         ]
 
     @cached_property
     def starts(self) -> list[int]:
-        """The first byte of each column, counted from the block's; the last entry is the block's size."""
+        """The first byte of each column relative to the block; the last entry is the block's size."""
         starts = [0]
         for shape, field in zip(self.shapes, self.schema.fields, strict=True):
             size = 0 if field.is_list else shape.numel() * field.dtype.itemsize
@@ -68,12 +73,12 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a segment: blocks of the same rows, one after the other. It's sent to whoever is to see them.
+    """A part of a segment: consecutive blocks of the same rows. The owner sends it to the workers that use it.
 
     Attributes:
         start: its first byte.
-        rows: what each block holds.
-        num_blocks: how many there are.
+        rows: the rows of each block.
+        num_blocks: the number of blocks.
     """
 
     start: int
@@ -82,19 +87,19 @@ class Region:
 
     @property
     def end(self) -> int:
-        """The byte after its last one."""
+        """The byte after the last one."""
         return self.start + self.num_blocks * self.rows.starts[-1]
 
 
 class SharedSegment:
-    """Shared memory, seen from one process. One thread at a time; views of it may be used by any.
+    """Shared memory, seen from one process. For one thread at a time; any thread may use views of it.
 
     Args:
-        num_workers: how many progresses it holds.
-        descriptor: of the memory that another process made, which closes it; None makes new memory.
+        num_workers: the number of workers whose progress it holds.
+        descriptor: the memory that another process made and will close; None creates new memory.
 
     Raises:
-        CapacityError: if the machine hasn't the memory.
+        CapacityError: the machine lacks the memory.
     """
 
     def __init__(self, num_workers: int, descriptor: int | None = None) -> None:
@@ -110,17 +115,18 @@ class SharedSegment:
         self._regions: dict[str, Region] = {}
 
     def progress(self, worker: int) -> memoryview:
-        """Return the words of a worker: int64, see `PLACE` and the others."""
+        """Return the words of a worker, int64; see `PLACE` and the following words."""
         return self._progress[worker * _WORDS : (worker + 1) * _WORDS]
 
     # ---------------------------------------------------------------- regions
     def region(self, name: str, rows: SharedRows, num_blocks: int = 1) -> Region:
-        """Lay out a region; for the process that made the segment.
+        """Lay out a region. Only the process that made the segment may call this.
 
-        One of the same name is given up for it: its memory is used again, so that its blocks are nobody's any more.
+        A region of the same name is replaced, and its memory may be reused. So no process may use the old blocks any
+        more.
 
         Raises:
-            CapacityError: if the machine hasn't the memory; nothing has changed then.
+            CapacityError: the machine lacks the memory; nothing has changed then.
         """
         size = num_blocks * rows.starts[-1]
         former = self._regions.get(name)
@@ -137,7 +143,7 @@ class SharedSegment:
     def block(self, region: Region, number: int = 0) -> Block:
         """Return a block of a region that the owner laid out.
 
-        The block is borrowed: it's written again in a later rollout. Its lists are this process's own.
+        The block is borrowed: a later rollout overwrites it. Its lists belong to this process alone.
         """
         self._map(region.end)
         rows = region.rows
@@ -151,7 +157,7 @@ class SharedSegment:
         return Block(rows.schema, rows.batch_size, rows.num_steps, columns=columns, borrowed=True)
 
     def _map(self, size: int) -> None:
-        """See at least `size` bytes of data; the process that made the segment takes the memory for them first."""
+        """Map at least `size` bytes of data. In the process that made the segment, reserve missing memory first."""
         if size <= self._data.size:
             return
         missing = self._head + size - os.fstat(self.descriptor).st_size
@@ -167,13 +173,13 @@ class SharedSegment:
         return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
     def close(self) -> None:
-        """Close the descriptor; views stay valid, and memory is given back with the last of them."""
+        """Close the descriptor. Views stay valid, and the memory is freed with the last one."""
         self._held.close()
         self._data = np.empty(0, np.uint8)
 
 
 def _first_gap(regions: Sequence[Region], size: int) -> int:
-    """Return where `size` bytes stand in nobody's way, as far in front as can be."""
+    """Return the first position of `size` free bytes between the regions, or after them."""
     start = 0
     for region in sorted(regions, key=lambda region: region.start):
         if start + size <= region.start:
@@ -187,9 +193,10 @@ def _aligned(size: int) -> int:
 
 
 def _mapped(descriptor: int, size: int) -> np.ndarray[Any, Any]:
-    """Return the first `size` bytes of a file. Unlike `mmap`, torch keeps no descriptor of its own for them."""
+    """Map the first `size` bytes of a file. Unlike `mmap`, torch keeps no duplicate of the descriptor open."""
     try:
-        mmap.mmap(descriptor, size).close()  # torch leaves a descriptor open when it fails
+        # A trial, because torch leaks a descriptor when the mapping fails.
+        mmap.mmap(descriptor, size).close()
     except OSError as cause:
         raise CapacityError(f"shared memory: {size} bytes can't be mapped: {cause}") from cause
     array: np.ndarray[Any, Any] = torch.from_file(
@@ -199,7 +206,7 @@ def _mapped(descriptor: int, size: int) -> np.ndarray[Any, Any]:
 
 
 def _reserve(descriptor: int, start: int, size: int) -> None:
-    """Take memory for a part of a segment now, so that writing there can't fail later."""
+    """Reserve memory for a part of a segment now, so that later writes to it can't fail."""
     left = available_memory()
     try:
         if left is not None and size > left:

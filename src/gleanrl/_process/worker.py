@@ -1,4 +1,4 @@
-"""One worker, seen from its owner: started, signalled, and described when something is wrong with it."""
+"""One worker process, seen from its owner: its start, its deadlines, and the errors that describe its loss."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from gleanrl.errors import (
 
 _PRELOAD = ("gleanrl._process.worker_main",)
 LOOK_MS = 250.0
-"""How often it's looked whether workers get on."""
+"""The interval in ms at which the owner checks whether workers make progress."""
 _GRACE_S = 0.5
-"""How long a worker that seems late is given to show that it isn't."""
+"""The extra time in seconds for a worker that seems late."""
 _STACK_S = 2.0
 _PAUSE_S = 0.02
 _DESCRIPTORS = 3
@@ -40,18 +40,18 @@ _SPARE = 16
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long a worker may stay at one piece of work, in seconds; None for ever.
+    """Time limits for one piece of a worker's work, in seconds; None for no limit.
 
-    A worker that goes on from item to item (from environment to environment, say) has so long for each. How long
-    nobody asks it anything doesn't matter.
+    A worker that works on several items in turn (for example environments) has the full time for each item. Idle time
+    doesn't count.
 
     Attributes:
-        start_s: until it has made what it works on.
-        work_s: for an item of what it's asked to do.
-        close_s: for all workers together to end; those that haven't then are killed.
+        start_s: for the creation of the service.
+        work_s: for each item of a request or signal.
+        close_s: for the end of all workers together; the rest are killed.
 
     Raises:
-        InvalidArgumentError: for what isn't a positive number (0 will do to close).
+        InvalidArgumentError: a value isn't a positive number; `close_s` may be 0.
     """
 
     start_s: float | None = 120.0
@@ -72,19 +72,19 @@ def _is_number(value: Any) -> bool:
 
 
 class Stacks:
-    """Where workers write their Python stacks: a file in memory that they all append to."""
+    """The file in memory that all workers of a pool append their Python stacks to."""
 
     def __init__(self) -> None:
         self._held = Descriptors()
         (self.descriptor,) = self._held.take(memory("gleanrl-stacks"))
 
     def read(self) -> str:
-        """Return what was written."""
+        """Return the text in the file."""
         size = os.fstat(self.descriptor).st_size
         return os.pread(self.descriptor, size, 0).decode(errors="replace").strip("\0\n ")
 
     def take(self) -> str:
-        """Return what was written, and empty the file."""
+        """Return the text in the file, and empty the file."""
         text = self.read()
         os.ftruncate(self.descriptor, 0)
         os.lseek(self.descriptor, 0, os.SEEK_SET)
@@ -97,13 +97,14 @@ class Stacks:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What all workers of a crew have in common.
+    """The settings that all workers of a pool share.
 
     Attributes:
-        timeouts: how long they may take.
-        num_threads: torch threads of each.
-        preload: modules that the launcher imports if this crew is the first one to need it.
-        where: says where a worker is at work, for error messages: gets its number, place and step.
+        timeouts: their time limits.
+        num_threads: the number of torch threads in each worker.
+        preload: modules that the fork server imports, if this pool is the first one to need it.
+        where: describes a worker's current work for error messages. Arguments: the worker's number, its place and its
+            step.
     """
 
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -113,24 +114,24 @@ class WorkerPlan:
 
 
 class Worker:
-    """A worker process, the owner's ends of its pipes, and what it's still to answer.
+    """A worker process, the owner's ends of its pipes, and the answers that are due.
 
     Args:
-        index: its number in the crew.
-        generation: how many had that number before it.
+        index: its number in the pool.
+        generation: the number of earlier workers with this index.
         progress: its words in the segment.
-        stacks: where it writes its stacks.
+        stacks: the file for its stacks.
         shared: the descriptor of the segment.
-        plan: that of its crew.
+        plan: the settings of its pool.
 
     Attributes:
-        due: the numbers of the requests that it's still to answer, in the order of asking.
-        loss: why it's of no further use; None while it is.
-        is_made: whether its servant was made.
-        seconds: how long it may stay at one item.
+        due: the numbers of the unanswered requests, in the order of sending; 0 for a signal.
+        loss: the reason why the worker is lost; None while it is usable.
+        is_made: whether its service was created.
+        seconds: the current time limit for one item.
 
     Raises:
-        LaunchError: if it can't be started.
+        LaunchError: the worker can't be started.
     """
 
     def __init__(
@@ -153,36 +154,40 @@ class Worker:
 
     # ---------------------------------------------------------------- patience
     def begin(self) -> None:
-        """Give it its time, from now on."""
+        """Restart the worker's time limit."""
         self._mark, self._deadline = self._at(), Deadline(self.seconds)
         self._grace: Deadline | None = None
 
     def is_late(self) -> bool:
-        """Return whether it has stayed at one item for too long; if it went on, it's given its time again."""
+        """Return whether the worker has stayed at one item for too long.
+
+        If it made progress, restart its time limit.
+        """
         if not self._deadline.passed():
             return False
         if self._mark != self._at():
             self.begin()
-        elif self._grace is None:  # nobody may have looked for long, or the machine slept
+        # The owner may not have looked for long, or the machine was suspended. So the worker gets a grace period first.
+        elif self._grace is None:
             self._grace = Deadline(min(self.seconds or 0.0, _GRACE_S))
         return self._grace is not None and self._grace.passed()
 
     def _at(self) -> tuple[int, int, int]:
-        """Return what changes whenever the worker goes on to another item."""
+        """Return a value that changes whenever the worker moves to another item."""
         return self.progress[PLACE], self.progress[STEP], self.progress[WORK]
 
     @property
     def place(self) -> int:
-        """Which item it's at, or was at when it ended."""
+        """The index of the worker's current item, or of its last one if it has ended."""
         return self.progress[PLACE]
 
     @property
     def step(self) -> int:
-        """Which step it's at, or was at when it ended."""
+        """The worker's current step, or its last one if it has ended."""
         return self.progress[STEP]
 
     def halt(self, wanted: bool = True) -> None:
-        """Let the worker break off what is long, as soon as it looks; or let it work on from the next request."""
+        """Ask the worker to break off long work at its next check, or withdraw this."""
         self.progress[HALT] = wanted
 
     @property
@@ -193,22 +198,22 @@ class Worker:
         return bool(poller.poll(0))
 
     def wait(self, deadline: Deadline) -> bool:
-        """Wait for the process to end; return whether it has."""
+        """Wait for the process to end; return whether it has ended by the deadline."""
         poller = select.poll()
         poller.register(self.sentinel, select.POLLIN)
         left = deadline.remaining()
         return bool(poller.poll(None if left is None else left * 1000))
 
     def terminate(self, number: int = signal.SIGKILL) -> None:
-        """Send it a signal, if it still lives."""
+        """Send a signal to the process if it still lives."""
         signal_process(self.sentinel, number)
 
     # ----------------------------------------------------------------- reports
     def crash(self, doing: str) -> WorkerCrashedError:
-        """Return the error that tells how the process ended, and where it was at work.
+        """Return the error for an ended process; it says how the process ended and where it was at work.
 
         Args:
-            doing: what it was to do.
+            doing: a description of its work.
         """
         code = self._launcher.exit_code(self.pid)
         lines = [f"worker {self.index} (process {self.pid}) {describe_exit(code)} {doing}"]
@@ -221,18 +226,18 @@ class Worker:
         return WorkerCrashedError("; ".join(lines) + (f"\nIts stack at the end:\n{stack}" if stack else ""))
 
     def timeout(self, doing: str, seconds: float) -> WorkerTimeoutError:
-        """Return the error that tells where the process hangs, with its Python stack.
+        """Return the error for a process that makes no progress; it contains the Python stack.
 
         Args:
-            doing: what it was to do.
-            seconds: how long it had for that.
+            doing: a description of its work.
+            seconds: its time limit.
         """
         return WorkerTimeoutError(
             f"worker {self.index} (process {self.pid}) hasn't got on for {seconds:g} s {doing}\n{self.stack()}"
         )
 
     def stack(self) -> str:
-        """Return the Python stack of the process, or why there is none."""
+        """Return the Python stack of the process as text, or the reason why there is none."""
         if state_of(self.pid) == "T":
             return "It is stopped (by SIGSTOP or a debugger), so that it can't show its stack."
         self._stacks.take()
@@ -240,7 +245,7 @@ class Worker:
         deadline, before = Deadline(_STACK_S), ""
         while not deadline.passed() and not self.wait(Deadline(_PAUSE_S)):
             now = self._stacks.read()
-            if now and now == before:  # it has finished writing
+            if now and now == before:  # The text has stopped growing, so the worker has finished writing.
                 break
             before = now
         found = self._stacks.take()
@@ -252,10 +257,10 @@ class Worker:
 
 
 def require_platform() -> None:
-    """Raise where the system lacks what workers are made with.
+    """Raise unless the system has the calls that workers need.
 
     Raises:
-        UnsupportedError: naming what is missing.
+        UnsupportedError: the system lacks a call; the message names it.
     """
     missing = [name for name in ("memfd_create", "pidfd_open") if not hasattr(os, name)]
     if missing:
@@ -266,10 +271,10 @@ def require_platform() -> None:
 
 
 def require_descriptors(num_workers: int) -> None:
-    """Raise if this process may not open the files that so many workers need.
+    """Raise if this process may not open the files that `num_workers` workers need.
 
     Raises:
-        CapacityError: naming the limit.
+        CapacityError: too few files may be opened; the message names the limit.
     """
     needed, left = num_workers * _DESCRIPTORS + _SPARE, descriptors_left()
     if needed > left:

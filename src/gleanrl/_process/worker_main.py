@@ -1,4 +1,7 @@
-"""What a worker process runs: its set-up, then a loop that serves its owner until the owner lets it go or is gone."""
+"""The main function of a worker process: its set-up, and a loop that serves the owner.
+
+The loop ends when the owner sends `STOP`, or when the owner is gone.
+"""
 
 from __future__ import annotations
 
@@ -22,29 +25,29 @@ from gleanrl._process.shared_columns import MEMORY, WORK, SharedSegment
 
 ENTRY = "gleanrl._process.worker_main:run"
 STOP = "close"
-"""The last request: the servant is closed, and the process ends."""
+"""The last request: the worker closes its service and ends."""
 SYNC = "sync"
-"""The name of a request that does nothing: whatever was asked before has been answered before it is."""
+"""A request without an effect. Its answer arrives after the answers to everything that was sent before."""
 
 
 class Service(Protocol):
-    """What a worker works on; it lives in the worker. Every public method can be requested by name."""
+    """The object that a worker runs. Each public method can be requested by name."""
 
     def signal(self, code: bytes) -> Any:
-        """Do what a signal means; what is returned, None mostly, is the answer."""
+        """Act on a signal. The return value, usually None, is the answer."""
 
     def close(self) -> None:
-        """Let go of everything; nothing is asked afterwards."""
+        """Release all resources; no call follows."""
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What a worker gives its servant.
+    """The data that a worker passes to the function that creates its service.
 
     Attributes:
-        index: the worker's number in its crew.
+        index: the worker's number in its pool.
         segment: the memory shared with the owner.
-        progress: the worker's words in it; the servant writes `PLACE` and `STEP`.
+        progress: the worker's words in it; the service writes `PLACE` and `STEP`.
     """
 
     index: int
@@ -59,16 +62,16 @@ def _has_accelerators() -> bool:
     """Return whether torch was built for devices other than the CPU."""
     try:
         return torch.accelerator.current_accelerator() is not None
-    except RuntimeError:  # what torch 2.6 says for no
+    except RuntimeError:  # torch 2.6 raises if there is none.
         return False
 
 
 def seed_globals(entropy: Sequence[int]) -> None:
-    """Seed torch's, NumPy's and Python's global generators."""
+    """Seed the global generators of torch, NumPy and Python."""
     state = np.random.SeedSequence(entropy).generate_state(3, np.uint32).tolist()
     if _has_accelerators():
         torch.manual_seed(state[0])
-    else:  # what the other one does for devices to come, noting stacks, takes 4 ms
+    else:  # `torch.manual_seed` also records a stack to seed later devices, which takes 4 ms.
         torch.default_generator.manual_seed(state[0])
     np.random.seed(state[1])
     random.seed(state[2])
@@ -76,17 +79,17 @@ def seed_globals(entropy: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class WorkerSetting:
-    """What makes a worker's surroundings those of its owner.
+    """The settings that give a worker the same environment as its owner.
 
     Attributes:
-        number: of the request to make the servant.
+        number: the number of the request that creates the service.
         index: the worker's number.
-        num_workers: how many there are in the crew.
+        num_workers: the number of workers in the pool.
         path: `sys.path`.
         folder: the current folder.
         environ: the environment variables.
-        entropy: seeds torch's, NumPy's and Python's global generators, which are no copies of anybody's.
-        num_threads: torch threads.
+        entropy: the seed of the global generators of torch, NumPy and Python; it differs for each worker.
+        num_threads: the number of torch threads.
     """
 
     number: int
@@ -99,7 +102,7 @@ class WorkerSetting:
     num_threads: int
 
     def apply(self) -> None:
-        """Take it over into this process."""
+        """Apply the settings to this process."""
         sys.path[:] = self.path
         os.environ.clear()
         os.environ.update(self.environ)
@@ -109,12 +112,12 @@ class WorkerSetting:
 
 
 class WorkerRequest(NamedTuple):
-    """What an owner asks.
+    """A request of an owner.
 
     Attributes:
-        number: told with the answer.
-        name: the servant's method, or `SYNC`.
-        arguments: the method's.
+        number: the reply repeats it.
+        name: the name of the service's method, or `SYNC`.
+        arguments: the arguments of the method.
     """
 
     number: int
@@ -123,12 +126,12 @@ class WorkerRequest(NamedTuple):
 
 
 class WorkerReply(NamedTuple):
-    """What a request gave.
+    """The answer to a request or a signal.
 
     Attributes:
-        number: the request's; 0 for a signal that raised.
-        value: what the method returned.
-        report: of what was raised.
+        number: the number of the request; 0 for a signal.
+        value: the return value of the method.
+        report: the exception that was raised, or None.
     """
 
     number: int
@@ -137,10 +140,10 @@ class WorkerReply(NamedTuple):
 
 
 def run(link: socket.socket, descriptors: Sequence[int]) -> int:
-    """Serve as a worker; the launcher calls it in a fresh process.
+    """Serve as a worker. The fork server calls it in a new process.
 
     Args:
-        link: a socket to the launcher, for workers of this worker's own.
+        link: a socket to the fork server, for this worker's own workers.
         descriptors: to read from, to write to, for stacks, and of the segment.
 
     Returns:
@@ -153,7 +156,7 @@ def run(link: socket.socket, descriptors: Sequence[int]) -> int:
     try:
         servant = _set_up(channel, shared)
         return 1 if servant is None else _serve(channel, *servant)
-    except (ChannelClosed, BrokenPipeError):  # the owner is gone: nobody is left to tell anything
+    except (ChannelClosed, BrokenPipeError):  # The owner is gone, so there is no process to report to.
         return 0
 
 
@@ -166,7 +169,10 @@ def _answer(channel: WorkerEnd, reply: WorkerReply) -> None:
 
 
 def _set_up(channel: WorkerEnd, shared: int) -> tuple[Service, memoryview] | None:
-    """Return the servant and the worker's words, or None if that failed; the owner was told which of the two."""
+    """Create the service; return it with the worker's words, or None on failure.
+
+    The owner gets an answer in both cases.
+    """
     number = 0
     try:
         assert channel.next_code() == MESSAGE
@@ -177,6 +183,7 @@ def _set_up(channel: WorkerEnd, shared: int) -> tuple[Service, memoryview] | Non
         segment = SharedSegment(setting.num_workers, shared)
         progress = segment.progress(setting.index)
         progress[WORK] += 1
+        # Decoded after `apply`, because it may import modules from the owner's path.
         make: MakeServant = decode(make_data)  # type: ignore[assignment, has-type]
         servant = make(WorkerContext(setting.index, segment, progress))
     except ChannelClosed:
@@ -189,6 +196,7 @@ def _set_up(channel: WorkerEnd, shared: int) -> tuple[Service, memoryview] | Non
 
 
 def _serve(channel: WorkerEnd, servant: Service, progress: memoryview) -> int:
+    """Serve requests and signals until the owner stops the worker or is gone; return the exit code."""
     read, write, reading, writing = os.read, os.write, channel.reading, channel.writing
     signal = servant.signal
     while True:
@@ -216,7 +224,7 @@ def _serve(channel: WorkerEnd, servant: Service, progress: memoryview) -> int:
 
 
 def _done(servant: Service, request: WorkerRequest) -> WorkerReply:
-    """Do what was requested."""
+    """Call the requested method; return its result or its error as a reply."""
     number, name, arguments = request
     try:
         if name == SYNC:
@@ -227,7 +235,7 @@ def _done(servant: Service, request: WorkerRequest) -> WorkerReply:
 
 
 def _close_quietly(servant: Service) -> None:
-    """Close the servant of an owner that is gone; there's nobody to tell of an error."""
+    """Close the service and ignore its errors, because the owner is gone and can't receive them."""
     try:
         servant.close()
     except BaseException:

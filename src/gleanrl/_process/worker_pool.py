@@ -1,15 +1,16 @@
-"""Worker processes of one owner: asked one by one or all at once, waited for together, replaced, ended together.
+"""The worker pool: all worker processes of one owner, which it starts, calls, waits for, replaces and ends.
 
-This is mechanism. What an answer means, whether all wait for all, and whether the loss of one worker ends the others
-or only gives it a successor, is for the owner to decide: a worker that ended or hung gives an answer like any other,
-and so does one that is asked afterwards.
+The pool provides the mechanism, and its owner decides the policy. The owner knows the meaning of an answer, and decides
+whether all workers wait for each other. It replaces a lost worker or ends the pool. The pool reports the loss of a
+worker as an answer, and so each later request to a lost worker.
 
-The owner waits on the pipes and the process sentinels at once, so that an end is noticed when it happens and waiting
-costs nothing. What interrupts a call (Ctrl-C, a signal handler that raises) leaves the crew usable: an answer that an
-interrupt kept from its owner may be lost, but is neither waited for again nor taken for another one, and `forget` drops
-what is still to come.
+The owner polls the pipes and the process descriptors together. So it notices the end of a process at once, and a wait
+uses no processor time. An interrupt (Ctrl-C, a signal handler that raises) leaves the pool usable. The interrupted
+caller may lose an answer, but a later call neither waits for it nor takes it for another one. `forget` drops the
+answers that are still due.
 
-How workers end: they are asked, then sent SIGTERM, then SIGKILL; all of them at once, within one time.
+Workers end in three steps: a request, SIGTERM, SIGKILL. Each step addresses all workers at once, within one common time
+limit.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _STOPPING = -1
 
 
 def ask_to_end(workers: Sequence[Worker], seconds: float) -> list[BaseException]:
-    """Let every worker close its servant and end, those that don't by SIGTERM; return what the servants raised.
+    """Ask each worker to close its service and end, and send SIGTERM to the rest; return the errors of the services.
 
     Args:
-        workers: of one owner.
-        seconds: how long they have all together to end by themselves.
+        workers: the workers of one owner.
+        seconds: their common time limit before SIGTERM.
     """
     deadline = Deadline(seconds)
     for worker in workers:
@@ -56,7 +57,7 @@ def ask_to_end(workers: Sequence[Worker], seconds: float) -> list[BaseException]
 
 
 def kill(workers: Sequence[Worker]) -> None:
-    """End every worker that still lives."""
+    """Kill every worker that still lives."""
     _signal(workers, signal.SIGKILL)
 
 
@@ -71,7 +72,7 @@ def _ask_to_stop(worker: Worker, deadline: Deadline) -> bool:
 
 
 def _last_words(worker: Worker, deadline: Deadline) -> BaseException | None:
-    """Return what a worker's servant raised when it was closed; answers that were due before are dropped."""
+    """Return the error that a worker's service raised when it was closed, or None. Earlier answers are dropped."""
     poller = select.poll()
     poller.register(worker.channel.reading, select.POLLIN)
     with suppress(ChannelClosed):
@@ -85,7 +86,7 @@ def _last_words(worker: Worker, deadline: Deadline) -> BaseException | None:
 
 
 def _signal(workers: Sequence[Worker], number: int) -> None:
-    """Send a signal to those that live and wait for them."""
+    """Send a signal to the living workers and wait for their end."""
     alive = [worker for worker in workers if not worker.has_ended]
     for worker in alive:
         worker.terminate(number)
@@ -102,14 +103,14 @@ _crews = itertools.count()
 
 
 class WorkerAnswer(NamedTuple):
-    """What came of something that was asked.
+    """The outcome of a request or a signal.
 
     Attributes:
-        worker: its number.
+        worker: the worker's number.
         request: the number that `WorkerPool.post` returned; 0 for a signal.
-        value: what the servant's method returned.
-        error: what was raised; or how the worker ended or hung.
-        lost: whether the worker ended or hung: every request gets such an answer until it's replaced.
+        value: the return value of the service's method.
+        error: the exception that the service raised, or the error that describes the worker's loss.
+        lost: whether the worker ended or hung. Until it is replaced, each of its requests gets such an answer.
     """
 
     worker: int
@@ -120,18 +121,18 @@ class WorkerAnswer(NamedTuple):
 
 
 class WorkerPool:
-    """Worker processes that serve one owner. One thread at a time.
+    """Worker processes that serve one owner. For one thread at a time.
 
-    The first answer of each worker says that its servant was made, or why it couldn't be.
+    The first answer of each worker reports whether its service was created, or the error.
 
     Args:
-        makers: one function for each worker, which makes its servant there.
-        plan: what they have in common.
+        makers: one function for each worker, which creates its service there.
+        plan: the common settings.
 
     Raises:
-        CapacityError: if this process can't have so many workers.
-        UnsupportedError: if the system isn't Linux.
-        LaunchError: if processes can't be started at all.
+        CapacityError: this process can't have so many workers.
+        UnsupportedError: the system isn't Linux.
+        LaunchError: no process can be started.
     """
 
     def __init__(self, makers: Sequence[MakeServant], plan: WorkerPlan) -> None:
@@ -145,7 +146,8 @@ class WorkerPool:
         self._poller = select.poll()
         self._readers: dict[int, Worker] = {}
         self._signalled: set[int] = set()
-        self._turn = 0  # whose answer is looked for first: none is passed over for quicker ones
+        # The worker whose answer is looked for first. It rotates, so that fast workers can't starve a slow one.
+        self._turn = 0
         self.workers: list[Worker] = []
         self.segment = SharedSegment(len(makers))
         self._stacks = Stacks()
@@ -157,6 +159,7 @@ class WorkerPool:
             raise
 
     def _start(self, index: int, generation: int, num_workers: int, make: MakeServant) -> None:
+        """Start a worker and put it in the list of workers."""
         number = next(self._numbers)
         surroundings = (tuple(sys.path), os.getcwd(), dict(os.environ))
         entropy = (*self._family, index, generation)
@@ -170,20 +173,21 @@ class WorkerPool:
             self._poller.register(worker.sentinel, select.POLLIN)
             self._write(worker, first_words)
             worker.due.append(number)
-            self.workers[index : index + 1] = [worker]  # at last: what is there was started whole
+            # Last, so that the list never contains a worker whose start was interrupted.
+            self.workers[index : index + 1] = [worker]
         except BaseException:
-            self._unregister(worker)  # the process ends with its pipes
+            self._unregister(worker)  # The process ends when its pipes are closed.
             raise
 
     # --------------------------------------------------------------- asking
     def post(self, index: int, name: str, *arguments: Any) -> int:
-        """Ask a worker to call a method of its servant; return the number of the request.
+        """Send a request to call a method of a worker's service; return its number.
 
-        A worker does one thing after the other, in the order of asking.
+        A worker serves its requests one by one, in the order of sending.
 
         Raises:
-            WorkerError: if the arguments can't be sent; nothing was asked then.
-            ClosedError: if the crew was closed, or this is a fork of the process that started it.
+            WorkerError: the arguments can't be pickled; nothing was sent then.
+            ClosedError: the pool was closed, or this is a fork of the process that started it.
         """
         self.check()
         number = next(self._numbers)
@@ -193,32 +197,35 @@ class WorkerPool:
         if not worker.due:
             worker.begin()
         self._write(worker, data)
-        worker.due.append(number)  # once it was sent: nothing is waited for that can't come
+        # After the write: if it raises, the pool must not wait for an answer that can't come.
+        worker.due.append(number)
         return number
 
     def send(self, index: int, code: bytes) -> None:
-        """Send a signal to one worker, whose answer `wait_any` gives; its number is 0. Others may be sent meanwhile.
+        """Send a signal to one worker.
+
+        `wait_any` returns its answer, with the number 0. More signals may be sent before.
 
         Raises:
-            ClosedError: if the crew was closed.
+            ClosedError: the pool was closed.
         """
         self._check_open()
         worker = self.workers[index]
         if not worker.due:
             worker.begin()
-        with suppress(BrokenPipeError):  # that it ended is seen where its answer is waited for
+        with suppress(BrokenPipeError):  # The wait for its answer detects that it ended.
             os.write(worker.writing, code)
         worker.due.append(_SIGNAL)
 
     def signals_due(self, index: int) -> int:
-        """Return how many signals a worker is still to answer, as far as is known: at least those that it is at."""
+        """Return how many signals to a worker have no answer yet. Answers that arrived but weren't taken count, too."""
         return self.workers[index].due.count(_SIGNAL)
 
     def signal(self, code: bytes) -> bool:
-        """Send a signal to every worker and wait; return whether all of them just did what it means.
+        """Send a signal to all workers and wait; return whether all of them answered `DONE`.
 
-        If not, one of them raised or was lost: the answers are for `wait_any`, also those of the others. This is
-        what is called at every step: a write and a read for each worker and a poll or two, nothing else.
+        If not, a worker raised, was lost or returned a value; `wait_any` then returns all remaining answers. This call
+        runs at every step. It therefore does only a write and a read for each worker, and a poll or two.
         """
         self._check_open()
         workers, pending, readers = self.workers, self._signalled, self._readers
@@ -254,10 +261,11 @@ class WorkerPool:
         return whole
 
     def forget(self) -> None:
-        """Drop what is still to be answered, which an interrupt kept its owner from waiting for."""
+        """Drop the answers that are still due, because an interrupt kept the owner from waiting for them."""
         for worker in self.workers:
             worker.due.clear()
-        # Whether a signal that was given up was answered isn't known: what comes before the answer to this was.
+        # Answers to signals have no numbers. So a request follows each abandoned signal: everything before its answer
+        # is old.
         for index in sorted(self._signalled):
             self.post(index, SYNC)
         while self._signalled and self.wait_any() is not None:
@@ -265,17 +273,20 @@ class WorkerPool:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a fork of the process that started the workers: they don't serve it."""
+        """Whether this process is a fork of the process that started the workers, which don't serve it."""
         return os.getpid() != self._owner
 
     def check(self) -> None:
-        """Raise `ClosedError` if the crew was closed, or this is a fork of the process that started it."""
+        """Raise `ClosedError` if the pool was closed, or if this is a fork of the process that started it."""
         if self.is_foreign:
             raise ClosedError("workers serve the process that started them, not its forks")
         self._check_open()
 
     def _check_open(self) -> None:
-        """Raise if the crew was closed: also in the midst of a call, when a garbage collection ends another owner."""
+        """Raise if the pool was closed.
+
+        This may happen during a call, when a garbage collection runs the finalizer of another owner.
+        """
         if self.closed:
             raise ClosedError(f"the workers have been ended{self._reason}")
 
@@ -286,7 +297,8 @@ class WorkerPool:
         try:
             worker.channel.send(data, Deadline(seconds))
         except ChannelClosed:
-            pass  # what it said before it ended comes first: its end is seen where answers are waited for
+            # Its last answers may still be in the pipe. The wait for answers returns them before it reports the end.
+            pass
         except ChannelFull:
             self._hung(worker, seconds)
         except BaseException:
@@ -294,26 +306,28 @@ class WorkerPool:
             raise
 
     def _finish(self, worker: Worker) -> None:
-        """Send the rest of a message after an interrupt; a worker that doesn't take it is lost."""
+        """Send the rest of a message after an interrupt. A worker that doesn't read it is lost."""
         try:
             worker.channel.finish(Deadline(_TERM_S))
         except (ChannelClosed, ChannelFull):
             pass
         finally:
-            if worker.channel.is_midway:  # also if a second interrupt came
+            if worker.channel.is_midway:  # also after a second interrupt
                 self._lose(worker, WorkerError(f"a long message to worker {worker.index} was interrupted"))
 
     # -------------------------------------------------------------- waiting
     @property
     def is_idle(self) -> bool:
-        """Whether the workers live, as far as is known, and have answered everything."""
+        """Whether all workers have answered everything and none is known to be lost."""
         return not self.closed and not self._signalled and not any(w.due or w.loss for w in self.workers)
 
     def wait_any(self, deadline: Deadline | None = None) -> WorkerAnswer | None:
-        """Return the next answer; None if none is due, or none has come by the deadline, which may have passed.
+        """Return the next answer. Return None if none is due, or if none has arrived by the deadline.
+
+        Arrived answers are returned even if the deadline has already passed.
 
         Raises:
-            ClosedError: if the crew was closed, also meanwhile.
+            ClosedError: the pool was closed, before or during the call.
         """
         has_looked = False
         while True:
@@ -330,7 +344,10 @@ class WorkerPool:
             has_looked = True
 
     def wait_all(self) -> list[WorkerAnswer]:
-        """Return every answer that is due, by worker; or those that came until a worker was lost."""
+        """Return all due answers, sorted by worker.
+
+        After the loss of a worker, return only the answers up to its loss.
+        """
         answers: list[WorkerAnswer] = []
         while (answer := self.wait_any()) is not None:
             answers.append(answer)
@@ -339,12 +356,13 @@ class WorkerPool:
         return sorted(answers, key=lambda answer: answer.worker)
 
     def _next(self, worker: Worker) -> WorkerAnswer | None:
-        """Return the next answer of a worker if it has arrived; what nobody waits for any more is dropped."""
+        """Return the next answer of a worker if it has arrived. Answers that are no longer due are dropped."""
         index, due, inbox = worker.index, worker.due, worker.channel.inbox
         if worker.loss is None:
             if not inbox:
                 return None
-            # What a signal's answer mostly is. If an interrupt comes in between, the answer is dropped later.
+            # The fast path for the usual answer to a signal. After an interrupt between the next two lines, the answer
+            # stays in the inbox and is dropped later.
             if inbox == _JUST_DONE and due and due[0] == _SIGNAL and worker.is_made:
                 due.popleft()
                 inbox.clear()
@@ -362,7 +380,8 @@ class WorkerPool:
                     else reply.report.error(f"worker {index} (process {worker.pid})")
                 )
                 wanted = reply.number in due
-                # An interrupt may come between any two of these: what isn't due any more is dropped.
+                # `due` is updated before the inbox. After an interrupt in between, the answer isn't due any more and is
+                # dropped later.
                 while wanted and due.popleft() != reply.number:
                     pass
                 if wanted or (reply.number == _SIGNAL and index in self._signalled and not due):
@@ -380,7 +399,7 @@ class WorkerPool:
         return WorkerAnswer(index, number, None, worker.loss, lost=True)
 
     def _look(self, deadline: Deadline | None) -> None:
-        """Wait until something arrives, or somebody is late."""
+        """Wait until bytes arrive or a process ends, and mark workers as lost that ended or are late."""
         left = LOOK_MS if deadline is None else 1000 * (deadline.remaining() or 0.0)
         patience = [LOOK_MS if w.seconds is None else min(LOOK_MS, 1000 * w.seconds) for w in self.workers]
         ready = self._poller.poll(min(left, *patience))
@@ -401,7 +420,8 @@ class WorkerPool:
 
     # ---------------------------------------------------------------- losses
     def _crashed(self, worker: Worker) -> None:
-        worker.wait(Deadline(_TERM_S))  # its pipes are closed a moment before it has ended
+        # The kernel closes a process's pipes just before the process has ended.
+        worker.wait(Deadline(_TERM_S))
         self._lose(worker, worker.crash(self._doing(worker)))
 
     def _hung(self, worker: Worker, seconds: float | None) -> None:
@@ -422,16 +442,16 @@ class WorkerPool:
                 self._poller.unregister(descriptor)
 
     def replace(self, index: int, make: MakeServant) -> None:
-        """End a worker, if it still lives, and start another one in its place; what was due of it is dropped.
+        """Kill a worker if it still lives, and start another one in its place. Its due answers are dropped.
 
-        The new one has pipes of its own, and the former one is dead before it starts: no answer and no row of the
-        former one can come any more. Its `generation` is one higher. It finds the words from `OWN` on as they were.
-        After an interrupt, there is either the former one, lost, or the new one, started whole.
+        The new worker has new pipes, and the former one is dead before it starts. So no answer and no row of the former
+        one can arrive any more. The `generation` of the new worker is one higher. Its words from `OWN` on keep their
+        values. An interrupt leaves either the former worker, lost, or the new one, completely started.
 
         Raises:
-            LaunchError: if it can't be started; the former one is lost.
-            WorkerError: if the former one can't be killed.
-            ClosedError: if the crew was closed.
+            LaunchError: the new worker can't be started; the former one is lost.
+            WorkerError: the former worker can't be killed.
+            ClosedError: the pool was closed.
         """
         self.check()
         former = self.workers[index]
@@ -449,14 +469,16 @@ class WorkerPool:
 
     # --------------------------------------------------------------- ending
     def close(self, seconds: float | None = None, because: str = "") -> None:
-        """End every worker: ask, then SIGTERM, then SIGKILL; again, it ends what an interrupt of the first call left.
+        """End all workers: by a request, by SIGTERM, and by SIGKILL.
+
+        A second call ends workers that an interrupt of the first call left.
 
         Args:
-            seconds: how long they have all together to end by themselves; None for what the timeouts say.
-            because: why, for the message of who uses the crew afterwards.
+            seconds: their common time limit to end by themselves; None for the limit of the timeouts.
+            because: the reason, for the message of later calls.
 
         Raises:
-            Exception: what a servant's `close` raised first; the workers have ended all the same.
+            Exception: the first error of a service's `close`; all workers have ended nevertheless.
         """
         if self.ended or self._ending or self.is_foreign:
             return
@@ -469,7 +491,7 @@ class WorkerPool:
             self._ending = False
             kill(self.workers)
             for known in (self._signalled, self._readers):
-                known.clear()  # a call that this close interrupts finds nothing to go on with
+                known.clear()  # A call that this close interrupts must find no worker to wait for.
             for worker in self.workers:
                 worker.due.clear()
                 worker.close()
@@ -477,7 +499,7 @@ class WorkerPool:
             self.segment.close()
             self.plan = replace(
                 self.plan, where=WorkerPlan.where
-            )  # its owner isn't kept by what it has ended
+            )  # `where` may refer to the owner, which a closed pool must not keep alive.
             self.ended = True
         if raised:
             raise raised[0]
