@@ -1,8 +1,7 @@
-"""`AsyncEnvPool`: several environments that are stepped as they come.
+"""`AsyncEnvPool`: a batch of environments that can be stepped one by one, without waiting for all.
 
-Which environment of a pool each row is of.
-
-A pool of environments as a batch: all are asked at once and waited for, as by any batch.
+Change `RowIndex` for the addressing of rows by ``"env_index"``, `PooledEnv` for the use as an ordinary batch, and
+`AsyncEnvPool` for the ``async_…`` calls.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ from gleanrl.errors import (
 )
 
 INDEX = "env_index"
-"""The entry that says which environment a row is of: an integer, as non-tensor data."""
+"""Key of the entry that holds the number of a row's environment: an integer, as non-tensor data."""
 
 
 class RowIndex:
-    """Tells environments and their rows from TensorDicts and from the argument `env_index`.
+    """Maps rows of TensorDicts to environments, by the argument `env_index` or by the entry ``"env_index"``.
 
     Args:
         batch_size: of the pool, ``[n, *batch]``.
@@ -65,17 +64,17 @@ class RowIndex:
     def rows(
         self, call: str, tensordict: TensorDictBase | None, env_index: Any
     ) -> dict[int, TensorDictBase | None]:
-        """Return the row of each environment that is meant; None for each without a TensorDict.
+        """Return the row of each addressed environment; None for each if `tensordict` is None.
 
         Args:
-            call: for messages.
-            tensordict: rows of several environments, or that of one.
-            env_index: an integer or several; None for what the TensorDict says.
+            call: name of the public call, for messages.
+            tensordict: rows of several environments, ``[k, *batch]``, or one row, ``[*batch]``.
+            env_index: an integer or several; None to read the entry of the TensorDict.
 
         Raises:
             InvalidArgumentError: if an environment occurs twice.
-            LengthError: if there are more or fewer rows than environments.
-            SchemaError: if a row hasn't an environment's batch size.
+            LengthError: if the number of rows differs from the number of environments.
+            SchemaError: if a row doesn't have the environments' batch size.
             MissingKeyError, InvalidTypeError, IndexRangeError: see `envs`.
         """
         envs = self.envs(call, tensordict, env_index)
@@ -95,12 +94,15 @@ class RowIndex:
         return dict(zip(envs, parts, strict=True))
 
     def envs(self, call: str, tensordict: TensorDictBase | None, env_index: Any) -> list[int]:
-        """Return the numbers of the environments that are meant.
+        """Return the numbers of the addressed environments.
+
+        The argument `env_index` takes precedence over the entry of the TensorDict. Without both, all n environments
+        are addressed, if there is no TensorDict or if it has n rows.
 
         Raises:
-            MissingKeyError: if nothing says which.
-            InvalidTypeError: for what isn't an integer.
-            IndexRangeError: if there's no such environment.
+            MissingKeyError: if neither is given and the TensorDict doesn't have n rows.
+            InvalidTypeError: if a number isn't an integer.
+            IndexRangeError: if a number isn't in ``[0, n)``.
         """
         if env_index is not None:
             return self._checked(call, np.asarray(_plain(env_index)).reshape(-1))
@@ -116,7 +118,7 @@ class RowIndex:
         )
 
     def is_one(self, tensordict: TensorDictBase) -> bool:
-        """Return whether a TensorDict is the row of one environment."""
+        """Return whether a TensorDict is the row of a single environment."""
         return tensordict.ndim < len(self._batch_size)
 
     def _checked(self, call: str, given: np.ndarray[Any, Any]) -> list[int]:
@@ -130,20 +132,20 @@ class RowIndex:
 
 
 def is_number(env_index: Any) -> bool:
-    """Return whether `env_index` names one environment, and not several."""
+    """Return whether `env_index` is a single number, so that the result has no leading dimension."""
     return env_index is not None and np.ndim(_plain(env_index)) == 0
 
 
 def index_entry(env: int, batch_size: Sequence[int]) -> Any:
-    """Return the entry of an environment's row: non-tensor data."""
+    """Return the value of the entry ``"env_index"`` in an environment's row, as non-tensor data."""
     return NonTensorData(env, batch_size=batch_size)
 
 
 def with_index(metadata: EnvMetaData) -> EnvMetaData:
-    """Return what an environment declares, with its index as a state.
+    """Return the metadata of an environment with the entry ``"env_index"`` added to its state spec.
 
     Raises:
-        InvalidArgumentError: if it has such an entry itself.
+        InvalidArgumentError: if a spec of the environment has that entry already, for example because it is a pool.
     """
     if any(INDEX in spec.keys() for spec in metadata.specs.values()):
         raise InvalidArgumentError(
@@ -155,7 +157,7 @@ def with_index(metadata: EnvMetaData) -> EnvMetaData:
 
 
 def _plain(numbers: Any) -> Any:
-    """Return the value of a tensor, an array or non-tensor data."""
+    """Return a tensor, an array or non-tensor data as Python numbers; return other values unchanged."""
     kinds = (torch.Tensor, np.ndarray, NonTensorData, NonTensorStack)
     return numbers.tolist() if isinstance(numbers, kinds) else numbers
 
@@ -164,17 +166,19 @@ STACKS = ("dense", "maybe_dense", "lazy")
 
 
 class PooledEnv(BatchedEnv):
-    """Abstract: a batch of environments that are asked one by one, wherever they live.
+    """Base class of batches whose environments answer requests independently of each other.
+
+    A subclass chooses where the environments live: it returns a `RequestHost`.
 
     Args:
-        makers: one for each environment.
+        makers: one environment or callable for each environment.
         create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
-        stack: how rows become one TensorDict.
-        options: the rest.
+        stack: how rows become one TensorDict, one of `STACKS`; see `AsyncEnvPool`.
+        options: see `BatchOptions`.
 
     Attributes:
         stack: see above.
-        host: where the environments live, a `RequestHost`; None before the start.
+        host: the `RequestHost` that runs the environments; None before the start.
     """
 
     def __init__(
@@ -193,7 +197,7 @@ class PooledEnv(BatchedEnv):
 
     @abstractmethod
     def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
-        """Return where the environments are to live, each made by its maker; not started."""
+        """Return a host for the environments of these factories; `PooledEnv` starts it."""
 
     def _declare(self, given: Any, each: Sequence[EnvMetaData]) -> None:
         super()._declare(given, tuple(map(with_index, each)))
@@ -201,11 +205,11 @@ class PooledEnv(BatchedEnv):
     # ------------------------------------------------------------------- life
     @property
     def is_started(self) -> bool:
-        """Whether the environments live."""
+        """Whether the environments exist."""
         return self._requests is not None
 
     def _start(self, makers: Sequence[Factory]) -> None:
-        self._end()  # two interrupts of an earlier start may have left its workers
+        self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
         host = self.host = self._make_host(makers)
         try:
             host.start()
@@ -213,7 +217,7 @@ class PooledEnv(BatchedEnv):
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
         except BaseException:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # the error of the start matters more than one of the clean-up
                 self._end()
             raise
 
@@ -261,7 +265,7 @@ class PooledEnv(BatchedEnv):
 
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
         masked, busy = self.host.may_be_masked, self._running.busy
-        # The busy ones can't be asked before their answers are received.
+        # An environment accepts no request before its last answer was received.
         free = [env for env in members if env not in busy]
         asked = {env: Request("action_spec", ()) for env in free if masked(env)}
         try:
@@ -272,7 +276,10 @@ class PooledEnv(BatchedEnv):
     def _ask_each(
         self, name: str, arguments: Sequence[tuple[Any, ...]], during: str | None = None
     ) -> list[Any]:
-        """Call a method of every member, each with its arguments; `during` is what errors call it."""
+        """Call a method of every member with its own arguments; return the results.
+
+        Errors name the operation by `during`, or by the method's name if it is None.
+        """
         requests = {env: Request(name, given) for env, given in enumerate(arguments)}
         try:
             return list(self._running.ask(requests).values())
@@ -298,14 +305,14 @@ class PooledEnv(BatchedEnv):
         return self._ask_each("state_dict", [()] * self.num_workers)
 
     def _states_at_the_end(self) -> list[dict[str, Any]] | None:
-        # Who is busy isn't waited for.
+        # The pool is about to be closed: it doesn't wait for requests that are under way.
         return None if self._running.busy else self._member_states()
 
     def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
         self._ask_each("parse_state", [(state, strict) for state in states])
 
     def adopt_state(self, value: Any) -> None:
-        """Let every member go on from its value, which it keeps: from those that were parsed last."""
+        """Let every member continue from the state that it parsed last. The argument is ignored, as members keep it."""
         if not self.was_closed:
             self._ask_each("adopt_state", [()] * self.num_workers)
 
@@ -314,45 +321,50 @@ _EXCHANGES = (None, "auto", "queue", "shm")
 
 
 class AsyncEnvPool(PooledEnv):
-    """Several environments that are stepped as they come, in threads or in processes of their own.
+    """A batch of environments in threads or worker processes that can be stepped one by one.
 
-    It can be used as any other batch of environments, ``[n, *batch]``, with `step`, `reset`, `rollout` and in
-    collectors: then all wait for all. Beyond that, environments can be asked one by one: ``async_step_send`` (or
-    ``async_reset_send``, ``async_step_and_maybe_reset_send``) returns at once, and the ``…_recv`` of the same kind
-    gives the answers that have arrived, at least `min_get` of them.
+    The pool works like any other batch of environments, ``[n, *batch]``, with `step`, `reset`, `rollout` and
+    collectors. Such a call waits for all environments. In addition, each environment can be sent a request without
+    waiting. ``async_step_send``, ``async_reset_send`` and ``async_step_and_maybe_reset_send`` return at once. The
+    ``…_recv`` method of the same kind returns the answers that have arrived, and waits for at least `min_get` of them.
 
-    - ``"env_index"`` says which environment a row is of: an integer, as non-tensor data. It stands at the root of all
-      that the pool returns, and tells where a row is sent to, unless the argument `env_index` does.
-    - Answers come in the order of their environments' numbers. If `max_get` leaves some for later, those that arrived
-      first come first. What is received is fresh memory, as is what an environment gets.
-    - Each environment does one thing at a time: its answer has to be received before it's asked again, also by
-      `step`, `reset`, `set_seed` and the like; else a `PendingError` names it.
-    - What an environment raises is raised by the ``recv`` that would give its answer, with the traceback; the error's
-      `env_index` says which it was. It can be asked again then, and the answers of the others are kept.
-    - An environment whose process ended, or that stayed at one request for longer than `timeouts` allow, is *lost*,
-      which is reported likewise. A reset makes it anew (unseeded); anything else raises until then. Environments in one
-      process are lost together. A thread that hangs is left alone, but the program can't end before it does.
-    - Ctrl-C, or another exception of a signal handler, loses nothing: what was sent can be received afterwards.
+    - The entry ``"env_index"`` holds the number of a row's environment, an integer as non-tensor data. The pool sets
+      it in the root of every TensorDict that it returns. A ``send`` call addresses the environments by it, unless the
+      argument `env_index` is passed.
+    - A ``recv`` call orders its rows by environment number. If `max_get` limits their number, the earliest answers are
+      returned first. All data are copied on the way to and from the environments.
+    - Each environment has at most one request under way. Its answer must be received before the next request, which
+      may also be a `step`, `reset` or `set_seed`. Otherwise a `PendingError` names the environment.
+    - An exception of an environment is raised by the ``recv`` call that would return its answer, with the traceback.
+      The attribute `env_index` of the error names the environment. That environment accepts requests again, and the
+      answers of the other environments are kept.
+    - An environment is *lost* if its process ended, or if one request took longer than `timeouts` allow. The loss is
+      reported as an error in the same way. A lost environment accepts only a reset, which makes a new one, without a
+      seed. Environments that share a process are lost together. A hanging thread can't be stopped: the program can't
+      end before that thread does.
+    - Ctrl-C, or another exception of a signal handler, loses no request. Answers can be received afterwards.
 
-    In processes, environments start and end as those of a `ParallelEnv`, and gradients don't pass. In threads they do,
-    where grad mode is on in the thread that sends. One thread of yours at a time may use the pool.
+    Processes start and end like the workers of a `ParallelEnv`, and gradients don't flow through steps. In threads,
+    gradients flow if grad mode is on in the thread that sends. The pool isn't thread-safe: one thread at a time may
+    use it.
 
     Args:
-        env_makers: a callable that makes an environment, or one that nobody has used; or a list of them.
-        backend: ``"threading"`` or ``"multiprocessing"``; None for the class's own, threads for this class.
-        stack: ``"dense"``: rows are stacked, for environments that are alike; ``"lazy"``: they come as lazy stacks;
-            ``"maybe_dense"``: as lazy stacks where they can't be stacked.
-        exchange: ``"auto"``, ``"queue"``, ``"shm"`` or None: needs nothing, as rows travel in one way here.
-        worker_affinity: the processors that each process may run on, or a function from its number to them; None for
-            all.
-        envs_per_worker: environments that share a process, and take turns in it.
+        env_makers: a callable that makes an environment, or an unused environment; or a list of them.
+        backend: ``"threading"`` or ``"multiprocessing"``; None for the backend of the class, which for `AsyncEnvPool`
+            itself is threads.
+        stack: ``"dense"`` stacks the rows, which must have equal keys, shapes and dtypes. ``"lazy"`` returns lazy
+            stacks. ``"maybe_dense"`` returns lazy stacks only for rows that can't be stacked.
+        exchange: ``"auto"``, ``"queue"``, ``"shm"`` or None; accepted for compatibility, without effect.
+        worker_affinity: the processors that each process may run on, or a function of the process number that returns
+            them; None for all.
+        envs_per_worker: environments in each process; a process serves one of them at a time.
         create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
-        device: where TensorDicts live; None for where the environments' do.
+        device: device of the TensorDicts; None for the device of the environments.
         timeouts: how long environments may take; None for the defaults of `Timeouts`.
 
     Attributes:
-        min_get: how many answers to receive at least where nothing else is said; 1 at first.
-        env_makers: what makes the environments.
+        min_get: the default of the argument `min_get`; 1 at first.
+        env_makers: the environments or callables.
         num_envs: n.
         backend: ``"threading"`` or ``"multiprocessing"``.
         stack: see above.
@@ -360,7 +372,7 @@ class AsyncEnvPool(PooledEnv):
 
     Raises:
         InvalidArgumentError: for a value that isn't supported (also a ValueError).
-        InvalidTypeError: if `timeouts` is something else (also a TypeError).
+        InvalidTypeError: if `timeouts` isn't a `Timeouts` (also a TypeError).
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -374,7 +386,7 @@ class AsyncEnvPool(PooledEnv):
     backend: str
 
     def __new__(cls, env_makers: Any = None, *, backend: str | None = None, **kwargs: Any) -> Any:
-        """Make a pool of the class for the backend."""
+        """Return an instance of the subclass for the backend."""
         if cls is not AsyncEnvPool:
             return super().__new__(cls)
         for kind in (ThreadingAsyncEnvPool, ProcessorAsyncEnvPool):
@@ -411,7 +423,7 @@ class AsyncEnvPool(PooledEnv):
 
     @abstractmethod
     def _share(self, envs_per_worker: int, affinity: Any) -> None:
-        """Take over how environments are spread."""
+        """Check and store how the environments are distributed over processes."""
 
     # ------------------------------------------------------------------- life
     def shutdown(self) -> None:
@@ -426,7 +438,7 @@ class AsyncEnvPool(PooledEnv):
         """Close the pool."""
         self.close()
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------- properties
     @property
     def env_batch_sizes(self) -> list[torch.Size]:
         """The batch size of each environment."""
@@ -434,46 +446,50 @@ class AsyncEnvPool(PooledEnv):
 
     @property
     def resolved_exchange(self) -> str:
-        """How rows travel: ``"queue"``."""
+        """The way that rows travel: always ``"queue"``."""
         return "queue"
 
     @property
     def exchange_keys(self) -> tuple[Any, ...]:
-        """The entries that stand in shared memory: none."""
+        """The entries that are exchanged through shared memory: always none."""
         return ()
 
     def stats(self, *, reset: bool = False) -> dict[str, float | int]:
-        """Return what is counted of an exchange through shared memory: nothing, with or without `reset`."""
+        """Return the statistics of an exchange through shared memory: always empty, as there is none."""
         return {}
 
     # -------------------------------------------------------------------- send
     def async_step_send(self, tensordict: TensorDictBase, env_index: Any = None) -> None:
-        """Let environments take the actions in `tensordict`, and don't wait for them.
+        """Send environments the actions in `tensordict` and return without waiting for the steps.
 
         Args:
-            tensordict: rows of several environments, ``[k, *batch]``, or that of one, ``[*batch]``; copied.
-            env_index: which environments, an integer or several; None for what ``"env_index"`` in `tensordict` says,
-                and for all if it isn't there and there are n rows.
+            tensordict: rows of several environments, ``[k, *batch]``, or one row, ``[*batch]``; copied.
+            env_index: the environments, an integer or several. If None, the entry ``"env_index"`` of `tensordict`
+                names them. Without that entry, `tensordict` must have n rows, one for each environment.
 
         Raises:
             PendingError: if the last answer of one of them wasn't received; nothing is sent then.
             MissingKeyError: if an action, or ``"env_index"``, is missing.
             SchemaError, LengthError: if the batch size isn't that of these environments.
-            IndexRangeError: if there's no such environment.
+            IndexRangeError: if there is no such environment.
             WorkerError: if one of them is lost.
         """
         self._send(STEP, tensordict, env_index)
 
     def async_step_and_maybe_reset_send(self, tensordict: TensorDictBase, env_index: Any = None) -> None:
-        """Let environments take the actions in `tensordict`, then reset those that are done; see `async_step_send`."""
+        """Send environments the actions in `tensordict`, and reset each environment whose episode ends.
+
+        See `async_step_send`.
+        """
         self._send(STEP_AND_RESET, tensordict, env_index)
 
     def async_reset_send(self, tensordict: TensorDictBase | None = None, env_index: Any = None) -> None:
-        """Let environments begin new episodes, and don't wait for them; see `async_step_send`.
+        """Send environments a reset and return without waiting for it; see `async_step_send`.
 
         Args:
-            tensordict: as for `reset`; None for nothing.
-            env_index: which environments; None for what `tensordict` says, all without one.
+            tensordict: as for `reset`; None for no input.
+            env_index: the environments. If None, the entry ``"env_index"`` of `tensordict` names them; without a
+                `tensordict` all are reset.
         """
         self._send(RESET, tensordict, env_index)
 
@@ -515,21 +531,23 @@ class AsyncEnvPool(PooledEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> TensorDictBase:
-        """Return steps that were sent, as `step` does.
+        """Receive the steps of `async_step_send`, in the form that `step` returns.
 
         Args:
-            min_get: wait for so many; None for the pool's `min_get`.
-            env_index: wait for that environment, or all of those, instead; `min_get` and `max_get` don't matter then.
-            max_get: return at most so many; None for all that have arrived.
-            timeout: seconds to wait at most; None for as long as environments may take.
+            min_get: number of answers to wait for; None for the pool's `min_get`.
+            env_index: wait for the answers of these environments only, an integer or several. `min_get` and `max_get`
+                are ignored then.
+            max_get: maximal number of rows to return; None for all answers that have arrived.
+            timeout: seconds to wait at most; None for no limit except the pool's `timeouts`.
 
         Returns:
-            The rows that were sent with their ``"next"``, ``[k, *batch]``; ``[*batch]`` for one `env_index`.
+            The rows that were sent, with their ``"next"``, ``[k, *batch]``; ``[*batch]`` if `env_index` is a single
+            number.
 
         Raises:
-            PendingError: if fewer are under way (also a RuntimeError).
-            NotReadyError: if fewer arrive in time; those that did are kept (also a TimeoutError).
-            EnvironmentFailure, WorkerError: if an environment raised, or is lost; its `env_index` says which.
+            PendingError: if fewer requests are under way (also a RuntimeError).
+            NotReadyError: if fewer answers arrive in time; the pool keeps them (also a TimeoutError).
+            EnvironmentFailure, WorkerError: if an environment raised or is lost; the error's `env_index` names it.
         """
         received = self._received(STEP, min_get, env_index, max_get, timeout)
         stepped = [_stepped(request, request.value) for request in received.values()]
@@ -543,7 +561,7 @@ class AsyncEnvPool(PooledEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Return steps that were sent and the roots of those that follow, as `step_and_maybe_reset` does.
+        """Receive the answers of `async_step_and_maybe_reset_send`: the steps, and the roots of the following steps.
 
         See `async_step_recv`.
         """
@@ -561,7 +579,7 @@ class AsyncEnvPool(PooledEnv):
         max_get: int | None = None,
         timeout: float | None = None,
     ) -> TensorDictBase:
-        """Return roots of new episodes, as `reset` does; see `async_step_recv`."""
+        """Receive the roots of new episodes, in the form that `reset` returns; see `async_step_recv`."""
         received = self._received(RESET, min_get, env_index, max_get, timeout)
         return self._handed_out(received, [request.value for request in received.values()], env_index)
 
@@ -585,7 +603,7 @@ class AsyncEnvPool(PooledEnv):
         return found if env_index is None else {env: found[env] for env in envs}
 
     def _error(self, fault: StepFault) -> GleanError:
-        """Return the error for an answer that failed, which is received by that."""
+        """Return the user's error for a failed answer, and release that answer."""
         root, keys = self._running.release([fault.env])[fault.env].arguments[0], self._action_keys(fault.env)
         action = None if root is None or len(keys) != 1 else root.get(keys[0], None)
         error = explain(fault, self, action=action)
@@ -608,7 +626,7 @@ class AsyncEnvPool(PooledEnv):
 
 
 class ThreadingAsyncEnvPool(AsyncEnvPool):
-    """An `AsyncEnvPool` of environments in threads, one each, which make, step and close them."""
+    """An `AsyncEnvPool` with one thread for each environment. The thread makes, steps and closes it."""
 
     backend, in_process = "threading", True
 
@@ -634,7 +652,7 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
 
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):
-    """An `AsyncEnvPool` of environments in processes. Linux only."""
+    """An `AsyncEnvPool` with environments in worker processes. Linux only."""
 
     backend = "multiprocessing"
 
@@ -645,12 +663,12 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
 
     def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
         host = ProcessHost(makers, self._shares, self.timeouts, self._affinity)
-        weakref.finalize(self, host.close)
+        weakref.finalize(self, host.close)  # ends the workers with the last reference to the pool
         return host
 
     @property
     def processes(self) -> list[int]:
-        """The workers' process numbers; none before the start."""
+        """The process ids of the workers; empty before the start."""
         return self.host.processes if self.is_started else []
 
 

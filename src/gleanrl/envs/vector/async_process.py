@@ -1,4 +1,4 @@
-"""A pool's environments in processes of their own, or several of them in one."""
+"""Host of an `AsyncEnvPool` that runs the environments in worker processes, one or several in each."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from gleanrl.errors import InvalidArgumentError, LengthError, WorkerError
 
 @dataclass(frozen=True)
 class PoolShare:
-    """The environments of one worker: a function of its station makes what serves them.
+    """Makes the service of one worker, in the worker.
 
     Attributes:
-        factories: how they are made.
-        cpus: the processors that it may run on; None for all.
+        factories: of the worker's environments.
+        cpus: the processors that the worker may run on; None for all.
     """
 
     factories: Sequence[Factory]
     cpus: Sequence[int] | None = None
 
     def __call__(self, station: WorkerContext) -> PoolService:
-        """Make the environments."""
-        station.progress[MASKED] = True  # unknown
+        """Make the environments and return their service."""
+        station.progress[MASKED] = True  # unknown before the first answer, and True is safe: the owner asks
         if self.cpus is not None:
             run_on(self.cpus)
         members = [PoolMember(factory) for factory in with_own_copies(self.factories)]
@@ -49,29 +49,29 @@ class PoolShare:
                 member.construct()
             require_independent([member.env for member in members])
         except BaseException:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # the error of the construction matters more than one of the clean-up
                 close_all([member.close for member in members])
             raise
         return PoolService(members, station.progress)
 
 
 class PoolService:
-    """Serves requests to several environments, one after the other.
+    """Answers requests to the environments of one worker, one after the other.
 
     Args:
         members: the environments.
-        progress: the worker's words.
+        progress: the worker's entries in shared memory; `PLACE` and `MASKED` are written here.
     """
 
     def __init__(self, members: Sequence[PoolMember], progress: memoryview) -> None:
         self._members, self._progress = members, progress
 
     def signal(self, code: bytes) -> None:
-        """Raise: there are none."""
+        """Raise: pools use requests only."""
         raise WorkerError(f"there's no signal {code!r}")
 
     def answer(self, place: int, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Ask the environment number `place` of this worker; see `PoolMember.answer`."""
+        """Pass a request to environment `place` of this worker and return its answer; see `PoolMember.answer`."""
         self._progress[PLACE] = place
         value = self._members[place].answer(number, name, arguments)
         self._progress[MASKED] = any(member.masked for member in self._members)
@@ -84,7 +84,7 @@ class PoolService:
 
 @dataclass(frozen=True)
 class PoolMessage:
-    """A TensorDict that travels packed and arrives as a TensorDict."""
+    """A TensorDict that is pickled as arrays, by `pack`, and unpickled as a TensorDict."""
 
     batch: TensorDictBase
 
@@ -93,23 +93,23 @@ class PoolMessage:
 
 
 def parcelled(value: Any) -> Any:
-    """Return `value` with its TensorDicts ready to travel."""
-    if type(value) is tuple:  # and no record or size
+    """Return `value` with its TensorDicts wrapped for pickling."""
+    if type(value) is tuple:  # a NamedTuple or torch.Size would lose its type
         return tuple(parcelled(item) for item in value)
     return PoolMessage(value) if isinstance(value, TensorDictBase) else value
 
 
 class ProcessHost:
-    """Environments in worker processes; see `Host`.
+    """A `RequestHost` of environments in worker processes.
 
-    The loss of a worker is the loss of its environments. The first of them that is renewed brings a new worker, in
-    which all of them are made; the others stay lost until they are renewed, too.
+    If a worker is lost, all of its environments are lost. The first reset of one of them starts a new worker, which
+    makes all of them. The other environments stay lost until they are reset, too, since their episodes are gone.
 
     Args:
         given: one factory for each environment.
-        shares: the numbers of each worker's environments.
+        shares: the environment numbers of each worker.
         timeouts: how long workers may take.
-        affinity: the processors of each worker; None for all of them.
+        affinity: the processors of each worker; None for all processors.
     """
 
     def __init__(
@@ -127,12 +127,14 @@ class ProcessHost:
         ]
         self._plan = WorkerPlan(timeouts, 1, PRELOAD, self._where)
         self._doing = ["construction"] * len(given)
-        self._asked: dict[int, tuple[int, int]] = {}  # environment and number by that of the crew's request
-        self._making: dict[int, int] = {}  # workers whose environments are being made anew, likewise
-        self._unmade: dict[int, BaseException] = {}  # why that failed
-        self._orphans: dict[
-            int, WorkerError
-        ] = {}  # environments that were lost with a worker that has a successor
+        # By the worker pool's request number: the environment and its request number.
+        self._asked: dict[int, tuple[int, int]] = {}
+        # By the worker pool's request number: a new worker that is making its environments.
+        self._making: dict[int, int] = {}
+        # By worker: the error of a new worker that couldn't make its environments.
+        self._unmade: dict[int, BaseException] = {}
+        # By environment: the loss of its former worker, until the environment itself is renewed.
+        self._orphans: dict[int, WorkerError] = {}
         self._crew: WorkerPool | None = None
 
     @property
@@ -142,11 +144,11 @@ class ProcessHost:
 
     @property
     def processes(self) -> list[int]:
-        """The workers' process numbers."""
+        """The process ids of the workers."""
         return [] if self._crew is None else [worker.pid for worker in self._crew.workers]
 
     def start(self) -> None:
-        """Start the workers and let them make their environments."""
+        """Start the workers and wait until they have made their environments."""
         try:
             self._crew = WorkerPool(self._makers, self._plan)
             answers = self._crew.wait_all()
@@ -156,24 +158,24 @@ class ProcessHost:
                 env = self._shares[failed.worker].start + self._crew.workers[failed.worker].place
                 raise StepFault(0, env, "construction", failed.error)
         except BaseException:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # the error of the start matters more than one of the clean-up
                 self.close(0.0)
             raise
 
     def post(self, env: int, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Have a method of a member called."""
+        """Send an environment's worker a request to call a method of its `PoolMember`."""
         worker, place = self._at(env)
         self._doing[env] = name
         posted = self._running.post(worker, "answer", place, number, name, parcelled(arguments))
         self._asked[posted] = env, number
 
     def _at(self, env: int) -> tuple[int, int]:
-        """Return an environment's worker, and its place there."""
+        """Return the worker of an environment, and the environment's position there."""
         worker = next(w for w, share in enumerate(self._shares) if env in share)
         return worker, env - self._shares[worker].start
 
     def wait(self, deadline: Deadline) -> ReceivedAnswer | None:
-        """Return what arrives next."""
+        """Return the next answer; see `RequestHost.wait`."""
         while (answer := self._running.wait_any(deadline)) is not None:
             if answer.request in self._making:
                 worker = self._making.pop(answer.request)
@@ -181,22 +183,26 @@ class ProcessHost:
                     self._unmade[worker] = answer.error
             elif answer.request in self._asked:
                 env, number = self._asked.pop(answer.request)
+                # A worker ends if it can't make its environments: the error of that explains its loss.
                 error = self._unmade.get(answer.worker, answer.error) if answer.lost else answer.error
                 return ReceivedAnswer(env, number, answer.value, error)
         return None
 
     def loss(self, env: int) -> WorkerError | None:
-        """Return why an environment is lost."""
+        """Return the error of an environment's loss; None if it isn't lost."""
         worker, _ = self._at(env)
         return self._running.workers[worker].loss or self._orphans.get(env)
 
     def may_be_masked(self, env: int) -> bool:
-        """Return whether a mask may restrict the actions of an environment, or of another one of its worker."""
+        """Return whether a mask may restrict the actions of an environment or of another one in its worker."""
         worker, _ = self._at(env)
         return bool(self._running.workers[worker].progress[MASKED])
 
     def renew(self, env: int) -> None:
-        """Make an environment anew, and with it those that were lost together with it."""
+        """Let a lost environment accept requests again.
+
+        The first environment of a lost worker starts a new one, which makes all of its environments.
+        """
         worker, _ = self._at(env)
         loss = self._running.workers[worker].loss
         if loss is not None:
@@ -204,15 +210,16 @@ class ProcessHost:
             for other in self._shares[worker]:
                 self._doing[other] = "construction"
             self._running.replace(worker, self._makers[worker])
+            # The first request of a new worker is to make its environments; `wait` consumes that answer.
             self._making[self._running.workers[worker].due[0]] = worker
             self._unmade.pop(worker, None)
         self._orphans.pop(env, None)
 
     def close(self, seconds: float | None = None) -> None:
-        """End the workers; their environments are closed there first.
+        """Close the environments and end the workers.
 
         Args:
-            seconds: how long they have for that; None for what the timeouts say.
+            seconds: how long they may take for it; None for the limit of the timeouts.
         """
         if self._crew is not None:
             self._crew.close(seconds)
@@ -226,12 +233,12 @@ def affinity_masks(affinity: Any, num_workers: int) -> list[list[int]]:
     """Return the processors of each worker.
 
     Args:
-        affinity: a sequence for each worker, or a function that returns one.
-        num_workers: how many there are.
+        affinity: a sequence for each worker, or a function of the worker's number that returns one.
+        num_workers: number of workers.
 
     Raises:
-        LengthError: if there are more or fewer.
-        InvalidArgumentError: for what aren't numbers of processors.
+        LengthError: if the number of sequences isn't `num_workers`.
+        InvalidArgumentError: if a sequence is empty or holds anything but processor numbers.
     """
     masks = [affinity(w) for w in range(num_workers)] if callable(affinity) else list(affinity)
     if len(masks) != num_workers:

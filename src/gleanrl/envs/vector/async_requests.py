@@ -1,6 +1,7 @@
-"""What a pool's environments were asked for, and what came of it that nobody has received yet.
+"""Requests to the environments of an `AsyncEnvPool`, and the answers that wait to be received.
 
-Where the environments of a pool live, and what each of them can be asked there.
+`RequestHost` is the interface of the places that environments run in, `PoolMember` the receiving end of requests
+there, and `Requests` the sending end.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from gleanrl.errors import NotReadyError, PendingError, WorkerError
 
 
 class ReceivedAnswer(NamedTuple):
-    """What came of a request.
+    """The answer to a request.
 
     Attributes:
-        env: the environment that was asked.
-        number: of the request.
-        value: what the method of its `PoolMember` returned; its TensorDicts are nobody else's.
-        error: what was raised, or why the environment is lost.
+        env: number of the environment.
+        number: number of the request.
+        value: the result of the `PoolMember` method. Its TensorDicts are not shared with the environment.
+        error: the exception that was raised, or the error of the environment's loss; None if there is none.
     """
 
     env: int
@@ -37,10 +38,10 @@ class ReceivedAnswer(NamedTuple):
 
 
 class RequestHost(Protocol):
-    """Threads or processes that environments live in. One thread at a time.
+    """Threads or processes that run environments and answer requests. One thread at a time may use it.
 
-    An environment is *lost* when its process has ended, or when it stayed at one request for too long: each request
-    under way arrives as an error then, and so does every further one, until it's renewed.
+    An environment is *lost* when its process has ended, or when one request took too long. From then on, the answer to
+    each request is an error, requests under way included, until `renew`.
     """
 
     def start(self) -> None:
@@ -51,7 +52,7 @@ class RequestHost(Protocol):
         """
 
     def post(self, env: int, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Have a method of a member called.
+        """Request a call of a method of an environment's `PoolMember`.
 
         Raises:
             WorkerError: if the arguments can't be sent.
@@ -59,43 +60,47 @@ class RequestHost(Protocol):
         """
 
     def wait(self, deadline: Deadline) -> ReceivedAnswer | None:
-        """Return what arrives next; None if nothing is due, or nothing came by the deadline. It looks at least once."""
+        """Return the next answer; None if no request is under way, or if none arrived by the deadline.
+
+        It looks at least once, even if the deadline has passed.
+        """
 
     def loss(self, env: int) -> WorkerError | None:
-        """Return why an environment is lost; None if it isn't."""
+        """Return the error of an environment's loss; None if it isn't lost."""
 
     def may_be_masked(self, env: int) -> bool:
-        """Return whether a mask may restrict the actions of an environment since its last answer; it isn't asked."""
+        """Return whether a mask may restrict the environment's actions after its last answer, without asking it."""
 
     def renew(self, env: int) -> None:
-        """Make a lost environment anew."""
+        """Replace a lost environment by a new one."""
 
     def close(self) -> None:
         """Close the environments.
 
         Raises:
-            Exception: what one of them raised first.
+            Exception: the first error that one of them raised.
         """
 
 
 class PoolMember:
-    """One environment of a pool, in its thread or process.
+    """One environment of a pool, in its thread or process. It executes each request once.
 
-    Its owner numbers its requests, upwards. A number that comes again, because an interrupt kept its owner from
-    sending it whole or from taking the answer, isn't acted upon again: the same answer is given. A number below the
-    latest one gets an error, since the answer that is kept is that of another request.
+    The owner numbers its requests in ascending order. After an interrupt the owner may send a request again, since it
+    may not have sent all of it or may have dropped the answer. A request with the latest number isn't executed again:
+    the stored answer is returned. A request with a lower number raises, since only the latest answer is stored.
 
     Args:
-        make: makes the environment, when it's asked for the first time.
+        make: makes the environment, at the first request.
 
     Attributes:
-        masked: whether a mask restricted its actions after the last answer.
+        masked: whether a mask restricted the environment's actions after the last answer.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._group: MemberGroup | None = None
-        self._lock = threading.Lock()  # an interrupt may have left a second thread
+        # An interrupt while a thread starts may leave a second thread that serves the same environment.
+        self._lock = threading.Lock()
         self._number = -1
         self._value: Any = None
         self._error: BaseException | None = None
@@ -103,7 +108,13 @@ class PoolMember:
         self.masked = True
 
     def answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call one of the methods below, unless that has happened; return what it returned, or raise what it raised."""
+        """Execute a request once, and return or raise its stored result.
+
+        Args:
+            number: number of the request.
+            name: one of the methods below.
+            arguments: arguments of that method.
+        """
         with self._lock:
             if number > self._number:
                 self._number, self._value, self._error = number, None, None
@@ -122,7 +133,7 @@ class PoolMember:
             return self._value
 
     def construct(self) -> None:
-        """Make the environment, unless it's there."""
+        """Make the environment, unless it exists."""
         if self._group is None:
             self._group = MemberGroup([self._make()])
 
@@ -133,30 +144,30 @@ class PoolMember:
 
     @property
     def env(self) -> Any:
-        """The environment, which was made."""
+        """The environment, which must exist."""
         return self._live.envs[0]
 
     def step(self, root: TensorDictBase) -> TensorDictBase:
-        """Return what ``"next"`` holds after the action in `root`."""
+        """Take the action in `root` and return the contents of ``"next"``."""
         outcome: TensorDictBase = self.env.step(root).get("next")
         return outcome
 
     def reset(self, root: TensorDictBase | None, kwargs: Mapping[str, Any]) -> TensorDictBase:
-        """Return the root of a new episode."""
+        """Reset the environment and return the root of the new episode."""
         fresh: TensorDictBase = self.env.reset(root, **kwargs)
         return fresh
 
     def step_and_maybe_reset(self, root: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Return what `step` returns, and the root of the step that follows."""
+        """Return the result of `step`, and the root of the following step."""
         stepped, after = self.env.step_and_maybe_reset(root)
         return stepped.get("next"), after
 
     def action_spec(self) -> Any:
-        """Return the action spec with its present masks; None if it has none."""
+        """Return the action spec with its present masks; None if it has no mask."""
         return self._live.action_specs()[0]
 
     def rand_action(self, root: TensorDictBase, seed: int) -> TensorDictBase:
-        """Return random actions for `root`."""
+        """Return random actions for `root`, drawn with this seed."""
         return self._live.rand_actions({0: RandomRequest(root, seed)})[0]
 
     def set_seed(self, seed: int, static_seed: bool) -> None:
@@ -164,12 +175,15 @@ class PoolMember:
         self._live.seed([seed], static_seed)
 
     def attribute(self, name: str) -> tuple[bool, Any]:
-        """Return whether the attribute is callable, and its value if it isn't."""
+        """Return whether the attribute is callable, and its value if it isn't.
+
+        A bound method can't be sent to the owner, which calls it by name instead.
+        """
         (value,) = self._live.attribute(name)
         return (True, None) if callable(value) else (False, value)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call a method of the environment."""
+        """Call a method of the environment and return its result."""
         return self._live.call(name, args, kwargs)[0]
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,30 +195,30 @@ class PoolMember:
         self._parsed = self._live.parse_states([state], strict)
 
     def adopt_state(self) -> None:
-        """Go on from the value that was parsed last."""
+        """Continue from the state that was parsed last."""
         self._live.adopt_states(self._parsed)
 
     def close(self) -> None:
-        """Close the environment, if it was made."""
+        """Close the environment, if it exists."""
         with self._lock:
             if self._group is not None:
                 self._group.close()
 
 
 STEP, STEP_AND_RESET, RESET = "step", "step_and_maybe_reset", "reset"
-"""Methods of a `PoolMember`. A reset brings a lost environment back."""
+"""Methods of a `PoolMember`. Only a reset replaces a lost environment."""
 
 
 @dataclass
 class Request:
-    """Something that one environment is asked for.
+    """A request to one environment.
 
     Attributes:
         name: the method of its `PoolMember`.
-        arguments: the method's.
-        number: its number.
-        arrival: what came of it; None as long as nothing has.
-        order: how many arrived before.
+        arguments: arguments of that method.
+        number: number of the request.
+        arrival: the answer; None before it arrives.
+        order: number of answers that arrived before this one.
     """
 
     name: str
@@ -215,24 +229,24 @@ class Request:
 
     @property
     def error(self) -> BaseException | None:
-        """What was raised."""
+        """The error of the answer; None if there is none."""
         return None if self.arrival is None else self.arrival.error
 
     @property
     def value(self) -> Any:
-        """What the method returned."""
+        """The value of the answer; None before it arrives."""
         return None if self.arrival is None else self.arrival.value
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which answers are to be received.
+    """The answers that a ``recv`` call asks for.
 
     Attributes:
-        name: to requests of that method.
-        least: at least so many.
-        most: at most so many; None for all that have arrived.
-        envs: of these environments; None for any.
+        name: answers to requests of this method.
+        least: minimal number of answers.
+        most: maximal number of answers; None for all that have arrived.
+        envs: answers of these environments; None for any.
     """
 
     name: str
@@ -242,57 +256,60 @@ class Wanted:
 
 
 class Requests:
-    """The requests to a pool's environments. One thread at a time.
+    """Sends requests to the environments of a pool and stores their answers. One thread at a time may use it.
 
-    Each environment has at most one request under way. An interrupt (Ctrl-C, the exception of a signal handler) loses
-    none: what may not have been sent, or whose answer may have been dropped, is asked for again by the same number.
+    Each environment has at most one request under way. An interrupt (Ctrl-C, or an exception of a signal handler)
+    loses none of them. If a request may not have been sent, or its answer may have been dropped, it is sent again with
+    the same number. `PoolMember` executes it once.
 
     Args:
-        host: where the environments are.
+        host: runs the environments.
     """
 
     def __init__(self, host: RequestHost) -> None:
         self._host = host
         self._numbers, self._arrived = itertools.count(1), itertools.count()
         self._pending: dict[int, Request] = {}
-        self._sure = True  # whether all that is pending was sent, and nothing of it was dropped
+        # False while a pending request may be unsent, or its answer dropped: `_look` then sends it again.
+        self._sure = True
 
     @property
     def busy(self) -> list[int]:
-        """The environments whose answers weren't received."""
+        """The environments with a request that isn't received, ascending."""
         return sorted(self._pending)
 
     def close(self) -> None:
-        """Close the environments; what is pending is forgotten."""
+        """Close the environments and forget the pending requests."""
         self._pending = {}
         self._host.close()
 
     # ---------------------------------------------------------------- asking
     def send(self, requests: Mapping[int, Request]) -> None:
-        """Send each environment its request: all of them, or none if it raises.
+        """Send one request to each environment; send all of them, or none if this raises.
 
         Raises:
-            PendingError: if an answer of one of them wasn't received.
-            WorkerError: if one of them is lost, and this is no reset.
+            PendingError: if an answer of one of the environments wasn't received.
+            WorkerError: if one of them is lost and the request isn't a reset.
         """
         self._check_free(requests)
         self._renew(requests)
         for request in requests.values():
             request.number = next(self._numbers)
+        # An interrupt between here and the end leaves `_sure` False, so all requests are sent by a later call.
         sure, self._sure = self._sure, False
-        self._pending = {**self._pending, **requests}
+        self._pending = {**self._pending, **requests}  # one assignment: all are pending, or none
         for env, request in requests.items():
             self._post(env, request)
         self._sure = sure
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, Any]:
-        """Send each environment its request, and wait for all answers; return them by environment.
+        """Send one request to each environment, wait for all answers, and return the values by environment.
 
-        What arrives meanwhile of what others were sent is kept.
+        Answers of other environments that arrive meanwhile are stored.
 
         Raises:
-            StepFault: if one of them raised, or is lost; all have ended.
-            PendingError: if an answer of one of them wasn't received.
+            StepFault: if an environment raised or is lost. All requests have been answered then.
+            PendingError: if an answer of one of the environments wasn't received.
         """
         self._check_free(requests)
         self._renew(requests)
@@ -318,7 +335,7 @@ class Requests:
             if requests[env].name != RESET:
                 raise type(loss)(f"environment {env} is lost until it is reset: {loss}") from loss
         for env in lost:
-            self._sure = False  # what others were asked in the same process is gone
+            self._sure = False  # the new process doesn't know the pending requests of its other environments
             self._host.renew(env)
 
     def _post(self, env: int, request: Request) -> None:
@@ -326,20 +343,21 @@ class Requests:
         try:
             if loss is None:
                 self._host.post(env, request.number, request.name, request.arguments)
-        except WorkerError as error:  # it can't be sent
+        except WorkerError as error:  # the arguments can't be sent: the error becomes the answer
             loss = error
         if loss is not None:
             self._take(ReceivedAnswer(env, request.number, None, loss), request)
 
     # -------------------------------------------------------------- receiving
     def received(self, wanted: Wanted, deadline: Deadline) -> dict[int, Request]:
-        """Wait until so many answers are there, and return the requests by environment, in the order of these.
+        """Wait for the wanted answers, and return their requests by environment, in ascending order.
 
-        If there are more than are wanted, those that arrived first are taken. They stay until they are `release`d.
+        If more answers have arrived than wanted, the earliest ones are returned. The requests stay pending until
+        `release`, so that an interrupt before the caller has them loses none.
 
         Raises:
-            PendingError: if not so many are under way.
-            StepFault: if an environment raised, or is lost.
+            PendingError: if fewer requests are under way than answers are wanted.
+            StepFault: if an environment raised or is lost.
             NotReadyError: if the deadline passes.
         """
         mine = {
@@ -365,7 +383,7 @@ class Requests:
         return dict(sorted([*came.items()][: wanted.most]))
 
     def _arrived_of(self, mine: Mapping[int, Request]) -> dict[int, Request]:
-        """Return those whose answers have arrived, in the order of arrival."""
+        """Return the requests that are answered, in the order of arrival; raise `StepFault` for an error among them."""
         here = [(env, request) for env, request in mine.items() if request.arrival is not None]
         came = dict(sorted(here, key=lambda item: item[1].order))
         for env, request in came.items():
@@ -374,32 +392,33 @@ class Requests:
         return came
 
     def release(self, envs: Collection[int]) -> dict[int, Request]:
-        """Let go of answers that are received, and return them."""
+        """Remove received requests from the pending ones, and return them."""
         released = {env: self._pending[env] for env in envs}
         self._pending = {env: request for env, request in self._pending.items() if env not in envs}
         return released
 
     def _look(self, deadline: Deadline, asked: Mapping[int, Request] | None = None) -> bool:
-        """Take the next arrival; return whether there was one by the deadline.
+        """Store the next answer; return whether one arrived by the deadline.
 
         Args:
-            deadline: see above.
-            asked: requests that aren't pending, whose owner waits here.
+            deadline: how long to wait.
+            asked: the requests of `ask`, which aren't among the pending ones.
         """
         if not self._sure and self._post_again():
             return True
-        self._sure = False
+        self._sure = False  # an interrupt inside `wait` may drop an answer that has arrived
         arrival = self._host.wait(deadline)
-        Changes.note()  # the environment may have got a mask
+        Changes.note()  # the environment may have set a mask: cached conclusions about specs become invalid
         if arrival is not None:
             request = (asked or {}).get(arrival.env) or self._pending.get(arrival.env)
+            # Another number is the answer to a request that an interrupted `ask` gave up.
             if request is not None and request.number == arrival.number:
                 self._take(arrival, request)
         self._sure = arrival is not None or deadline.passed()
         return arrival is not None
 
     def _post_again(self) -> bool:
-        """Ask again for what nothing has come of; return whether something of it arrived at once, as lost."""
+        """Send all unanswered requests again; return whether one of them was answered at once, by an error."""
         missing = {env: request for env, request in self._pending.items() if request.arrival is None}
         for env, request in missing.items():
             self._post(env, request)

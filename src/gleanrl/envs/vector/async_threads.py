@@ -1,4 +1,4 @@
-"""A pool's environments in threads of this process, one each."""
+"""Host of an `AsyncEnvPool` that runs each environment in its own thread of this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gleanrl.envs.vector.independence import require_independent
 from gleanrl.errors import ClosedError, WorkerError, WorkerTimeoutError
 
 _CLOSED = -1
-"""The number of an environment that was closed."""
+"""Request number in the answer that reports a closed environment."""
 
 
 class _Thread:
@@ -42,14 +42,14 @@ class _Due(NamedTuple):
 
 
 class ThreadHost:
-    """Environments in threads; see `Host`.
+    """A `RequestHost` of environments in threads, one each.
 
-    A thread can't be ended from outside: that of an environment that hangs is left alone, and closes it if it ever
-    goes on.
+    Python can't stop a thread from outside. The thread of a hanging environment is abandoned; it closes the
+    environment if the hanging call ever returns.
 
     Args:
         given: one factory for each environment.
-        timeouts: how long they may take.
+        timeouts: how long environments may take.
     """
 
     def __init__(self, given: Sequence[Factory], timeouts: Timeouts) -> None:
@@ -66,18 +66,18 @@ class ThreadHost:
         while self._due:
             arrival = self.wait(Deadline(None))
             if arrival is not None and arrival.error is not None:
-                with suppress(Exception):  # what the others' ends raise matters less
+                with suppress(Exception):  # the error of the construction matters more
                     self.close()
                 raise StepFault(0, arrival.env, "construction", arrival.error)
-        require_independent(self.envs)  # `PooledEnv` closes the host
+        require_independent(self.envs)  # if it raises, `PooledEnv` closes the host
 
     @property
     def envs(self) -> list[Any]:
-        """The environments, which were made."""
+        """The environments, which must exist."""
         return [thread.member.env for thread in self._threads]
 
     def post(self, env: int, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Have a method of a member called, in the grad mode of whoever asks."""
+        """Request a call of a method of an environment's `PoolMember`, in the caller's grad mode."""
         thread = self._threads[env]
         if thread.workers.forked:
             raise ClosedError("threads serve the process that started them, not its forks")
@@ -87,8 +87,9 @@ class ThreadHost:
         thread.workers.start(partial(_work, thread, self._arrivals, env, number, call))
 
     def wait(self, deadline: Deadline) -> ReceivedAnswer | None:
-        """Return what arrives next."""
+        """Return the next answer; see `RequestHost.wait`. A request that takes too long is answered by its loss."""
         while self._due:
+            # Waiting ends at the earliest of the caller's deadline and the deadlines of all requests.
             limits = [deadline, *(due.deadline for due in self._due.values())]
             left = [seconds for limit in limits if (seconds := limit.remaining()) is not None]
             try:
@@ -100,6 +101,7 @@ class ThreadHost:
                 if deadline.passed():
                     return None
                 continue
+            # An answer that isn't due is that of a request that was given up.
             due = self._due.get(arrival.env)
             if due is not None and due.number == arrival.number:
                 del self._due[arrival.env]
@@ -107,30 +109,39 @@ class ThreadHost:
         return None
 
     def _give_up(self, env: int) -> ReceivedAnswer:
+        """Mark an environment as lost, and return the error as the answer to its request."""
         due, thread = self._due[env], self._threads[env]
         error = WorkerTimeoutError(
             f"its thread hasn't got on for {due.seconds:g} s during its {due.name}; {stack_of(thread.ident)}"
         )
         self._lost[env] = error
+        # Runs in the same thread, once the hanging call has returned.
         thread.workers.start(thread.member.close)
         del self._due[env]
         return ReceivedAnswer(env, due.number, None, error)
 
     def loss(self, env: int) -> WorkerError | None:
-        """Return why an environment is lost."""
+        """Return the error of an environment's loss; None if it isn't lost."""
         return self._lost.get(env)
 
     def may_be_masked(self, env: int) -> bool:
-        """Return whether a mask restricted the actions of an environment after its last answer."""
+        """Return whether a mask restricted the environment's actions after its last answer."""
         return self._threads[env].member.masked
 
     def renew(self, env: int) -> None:
-        """Make an environment anew, in a thread of its own, when it's asked for something."""
+        """Replace a lost environment by a new one in a new thread, which makes it at the next request."""
         self._threads[env] = _Thread(env, self._given[env])
         self._lost.pop(env, None)
 
     def close(self) -> None:
-        """Close the environments; those that are at work for too long are closed by their threads afterwards."""
+        """Close the environments, each in its thread.
+
+        An environment that doesn't close within `Timeouts.close_s` is closed by its thread later. Lost environments
+        are skipped, since their threads close them.
+
+        Raises:
+            Exception: the first error that one of them raised.
+        """
         deadline, first = Deadline(self._timeouts.close_s), None
         threads = {
             env: thread
@@ -156,7 +167,7 @@ class ThreadHost:
 def _work(
     thread: _Thread, arrivals: SimpleQueue[ReceivedAnswer], env: int, number: int, call: Callable[[], Any]
 ) -> None:
-    """Do what was asked, in the thread."""
+    """Execute a request in the environment's thread, and queue its answer."""
     thread.ident = threading.get_ident()
     try:
         value = call()
@@ -167,12 +178,13 @@ def _work(
 
 
 def _answer(member: PoolMember, number: int, name: str, arguments: tuple[Any, ...], has_grad: bool) -> Any:
+    """Call `PoolMember.answer` with copied TensorDicts, in the grad mode of the thread that sent the request."""
     with torch.set_grad_enabled(has_grad):
         return _own(member.answer(number, name, _own(arguments)))
 
 
 def _own(value: Any) -> Any:
-    """Return `value` with copies of its TensorDicts: the environment may write into those it got or gave."""
-    if type(value) is tuple:  # and no record or size
+    """Return `value` with copies of its TensorDicts: the environment may write to its inputs and outputs later."""
+    if type(value) is tuple:  # a NamedTuple or torch.Size would lose its type
         return tuple(_own(item) for item in value)
     return value.clone() if isinstance(value, TensorDictBase) else value

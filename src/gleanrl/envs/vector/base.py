@@ -1,10 +1,9 @@
-"""What every batch of environments offers; `SerialEnv` and `ParallelEnv` say where the members live.
+"""`BatchedEnv`, the base class of all batches of environments, and their common options.
 
-A batch is *unstarted* until somebody steps, resets, seeds or asks a member something: it knows what its
-environments declare (`metadata`), and can be copied and pickled. Started, it owns its members until `close`. A reset
-of a closed one, or a rollout that begins with a reset, makes new members.
-
-The options that batches of environments share, and what the old keywords among them mean.
+A batch starts at the first call that needs its members: a step, a reset, a seed, or access to a member's attribute.
+Before the start, the batch knows the metadata of its members only, and can be copied and pickled. After the start it
+owns the members until `close`. A reset of a closed batch makes new members, as does a rollout that begins with a
+reset.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ class BatchOptions:
     """Options of a batch of environments.
 
     Attributes:
-        device: where its TensorDicts live; None for where the environments' do.
-        num_threads: torch threads of this process while the batch lives; None leaves them.
-        share_individual_td: False asks for data that can be stacked densely.
+        device: device of its TensorDicts; None for the device of the environments.
+        num_threads: torch threads of this process while the batch is open; None leaves their number unchanged.
+        share_individual_td: False requires data that can be stacked densely.
     """
 
     device: Any = None
@@ -73,12 +72,15 @@ class BatchOptions:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> BatchOptions:
-        """Return those of a constructor, which calls this first of all with its ``locals()``.
+        """Return the options among a constructor's arguments, after a check of all of them.
+
+        Args:
+            arguments: the constructor's ``locals()``, taken in its first statement.
 
         Raises:
-            InvalidArgumentError: for an argument that only its default will do for, a bad number or a start method that
-                there isn't.
-            UnsupportedError: if both kinds of memory are asked for (also a RuntimeError).
+            InvalidArgumentError: for an argument that supports its default only, for a `num_threads` that isn't a
+                positive integer, or for an unknown start method.
+            UnsupportedError: if both `memmap` and `shared_memory` are set (also a RuntimeError).
         """
         for name in _REFUSED:
             if arguments[name]:
@@ -95,10 +97,10 @@ class BatchOptions:
 
 
 def as_timeouts(timeouts: Any) -> Timeouts:
-    """Return `timeouts`, the defaults for None.
+    """Return `timeouts`, or the defaults if it is None.
 
     Raises:
-        InvalidTypeError: for something else.
+        InvalidTypeError: if it is neither a `Timeouts` nor None.
     """
     if timeouts is not None and not isinstance(timeouts, Timeouts):
         raise InvalidTypeError(f"timeouts: expected Timeouts(…), got {type(timeouts).__name__}")
@@ -106,10 +108,10 @@ def as_timeouts(timeouts: Any) -> Timeouts:
 
 
 class ThreadCap:
-    """Torch's number of threads in this process while a batch lives.
+    """Sets the number of torch threads of this process while a batch is open.
 
     Args:
-        num_threads: the number; None leaves it.
+        num_threads: the number; None leaves it unchanged.
     """
 
     def __init__(self, num_threads: int | None) -> None:
@@ -117,39 +119,43 @@ class ThreadCap:
         self._before: int | None = None
 
     def apply(self) -> None:
-        """Set the number and remember the one before."""
+        """Set the number and remember the former one."""
         if self._num_threads is not None:
             self._before = torch.get_num_threads()
             torch.set_num_threads(self._num_threads)
 
     def lift(self) -> None:
-        """Set the number that was there before."""
+        """Restore the former number."""
         if self._before is not None:
             torch.set_num_threads(self._before)
             self._before = None
 
 
 MEMBERWISE = ("_step_members", "_reset_members", "_together")
-"""What a stepper of the members replaces beside the methods of every environment."""
+"""Methods of `BatchedEnv` that a memberwise stepper bypasses, in addition to `gleanrl.envs.base.REPLACED`.
+
+If a subclass overrides one of them, the batch is stepped through its public methods.
+"""
 
 
 class BatchedEnv(EnvBase):
-    """Abstract: several environments that step as one, ``[n, *batch]``.
+    """Base class of several environments that step as one, ``[n, *batch]``.
 
-    A method or attribute that this class lacks is looked up in every member and gives the list of what they
-    answered. Names that begin with an underscore aren't looked up. Not thread-safe.
+    A public attribute that this class lacks is looked up in every member. The result is the list of the members'
+    values, or a function that calls the method of every member. Not thread-safe.
 
     Args:
         num_envs: n.
         create_env_fn: a callable or an unused environment for all, or a list with one for each.
         create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
-        options: the rest; see `BatchOptions`.
+        options: see `BatchOptions`.
 
     Attributes:
         num_workers: n.
-        meta_data: what each environment declares.
-        stackable: whether the environments' data can be stacked densely: alike, and of fixed shapes.
-        unlike_shapes: whether they differ in sizes, and in nothing else.
+        meta_data: metadata of each environment.
+        stackable: whether the environments' data can be stacked densely: equal keys and dtypes, equal and fixed
+            shapes.
+        unlike_shapes: whether the environments have equal keys, dtypes and numbers of dimensions but different shapes.
     """
 
     in_process = False
@@ -174,12 +180,12 @@ class BatchedEnv(EnvBase):
                 "can't be stacked in one TensorDict; leave it out"
             )
         require_independent(self.stepped_here(started=False), started=False)
-        self._ended = False  # all members were closed
+        self._ended = False  # whether all members were closed, which an interrupt of `close` may prevent
         self._cap = ThreadCap(options.num_threads)
         self._last_states: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
     def _declare(self, given: tuple[Factory, ...], each: tuple[EnvMetaData, ...]) -> None:
-        """Take over the members' factories, and what they declare."""
+        """Store the members' factories and metadata, and derive the specs of the batch."""
         self._factories = given
         self._may_mask = any(metadata.may_mask for metadata in each)
         self._masks_declared = any(is_masked(metadata.specs["action"]) for metadata in each)
@@ -191,7 +197,7 @@ class BatchedEnv(EnvBase):
 
     @property
     def traits(self) -> EnvTraits:
-        """See `EnvTraits`; what may be drawn as an action is what the members say at any time."""
+        """The traits of the batch, derived from its members' traits; see `EnvTraits`."""
         each = [metadata.traits for metadata in self.meta_data]
         return replace(
             super().traits,
@@ -208,19 +214,19 @@ class BatchedEnv(EnvBase):
     # --------------------------------------------------------- random actions
     @property
     def _members_choose(self) -> bool:
-        """Whether the random actions of a member are more than a draw from its action spec."""
+        """Whether a member's `rand_action` does more than draw from its action spec."""
         return any(metadata.traits.own_actions for metadata in self.meta_data)
 
     def live_action_spec(self) -> Any:
-        """Return the full action spec with the masks that the members have at present.
+        """Return the full action spec with the members' present masks.
 
-        The members are asked at each call, unless they are known to have no mask: workers tell so with each answer.
+        Each call asks the members, unless their last answers showed that they have no mask.
         """
         specs = self.present_action_specs(range(self.num_workers))
         return self.full_action_spec if specs is None else stacked_on(specs, self.device)
 
     def present_action_specs(self, members: Sequence[int]) -> list[Any] | None:
-        """Return the action specs of some members, with their present masks; None if they have none."""
+        """Return the action specs of some members with their present masks; None if no mask restricts them."""
         if self.is_closed or not self.is_started or not self._may_mask:
             return None
         specs = self._live_specs(members)
@@ -234,9 +240,10 @@ class BatchedEnv(EnvBase):
         ]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write random actions into `tensordict` (a new one if None) and return it: allowed ones, or the members' own.
+        """Write random actions that the masks allow into `tensordict`, and return it; None makes a new TensorDict.
 
-        Members with a `rand_action` that is more than a draw from their action spec are asked for it.
+        A member whose `rand_action` does more than draw from its action spec is asked for its action. Each member
+        draws with its own seed, so that the actions don't depend on how the members are distributed over processes.
         """
         if not self._members_choose:
             return super().rand_action(tensordict)
@@ -255,26 +262,26 @@ class BatchedEnv(EnvBase):
         return root.update(moved(drawn[0], self.device) if one else self._together(drawn))
 
     def _rows_of(self, tensordict: TensorDictBase) -> dict[int, TensorDictBase]:
-        """Return the rows of `tensordict` by member; pools take TensorDicts of some members only."""
+        """Return the rows of `tensordict` by member; pools override this for TensorDicts of some members."""
         return dict(enumerate(self._parts(tensordict)))
 
-    # ---------------------------------------------------- for the two subclasses
+    # ------------------------------------------------------------ for subclasses
     @abstractmethod
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
-        """Return the action spec of each of `members` that can be asked, with its present masks; None without masks."""
+        """Return the action spec of each of `members` that can be asked; None for a member without a mask."""
 
     @abstractmethod
     def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        """Return random actions of some of the members; StepFault if one raised."""
+        """Return random actions of some of the members; raise `StepFault` if one raised."""
 
     @property
     @abstractmethod
     def is_started(self) -> bool:
-        """Whether the members live."""
+        """Whether the members exist."""
 
     @abstractmethod
     def _start(self, makers: Sequence[Factory]) -> None:
-        """Make the members, each by its maker."""
+        """Make the members, one from each factory."""
 
     @property
     def live_members(self) -> Sequence[Any]:
@@ -282,10 +289,11 @@ class BatchedEnv(EnvBase):
         return ()
 
     def stepped_here(self, started: bool) -> Sequence[Any]:
-        """Return the members that live in this process; those in other processes share nothing with it.
+        """Return the members that live in this process. Members in other processes share no objects with it.
 
         Args:
-            started: whether the batch is started; if not, only environments that existed before it are returned.
+            started: whether to start the batch first. If False, an unstarted batch returns the environments that were
+                passed to it as instances.
         """
         if not self.in_process:
             return ()
@@ -295,19 +303,23 @@ class BatchedEnv(EnvBase):
 
     @abstractmethod
     def _end(self) -> None:
-        """Close the members, also those that a start left which was interrupted; there may be none."""
+        """Close the members, including members of an interrupted start; do nothing if there are none."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Be unstarted again; the members were closed."""
+        """Return to the unstarted state, after the members were closed."""
 
     @abstractmethod
     def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[TensorDictBase]:
-        """Step every member that has a root, and return what came, None for the others; StepFault if one raised."""
+        """Step every member that has a root; return the outcomes, None for the other members.
+
+        Raises:
+            StepFault: if a member raised.
+        """
 
     @abstractmethod
     def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
-        """Reset some of the members; StepFault if one raised."""
+        """Reset some of the members and return their roots; raise `StepFault` if one raised."""
 
     @abstractmethod
     def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
@@ -315,28 +327,28 @@ class BatchedEnv(EnvBase):
 
     @abstractmethod
     def _attribute(self, name: str) -> Any:
-        """Return the list of the members' attributes, or what calls the method of all of them."""
+        """Return the list of the members' attributes, or a function that calls the method of every member."""
 
     @abstractmethod
     def _member_states(self) -> list[dict[str, Any]]:
         """Return the state of every member."""
 
     def _states_at_the_end(self) -> list[dict[str, Any]] | None:
-        """Return the state of every member, which are about to be closed; None if they are at work."""
+        """Return the state of every member before it is closed; None if a member is busy."""
         return self._member_states()
 
     @abstractmethod
     def _parse_members(self, states: Sequence[Any], strict: bool) -> Any:
-        """Return the value for `adopt_state` of a state for every member; nothing changes."""
+        """Parse a state for every member, without a change; return the value for `adopt_state`."""
 
     @abstractmethod
     def adopt_state(self, value: Any) -> None:
-        """Let every member go on from its value."""
+        """Let every member continue from its parsed state."""
 
     # ------------------------------------------------------------------- life
     @property
     def is_closed(self) -> bool:
-        """Whether there are no live members: the batch wasn't started yet, or was closed."""
+        """Whether there are no live members: the batch hasn't been started, or was closed."""
         return self._closed or not self.is_started
 
     @is_closed.setter
@@ -349,7 +361,7 @@ class BatchedEnv(EnvBase):
         return self._closed
 
     def start(self) -> None:
-        """Make the members, if that hasn't happened yet; the first use does it by itself.
+        """Make the members, unless they exist. The first use of the batch calls it.
 
         Raises:
             ClosedError: if the batch was closed.
@@ -364,11 +376,14 @@ class BatchedEnv(EnvBase):
                 raise
 
     def close(self, **kwargs: Any) -> None:
-        """Close every member; again, it closes those that an interrupt of the first call left."""
+        """Close every member. If an interrupt ended the first call, a second one closes the remaining members.
+
+        The members' states are stored first, for `state_dict` of the closed batch.
+        """
         if self._ended:
             return
         if self.is_started and not self._closed:
-            with suppress(Exception):  # they are kept where they can be had
+            with suppress(Exception):  # a member that can't give its state can still be closed
                 self._last_states = self._states_at_the_end() or self._last_states
         self.is_closed = True
         self._cap.lift()
@@ -391,10 +406,11 @@ class BatchedEnv(EnvBase):
             raise
 
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Add keyword arguments to those of the members' callables, for all or a list with one for each.
+        """Add keyword arguments for the members' callables, for all or a list with one for each.
 
         Raises:
-            InvalidArgumentError: if the batch was started already.
+            InvalidArgumentError: if the batch was started.
+            LengthError: if the list doesn't have one entry for each environment.
         """
         if self.is_started:
             raise InvalidArgumentError("update_kwargs: the environments exist already")
@@ -408,11 +424,11 @@ class BatchedEnv(EnvBase):
         )
 
     def _make_of(self, given: Iterable[Factory]) -> None:
-        """Have the members made by other factories."""
+        """Replace the members' factories, and read their metadata again."""
         self._declare(*read_metadata(tuple(given)))
 
     def add_truncated_keys(self) -> Any:
-        """Raise: a flag that the members don't know can't be set by them.
+        """Raise, since the members couldn't set a flag that the batch adds.
 
         Raises:
             UnsupportedError: always (also a RuntimeError).
@@ -428,10 +444,10 @@ class BatchedEnv(EnvBase):
         self._make_of(replace(factory, truncated=True) for factory in self._factories)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of an unstarted batch.
+        """Return the state of an unstarted batch for copies and pickles.
 
         Raises:
-            InvalidArgumentError: if it was started: copies of live simulators would go on from the same state.
+            InvalidArgumentError: if the batch was started, since a copy would continue from the same state.
         """
         if self.is_started:
             raise InvalidArgumentError(
@@ -459,7 +475,7 @@ class BatchedEnv(EnvBase):
         )
 
     def _parts(self, tensordict: TensorDictBase) -> list[TensorDictBase]:
-        """Return the members' rows, each where its member lives."""
+        """Return the members' rows, each on the device of its member."""
         return [at_home(part, each) for part, each in zip(tensordict.unbind(0), self.meta_data, strict=True)]
 
     def _action_of(self, tensordict: TensorDictBase, fault: StepFault) -> Any:
@@ -499,7 +515,10 @@ class BatchedEnv(EnvBase):
             raise explain(fault, self) from fault.cause
 
     def _kept(self, part: TensorDictBase, fresh: Mapping[int, TensorDictBase]) -> TensorDictBase:
-        """Return the row of a member that isn't reset, with the keys that the fresh rows have."""
+        """Return the row of a member that isn't stepped or reset, with the keys of the other members' fresh rows.
+
+        If the rows will be stacked densely, keys that this row lacks are filled with zeros.
+        """
         actions = [*self.action_keys, *self.reward_keys]
         kept = part.exclude("next", *self.reset_keys, *actions)
         if not fresh or not self.stackable:
@@ -510,7 +529,7 @@ class BatchedEnv(EnvBase):
         return out.update(kept.select(*map(as_key, flatten(model)), strict=False))
 
     def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
-        """Return the members' rows as one TensorDict, a lazy stack if they differ."""
+        """Return the members' rows as one TensorDict: a dense stack, or a lazy one if their specs differ."""
         if not self.stackable:
             return LazyStackedTensorDict.lazy_stack([moved(part, self.device) for part in parts], 0)
         try:
@@ -536,7 +555,7 @@ class BatchedEnv(EnvBase):
 
     # --------------------------------------------------------------- dispatch
     def _elsewhere(self, name: str) -> Any:
-        """Return the members' attributes of that name as a list, or what calls their method of that name."""
+        """Return the members' attributes of that name as a list, or a function that calls their methods."""
         if "meta_data" not in self.__dict__:
             return super()._elsewhere(name)
         self.start()
@@ -546,7 +565,7 @@ class BatchedEnv(EnvBase):
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:  # type: ignore[override]
         """Return the state of every member, under ``"worker0"``, ``"worker1"``, ….
 
-        Of a closed batch it's what the members had at the end; empty if they weren't there any more.
+        A closed batch returns the states before `close`. They are empty if the members couldn't be asked any more.
         """
         if not self._closed:
             self.start()
@@ -554,7 +573,7 @@ class BatchedEnv(EnvBase):
         return OrderedDict((f"worker{i}", state) for i, state in enumerate(states))
 
     def parse_state(self, state: Any, strict: bool = True) -> Any:
-        """Return the values, one for each member, of what `state_dict` returned or of one member's state for all.
+        """Return the parsed states of the members, from the result of `state_dict` or from one member's state for all.
 
         Raises:
             MissingKeyError: if the state of some members is missing.
@@ -565,18 +584,18 @@ class BatchedEnv(EnvBase):
         return self._parse_members(member_states(state, self.num_workers), strict)
 
     def __repr__(self) -> str:
-        """Show the class, what it is made of, batch size and device."""
+        """Return the class, the members' classes, the batch size and the device."""
         names = ", ".join(dict.fromkeys(metadata.name for metadata in self.meta_data))
         return f"{type(self).__name__}({names}, batch_size={tuple(self.batch_size)}, device={self.device})"
 
 
 def at_home(part: TensorDictBase, metadata: EnvMetaData) -> TensorDictBase:
-    """Return a member's row where the member lives."""
+    """Return a member's row on the device of the member."""
     return part if part.device == metadata.device else part.to(columns_device(metadata.device))
 
 
 def moved(part: TensorDictBase, device: torch.device | None) -> TensorDictBase:
-    """Return rows of members on the batch's device; None for no device of their own."""
+    """Return members' rows on the batch's device; None drops the device of the TensorDict but moves no data."""
     if part.device == device:
         return part
     if device is None:
@@ -585,7 +604,7 @@ def moved(part: TensorDictBase, device: torch.device | None) -> TensorDictBase:
 
 
 def dispatched(name: str, answers: Sequence[Any], call: Callable[..., list[Any]]) -> Any:
-    """Return `answers`, or what calls the method of all members if every one of them is callable."""
+    """Return a list of `answers`, or, if all of them are callable, a function that calls all members' methods."""
     if not all(callable(answer) for answer in answers):
         return list(answers)
 

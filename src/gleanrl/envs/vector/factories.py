@@ -1,6 +1,6 @@
-"""Recipes for environments: what a user passes as `create_env_fn` and its keyword arguments.
+"""Factories of environments, made from the user's `create_env_fn`, and the metadata of their environments.
 
-What environments declare: read from one that is thrown away, or never built if it exists already.
+The metadata is read from an environment that is closed afterwards, or from an existing environment.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, 
 
 @dataclass(frozen=True)
 class Factory:
-    """How one environment is made. It can be pickled whatever it holds (by cloudpickle).
+    """Makes one environment. It is pickled by cloudpickle, so it may hold lambdas.
 
     Attributes:
-        source: a callable that makes an environment, or an environment that nobody has used yet.
-        kwargs: keyword arguments for the callable; for an environment, those of its `update_kwargs`.
-        truncated: whether the environment gets a truncated flag where it has none; see `know_truncated`.
-        model: what copies are made of, instead of a call, where the callable returns the same environment every time;
-            None where it makes one.
+        source: a callable that makes an environment, or an unused environment.
+        kwargs: keyword arguments of the callable, or of the environment's `update_kwargs`.
+        truncated: whether to add a truncated flag to an environment that has none; see `know_truncated`.
+        model: an environment of which copies are made; None to call `source`. It is set if the callable returns the
+            same environment every time.
     """
 
     source: Any
@@ -42,15 +42,15 @@ class Factory:
 
     @property
     def is_instance(self) -> bool:
-        """Whether the environment exists already."""
+        """Whether `source` is an environment."""
         return is_environment(self.source)
 
     def __call__(self) -> Any:
         """Return the environment.
 
         Raises:
-            InvalidTypeError: if the callable made something else.
-            ClosedError, InvalidArgumentError: if the environment was closed or used before.
+            InvalidTypeError: if the callable returned another kind of object.
+            ClosedError, InvalidArgumentError: if an existing environment was closed or used before.
         """
         env = self._made()
         if self.truncated:
@@ -74,16 +74,17 @@ class Factory:
         return self.source
 
     def probed(self) -> tuple[Factory, Any]:
-        """Return an environment to look at, and the factory that makes the others, of which none is somebody else's.
+        """Return a factory whose environments share nothing with other code, and an environment of it to inspect.
 
-        If a callable returns an environment that somebody else holds (``lambda: env``), and again the same one, then
-        copies are made of it, as it is now.
+        A callable may return an existing environment, and the same one at each call (``lambda: env``). The returned
+        factory then makes copies of its present state instead.
 
         Raises:
             ClosedError, InvalidArgumentError: if such an environment was closed or used before.
         """
         made, alone = self(), object()
-        # Whoever could return it again holds it. Nearly no callable does, so that nearly none is called twice.
+        # A callable that can return the same environment again keeps a reference to it, so the count is higher than
+        # that of a new object. Few callables do, so few are called twice, which may be slow.
         if self.is_instance or sys.getrefcount(made) == sys.getrefcount(alone):
             return self, made
         if not self._repeats(made):
@@ -95,7 +96,7 @@ class Factory:
     def _repeats(self, made: Any) -> bool:
         try:
             again = self()
-        except Exception:  # there can be only one at a time
+        except Exception:  # a second environment may be impossible while the first one holds a resource
             return False
         if again is made:
             return True
@@ -104,17 +105,17 @@ class Factory:
         return False
 
     def own_copy(self) -> Factory:
-        """Return a factory for an equal environment that shares nothing with this one's."""
+        """Return a factory for an equal environment that shares nothing with the one of this factory."""
         return replace(self, source=copy.deepcopy(self.source)) if self.is_instance else self
 
     def alike(self, other: Factory) -> bool:
-        """Return whether `other` surely makes environments with the same specs."""
+        """Return whether `other` has the same source and keyword arguments, and therefore the same specs."""
         if self.source is not other.source or self.kwargs.keys() != other.kwargs.keys():
             return False
         return all(value is other.kwargs[name] for name, value in self.kwargs.items())
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        """Pickle by value, functions of the user's main module and lambdas included."""
+        """Pickle by value, including lambdas and functions of the user's main module."""
         return _unpickled, (cloudpickle.dumps((self.source, dict(self.kwargs), self.truncated, self.model)),)
 
 
@@ -123,10 +124,11 @@ def _unpickled(data: bytes) -> Factory:
 
 
 def know_truncated(env: Any) -> None:
-    """Add a truncated flag to every group of flags of an environment that has none; of a batch, to the members'.
+    """Add a truncated flag to every group of done flags that has none; in a batch, to its members' groups.
 
     Raises:
-        UnsupportedError: if the members of a batch exist already, or are another library's.
+        UnsupportedError: if the environment can't add the flag. That is so for a started batch, and for a batch of
+            another library.
     """
     try:
         (extra(env, "_know_truncated") or env.add_truncated_keys)()
@@ -140,18 +142,18 @@ def know_truncated(env: Any) -> None:
 
 
 def is_environment(candidate: Any) -> bool:
-    """Return whether `candidate` keeps EnvBase's public protocol."""
+    """Return whether `candidate` has the public methods of an environment; a class has not."""
     names = ("step", "reset", "batch_size", "full_action_spec")
     return not isinstance(candidate, type) and all(_has(candidate, name) for name in names)
 
 
 def _has(candidate: Any, name: str) -> bool:
-    """Return whether an object has an attribute, also if its class has a property that would raise."""
+    """Return whether an object has an attribute, without evaluating a property of its class, which might raise."""
     return inspect.getattr_static(candidate, name, None) is not None or hasattr(candidate, name)
 
 
 def require_environment(candidate: Any) -> None:
-    """Raise InvalidTypeError unless `candidate` is an environment."""
+    """Raise `InvalidTypeError` unless `candidate` is an environment."""
     if not is_environment(candidate):
         raise InvalidTypeError(
             f"env: expected an environment, got {type(candidate).__name__}; call what makes one, wrap gymnasium's in "
@@ -160,14 +162,16 @@ def require_environment(candidate: Any) -> None:
 
 
 def require_unused(env: Any) -> None:
-    """Raise if `env` was closed or used: copies would all go on from the same state.
+    """Raise if `env` was closed or used, since its copies would all continue from the same state.
+
+    Environments of other libraries don't tell whether they were used, and pass.
 
     Raises:
         ClosedError: if it was closed.
         InvalidArgumentError: if it was stepped, reset or started.
     """
     usage = extra(env, "usage")
-    if usage is None:  # a foreign environment: it doesn't say
+    if usage is None:  # an environment of another library
         return
     if env.was_closed:
         raise ClosedError(
@@ -184,15 +188,15 @@ def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tupl
     """Return one factory for each environment.
 
     Args:
-        num_envs: how many.
+        num_envs: number of environments.
         create_env_fn: a callable or an unused environment for all, or a sequence with one for each.
         create_env_kwargs: keyword arguments for all, or a sequence of them with one for each.
 
     Raises:
-        InvalidArgumentError: if `num_envs` isn't a positive integer.
+        InvalidArgumentError: if `num_envs` isn't a positive integer, or an environment was used before.
         LengthError: if a sequence has another length.
-        InvalidTypeError: if something is neither callable nor an environment.
-        UnsupportedError: for keyword arguments to an environment that doesn't take them.
+        InvalidTypeError: if an entry is neither callable nor an environment.
+        UnsupportedError: if there are keyword arguments for an environment that has no `update_kwargs`.
     """
     num_envs = positive("num_workers", num_envs)
     sources = _spread("create_env_fn", create_env_fn, num_envs)
@@ -201,7 +205,7 @@ def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tupl
 
 
 def _spread(name: str, given: Any, num_envs: int) -> Sequence[Any]:
-    """Return one entry for each environment."""
+    """Return one entry for each environment, from a sequence of them or from one entry for all."""
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
         return [given] * num_envs
     if len(given) != num_envs:
@@ -228,7 +232,7 @@ def _factory(source: Any, kwargs: Any) -> Factory:
 
 
 def with_own_copies(given: Sequence[Factory]) -> tuple[Factory, ...]:
-    """Return `given` with a copy of every environment that stands in it for a second time."""
+    """Return `given` with every repeated environment instance replaced by a copy."""
     seen: set[int] = set()
     out = []
     for factory in given:
@@ -245,14 +249,14 @@ def existing(given: Sequence[Factory]) -> list[Any]:
 
 @dataclass(frozen=True)
 class EnvMetaData:
-    """What one environment declares.
+    """Metadata of one environment.
 
     Attributes:
         specs: the composite spec of each role: observation, action, reward, done, state.
         batch_size: its batch dimensions.
-        device: its device; None for none.
-        traits: what it does otherwise than others.
-        name: its class.
+        device: its device; None if its TensorDicts have none.
+        traits: see `EnvTraits`.
+        name: name of its class.
     """
 
     specs: Mapping[str, Any]
@@ -263,27 +267,27 @@ class EnvMetaData:
 
     @classmethod
     def of(cls, env: Env) -> EnvMetaData:
-        """Read them off an environment."""
+        """Return the metadata of an environment."""
         specs = {role: from_torchrl(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
         return cls(specs, torch.Size(env.batch_size), env.device, EnvTraits.of(env), type(env).__name__)
 
     @property
     def may_mask(self) -> bool:
-        """Whether the action has choices, which a mask can restrict."""
+        """Whether the action has discrete choices, which a mask can restrict."""
         return has_choices(self.specs["action"])
 
     def fields(self, role: str) -> dict[Path, tuple[torch.Size, Any]]:
-        """Return shape and dtype of each leaf of `role`."""
+        """Return shape and dtype of each leaf of the spec of `role`."""
         spec = self.specs[role]
         leaves = {as_path(key): spec[key] for key in spec.keys(True, True)}
         return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if leaf is not None}
 
 
 def read_metadata(given: Sequence[Factory]) -> tuple[tuple[Factory, ...], tuple[EnvMetaData, ...]]:
-    """Return the factory to go on with (see `Factory.probed`) and the metadata of its environment, for each factory.
+    """Return, for each factory, the factory to use from now on (see `Factory.probed`) and the metadata.
 
-    Factories that are surely alike share one throw-away environment; an environment that exists is read as it
-    is; a factory that knows its metadata (`EnvCreator`) builds nothing.
+    Making an environment may be slow. Equal factories share the metadata of one environment, and `EnvCreator` has read
+    the metadata before.
     """
     found: list[tuple[Factory, EnvMetaData]] = []
     out = []
@@ -309,7 +313,7 @@ def _read(factory: Factory) -> tuple[Factory, EnvMetaData]:
 
 
 def common_batch_size(each: Sequence[EnvMetaData]) -> torch.Size:
-    """Return the batch size of every environment.
+    """Return the batch size of the environments.
 
     Raises:
         InvalidArgumentError: if they differ.
@@ -323,7 +327,7 @@ def common_batch_size(each: Sequence[EnvMetaData]) -> torch.Size:
 
 
 def common_device(each: Sequence[EnvMetaData]) -> torch.device | None:
-    """Return the device of every environment.
+    """Return the device of the environments.
 
     Raises:
         InvalidArgumentError: if they differ.
@@ -337,12 +341,12 @@ def common_device(each: Sequence[EnvMetaData]) -> torch.device | None:
 
 
 def alike(each: Sequence[EnvMetaData]) -> bool:
-    """Return whether the environments declare the same keys, shapes and dtypes."""
+    """Return whether the environments' specs have equal keys, shapes and dtypes."""
     return all(m.fields(role) == each[0].fields(role) for m in each[1:] for role in ROLES)
 
 
 def stackable(each: Sequence[EnvMetaData]) -> bool:
-    """Return whether the environments' data can be stacked densely: all alike, and of fixed shapes."""
+    """Return whether the environments' data can be stacked densely: equal keys and dtypes, equal and fixed shapes."""
     fixed = all(-1 not in shape for role in ROLES for shape, _ in each[0].fields(role).values())
     return fixed and alike(each)
 
@@ -360,15 +364,16 @@ def same_keys(each: Sequence[EnvMetaData]) -> bool:
 
 
 def stacked_spec(role: str, each: Sequence[EnvMetaData], device: torch.device | None) -> TensorSpec:
-    """Return the spec of the batch: one with a new first dimension, or a stack of those that differ."""
+    """Return the spec of the batch for one role: the members' specs, stacked along a new first dimension."""
     return stacked_on([metadata.specs[role] for metadata in each], device)
 
 
 def stacked_on(specs: Sequence[TensorSpec], device: torch.device | None) -> TensorSpec:
-    """Return the stack of the members' specs along a new first dimension, on a device if one is given."""
+    """Return the members' specs stacked along a new first dimension, on `device` unless it is None."""
     if device is None:
         return _stacked(specs)
-    here = [spec.to(torch.device("cpu")) for spec in specs]  # compared where that is possible
+    # Stacking compares the specs' bounds and masks, which may be on different devices.
+    here = [spec.to(torch.device("cpu")) for spec in specs]
     return _stacked(here).to(device)
 
 

@@ -1,4 +1,4 @@
-"""Check that the members of a batch of environments step no object in common."""
+"""The check that no two members of a batch of environments step the same object."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from gleanrl._rollout.env_traits import extra
 from gleanrl.errors import InvalidArgumentError
 
 _DECLARES = (("action_space", "observation_space"), ("full_action_spec", "full_observation_spec"))
-"""What environments declare: gymnasium's and those like them, and those on TensorDicts."""
+"""Attributes that identify an environment: a gymnasium environment, and one that steps TensorDicts."""
 
 _WAY = "; if they may share it, name its attribute in the class attribute shared_attributes of its holder"
 
 
 def require_independent(envs: Iterable[Any], started: bool = True) -> None:
-    """Check that no object is stepped by two environments; nested batches in this process count by their members.
+    """Check that no object is stepped by two members of a batch.
 
-    Attributes of the environments are searched, and attributes of the environments and simulators found there. A
-    simulator is an object whose ``step`` takes one argument and whose ``reset`` needs none. Objects without attributes
-    may be shared, as may those that a class holds, data of any kind, and the attributes that the class of their holder
-    names in ``shared_attributes``; but environments may never be.
+    The search follows the attributes of each environment, and of the environments and simulators that it finds. A
+    simulator is an object whose ``step`` takes one argument and whose ``reset`` needs none. A nested batch in this
+    process counts by its members. Members may share data of any kind, objects without attributes, and objects that a
+    class holds. They may share a simulator only if its holder's class lists the attribute in ``shared_attributes``.
+    They may never share an environment.
 
     Args:
         envs: the members of a batch that live in this process.
-        started: whether nested batches are started, to see the environments that their callables make.
+        started: whether to start nested batches, to find the environments that their callables make.
 
     Raises:
         InvalidArgumentError: two members step the same object.
     """
-    owners: dict[int, tuple[int, Any]] = {}  # the objects are kept, so that no id is used again meanwhile
+    owners: dict[int, tuple[int, Any]] = {}  # holds the objects, so that Python doesn't reuse an id meanwhile
     for number, env in enumerate(envs):
         for stepped in _reached(env, started):
             owner, _ = owners.setdefault(id(stepped), (number, stepped))
@@ -44,7 +45,7 @@ def require_independent(envs: Iterable[Any], started: bool = True) -> None:
 
 
 def _reached(env: Any, started: bool) -> Iterable[Any]:
-    """Return `env` and the environments and simulators that it steps, directly or through others."""
+    """Return `env` and all environments and simulators that it steps, directly or indirectly."""
     found: dict[int, Any] = {}
     todo = [env]
     while todo:
@@ -64,7 +65,7 @@ def simulators_in(holder: Any) -> Iterator[Any]:
         if isinstance(value, Mapping):
             value = list(value.values())
         several = value if isinstance(value, (list, tuple)) else [value]
-        # A list may hold millions of numbers: to look at their types costs nanoseconds each.
+        # A list may hold millions of numbers. The set of their types takes nanoseconds for each number.
         kinds = {kind for kind in set(map(type, several)) if _may_be_stepped(kind)}
         if kinds:
             found = [one for one in several if type(one) in kinds and _is_simulator(one)]
@@ -84,19 +85,19 @@ def _is_simulator(candidate: Any) -> bool:
 
 
 def _is_environment(candidate: Any) -> bool:
-    """Return whether an object says what it observes, and what acts on it."""
-    static = inspect.getattr_static  # to ask a batch for another attribute would start it
+    """Return whether an object declares its observations and its actions."""
+    static = inspect.getattr_static  # `getattr` of an attribute that a batch lacks would start the batch
     return any(all(static(candidate, name, None) is not None for name in names) for names in _DECLARES)
 
 
 def _has_state(candidate: Any) -> bool:
-    """Return whether an object may have a state: attributes, or memory of compiled code."""
+    """Return whether an object may have a state: in a ``__dict__``, in slots, or in the memory of compiled code."""
     slots = any(vars(kind).get("__slots__") for kind in type(candidate).__mro__)
     return slots or bool(getattr(candidate, "__dict__", True))
 
 
 def _takes(candidate: Any, name: str, arguments: tuple[None, ...]) -> bool:
-    """Return whether a method `name` of `candidate` takes so many arguments."""
+    """Return whether the method `name` of `candidate` can be called with these arguments."""
     try:
         inspect.signature(getattr(candidate, name)).bind(*arguments)
     except TypeError:

@@ -1,8 +1,6 @@
-"""Live environments side by side in one process, stepped and reset through their TensorDict protocol.
+"""A group of live environments in one process, stepped and reset by TensorDicts.
 
-`SerialEnv` holds one group of all its members; every worker process of a `ParallelEnv` holds one of its share.
-
-Where a group of environments is at work.
+`SerialEnv` has one group of all its members. Each worker of a `ParallelEnv` has a group of its share.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from gleanrl.errors import MissingKeyError
 
 
 class MemberPosition(Protocol):
-    """A row of integers that can be set: a list, or shared memory. Its first entry is the environment at work."""
+    """An array of integers: a list, or shared memory. Its first entry is the number of the environment at work."""
 
     def __getitem__(self, position: int, /) -> int:
         """Return an entry."""
@@ -42,10 +40,10 @@ STEP, RESET = "step", "reset"
 
 @dataclass(frozen=True)
 class ResetRequest:
-    """How one environment is to be reset.
+    """A reset of one environment.
 
     Attributes:
-        tensordict: what its `reset` gets, its ``"_reset"`` masks included; None for nothing.
+        tensordict: the input of its `reset`, with the ``"_reset"`` masks; None for no input.
         kwargs: keyword arguments of its `reset`.
     """
 
@@ -55,11 +53,11 @@ class ResetRequest:
 
 @dataclass(frozen=True)
 class RandomRequest:
-    """What one environment draws random actions for.
+    """A draw of random actions by one environment.
 
     Attributes:
         tensordict: its root.
-        seed: of torch's global generator during the draw.
+        seed: seed of torch's global generator during the draw.
     """
 
     tensordict: TensorDictBase
@@ -67,12 +65,12 @@ class RandomRequest:
 
 
 class MemberGroup:
-    """Environments side by side. One thread at a time; it owns them.
+    """Owns several environments and calls them one after the other. One thread at a time may use it.
 
     Args:
         envs: the environments.
-        place: its first entry is set to the number of the environment at work, before the work begins: shared
-            memory in a worker, so that the parent can tell where a worker hangs or died.
+        place: its first entry is set to the number of an environment before that environment is called. In a worker it
+            is shared memory: the owner process reads it to report where the worker hangs or died.
     """
 
     def __init__(self, envs: Sequence[Any], place: MemberPosition | None = None) -> None:
@@ -85,17 +83,17 @@ class MemberGroup:
         return len(self.envs)
 
     def each(self) -> Iterator[Any]:
-        """Yield the environments in order, noting which one is at work."""
+        """Yield the environments in order, and set `place` to the number of each."""
         for index, env in enumerate(self.envs):
             self.place[0] = index
             yield env
 
     # ------------------------------------------------------------------ steps
     def step(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
-        """Return what ``"next"`` holds of each environment after taking the actions in its root; None without one.
+        """Step each environment that has a root; return the contents of ``"next"``, None for the other environments.
 
         Raises:
-            StepFault: if an environment raised; those before it were stepped.
+            StepFault: if an environment raised. The environments before it have been stepped.
         """
         with self._faults(STEP):
             return [
@@ -104,7 +102,7 @@ class MemberGroup:
             ]
 
     def reset(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
-        """Reset the environments that `requests` names, by their number; return what each gave.
+        """Reset the environments of `requests`, which are keyed by number; return their roots.
 
         Raises:
             StepFault: if an environment raised.
@@ -118,16 +116,16 @@ class MemberGroup:
 
     # -------------------------------------------------------- random actions
     def action_specs(self) -> list[Any]:
-        """Return a copy of the action spec of each environment with its present masks; None where it has none."""
+        """Return a copy of each environment's action spec with its present masks; None if it has no mask."""
         specs = [from_torchrl(live_actions(env)) for env in self.each()]
         return [spec.clone() if is_masked(spec) else None for spec in specs]
 
     def masked(self) -> bool:
-        """Return whether a mask restricts the actions of an environment at present; cheap while there are none."""
+        """Return whether a mask restricts an environment's actions at present; fast as long as there is none."""
         return any(mask.present() for mask in self._masks)
 
     def rand_actions(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        """Return random actions of the environments that `requests` names, by their number.
+        """Return random actions of the environments of `requests`, which are keyed by number.
 
         Raises:
             StepFault: if an environment raised.
@@ -159,7 +157,7 @@ class MemberGroup:
         return [getattr(env, name) for env in self.each()]
 
     def call(self, name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return what the method of each environment returns."""
+        """Call a method of each environment and return the results."""
         return [getattr(env, name)(*args, **kwargs) for env in self.each()]
 
     def state_dicts(self) -> list[dict[str, Any]]:
@@ -167,30 +165,30 @@ class MemberGroup:
         return [dict(env.state_dict()) for env in self.each()]
 
     def parse_states(self, states: Sequence[Any], strict: bool) -> list[Any]:
-        """Return the values of a state for each environment; nothing changes."""
+        """Parse a state for each environment and return the values; change no environment."""
         return [parse_state(env, state, strict) for env, state in zip(self.each(), states, strict=True)]
 
     def adopt_states(self, values: Sequence[Any]) -> None:
-        """Let each environment go on from its value."""
+        """Let each environment continue from its parsed state."""
         for env, value in zip(self.each(), values, strict=True):
             adopt_state(env, value)
 
     # ------------------------------------------------------------------ ends
     def steppers(self, rules: EpisodeRules, on_host: bool = False) -> list[Stepper]:
-        """Return a fresh stepper of each environment; see `make_stepper`."""
+        """Return a new stepper for each environment; see `make_stepper`."""
         return [make_stepper(env, rules, on_host) for env in self.each()]
 
     def close(self) -> None:
-        """Close every environment, also if one of them raises; the first error is raised at the end."""
+        """Close every environment, then raise the first error that one of them raised."""
         close_all([env.close for env in self.envs if not is_closed(env)])
 
 
 def make_all(factories: Sequence[Factory], place: MemberPosition | None = None) -> list[Any]:
-    """Return an environment of each factory; they are closed again if one can't be made, or if they aren't independent.
+    """Return one environment of each factory. If an error occurs, close the environments that were made.
 
     Args:
-        factories: how they are made.
-        place: its first entry is set to the number of the environment at work.
+        factories: one for each environment.
+        place: its first entry is set to the number of an environment before it is made; None for no record.
 
     Raises:
         InvalidArgumentError: two of them step the same object.
@@ -203,7 +201,7 @@ def make_all(factories: Sequence[Factory], place: MemberPosition | None = None) 
             made.append(factory())
         require_independent(made)
     except BaseException:
-        with suppress(Exception):  # the first error is the cause
+        with suppress(Exception):  # the error of the construction matters more than one of the clean-up
             close_all([env.close for env in made])
         raise
     return made
@@ -222,10 +220,10 @@ def close_all(closers: Iterable[Callable[[], object]]) -> None:
 
 
 def member_states(state: Mapping[str, Any], num_envs: int) -> list[Mapping[str, Any]]:
-    """Return the state for each environment: those under ``worker0`` …, or else `state` itself for all.
+    """Return one state for each environment: the entries ``worker0``, ``worker1``, …, or `state` itself for all.
 
     Raises:
-        MissingKeyError: if some of the workers' states are there and others aren't.
+        MissingKeyError: if only some of these entries exist.
     """
     names = [f"worker{index}" for index in range(num_envs)]
     if not any(name in state for name in names):

@@ -1,6 +1,6 @@
-"""`ParallelEnv`: several environments in processes of their own that step as one.
+"""`ParallelEnv`, a batch of environments in worker processes, and `EnvCrew`, its worker pool.
 
-The worker processes of a `ParallelEnv`: who has which environments, and whose fault it was.
+`EnvCrew` distributes the environments over workers and attributes an error to its environment.
 """
 
 from __future__ import annotations
@@ -30,27 +30,29 @@ from gleanrl.envs.vector.worker import MASKED, RUN_CODE, SEED, MemberShare, pack
 from gleanrl.errors import InvalidArgumentError, WorkerError
 
 PRELOAD = ("gleanrl.envs",)
-"""What the launcher imports: with it torch, tensordict and gymnasium."""
+"""Modules that the fork server imports before it forks workers; they import torch, tensordict and gymnasium."""
 
 
 def split(num_envs: int, num_processes: int) -> list[range]:
-    """Return the numbers of each process's environments: neighbours, as evenly as can be, the first ones more."""
+    """Return the environment numbers of each process: consecutive, sizes differ by one at most, larger ones first."""
     size, more = divmod(num_envs, num_processes)
     starts = [w * size + min(w, more) for w in range(num_processes + 1)]
     return [range(begin, end) for begin, end in zip(starts, starts[1:], strict=False)]
 
 
 class EnvCrew:
-    """Workers with their shares of the environments. One thread at a time.
+    """Workers with their shares of the environments. One thread at a time may use it.
 
-    Every call is a barrier: it ends when all workers that were asked have answered. The loss of one worker ends all.
+    Every call is a barrier: it returns when all addressed workers have answered. If one worker is lost, all workers
+    are ended, since the environments of a batch step together.
 
     Args:
         factories: one for each environment.
-        num_processes: how many workers, at most as many as environments.
-        timeouts: how long they may take.
-        num_threads: torch threads of each.
-        width: environments that each environment is itself (a batch in a batch), to count them in the flat batch.
+        num_processes: number of workers, at most one for each environment.
+        timeouts: how long workers may take.
+        num_threads: torch threads of each worker.
+        width: number of environments in each environment, more than 1 if these are batches. Errors count environments
+            in the flattened batch.
 
     Attributes:
         is_started: whether all environments were made.
@@ -72,7 +74,7 @@ class EnvCrew:
         self.is_started = False
 
     def start(self) -> None:
-        """Start the workers and let them make their environments.
+        """Start the workers and wait until they have made their environments.
 
         Raises:
             StepFault: if an environment couldn't be made; ``during`` is ``"construction"``.
@@ -86,7 +88,7 @@ class EnvCrew:
             self._gather()
             self.is_started = True
         except BaseException:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # the error of the start matters more than one of the clean-up
                 self.close(0.0)
             raise
 
@@ -102,25 +104,29 @@ class EnvCrew:
 
     @property
     def processes(self) -> list[int]:
-        """The workers' process numbers."""
+        """The process ids of the workers."""
         return [worker.pid for worker in self._running.workers]
 
     def signal(self, code: bytes, during: str) -> None:
-        """Send a signal to every worker and wait.
+        """Send a one-byte signal to every worker and wait for all answers.
+
+        Args:
+            code: one of the codes in `worker`.
+            during: the operation, for messages.
 
         Raises:
             StepFault: if an environment raised, or a worker ended or hung.
         """
         self._during = during
-        Changes.note()  # a worker's environment may get a mask
-        if not self._crew.signal(code):  # type: ignore[union-attr]  # it's called at every step
+        Changes.note()  # a worker's environment may set a mask: cached conclusions about specs become invalid
+        if not self._crew.signal(code):  # type: ignore[union-attr]  # called at every step, so no property
             self._gather()
 
     def run(self) -> None:
-        """Let every worker take all steps of its block, and wait.
+        """Let every worker make all steps of its block, and wait for all workers.
 
-        The owner takes back the word of an earlier `break_off` here, before the workers can read it: then no
-        interrupt of a clean-up can leave it to a later run.
+        The halt flag of an earlier `break_off` is cleared here, before any worker reads it. `break_off` itself
+        couldn't clear it reliably: an interrupt could skip that, and the next run would end early.
 
         Raises:
             StepFault: if an environment raised, or a worker ended or hung.
@@ -130,30 +136,32 @@ class EnvCrew:
         self.signal(RUN_CODE, "step")
 
     def break_off(self) -> None:
-        """End a run of steps that an interrupt kept its owner from waiting for."""
+        """Stop the workers of an interrupted `run` after their present step, and drop their answers."""
         crew = self._running
         for worker in crew.workers:
             worker.halt()
         crew.forget()
 
     def seed_redraws(self, seed: int | None) -> None:
-        """Tell the workers the `redraw_seed` of the block that they bind next."""
+        """Set the `redraw_seed` of the block that the workers bind next."""
         for worker in self._running.workers:
             worker.progress[SEED] = -1 if seed is None else seed
 
     def may_be_masked(self) -> bool:
-        """Return whether a mask may restrict the actions of an environment at present; nobody is asked."""
+        """Return whether a mask may restrict an environment's actions, as the workers last reported."""
         return any(worker.progress[MASKED] for worker in self._running.workers)
 
     def made(self) -> list[int]:
-        """Return the steps of the block that each environment has made."""
+        """Return the number of steps of the block that each environment has made."""
         return self._made(())
 
     def confirm(self, num_steps: int) -> None:
-        """Raise unless every worker has made so many steps of the block.
+        """Check that every worker has made all steps of the block.
+
+        An answer alone doesn't show how many steps the worker made, so its step counter is compared.
 
         Raises:
-            WorkerError: naming the first worker that has made fewer, or more.
+            WorkerError: naming the first worker with another number of steps.
         """
         for worker in self._running.workers:
             if worker.step != num_steps:
@@ -164,11 +172,11 @@ class EnvCrew:
                 )
 
     def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of some workers' servants; return what each gave, by worker.
+        """Call a method of the services of some workers; return the results by worker.
 
         Args:
-            during: what the environments do, for the message.
-            name: the method.
+            during: the operation, for messages.
+            name: the method of `EnvService`.
             arguments: its arguments, by worker.
 
         Raises:
@@ -177,22 +185,22 @@ class EnvCrew:
         self._during = during
         Changes.note()
         crew = self._running
-        crew.forget()
+        crew.forget()  # answers that an earlier, interrupted call didn't take
         for worker, given in arguments.items():
             crew.post(worker, name, *given)
         return self._gather()
 
     def ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
-        """Call a method of every worker's servant; return what each gave."""
+        """Call a method of every worker's service with the same arguments; return the results."""
         everybody = dict.fromkeys(range(len(self.shares)), arguments)
         return list(self.ask(during, name, everybody).values())
 
     def each(self, answers: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return one list of what the workers' lists hold."""
+        """Return the workers' lists, concatenated."""
         return [item for answer in answers for item in answer]
 
     def by_worker(self, items: Sequence[Any]) -> list[Sequence[Any]]:
-        """Return the items, one for each environment, as one list for each worker."""
+        """Return the items, one for each environment, split into one list for each worker."""
         return [items[share.start : share.stop] for share in self.shares]
 
     @property
@@ -206,36 +214,41 @@ class EnvCrew:
         return self._running.is_idle
 
     def close(self, seconds: float | None = None) -> None:
-        """End the workers; their environments are closed there first.
+        """Close the environments and end the workers.
 
         Args:
-            seconds: how long they have for that; None for what the timeouts say.
+            seconds: how long workers may take for it; None for the limit of the timeouts.
 
         Raises:
-            Exception: what the close of an environment raised.
+            Exception: the error that an environment raised when it was closed.
         """
         if self._crew is not None:
             self._crew.close(seconds)
 
     # ------------------------------------------------------------------ faults
     def _gather(self) -> dict[int, Any]:
-        """Wait for what is due; return what the workers gave.
+        """Wait for all answers; return the values by worker.
 
         Raises:
-            StepFault: for a worker that ended or hung, which ends the crew; or for the first that raised.
+            StepFault: for a lost worker, after the other workers were ended; otherwise for the first environment that
+                raised.
         """
         answers = self._running.wait_all()
+        # A loss takes precedence over an exception: it ends the pool.
         failed = max((a for a in answers if a.error), key=lambda answer: answer.lost, default=None)
         if failed is None:
             return {answer.worker: answer.value for answer in answers}
         if failed.lost:
             lost = f"worker {failed.worker} was lost: {type(failed.error).__name__}"
-            with suppress(Exception):  # what the others' ends raise matters less
+            with suppress(Exception):  # the loss matters more than errors of closing the other workers
                 self._running.close(because=lost)
         raise self._fault(failed, answers)
 
     def _fault(self, answer: WorkerAnswer, answers: Sequence[WorkerAnswer]) -> StepFault:
-        """Return the fault of an environment of the flat batch, with what all of them have made of the block."""
+        """Return a worker's error as a fault of an environment in the flattened batch.
+
+        A fault during a step also holds the number of steps that each environment has made of the block.
+        """
         error, worker = answer.error, self._running.workers[answer.worker]
         assert error is not None
         first, in_step = self.shares[answer.worker].start, self._during == "step"
@@ -246,14 +259,17 @@ class EnvCrew:
         return StepFault(step, (first + worker.place) * self._width, self._during, error, made)
 
     def _made(self, answers: Sequence[WorkerAnswer]) -> list[int]:
-        """Return the steps of the block that each environment has made: workers don't wait for the one that failed."""
+        """Return the number of steps of the block that each environment has made.
+
+        The numbers differ after an error, since workers don't wait for one another within a step or a run.
+        """
         faults = {answer.worker: answer.error for answer in answers}
         made: list[int] = []
         for worker, share in zip(self._running.workers, self.shares, strict=True):
             fault = faults.get(worker.index)
             if isinstance(fault, StepFault):
                 made += fault.made(len(share) * self._width)
-            else:  # whoever was lost says by its place which of its environments had made the step
+            else:  # a lost worker's progress shows its last step, and which of its environments had made it
                 made += [
                     worker.step + (i < worker.place) for i in range(len(share)) for _ in range(self._width)
                 ]
@@ -266,38 +282,39 @@ class EnvCrew:
 
 
 class ParallelEnv(BatchedEnv):
-    """Several environments in processes of their own that step as one, ``[num_workers, *batch]``.
+    """Several environments in worker processes that step as one, ``[num_workers, *batch]``.
 
-    Data are those of a `SerialEnv` of the same environments and seeds, bit for bit; gradients don't pass.
-    In a rollout the workers write their rows into shared memory that the policy reads; each batch is copied from
-    there once. Steps through TensorDicts (`step`, `reset`) go through pipes, which is slower.
+    The data are bit for bit equal to the data of a `SerialEnv` with the same environments and seeds. Gradients don't
+    flow through steps. In a rollout the workers write their rows into shared memory, from which the policy reads. Each
+    batch is copied once. Single calls of `step` and `reset` send TensorDicts through pipes, which is slower.
 
-    The workers start at the first use: forked from a clean process that has imported torch once, they never
-    import your program's main module, which needs no ``if __name__ == "__main__"``. Functions, lambdas and classes of
-    it reach them all the same. They end with `close`, with the last reference, or with your program, however that
-    ends. Linux only.
+    The workers start at the first use. They are forked from a process that has imported torch but not your program, so
+    your main module needs no ``if __name__ == "__main__"``. Its functions, lambdas and classes are pickled by value.
+    The workers end with `close`, with the last reference to the batch, or with your program, even if it is killed.
+    Linux only.
 
-    What an environment raises is raised here, as the same type where that is possible, with the worker's
-    traceback as its cause. When a worker ends by itself (a signal, say) or stays at one environment for longer than
-    `timeouts` allow, a `WorkerCrashedError` or `WorkerTimeoutError` tells which environment it was at, with its stack;
-    the batch is closed then.
+    An exception of an environment is raised in the calling process, with the same type if that is possible. Its cause
+    shows the worker's traceback. If a worker ends unexpectedly, a `WorkerCrashedError` is raised. If it spends more
+    time on one environment than `timeouts` allow, a `WorkerTimeoutError` is raised. Both errors name the environment
+    and show the worker's stack. After either of them the batch is closed.
 
-    The other arguments are those of `SerialEnv`.
+    See `SerialEnv` for the other arguments.
 
     Args:
-        num_processes: worker processes, which share the environments evenly; None for one each.
+        num_processes: number of worker processes, which share the environments evenly; None for one for each
+            environment.
         num_sub_threads: torch threads of each worker.
-        serial_for_single: whether one environment gives a `SerialEnv` instead.
-        mp_start_method: ``"fork"``, ``"forkserver"``, ``"spawn"`` or None: needs nothing, as workers are forked from a
-            clean process anyway, which takes the shortest of the three ways and copies none of this one's threads.
-        daemon: no effect: workers end with this process in any case.
+        serial_for_single: whether to return a `SerialEnv` if `num_workers` is 1.
+        mp_start_method: ``"fork"``, ``"forkserver"``, ``"spawn"`` or None; accepted for compatibility, without effect.
+            Workers are always forked from a separate process, and inherit no threads of yours.
+        daemon: no effect; workers always end with this process.
         timeouts: how long workers may take; None for the defaults of `Timeouts`.
 
     Raises:
-        InvalidArgumentError: for a value that isn't supported, or unlike devices without `device` (also a
-            ValueError).
-        InvalidTypeError: if `timeouts` is something else (also a TypeError).
-        LengthError: if a list hasn't one entry for each environment (also a RuntimeError).
+        InvalidArgumentError: for a value that isn't supported, or if the environments' devices differ and `device` is
+            None (also a ValueError).
+        InvalidTypeError: if `timeouts` isn't a `Timeouts` (also a TypeError).
+        LengthError: if a list doesn't have one entry for each environment (also a RuntimeError).
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -310,7 +327,7 @@ class ParallelEnv(BatchedEnv):
     """
 
     def __new__(cls, num_workers: Any = None, create_env_fn: Any = None, **kwargs: Any) -> Any:
-        """Make the batch, or a `SerialEnv` for one environment if that is wanted."""
+        """Return a `ParallelEnv`, or a `SerialEnv` if `serial_for_single` is set and there is one environment."""
         if kwargs.get("serial_for_single") and num_workers == 1:
             for name in ("num_processes", "timeouts", "num_sub_threads"):
                 kwargs.pop(name, None)
@@ -356,15 +373,15 @@ class ParallelEnv(BatchedEnv):
     # ------------------------------------------------------------------- life
     @property
     def is_started(self) -> bool:
-        """Whether the workers live."""
+        """Whether the environments exist."""
         return self._crew is not None and self._crew.is_started
 
     def _start(self, makers: Sequence[Factory]) -> None:
         width = self.numel() // self.num_workers
-        self._end()  # two interrupts of an earlier start may have left its workers
+        self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
         crew = EnvCrew(makers, self.num_processes, self.timeouts, self._num_sub_threads, width)
         self._crew = crew
-        weakref.finalize(self, crew.close)
+        weakref.finalize(self, crew.close)  # ends the workers with the last reference to the batch
         try:
             crew.start()
         except StepFault as fault:
@@ -384,12 +401,12 @@ class ParallelEnv(BatchedEnv):
 
     @property
     def processes(self) -> list[int]:
-        """The workers' process numbers; none before the start."""
+        """The process ids of the workers; empty before the start."""
         return self._running.processes if self.is_started else []
 
     def _check_open(self) -> None:
         if self.is_started and self._running.is_closed and not self.is_closed:
-            self.close()  # a worker was lost
+            self.close()  # the loss of a worker has ended the pool
         super()._check_open()
 
     # ------------------------------------------------------------------ steps
@@ -414,7 +431,7 @@ class ParallelEnv(BatchedEnv):
     def _ask_some(
         self, during: str, name: str, given: Mapping[int, tuple[TensorDictBase | None, Any]]
     ) -> dict[int, TensorDictBase]:
-        """Call a method of the servants of some environments, each with a TensorDict and something else."""
+        """Call a method for some environments, each with a TensorDict and another argument; return TensorDicts."""
         crew = self._running
         arguments: dict[int, tuple[Any, ...]] = {}
         for w, share in enumerate(crew.shares):
@@ -429,16 +446,20 @@ class ParallelEnv(BatchedEnv):
         }
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
-        """Return the part that lets the workers step into the rows of a block.
+        """Return a stepper whose workers write into the rows of a block.
 
-        If the environments differ in shapes, their data don't live on the CPU, or the batch's don't, or a subclass
-        overrides how the batch steps, it goes through `step` and `reset` instead.
+        Such a stepper requires equal shapes, a batch and environments on the CPU, and no subclass that overrides the
+        way the batch steps. Otherwise the stepper calls the batch's `step` and `reset`.
         """
         stepper = self.host_stepper(rules) if on_cpu(self.device) else None
         return super().make_stepper(rules) if stepper is None else stepper
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
-        """Return the same, wherever the batch's data are; None if an environment's don't live on the CPU."""
+        """Return a stepper with rows on the CPU for a batch on any device; None if there can be none.
+
+        There is none if the environments' shapes differ, if an environment isn't on the CPU, or if a subclass
+        overrides the way the batch steps.
+        """
         self.start()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=ParallelEnv):
             return None
@@ -455,7 +476,7 @@ class ParallelEnv(BatchedEnv):
             raise explain(fault, self) from fault.cause
 
     def _ask_each(self, during: str, name: str, items: Sequence[Any], *arguments: Any) -> list[Any]:
-        """Call a method of every worker's servant with its share of `items`."""
+        """Call a method of every worker's service with its share of `items`."""
         crew = self._running
         given = {w: (part, *arguments) for w, part in enumerate(crew.by_worker(items))}
         try:
@@ -482,13 +503,14 @@ class ParallelEnv(BatchedEnv):
         return self._running.each(self._ask_all("state_dict", "state_dicts"))
 
     def _states_at_the_end(self) -> list[dict[str, Any]] | None:
-        # Workers that are still at work, or hang, aren't waited for.
+        # The batch is about to be closed: it doesn't wait for workers that are busy or hang.
         return self._member_states() if self._running.is_idle else None
 
     def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
         self._ask_each("load_state_dict", "parse_states", states, strict)
 
     def adopt_state(self, value: Any) -> None:
-        """Let every member go on from its value, which the workers keep: from those that were parsed last."""
-        if not self._running.is_closed:  # whoever ends a change that broke off does it again
+        """Let every member continue from the state that it parsed last. The argument is ignored: workers keep it."""
+        # After an interrupt this is called a second time, possibly after the workers were ended.
+        if not self._running.is_closed:
             self._ask_all("load_state_dict", "adopt_states")

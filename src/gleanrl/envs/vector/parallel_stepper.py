@@ -1,9 +1,9 @@
-"""How the environments of worker processes step into the rows of a block: one that stands in shared memory.
+"""`ParallelStepper`, which steps environments in worker processes into a block in shared memory.
 
-The block is lent: actor and workers work on the very same rows, nothing is copied from step to step, and whoever
-hands out the batch copies the block once, whole column by whole column (`Block.owned`). That is cheaper than a copy of
-each row: a dozen calls for a batch instead of a dozen for a step. Only where the rows must stand elsewhere, as those
-of a batch within a batch, is each row copied.
+The block is lent: the policy and the workers write to the same rows, and no row is copied. The consumer of the batch
+copies the block once, one whole column at a time (`Block.owned`), which takes a dozen calls for each batch. Copies of
+rows would take a dozen calls for each step. Rows are copied only if the block is not in this shared memory, for
+example in a batch of batches.
 """
 
 from __future__ import annotations
@@ -27,45 +27,48 @@ from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan, pack
 
 
 class MemberShares(Protocol):
-    """The workers of a batch of environments, each with its share of them; faults come as `StepFault`."""
+    """The worker pool that a `ParallelStepper` uses, with the environments of each worker.
+
+    Errors of environments and workers are raised as `StepFault`.
+    """
 
     shares: list[range]
-    """The numbers of the environments of each worker."""
+    """The environment numbers of each worker."""
 
     @property
     def segment(self) -> SharedSegment:
         """The memory shared with the workers."""
 
     def signal(self, code: bytes, during: str) -> None:
-        """Send a signal to every worker and wait."""
+        """Send a one-byte signal to every worker and wait for all answers."""
 
     def run(self) -> None:
-        """Let every worker take all steps of its block, and wait."""
+        """Let every worker make all steps of its block, and wait for all workers."""
 
     def break_off(self) -> None:
-        """End a run of steps that was interrupted."""
+        """Stop the workers of an interrupted `run`."""
 
     def seed_redraws(self, seed: int | None) -> None:
-        """Tell the workers the `redraw_seed` of the block that they bind next."""
+        """Set the `redraw_seed` of the block that the workers bind next."""
 
     def made(self) -> list[int]:
-        """Return the steps of the block that each environment has made."""
+        """Return the number of steps of the block that each environment has made."""
 
     def confirm(self, num_steps: int) -> None:
-        """Raise unless every worker has made so many steps of the block."""
+        """Check that every worker has made `num_steps` steps of the block."""
 
     def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of some workers' servants; return what each gave."""
+        """Call a method of the services of some workers; return the results by worker."""
 
 
 class ParallelStepper(Stepper):
     """Steps environments in worker processes; see `Stepper` for the contract.
 
-    The workers hold the steppers. Another stepper of the same environments takes them over; this one gets them
-    back with its next reset or block.
+    Each worker has a stepper for its environments. If another `ParallelStepper` of the same environments is used, the
+    workers replace their steppers. This one makes them replace those again at its next reset or block.
 
     Args:
-        crew: the workers.
+        crew: the worker pool.
         batch_size: of all environments.
         rules: see `Stepper`.
         lease: see `Stepper`.
@@ -93,9 +96,10 @@ class ParallelStepper(Stepper):
 
     # ------------------------------------------------------------------ state
     def _claim(self) -> None:
-        """Let the workers hold this stepper's steppers."""
+        """Make the workers use steppers of this object, unless they do."""
         if not self.lease.held:
-            # Nobody holds the workers until this stepper does, whatever interrupts it.
+            # No stepper holds the lease until the workers have their new steppers, so an interrupt can't leave a
+            # lease whose workers don't match.
             self.lease.give_up()
             self._plan = None
             self._ask_all("reset", "new_steppers", self.rules)
@@ -107,7 +111,7 @@ class ParallelStepper(Stepper):
 
     # ------------------------------------------------------------------ carry
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset every environment, or those where `mask` is True."""
+        """Reset every environment, or the environments where `mask` is True."""
         self._claim()
         if mask is None:
             self._ask_all("reset", "reset_rows", None)
@@ -122,7 +126,7 @@ class ParallelStepper(Stepper):
         self._crew.ask("reset", "reset_rows", wanted)
 
     def root(self) -> dict[Path, Leaf]:
-        """Return the carries, one after the other."""
+        """Return the workers' carries, concatenated."""
         self.schema()
         each = self._ask_all("reset", "root")
         parts = [{path: _leaf(value) for path, value in leaves.items()} for leaves in each]
@@ -130,7 +134,7 @@ class ParallelStepper(Stepper):
 
     @property
     def steps(self) -> torch.Tensor:
-        """The steps that each episode has taken."""
+        """The number of steps of each episode."""
         return torch.cat([torch.tensor(part) for part in self._ask_all("reset", "steps")])
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
@@ -145,7 +149,7 @@ class ParallelStepper(Stepper):
         self._crew.ask("reset", "load", parts)
 
     def schema(self) -> Schema:
-        """Return the columns, which must be those of every environment."""
+        """Return the columns, which must be equal for all environments."""
         self._claim()
         if self._schema is None:
             schemas = [Schema(fields) for fields in self._ask_all("reset", "schema")]
@@ -155,24 +159,28 @@ class ParallelStepper(Stepper):
 
     # ------------------------------------------------------------------ block
     def block(self, schema: Schema, num_steps: int, pool: BufferPool | None = None) -> Block:
-        """Return a block in the shared memory, the same for the same arguments."""
+        """Return a block in the shared memory, the same one for the same arguments."""
         block = self._block
         if block is None or block.schema is not schema or block.num_steps != num_steps:
             segment = self._crew.segment
-            self._block = self._plan = None  # until region and block belong together again
+            self._block = self._plan = None  # an interrupt must not leave a block of a former region
             self._region = segment.region("rows", SharedRows(schema, self.batch_size, num_steps))
             block = self._block = segment.block(self._region)
         return block
 
     def _mirrored(self, block: Block, primed: tuple[Path, ...]) -> _Mirror:
-        """Return what copies between `block`, whose memory the workers can't see, and one that they can."""
+        """Return a `_Mirror` between `block`, which the workers can't see, and a block in the shared memory."""
         if self._mirror is None or self._mirror.block is not block or self._mirror.primed != primed:
             shared = self.block(block.schema, block.num_steps)
             self._mirror = _Mirror(block, shared, self.schema(), primed)
         return self._mirror
 
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Let the workers write into `block`; its rows are copied to and fro, unless `block` returned it."""
+        """Let the workers write into `block`; rows of a block that isn't in the shared memory are copied.
+
+        If only the contents of the block changed since the last call, a one-byte signal is enough. Otherwise each
+        worker gets a message with the plan.
+        """
         primed = tuple(primed)
         mirror = None if block is self._block else self._mirrored(block, primed)
         if mirror is not None:
@@ -187,7 +195,7 @@ class ParallelStepper(Stepper):
             self._crew.signal(BIND_CODE, "reset")
         else:
             assert self._region is not None
-            self._plan = None  # until every worker has it
+            self._plan = None  # an error may leave workers without the new plan: then it is sent again
             plan = BlockPlan(self._region, actions_ready, primed)
             self._take_lists(-1, self._ask_all("reset", "bind", plan))
             self._plan = plan
@@ -196,7 +204,7 @@ class ParallelStepper(Stepper):
             mirror.fetch_root(0)
 
     def step(self, t: int) -> None:
-        """Step every environment with the action of row `t`; rows come in order."""
+        """Step every environment with the action of row `t`. Rows must be stepped in order."""
         mirror = self._mirror
         if mirror is None:
             self._signal_step(t)
@@ -206,7 +214,7 @@ class ParallelStepper(Stepper):
         mirror.fetch(t)
 
     def _signal_step(self, t: int) -> None:
-        """Let the workers step; what columns don't hold goes to and fro by message."""
+        """Let the workers make step `t`. Object columns aren't in shared memory and travel by message."""
         assert self._block is not None
         if not self._block.schema.lists:
             self._crew.signal(STEP_CODE, "step")
@@ -220,7 +228,7 @@ class ParallelStepper(Stepper):
         self._take_lists(t, list(self._crew.ask("step", "step_lists", arguments).values()))
 
     def _take_lists(self, t: int, answers: Sequence[Mapping[Path, ObjectColumn]]) -> None:
-        """Take the workers' lists of step `t`, and of the root that follows it, into the block."""
+        """Copy the workers' object columns of step `t`, and of the following root, into the block."""
         for share, found in zip(self._crew.shares, answers, strict=True):
             for path, objects in found.items():
                 assert self._block is not None
@@ -228,7 +236,10 @@ class ParallelStepper(Stepper):
                 self._block.time_first(path)[row][share.start : share.stop].copy_(objects)
 
     def run(self, block: Block) -> None:
-        """Take all steps of the block with the actions that stand there; no worker waits for another."""
+        """Make all steps of the block, whose actions must be set; no worker waits for another one.
+
+        After an interrupt the workers are stopped, so that they don't write into the block later.
+        """
         if self._mirror is not None or block.schema.lists:
             super().run(block)
             return
@@ -239,7 +250,7 @@ class ParallelStepper(Stepper):
         except BaseException:
             try:
                 self._crew.break_off()
-            finally:  # also if a second interrupt came
+            finally:  # the number of whole steps is set even if a second interrupt came
                 block.num_whole = min(self._crew.made())
             raise
 
@@ -248,7 +259,7 @@ class ParallelStepper(Stepper):
         self._ask_all("step", "stop", num_steps)
 
     def confirm(self, num_steps: int) -> None:
-        """Raise unless every worker has made so many steps of the bound block."""
+        """Check that every worker has made `num_steps` steps of the bound block."""
         self._crew.confirm(num_steps)
 
 
@@ -257,21 +268,21 @@ def _leaf(value: Any) -> Leaf:
 
 
 class _Mirror:
-    """Copies rows between a block of somebody else's (a batch inside another batch, say) and a shared one.
+    """Copies rows between a block in this process's memory and a block in shared memory.
 
     Args:
-        block: the other's.
-        shared: what the workers see.
-        schema: the columns that the workers write; all others they read.
-        primed: those that they read, too.
+        block: the block that the caller reads, for example a part of the block of an enclosing batch.
+        shared: the block that the workers see.
+        schema: the columns that the workers write; they read all other columns.
+        primed: columns that the workers both read and write.
     """
 
     def __init__(self, block: Block, shared: Block, schema: Schema, primed: tuple[Path, ...]) -> None:
         self.block, self.primed = block, primed
         self.reset_since = False
-        """Whether somebody had environments reset since the last row, and wrote their roots into the next one."""
+        """Whether environments were reset after the last row, so that the caller's block alone has their roots."""
         self.all_sent = False
-        """Whether the workers have every row of what they read; they may have redrawn actions then."""
+        """Whether the workers have all rows of their inputs. They may redraw actions then, which are copied back."""
         self._last = block.num_steps - 1
         read = [path for path in block.schema.paths if path not in schema or path in primed]
         self._inputs = [(shared.column(p), block.column(p)) for p in read]
@@ -280,12 +291,12 @@ class _Mirror:
         self._nexts = [(block.rows(p), shared.rows(p)) for p in schema.paths if p[0] == "next"]
 
     def send_all(self) -> None:
-        """Show the workers every row of what they read."""
+        """Copy all rows of the workers' inputs to the shared block."""
         for target, source in self._inputs:
             target.copy_(source)
 
     def send(self, t: int) -> None:
-        """Show the workers row `t` of what they read."""
+        """Copy row `t` of the workers' inputs to the shared block."""
         if not self.all_sent:
             for target, source in self._sent:
                 target[t].copy_(source[t])
@@ -295,7 +306,7 @@ class _Mirror:
                 target[t].copy_(source[t])
 
     def fetch(self, t: int) -> None:
-        """Take over the outcome of row `t` and the root that follows."""
+        """Copy the outcome of row `t` and the following root from the shared block."""
         for target, source in self._nexts:
             target[t].copy_(source[t])
         if self.all_sent:
@@ -305,7 +316,7 @@ class _Mirror:
             self.fetch_root(t + 1)
 
     def fetch_root(self, t: int) -> None:
-        """Take over the root of row `t`."""
+        """Copy the root of row `t` from the shared block."""
         self.reset_since = False
         for target, source in self._roots:
             target[t].copy_(source[t])

@@ -1,9 +1,7 @@
-"""`SerialEnv`: several environments in this process that step as one.
+"""`SerialEnv`, a batch of environments in this process, and `MemberSteppers`, its stepper.
 
-Environments side by side that step into the rows of one block, each through its own stepper.
-
-Member i writes into the views ``column[i]``, ``[*batch, T, *leaf]``, of every column of the block; nothing is
-stacked and nothing is copied.
+Each member writes into its own views ``column[i]``, ``[*batch, T, *leaf]``, of the block's columns, so rows are
+neither stacked nor copied.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
 class MemberSteppers(Stepper):
-    """Steps a batch of environments, one after the other; see `Stepper` for the contract.
+    """Steps a batch of environments one after the other; see `Stepper` for the contract.
 
     Args:
         steppers: one for each environment, all of one batch size.
         lease: see `Stepper`.
-        place: its first entry is set to the number of the environment at work, before the work begins.
+        place: its first entry is set to the number of an environment before that environment is called.
 
     Attributes:
-        width: the environments of each member.
+        width: number of environments in each member, more than 1 if members are batches.
     """
 
     def __init__(
@@ -61,12 +59,12 @@ class MemberSteppers(Stepper):
 
     @property
     def disturbed(self) -> bool:
-        """Whether somebody else used the batch, or one of its members, since."""
+        """Whether other code has stepped or reset the batch or one of its members since the last use."""
         return not self.lease.held or any(member.disturbed for member in self._members)
 
     # ----------------------------------------------------------------- carry
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset every environment, or those where `mask` is True."""
+        """Reset every environment, or the environments where `mask` is True."""
         self.lease.take()
         for index, member in enumerate(self._members):
             part = None if mask is None else mask[index]
@@ -79,7 +77,7 @@ class MemberSteppers(Stepper):
 
     @property
     def steps(self) -> torch.Tensor:
-        """The steps that each episode has taken."""
+        """The number of steps of each episode."""
         return torch.stack([member.steps for member in self._members])
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
@@ -89,21 +87,21 @@ class MemberSteppers(Stepper):
             member.load(part, None if steps is None else steps[index])
 
     def root(self) -> dict[Path, Leaf]:
-        """Return the carries, stacked."""
+        """Return the members' carries, stacked."""
         each = [member.root() for member in self._members]
         return {path: stack_leaves([leaves[path] for leaves in each]) for path in each[0]}
 
     def schema(self) -> Schema:
-        """Return the columns, which must be those of every member.
+        """Return the columns, which must be equal for all members.
 
         Raises:
-            UnsupportedError: if the members' columns differ: one block can't hold them.
+            UnsupportedError: if the members' columns differ, since one block can't hold them.
         """
         if self._schema is None:
             schemas = [self._schema_of(index) for index in range(len(self._members))]
             require_one_schema(schemas)
             self._schema = schemas[0]
-            self.lease.take()  # whoever hadn't been reset was
+            self.lease.take()  # a member that had never been reset was reset to find its columns
         return self._schema
 
     def _schema_of(self, index: int) -> Schema:
@@ -126,7 +124,7 @@ class MemberSteppers(Stepper):
             member.bind(part, actions_ready, primed)
 
     def step(self, t: int) -> None:
-        """Step every member with the action of its row `t`."""
+        """Step every member with the action of row `t`."""
         place = self._place
         try:
             for index, step in enumerate(self._steps):
@@ -141,12 +139,16 @@ class MemberSteppers(Stepper):
             member.stop(num_steps)
 
     def confirm(self, num_steps: int) -> None:
-        """Raise unless every member has made so many steps of its block."""
+        """Check that every member has made `num_steps` steps of its block."""
         for member in self._members:
             member.confirm(num_steps)
 
     def _translated(self, fault: StepFault, t: int | None = None) -> StepFault:
-        """Return `fault` with the environment's index in this batch, and, in step `t`, who has made that step."""
+        """Return `fault` with the environment's index in this batch.
+
+        For a fault in step `t`, add the number of steps that each environment has made. Members before the failed one
+        have made this step, later ones have not.
+        """
         index, width = self._place[0], self.width
         made = None
         if t is not None:
@@ -156,10 +158,10 @@ class MemberSteppers(Stepper):
 
 
 def require_one_schema(schemas: Sequence[Schema]) -> None:
-    """Raise unless all environments have the same columns.
+    """Check that all environments have the same columns.
 
     Raises:
-        UnsupportedError: naming the first that differs, and how.
+        UnsupportedError: naming the first environment that differs, and the differing keys.
     """
     for index, schema in enumerate(schemas):
         if schema != schemas[0]:
@@ -175,43 +177,42 @@ def require_one_schema(schemas: Sequence[Schema]) -> None:
 class SerialEnv(BatchedEnv):
     """Several environments in this process that step as one, ``[num_workers, *batch]``.
 
-    They are stepped one after the other, each straight into its rows of a batch. Data are those of a
-    `ParallelEnv` of the same environments and seeds, bit for bit. Gradients pass.
+    The environments are stepped one after the other. Each writes its outcome into its rows of the batch. The data are
+    bit for bit equal to the data of a `ParallelEnv` with the same environments and seeds. Gradients flow through steps.
 
-    An environment is built and thrown away to read its specs, unless it exists already; the members
-    themselves are made at the first use. Environments that differ in specs give stacked specs; those that differ
-    in shapes give lazily stacked TensorDicts, as do those that differ in keys or dtypes, which can't be used in
-    collectors.
+    To read its specs, an environment is made and closed again, unless it exists already. The members themselves are
+    made at the first use. If the specs differ, the specs of the batch are stacked. If shapes, keys or dtypes differ,
+    TensorDicts are lazy stacks. Collectors don't support environments that differ in keys or dtypes.
 
-    Methods and attributes that this class lacks are those of the members: ``env.name`` is the list of their
-    attributes, ``env.method(...)`` the list of what they return.
+    A method or attribute that this class lacks is looked up in the members. ``env.name`` is the list of their
+    attributes, and ``env.method(...)`` returns the list of their results.
 
     Args:
-        num_workers: how many environments.
-        create_env_fn: a callable that makes one, or an environment that nobody has used; or a list of them, one
-            for each. An environment that stands in it for the second time is copied; a callable that returns the
-            same environment every time, one that nobody has used, gives each a copy of it.
+        num_workers: number of environments.
+        create_env_fn: a callable that makes an environment, or an unused environment; or a list with one for each. An
+            environment that occurs twice in the list is copied. If a callable returns the same unused environment
+            every time, each member is a copy of it.
         create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
         pin_memory: must be False.
-        share_individual_td: False asks for data that can be stacked densely; otherwise no effect.
+        share_individual_td: False requires data that can be stacked densely; other values have no effect.
         shared_memory: no effect; accepted for compatibility.
-        memmap: no effect; not together with `shared_memory`.
+        memmap: no effect; can't be combined with `shared_memory`.
         policy_proof: must be None.
-        device: where TensorDicts live; None for where the environments' do.
+        device: device of the TensorDicts; None for the device of the environments.
         allow_step_when_done: must be False.
-        num_threads: torch threads of this process from the start until the end; None leaves them.
-        num_sub_threads: must be 1: there are no processes.
-        serial_for_single: no effect: the batch is serial anyway.
+        num_threads: torch threads of this process from the start until `close`; None leaves their number unchanged.
+        num_sub_threads: must be 1, since there are no processes.
+        serial_for_single: no effect; accepted for compatibility.
         non_blocking: no effect; accepted for compatibility.
-        mp_start_method: no effect: there are no processes.
+        mp_start_method: no effect, since there are no processes.
         use_buffers: no effect; accepted for compatibility.
         consolidate: no effect; accepted for compatibility.
-        daemon: no effect: there are no processes.
+        daemon: no effect, since there are no processes.
 
     Raises:
-        InvalidArgumentError: for a value that isn't supported, or unlike devices without `device` (also a
-            ValueError); if two members step the same object, here or at the first use.
-        LengthError: if a list hasn't one entry for each environment (also a RuntimeError).
+        InvalidArgumentError: for a value that isn't supported, or if the environments' devices differ and `device` is
+            None (also a ValueError). It is also raised, here or at the first use, if two members step the same object.
+        LengthError: if a list doesn't have one entry for each environment (also a RuntimeError).
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -258,7 +259,7 @@ class SerialEnv(BatchedEnv):
     # ------------------------------------------------------------------- life
     @property
     def is_started(self) -> bool:
-        """Whether the members live."""
+        """Whether the members exist."""
         return self._live is not None
 
     def _start(self, makers: Sequence[Factory]) -> None:
@@ -297,16 +298,16 @@ class SerialEnv(BatchedEnv):
         return self._running.rand_actions(requests)
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
-        """Return the part that steps the members into the rows of a block, each through its own stepper.
+        """Return a stepper whose members write into their rows of a block.
 
-        If the members differ in shapes, their data don't live where the batch's do, or a subclass overrides how the
-        batch steps, it goes through `step` and `reset` instead.
+        Such a stepper requires equal shapes, members on the device of the batch, and no subclass that overrides the
+        way the batch steps. Otherwise the stepper calls the batch's `step` and `reset`.
         """
         stepper = self._memberwise(rules, columns_device(self.device))
         return super().make_stepper(rules) if stepper is None else stepper
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
-        """Return the same, with rows on the CPU; None if a member hasn't got one."""
+        """Return a stepper with rows on the CPU; None if there can be none, for example if members are on a GPU."""
         return self._memberwise(rules, torch.device("cpu"))
 
     def _memberwise(self, rules: EpisodeRules, here: torch.device) -> Stepper | None:
@@ -332,10 +333,10 @@ class SerialEnv(BatchedEnv):
         return self._running.parse_states(states, strict)
 
     def adopt_state(self, value: Any) -> None:
-        """Let every member go on from its value."""
+        """Let every member continue from its parsed state."""
         self._running.adopt_states(value)
 
     @property
     def members(self) -> tuple[Any, ...]:
-        """The environments; none before the start."""
+        """The environments; empty before the start."""
         return () if self._live is None else self._live.envs

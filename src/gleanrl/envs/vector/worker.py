@@ -1,6 +1,7 @@
-"""What a worker process of a `ParallelEnv` works on: its share of the environments.
+"""`EnvService`, which serves a worker's share of a `ParallelEnv`, and the packing of TensorDicts for pipes.
 
-TensorDicts on their way through a pipe: flat arrays where that is possible, pickled whole where it isn't.
+`pack` turns a TensorDict into NumPy arrays, which are pickled four times as fast as a small TensorDict. A TensorDict
+that it can't take apart is pickled whole.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from gleanrl.errors import WorkerError
 
 @dataclass(frozen=True)
 class Packed:
-    """A TensorDict without tensors.
+    """A TensorDict as NumPy arrays.
 
     Attributes:
         arrays: its leaves.
-        dtypes: the dtypes of those that NumPy doesn't have.
-        batch_size: its batch size, which those below share.
+        dtypes: the dtypes of leaves that NumPy lacks, for example bfloat16.
+        batch_size: its batch size, which all nested TensorDicts share.
         device: its device.
     """
 
@@ -44,7 +45,7 @@ class Packed:
 
 
 def pack(batch: TensorDictBase | None) -> Any:
-    """Return what `unpack` makes an equal TensorDict of; its tensors are copied when that is pickled."""
+    """Return a form of `batch` that pickles fast, for `unpack`. It may share memory with `batch`."""
     if batch is None:
         return None
     if isinstance(batch, LazyStackedTensorDict):
@@ -90,21 +91,24 @@ def _is_plain(batch: TensorDictBase) -> bool:
 STEP_CODE = b"s"
 """Step every environment with the actions of the next row."""
 RUN_CODE = b"r"
-"""Step every environment with the actions of all the rows that are left of the block."""
+"""Step every environment with the actions of all remaining rows of the block."""
 BIND_CODE = b"b"
-"""Begin with row 0 of the block again."""
+"""Start at row 0 of the bound block again."""
 SEED, MASKED = OWN, OWN + 1
-"""Words of a worker's progress: the block's `redraw_seed`, -1 for None, which the owner writes; and whether a member
-may have a mask at present, which the worker writes after each request that can change it."""
+"""Indices in a worker's progress.
+
+The owner writes the block's `redraw_seed` to `SEED`, -1 for None. The worker writes to `MASKED` whether a mask may
+restrict a member's actions, after each request that can change it.
+"""
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Where the rows of a rollout stand in the shared memory.
+    """The location and use of a rollout's rows in shared memory.
 
     Attributes:
-        region: of all environments, this worker's among them.
-        actions_ready: whether all actions stand there already.
+        region: the rows of all environments, not only of this worker's.
+        actions_ready: whether the block holds all actions already.
         primed: see `Stepper.bind`.
     """
 
@@ -115,28 +119,28 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class MemberShare:
-    """The environments of one worker: a function of its station makes what serves them.
+    """Makes the service of one worker, in the worker.
 
     Attributes:
-        factories: how they are made.
-        first: number of the first one.
+        factories: of the worker's environments.
+        first: number of its first environment in the batch.
     """
 
     factories: Sequence[Factory]
     first: int
 
     def __call__(self, station: WorkerContext) -> EnvService:
-        """Make the environments."""
+        """Make the environments and return their service."""
         made = make_all(self.factories, station.progress)
         return EnvService(MemberGroup(made, station.progress), station, self.first)
 
 
 class EnvService:
-    """Serves requests about environments; the methods are those that the owner asks for.
+    """Serves the owner's requests to a worker's environments. The owner calls its public methods by name.
 
     Args:
         group: the environments; `place` is the worker's progress.
-        station: the worker's station.
+        station: index, progress and shared memory of the worker.
         first: number of its first environment in the batch.
     """
 
@@ -148,10 +152,10 @@ class EnvService:
         self._bound: tuple[Block, bool, tuple[Path, ...]] | None = None
         self._t = 0
         self._step: Callable[[int], None] = self._unbound
-        self._progress[MASKED] = True  # unknown
+        self._progress[MASKED] = True  # unknown before the first answer, and True is safe: the owner asks
 
     def signal(self, code: bytes) -> None:
-        """Step, or begin a block; see the codes.
+        """Make one step or all remaining steps of the block, or start it again; see the codes.
 
         Raises:
             StepFault: if an environment raised.
@@ -167,12 +171,16 @@ class EnvService:
 
     def _run(self) -> None:
         end = 0 if self._bound is None else self._bound[0].num_steps
-        while self._t < end and not self._progress[HALT]:  # if it's set, nobody will look at the rows
+        while self._t < end and not self._progress[HALT]:  # HALT: the owner drops the rows
             self._take(self._t)
 
     def _take(self, t: int) -> None:
-        """Step every environment; the worker's words say, whenever it is killed, which of them have made the step."""
-        self._progress[MASKED] = True  # unknown: to look costs too much here
+        """Step every environment with row `t`, and record it in the progress.
+
+        `MemberGroup` sets `PLACE` before each environment; here `STEP` is set after the last one. If the worker is
+        killed, the owner sees from both which environments have made the step.
+        """
+        self._progress[MASKED] = True  # unknown: a look at the specs would cost too much at every step
         self._t = t + 1
         self._step(t)
         self._progress[PLACE], self._progress[STEP] = 0, t + 1
@@ -182,13 +190,13 @@ class EnvService:
 
     # ------------------------------------------------------------ TensorDicts
     def step(self, roots: Sequence[Any]) -> list[Any]:
-        """Step every environment; roots and outcomes are packed."""
+        """Step every environment; return the packed outcomes of packed roots."""
         outcomes = [pack(outcome) for outcome in self._group.step([unpack(root) for root in roots])]
         self._progress[MASKED] = self._group.masked()
         return outcomes
 
     def reset(self, requests: Mapping[int, tuple[Any, Mapping[str, Any]]]) -> dict[int, Any]:
-        """Reset some environments, by their number in this worker."""
+        """Reset some environments, by their number in this worker; return their packed roots."""
         given = {i: ResetRequest(unpack(root), kwargs) for i, (root, kwargs) in requests.items()}
         fresh = {i: pack(root) for i, root in self._group.reset(given).items()}
         self._progress[MASKED] = self._group.masked()
@@ -196,7 +204,7 @@ class EnvService:
 
     # --------------------------------------------------------- random actions
     def action_specs(self) -> list[Any]:
-        """Return the action spec of every environment with its present masks; None where it has none."""
+        """Return every environment's action spec with its present masks; None if it has no mask."""
         specs = self._group.action_specs()
         self._progress[MASKED] = any(spec is not None for spec in specs)
         return specs
@@ -212,13 +220,16 @@ class EnvService:
         self._group.seed(seeds, static_seed)
 
     def attribute(self, name: str) -> list[tuple[bool, Any]]:
-        """Return for every environment whether the attribute is callable, and its value if it isn't."""
+        """Return for every environment whether the attribute is callable, and its value if it isn't.
+
+        A bound method can't be sent to the owner, which calls it by name instead.
+        """
         found = self._group.attribute(name)
         return [(True, None) if callable(value) else (False, value) for value in found]
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Call the method of every environment."""
-        self._progress[MASKED] = True  # unknown, also if the method raises
+        """Call a method of every environment."""
+        self._progress[MASKED] = True  # unknown, even if the method raises
         return self._group.call(name, args, kwargs)
 
     def state_dicts(self) -> list[Any]:
@@ -230,13 +241,13 @@ class EnvService:
         self._parsed = self._group.parse_states(states, strict)
 
     def adopt_states(self) -> None:
-        """Let every environment go on from the value that was parsed last."""
+        """Let every environment continue from the state that was parsed last."""
         self._progress[MASKED] = True  # unknown
         self._group.adopt_states(self._parsed)
 
     # ----------------------------------------------------------------- blocks
     def new_steppers(self, rules: EpisodeRules) -> None:
-        """Make fresh steppers."""
+        """Replace the steppers by new ones, which have no block yet."""
         self._steppers = MemberSteppers(self._group.steppers(rules), Lease(), self._group.place)
         self._bound, self._step = None, self._unbound
 
@@ -246,30 +257,34 @@ class EnvService:
         return self._steppers
 
     def schema(self) -> dict[Path, Field]:
-        """Return the columns; environments that never were are reset."""
+        """Return the columns; reset environments that have never been reset."""
         self._progress[MASKED] = True  # unknown
         return self._current.schema().items()
 
     def reset_rows(self, mask: Any) -> None:
-        """Reset into the carry; `mask` is packed, None for all."""
+        """Reset environments into the carry.
+
+        Args:
+            mask: bool array ``[num_envs, *batch]`` of the environments to reset; None for all.
+        """
         self._progress[MASKED] = True  # unknown
         self._current.reset(None if mask is None else torch.from_numpy(np.array(mask)))
 
     def root(self) -> Any:
-        """Return the carry's leaves."""
+        """Return the leaves of the carry, as arrays or object columns."""
         leaves = self._current.root().items()
         return {path: leaf if isinstance(leaf, ObjectColumn) else leaf.numpy() for path, leaf in leaves}
 
     def steps(self) -> Any:
-        """Return the steps that each episode has taken."""
+        """Return the number of steps of each episode."""
         return self._current.steps.numpy()
 
     def load(self, roots: Any, steps: Any) -> None:
-        """Take a packed root of these environments as the carry, and the steps of their episodes."""
+        """Take a packed root of these environments as the carry, and the number of steps of their episodes."""
         self._current.load(unpack(roots), torch.from_numpy(np.array(steps)))
 
     def bind(self, plan: BlockPlan) -> dict[Path, ObjectColumn]:
-        """Step into a block of the shared memory from now on; return the lists of its first root."""
+        """Write steps into a block of the shared memory from now on; return the object columns of its first root."""
         whole = self._station.segment.block(plan.region)
         mine = slice(self._first, self._first + len(self._group))
         part = Block(
@@ -283,14 +298,14 @@ class EnvService:
         return self._lists(-1)
 
     def step_lists(self, t: int, given: Mapping[Path, ObjectColumn]) -> dict[Path, ObjectColumn]:
-        """Step every environment with the actions of row `t`, where columns don't hold everything.
+        """Step every environment with row `t` of a block that has object columns.
 
         Args:
             t: the row.
-            given: its lists that the environments read.
+            given: the row's object columns that the environments read.
 
         Returns:
-            The lists of the row's outcome and of the root that follows.
+            The object columns of the row's outcome and of the following root.
         """
         assert self._bound is not None
         for path, objects in given.items():
@@ -299,7 +314,7 @@ class EnvService:
         return self._lists(t)
 
     def _lists(self, t: int) -> dict[Path, ObjectColumn]:
-        """Return what the lists hold of step `t` and of the root that follows it."""
+        """Return the object columns of the outcome of step `t` and of the following root."""
         assert self._bound is not None
         block, mine = self._bound[0], self._current.schema()
         found: dict[Path, ObjectColumn] = {}
@@ -318,7 +333,7 @@ class EnvService:
         self._progress[PLACE], self._progress[STEP] = 0, 0
 
     def stop(self, num_steps: int) -> None:
-        """End the block at that row."""
+        """End the block at row `num_steps`."""
         self._current.stop(num_steps)
 
     def close(self) -> None:
