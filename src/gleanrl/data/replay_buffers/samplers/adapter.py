@@ -1,4 +1,4 @@
-"""Samplers by the protocol that other releases have."""
+"""Adapter for samplers that follow the protocol of other releases."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ _NEEDED = ("sample", "add", "extend", "_empty", "state_dict", "load_state_dict")
 
 
 def as_sampler(sampler: Any) -> Any:
-    """Return a sampler as buffers use it (see `view_of`); what is none stays as it is."""
+    """Return a sampler in the form that buffers use (see `view_of`); return any other object unchanged."""
     return view_of(sampler, Sampler, FamiliarSampler, _METHODS, _NEEDED)
 
 
 class FamiliarSampler(Adapter, Sampler):
-    """Draws by `sample`, and tells of writes by `mark_update`, `add` and `extend`, of other contents by `_empty`.
+    """Adapter that draws by a user's `sample` and reports writes by the user's `mark_update`, `add` and `extend`.
 
-    What was written is known from the storage's versions: in the order of time, at the latest at the next draw. Batches
-    aren't drawn ahead, because such a sampler can't take a draw back.
+    It reports a new content by `_empty`. The adapter knows from the storage's versions which slots were written. It
+    reports them in the order of time, at the latest at the next draw. Batches aren't drawn ahead, because such a
+    sampler can't take a draw back.
     """
 
     __slots__ = ("_news",)
     _news: _News
 
     def opened(self) -> None:
-        """Begin to follow."""
+        """Begin to follow the storage."""
         if self.foreign:
             Sampler.__init__(self)
-        elif "random" not in vars(self.part):  # its constructor didn't call ours
+        elif "random" not in vars(self.part):  # the user's constructor didn't call `Sampler.__init__`
             Sampler.__init__(self.part)
         object.__setattr__(self, "_news", _News(self))
 
@@ -48,12 +49,12 @@ class FamiliarSampler(Adapter, Sampler):
 
     @property
     def draws_ahead(self) -> bool:  # type: ignore[override]
-        """Whether batches may be drawn ahead: where nothing but the draw is the user's."""
+        """Whether batches may be drawn ahead: only if the user's class defines no other method than `sample`."""
         return self.own <= {"sample"} and not self.foreign
 
     @property
     def takes_priorities(self) -> bool:  # type: ignore[override]
-        """Whether `prioritize` does something."""
+        """Whether `prioritize` has an effect."""
         return "update_priority" in self.own or super().takes_priorities
 
     @property
@@ -66,34 +67,37 @@ class FamiliarSampler(Adapter, Sampler):
         self.part.ran_out = value
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from a user's generator, where the part asks for it."""
+        """Draw from a user's generator; a part of another library finds it as `_rng`."""
         super().set_rng(generator)
         if self.foreign:
             vars(self.part)["_rng"] = generator
 
     def use_storage(self, storage: Storage) -> None:
-        """Follow another storage; what it holds by now isn't told."""
+        """Follow another storage; its present records aren't reported."""
         super().use_storage(storage)
         self._news.sync(storage)
 
     def follow(self, storage: Storage) -> None:
-        """Tell what was written."""
+        """Report the slots that were written."""
         super().follow(storage)
         if not _TOLD.isdisjoint(self.own):
             self._news.sync(storage)
 
     def draw(self, storage: Storage, batch_size: int, generations: bool = False) -> Any:
-        """Draw slots, after whatever was written was told."""
+        """Draw slots, after all writes have been reported."""
         if not _TOLD.isdisjoint(self.own):
             self._news.sync(storage)
         return super().draw(storage, batch_size, generations)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Return what the user's `sample` draws."""
+        """Return the index and the info of the user's `sample`."""
         return self.part.sample(self._shown(storage), batch_size)
 
     def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
-        """Pass priorities on, but for records that were overwritten since their draw, where that is known."""
+        """Pass priorities to the user's method; skip records that were overwritten since their draw.
+
+        These records are known only if `generation` is given.
+        """
         if "update_priority" not in self.own:
             super().prioritize(storage, slots, priority, generation)
             return
@@ -107,14 +111,14 @@ class FamiliarSampler(Adapter, Sampler):
         self.call("update_priority", coordinates(slots, storage), priority, storage=self._shown(storage))
 
     def mark(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Pass on which records get the priority of new ones."""
+        """Report the records that get the priority of new ones."""
         if "mark_update" in self.own:
             self.call("mark_update", coordinates(slots, storage), storage=self._shown(storage))
         else:
             super().mark(storage, slots)
 
     def tell(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Tell of slots, ``(n,)`` int64, that hold other records now, the oldest first."""
+        """Report slots, ``(n,)`` int64, that hold new records; the oldest comes first."""
         own, index = self.own, slots
         if storage.ndim > 1:
             index = torch.stack(coordinates(slots, storage), -1)
@@ -126,18 +130,21 @@ class FamiliarSampler(Adapter, Sampler):
             self.part.extend(index)
 
     def forget(self) -> None:
-        """Tell of another content."""
+        """Report that the storage has a new content."""
         if "_empty" in self.own:
             self.call("_empty")
 
     def _shown(self, storage: Storage) -> Any:
-        """Return the storage as the part knows it: one of another library its own kind."""
+        """Return the storage in the form that the part knows.
+
+        A part of another library gets its own library's storage.
+        """
         return storage.given if self.foreign else storage
 
     # State
 
     def snapshot(self) -> Any:
-        """Return the state; the user's own where there is one."""
+        """Return the state: the user's own state if its class defines one."""
         return self.saved() if "state_dict" in self.own else super().snapshot()
 
     def parse(self, state: Any) -> Any:
@@ -145,7 +152,7 @@ class FamiliarSampler(Adapter, Sampler):
         return self.parsed(state) if "load_state_dict" in self.own else super().parse(state)
 
     def adopt(self, value: Any) -> None:
-        """Go on from a value; what is stored then isn't told."""
+        """Continue from a value; the records stored then aren't reported."""
         if isinstance(value, SavedAttributes):
             self.restore(value)
         else:
@@ -154,11 +161,11 @@ class FamiliarSampler(Adapter, Sampler):
 
 
 class _News(Follower[Storage]):
-    """Tells a sampler what was written since the last call."""
+    """Reports the slots that were written since the last call to a sampler."""
 
     def __init__(self, sampler: FamiliarSampler) -> None:
         self._sampler = sampler
-        self.silent = True  # the sampler is in step with the next content already
+        self.silent = True  # whether to skip the next content: the sampler's state covers it already
 
     def _look_at_all(self, storage: Storage) -> None:
         if self.silent:
@@ -170,7 +177,7 @@ class _News(Follower[Storage]):
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
         slots = slots_in(changes)
         slots = slots[slots < len(storage)]
-        # Around the ring: those before its end are the newest.
+        # Oldest first: in a ring, the slots before its end were written last.
         newest = slots < storage.end * storage.rows_per_step
         slots = torch.cat([slots[~newest], slots[newest]])
         if slots.shape[0]:

@@ -1,4 +1,4 @@
-"""What a sampler is: it draws slots and never reads records."""
+"""The interface of samplers: a sampler draws slots and never reads records."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 
-_MOST_REDRAWS = 2  # of slices that an end was written into
+# Redraws of slices that a trajectory's end was written into. There is a limit because a thread that keeps writing
+# through live views would otherwise keep `sample` in its loop for ever.
+_MOST_REDRAWS = 2
 
 
 class SamplerState(NamedTuple):
-    """Where a sampler stands in its sequence of draws, and the priorities that it keeps."""
+    """A sampler's position in its sequence of draws, and its priorities."""
 
     generator: Words | None
     """See `GeneratorState`."""
@@ -40,53 +42,51 @@ class SamplerState(NamedTuple):
     epoch: int
     """See `Sampler.epoch`."""
     running: Any = None
-    """What runs on from draw to draw: the epoch, of samplers with epochs, say."""
+    """State that spans several draws: the running epoch or the records left, for example."""
     priorities: Any = None
-    """Rule and rows, of samplers with priorities; None for "as they are"."""
+    """Rule and rows of samplers with priorities; None leaves the present ones unchanged."""
 
 
 class Sampler(Part, Stateful[Any]):
-    """Draws slots of a storage with a random generator of its own.
+    """Draws slots of a storage with its own random generator.
 
-    The buffer calls every method under its lock. A sampler belongs to one buffer (see `Part`); only slots of
-    the stored part of the storage that `draw` is given are ever drawn, whatever was drawn from before.
+    The buffer calls every method under its lock. A sampler belongs to one buffer (see `Part`). A draw holds only slots
+    of the stored part of the given storage, even if earlier draws were from another storage.
 
-    A sampler of one's own overrides `sample`, and `follow` if it derives something from what is stored; one that was
-    written for another release may have `add`, `extend`, `update_priority`, `mark_update`, `_empty` and `state_dict`
+    A user's class overrides `sample`. It also overrides `follow` if it derives data from the stored records. A class
+    written for another release may define `add`, `extend`, `update_priority`, `mark_update`, `_empty` and `state_dict`
     instead (see `FamiliarSampler`, and the page on samplers).
 
     Args:
-        seed: where the sampler's random sequence starts; None takes a seed from torch's global generator at
-            the first draw.
+        seed: seed of the sampler's random sequence. None takes a seed from torch's global generator at the first draw.
 
     Raises:
-        UnsupportedError: a class that doesn't override `sample`.
+        UnsupportedError: the class doesn't override `sample`.
     """
 
     takes_priorities = False
-    """Whether `prioritize` does something; it checks its slots then."""
+    """Whether `prioritize` has an effect. If True, `prioritize` checks its slots itself."""
     uses_up: ClassVar[bool] = False
-    """Whether what was drawn isn't drawn again, in the same epoch at least."""
+    """Whether a drawn record isn't drawn again, at least within the same epoch."""
     cuts = False
-    """Whether draws depend on where trajectories end, so that `is_whole` says something."""
+    """Whether draws depend on where trajectories end. If False, `is_whole` is never called."""
     draws_ahead = True
-    """Whether draws may be taken back (see `place`), so that batches can be drawn ahead."""
+    """Whether draws can be taken back (see `place`), so that the buffer may draw batches ahead."""
     reduction = "max"
-    """How several priorities of one record become one."""
+    """How several priorities of one record are reduced to one."""
     ran_out = False
     """Whether the last draw ended an epoch; always False for samplers without epochs."""
     epoch = 0
     """Epochs begun so far; stays 0 for samplers without epochs."""
-    _by_sample = False  # whether a user's class draws by `sample`
-    _last: Draw | None = None  # what `sample` drew, for a user's class that builds on it
-    _rng: torch.Generator | None = (
-        None  # a user's generator, by the name that samplers of other releases know
-    )
-    _home: weakref.ref[Storage] | None = None  # what index numbers are of, where nobody says
-    _early: tuple[tuple[Any, Any], ...] = ()  # priorities that came before any storage
+    _by_sample = False  # whether a user's class overrides `sample`
+    _last: Draw | None = None  # the last draw of `sample`, for a user's class that calls it by super()
+    # A user's generator, under the name that samplers of other releases read.
+    _rng: torch.Generator | None = None
+    _home: weakref.ref[Storage] | None = None  # the storage that indices refer to if the caller names none
+    _early: tuple[tuple[Any, Any], ...] = ()  # priorities that were set before any storage was known
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Look whether the class draws by `sample`."""
+        """Note whether the class overrides `sample`."""
         super().__init_subclass__(**options)
         cls._by_sample = bool(overridden(cls, "sample", of=Sampler))
 
@@ -97,63 +97,66 @@ class Sampler(Part, Stateful[Any]):
         """The generator to draw with; part of the state."""
 
     def new_epoch(self) -> None:
-        """Begin a new epoch with the next draw; samplers without epochs go on."""
-        if self.ran_out:  # a user's class may forbid setting it
+        """Begin a new epoch with the next draw. Without epochs, this has no effect."""
+        if self.ran_out:  # a user's class may define `ran_out` as a property without a setter
             self.ran_out = False
 
     def set_seed(self, seed: int) -> None:
-        """Start the random sequence of `seed`."""
+        """Restart the random sequence from `seed`."""
         self.random.seed(seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from a user's generator from now on (see `GivenGenerator`); None for one of the sampler's own."""
+        """Draw from a user's generator from now on (see `GivenGenerator`); None creates a private one."""
         self.random = OwnedGenerator() if generator is None else GivenGenerator(generator)
         self._rng = generator
 
     @property
     def room(self) -> int | None:
-        """Rows that a storage may have at most; None for any number."""
+        """The most rows that a storage may have; None for any number."""
         return None
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise if the sampler can't draw from `storage`; a buffer asks before it takes either."""
+        """Raise if the sampler can't draw from `storage`; a buffer calls this before it takes either of them."""
 
     def available(self, storage: Storage) -> int:
-        """Return how many of the stored records can be drawn: what ``len(buffer)`` says."""
+        """Return how many of the stored records can be drawn; ``len(buffer)`` returns this number."""
         return len(storage)
 
     @property
     def follows(self) -> bool:
-        """Whether `follow` does anything; a buffer asks when it takes the sampler, not at every write."""
+        """Whether `follow` has an effect. A buffer reads this when it takes the sampler, not at every write."""
         return bool(overridden(self, "follow", of=Sampler))
 
     @property
     def weighs(self) -> bool:
-        """Whether weights may come with its rows: batches carry generations beside them. Asked like `follows`."""
+        """Whether draws may include importance weights; batches then carry generations, too. Read like `follows`."""
         return True
 
     def follow(self, storage: Storage) -> None:
-        """Learn that `storage` changed, whatever happened; called after every change, and at every use at the latest.
+        """Update data that the sampler derives from `storage`; the buffer calls this after every change.
 
-        A sampler that derives something from what is stored brings that in step here (see `Follower`), and again
-        in its other methods: this one needn't have been called.
+        A call can be missed, after an interrupt for example. Therefore a sampler that derives data compares versions
+        (see `Follower`) here and in each of its other methods.
         """
 
     # Draws
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Return an index and what comes with it: what a user's sampler overrides, and callers without a buffer call.
+        """Return an index and the entries that come with each row.
+
+        A user's sampler overrides this method. Callers without a buffer call it directly.
 
         Args:
-            storage: what to draw from.
+            storage: storage to draw from.
             batch_size: transitions to draw, at least 1.
 
         Returns:
-            The index, ``(n,)`` int64, or a tuple of ``ndim`` such tensors; what batches of TensorDict buffers and
-            their info carry, ``(n, ...)`` each: weights, or the end flags of slices; and ``"generation"``.
+            The index and a dictionary of entries. The index is ``(n,)`` int64, or a tuple of ``ndim`` such tensors. The
+            entries are ``(n, ...)`` each: weights, or the end flags of slices, and ``"generation"``. Batches of
+            TensorDict buffers and their info carry them.
 
         Raises:
-            EmptyBufferError: if nothing is stored.
+            EmptyBufferError: nothing is stored.
         """
         if batch_size < 1:
             raise InvalidArgumentError(f"batch_size: expected 1 or more, got {batch_size}")
@@ -175,46 +178,47 @@ class Sampler(Part, Stateful[Any]):
         """Draw slots of the stored part of `storage`.
 
         Args:
-            storage: what to draw from.
+            storage: storage to draw from.
             batch_size: transitions to draw, at least 1.
-            generations: whether the slots' generations come with them.
+            generations: whether the draw includes the slots' generations.
 
         Raises:
-            EmptyBufferError: if nothing is stored.
+            EmptyBufferError: nothing is stored.
         """
         if not storage.num_steps:
             raise _nothing_stored()
         drawn = (self._draw_by_sample if self._by_sample else self._draw)(storage, batch_size)
-        if generations and drawn.generation is None:  # `_stamped`, in place
+        if generations and drawn.generation is None:  # `_stamped` inlined: this runs for every batch
             return new_tuple(Draw, (*drawn[:2], storage.generation(drawn.slots), *drawn[3:]))
         return drawn
 
     def draw_served(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
-        """Draw a batch that is handed out before another one is drawn: `draw` and `on_serve` together."""
+        """Draw a batch that is delivered before another one is drawn: `draw`, then `on_serve`."""
         drawn = self.draw(storage, batch_size, generations)
         self.on_serve(storage, drawn)
         return drawn
 
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor, generations: bool = False) -> Draw:
-        """Return `draw` with other slots where `stale` (bool, ``(n,)``): those were overwritten meanwhile."""
+        """Return `draw` with new slots where `stale`, ``(n,)`` bool, is set: those slots were overwritten meanwhile."""
         if self._by_sample:
             return self.draw(storage, draw.slots.shape[0] if draw.asked is None else draw.asked, generations)
         drawn = self._redraw(storage, draw, stale)
         return _stamped(drawn, storage) if generations and drawn.generation is None else drawn
 
     def is_whole(self, storage: Storage, draw: Draw) -> bool:
-        """Return whether no trajectory ends inside of what was drawn, as ends and ids are stored now.
+        """Return whether no trajectory ends inside a drawn slice, according to the ends and ids stored now.
 
-        They may be others than at the draw, or than the sampler knew: live views write without a change of the version.
-        Where one does, the sampler looks at the whole storage at its next draw. Asked where `cuts` is True.
+        The stored ends may differ from the ends at the draw, because writes through live views don't change the
+        version. If a trajectory does end inside, the sampler reads the whole storage again at its next draw. Called
+        only if `cuts` is True.
         """
         return True
 
     def mended(self, storage: Storage, draw: Draw, redraw: Callable[[Draw], Draw]) -> Draw:
-        """Return a draw of which `is_whole` is True: the given one, or another that `redraw` makes of it.
+        """Return a draw for which `is_whole` is True: `draw` itself, or one that `redraw` returned.
 
         Raises:
-            SchemaError: two more draws weren't whole, either.
+            SchemaError: two further draws weren't whole either.
         """
         for _ in range(_MOST_REDRAWS):
             if self.is_whole(storage, draw):
@@ -229,11 +233,11 @@ class Sampler(Part, Stateful[Any]):
         )
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:
-        """Return slots and what else comes with each; the storage isn't empty."""
+        """Return slots and the entries that come with each; the storage isn't empty."""
         raise NotImplementedError
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        """Return other slots for the stale rows, or for all; generations don't matter here."""
+        """Return a draw with other slots for the stale rows, or for all rows; generations may be left out."""
         raise NotImplementedError
 
     def _draw_by_sample(self, storage: Storage, batch_size: int) -> Draw:
@@ -246,6 +250,8 @@ class Sampler(Part, Stateful[Any]):
             for key, value in info.items()
             if key not in ("index", "generation")
         }
+        # A user's class may return the rows of `super().sample()`. Only that draw knows the ends of its slices and the
+        # items of its epoch, so it is kept if the rows are the same.
         if last is None or not torch.equal(last.slots, slots):
             return Draw(slots, extras, asked=batch_size)
         return last._replace(extras=extras, asked=batch_size if last.asked is None else last.asked)
@@ -253,7 +259,7 @@ class Sampler(Part, Stateful[Any]):
     def _per_row(self, key: Any, value: Any, count: int) -> torch.Tensor:
         rows = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         if isinstance(rows, (bool, int, float)) or (isinstance(rows, torch.Tensor) and not rows.ndim):
-            return torch.as_tensor(rows).expand(count).clone()  # one for all
+            return torch.as_tensor(rows).expand(count).clone()  # one value for all rows
         if not isinstance(rows, torch.Tensor) or rows.shape[:1] != (count,):
             raise InvalidTypeError(
                 f"{type(self).__name__}.sample: expected a tensor ({count}, ...) for {key!r}, one value for each "
@@ -262,32 +268,33 @@ class Sampler(Part, Stateful[Any]):
         return rows
 
     def on_serve(self, storage: Storage, draw: Draw) -> None:
-        """Learn that a batch is about to be handed out, in the order of the batches."""
+        """Note that a batch is about to be delivered; called in order of delivery, and again for redrawn rows."""
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return what else is delivered with each row; `records` are the rows as they were fetched."""
+        """Return the entries that are delivered with each row; `records` are the rows as they were fetched."""
         return draw.extras
 
     def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return those entries by which transforms tell neighbouring rows apart: transforms of every buffer see them.
+        """Return the entries that show transforms where slices begin and end.
 
-        Of a user's sampler these are the flags below ``"next"`` and the mask that it returns.
+        Transforms of every buffer see these entries, also where batches carry no others. By default they are the flags
+        below ``"next"`` and the mask among the draw's entries.
         """
         return marks_among(draw.extras)
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return the columns that `annotate` and `marks` look at."""
+        """Return the columns that `annotate` and `marks` read."""
         return ()
 
     # Priorities
 
     def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
-        """Take new priorities; a sampler without priorities warns and goes on.
+        """Set new priorities; a sampler without priorities ignores them with a warning.
 
         Args:
-            storage: what the slots are of.
-            slots: ``(n,)`` int64 in the stored part, or -1 for "skip".
-            priority: one number or one for each slot.
+            storage: storage that the slots belong to.
+            slots: ``(n,)`` int64 in the stored part; -1 skips a row.
+            priority: one number, or one for each slot.
             generation: the slots' generations when they were drawn, or None.
         """
         warnings.warn(
@@ -295,10 +302,10 @@ class Sampler(Part, Stateful[Any]):
         )
 
     def mark(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Give `slots`, ``(n,)`` int64, the priority of new records; nothing to do without priorities."""
+        """Give `slots`, ``(n,)`` int64, the priority of new records; without priorities, this has no effect."""
 
     def check_priorities(self, values: torch.Tensor) -> None:
-        """Raise `InvalidArgumentError` unless rows can have the priorities `values`, ``(n,)``."""
+        """Raise `InvalidArgumentError` unless `values`, ``(n,)``, are valid priorities of rows."""
 
     @property
     def default_priority(self) -> float:
@@ -307,13 +314,13 @@ class Sampler(Part, Stateful[Any]):
 
     @property
     def priorities_dropped(self) -> int:
-        """Priority updates that came too late; 0 for samplers without priorities."""
+        """Number of priority updates that came too late; 0 for samplers without priorities."""
         return 0
 
-    # For callers without a buffer, and what a user's class may override instead of the native methods
+    # For callers without a buffer, and for users' classes that override these instead of the native methods
 
     def use_storage(self, storage: Storage) -> None:
-        """Take `storage` for what indices are of, and priorities that came before it."""
+        """Make `storage` the one that indices refer to, and apply priorities that were set before it was known."""
         if self._home is None or self._home() is not storage:
             self._home = weakref.ref(storage)
             early, self._early = self._early, ()
@@ -323,14 +330,14 @@ class Sampler(Part, Stateful[Any]):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Storage | None = None, generation: Any = None
     ) -> None:
-        """Take new priorities, for callers without a buffer; see `ReplayBuffer.update_priority`.
+        """Set new priorities, for callers without a buffer; see `ReplayBuffer.update_priority`.
 
         Args:
             index: slots, as `sample` returned them.
             priority: one number, or one for each index.
-            storage: what the index is of; None for the storage of the buffer or of the last `sample`. Priorities
-                that come before any storage are kept for the first one.
-            generation: the slots' generations when they were drawn; None for those at their last draw.
+            storage: storage that the index refers to; None for the storage of the buffer or of the last `sample`.
+                Priorities that are set before any storage is known are kept for the first one.
+            generation: the slots' generations when they were drawn; None for the generations at their last draw.
         """
         storage = self._home_of(storage)
         if storage is None:
@@ -341,7 +348,10 @@ class Sampler(Part, Stateful[Any]):
             self.prioritize(storage, slots, priority, generation)
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Give records the priority of new ones; those of no known storage are new when one is sampled from."""
+        """Give records the priority of new ones.
+
+        Before any storage is known, this has no effect: a sampler takes all records of its first storage for new ones.
+        """
         storage = self._home_of(storage)
         if storage is not None:
             with self.guard():
@@ -349,17 +359,17 @@ class Sampler(Part, Stateful[Any]):
                 self.mark(storage, slots[slots >= 0])
 
     def add(self, index: Any) -> None:
-        """Learn that a record was written: nothing to do, samplers look at the storage's versions."""
+        """Do nothing: samplers find new records by comparing the storage's versions."""
 
     def extend(self, index: Any) -> None:
-        """Learn that records were written: nothing to do, samplers look at the storage's versions."""
+        """Do nothing: samplers find new records by comparing the storage's versions."""
 
     def _empty(self) -> None:
-        """Begin anew."""
+        """Begin a new epoch."""
         self.new_epoch()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the storage, and without what is known between two calls."""
+        """Return the attributes to pickle: without the storage and without the last draw."""
         return {
             name: value for name, value in super().__getstate__().items() if name not in ("_home", "_last")
         }
@@ -370,23 +380,23 @@ class Sampler(Part, Stateful[Any]):
     # State
 
     def snapshot(self) -> Any:
-        """Return the whole state, the random generator included, as of the storage of the last call of `follow`."""
-        # Each draw ahead asks for its place.
+        """Return the whole state, random generator included, as of the last storage given to `follow`."""
+        # `new_tuple` rather than the constructor, which takes longer: each batch drawn ahead takes its position.
         return new_tuple(
             SamplerState, (self.random.snapshot().generator, self.ran_out, self.epoch, None, None)
         )
 
     def parse(self, state: Any) -> Any:
-        """Return the value that a saved state stands for; `SchemaError` for anything else, nothing changes."""
+        """Return the value of a saved state and change nothing; raise `SchemaError` for any other state."""
         reader = StateReader(state, f"a {type(self).__name__}")
         generator = self.random.parse(state).generator
         return SamplerState(generator, reader.flag("ran_out"), reader.integer("epoch"))
 
     def turned(self, value: Any, by: int, rows: int) -> Any:
-        """Return a parsed state for a storage whose `rows` rows have all moved: from slot s to ``(s - by) % rows``.
+        """Return a parsed state for a storage whose `rows` rows have all moved from slot s to ``(s - by) % rows``.
 
         Raises:
-            SchemaError: it may know slots, and nothing tells which.
+            SchemaError: the state may refer to slots in a form that this class doesn't know.
         """
         if isinstance(value, SamplerState) and value.running is None and value.priorities is None:
             return value
@@ -396,15 +406,15 @@ class Sampler(Part, Stateful[Any]):
         )
 
     def place(self) -> Any:
-        """Return the place in the sequence of draws, a value that is cheap to take: `adopt` goes back to it."""
+        """Return the position in the sequence of draws, a cheap value that `adopt` takes to draw there again."""
         return self.snapshot()
 
     def parse_place(self, state: Any) -> Any:
-        """Return the place that a saved one stands for (see `parse`)."""
+        """Return the value of a saved position (see `parse`)."""
         return self.parse(state)
 
     def adopt(self, value: Any) -> None:
-        """Go on from a place or a state; priorities belong to the storage of the next draw or write."""
+        """Continue from a position or a state; its priorities apply to the storage of the next draw or write."""
         self.random.adopt(GeneratorState(value.generator))
         self.epoch = value.epoch
         if self.ran_out != value.ran_out:
@@ -412,7 +422,7 @@ class Sampler(Part, Stateful[Any]):
 
 
 def all_rows(draw: Draw) -> torch.Tensor:
-    """Return a mark for each row of a draw, ``(n,)`` bool, all set."""
+    """Return a mask that selects each row of a draw, ``(n,)`` bool."""
     return torch.ones(draw.slots.shape, dtype=torch.bool, device="cpu")
 
 
@@ -421,12 +431,12 @@ def _nothing_stored() -> EmptyBufferError:
 
 
 def _stamped(draw: Draw, storage: Storage) -> Draw:
-    # Half of what `_replace` costs.
+    # `_replace` would take twice the time.
     return Draw(draw.slots, draw.extras, storage.generation(draw.slots), *draw[3:])
 
 
 def coordinates(slots: torch.Tensor, storage: Storage) -> Any:
-    """Return slots as users see them: themselves, or with ``ndim > 1`` one tensor per dimension."""
+    """Return slots in the form of an index: unchanged, or with ``ndim > 1`` one tensor for each dimension."""
     if storage.ndim == 1:
         return slots
     return torch.unravel_index(slots, (storage.capacity_steps, *storage.batch_shape))

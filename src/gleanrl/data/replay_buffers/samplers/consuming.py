@@ -1,4 +1,4 @@
-"""Draws that use records up."""
+"""A sampler that uses records up."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ class Left(NamedTuple):
     """The records that can still be drawn. Its tensors are never written again."""
 
     slots: torch.Tensor
-    """Where they are, ``(m,)`` int64, each once."""
+    """Slots of these records, ``(m,)`` int64, each once."""
     uses: torch.Tensor
-    """How often each was drawn, ``(m,)`` int64."""
+    """Number of draws of each record so far, ``(m,)`` int64."""
     version: tuple[int, ...] | None
-    """Of which version of the storage (see `Version`); None for none."""
+    """The storage's version that they belong to (see `Version`); None before the first storage."""
 
 
 _NOTHING = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 class ConsumingSampler(Sampler):
-    """Draws each record so many times at most; then it is used up, until its slot is written again.
+    """Draws each record at most `max_sample_count` times; then it is used up until its slot is written again.
 
-    Of the records that are left each has the same probability, and no batch holds one twice. A batch is short where
-    fewer are left; the one that uses up the last sets `ran_out`, and ends ``for batch in buffer``. ``len(buffer)`` is
-    the number of records that are left. Used-up records keep their slots until the writer comes round: the buffer still
-    forgets its oldest record first, be it used up or not.
+    Each record that is left has the same probability, and no batch holds a record twice. A batch is short if fewer
+    records are left. The batch that uses up the last record sets `ran_out` and ends ``for batch in buffer``.
+    ``len(buffer)`` is the number of records that are left. Used-up records keep their slots until the writer overwrites
+    them: the buffer still forgets its oldest record first, used up or not.
 
-    What a batch has used up counts from its draw, also if an interrupt loses the batch; therefore none is drawn ahead,
-    whatever `prefetch` says. Of a buffer that several processes share, each process uses up records for itself.
+    A draw uses records up, even if an interrupt loses the batch. Therefore no batch is drawn ahead, whatever the value
+    of `prefetch`. If several processes share a buffer, each process counts only its own draws.
 
-    A draw costs O(records left), a write what it wrote beside that; memory: 16 bytes for each record that is left.
+    A draw costs O(records left), and a write O(records left + records written). Memory: 16 bytes for each record that
+    is left.
 
     Args:
-        max_sample_count: how often a record is drawn, at least 1.
+        max_sample_count: largest number of draws of a record, at least 1.
         seed: see `Sampler`.
 
     Examples:
@@ -66,7 +67,7 @@ class ConsumingSampler(Sampler):
         super().__init__(seed)
         self.max_sample_count = positive("max_sample_count", max_sample_count)
         self.left = Left(_NOTHING, _NOTHING, None)
-        """The records that could still be drawn when the sampler last looked."""
+        """The records that could still be drawn when the sampler last compared versions."""
 
     def available(self, storage: Storage) -> int:
         """Return the number of records that are left."""
@@ -74,7 +75,7 @@ class ConsumingSampler(Sampler):
         return len(self.left.slots)
 
     def follow(self, storage: Storage) -> None:
-        """Take in what was written."""
+        """Add records that were written, and drop records whose slots were overwritten."""
         left, version = self.left, tuple(storage.version)
         if left.version == version:
             return
@@ -104,9 +105,10 @@ class ConsumingSampler(Sampler):
         return Draw(self._use(_some(len(left.slots), batch_size, self.random)))
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        """Keep the rows that are still there, and draw others, as far as there are, instead of the rest."""
+        """Keep the rows that are still stored, and replace the others as far as further records are left."""
         self.follow(storage)
         kept, missing = draw.slots[~stale], int(stale.sum())
+        # Records that are kept may be left for further draws: without them, so that no batch holds a record twice.
         others = torch.from_numpy(np.flatnonzero(~np.isin(self.left.slots.numpy(), kept.numpy())))
         picks = others[_some(len(others), missing, self.random)]
         slots = torch.cat([kept, self._use(picks)])
@@ -114,7 +116,11 @@ class ConsumingSampler(Sampler):
         return Draw(slots)
 
     def _use(self, picks: torch.Tensor) -> torch.Tensor:
-        """Return the slots at places among those that are left, ``(n,)`` int64 each, counted as drawn once more."""
+        """Count a draw of records and return their slots, ``(n,)`` int64.
+
+        Args:
+            picks: positions among the records that are left, ``(n,)`` int64.
+        """
         slots, uses, version = self.left
         drawn, uses = slots[picks], uses.clone()
         uses[picks] += 1
@@ -130,12 +136,12 @@ class ConsumingSampler(Sampler):
     # State
 
     def snapshot(self) -> SamplerState:
-        """Return the place in the sequence of draws, and the records that are left."""
+        """Return the position in the sequence of draws, and the records that are left."""
         state: SamplerState = super().snapshot()
         return state._replace(running=self.left)
 
     def parse(self, state: Any) -> SamplerState:
-        """Return the value that a saved state stands for (see `Sampler.parse`)."""
+        """Return the value of a saved state (see `Sampler.parse`)."""
         value: SamplerState = super().parse(state)
         reader = StateReader(state, "a ConsumingSampler").part("running")
         slots = reader.tensor("slots", torch.int64, (None,))
@@ -148,14 +154,16 @@ class ConsumingSampler(Sampler):
         return value._replace(running=Left(slots, uses, version))
 
     def adopt(self, value: SamplerState) -> None:
-        """Go on from a place or a state; what is left is of the storage that it was saved with, or of a copy of it."""
+        """Continue from a position or a state; its records belong to the storage it was saved with, or to a copy."""
         super().adopt(value)
         self.left = value.running
 
 
 def _some(size: int, count: int, random: RandomSource) -> torch.Tensor:
     """Return `count` different numbers of ``[0, size)``, or all of them, in random order, int64."""
-    if 4 * count < size:  # as if drawn one after the other, repetitions left out
+    # A permutation costs O(size). If `count` is far smaller, draw twice as many with replacement and take the first
+    # `count` different ones: the same distribution, in nearly every case without a second attempt.
+    if 4 * count < size:
         drawn = random.integers(size, 2 * count).numpy()
         first = np.sort(np.unique(drawn, return_index=True)[1])
         if len(first) >= count:

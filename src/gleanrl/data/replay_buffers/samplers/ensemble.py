@@ -1,7 +1,4 @@
-"""The samplers of the members of an ensemble.
-
-How a batch is shared among several buffers: which member each part of it comes from.
-"""
+"""The samplers of a buffer ensemble, and the mixture that assigns each part of a batch to a member."""
 
 from __future__ import annotations
 
@@ -25,21 +22,20 @@ from gleanrl.errors import InvalidArgumentError, SchemaError, UnsupportedError
 
 
 class Mixture(Stateful[GeneratorState]):
-    """Chooses a member for each part of a batch, by a random generator of its own.
+    """Chooses a member for each part of a batch with its own random generator.
 
     Not thread-safe: its owner locks.
 
     Args:
-        members: how many there are.
-        p: how often each member is chosen, numbers of 0 or more that needn't add up to 1; None for equally
-            often. Members are chosen with replacement.
+        members: number of members.
+        p: how often each member is chosen: numbers of 0 or more, which needn't sum to 1. None for equally often.
+            Members are chosen with replacement.
         sample_from_all: whether each batch has one part from every member, in their order.
         num_buffer_sampled: parts of a batch; None for as many as there are members.
-        seed: where the random sequence starts; None takes a seed from torch's global generator at the first
-            choice.
+        seed: seed of the random sequence. None takes a seed from torch's global generator at the first choice.
 
     Raises:
-        InvalidArgumentError: a bad number.
+        InvalidArgumentError: a value is out of range.
         UnsupportedError: `p` together with `sample_from_all`.
 
     Examples:
@@ -72,17 +68,17 @@ class Mixture(Stateful[GeneratorState]):
 
     @property
     def num_buffer_sampled(self) -> int:
-        """Parts of a batch."""
+        """Number of parts in a batch."""
         return self.members if self._num_asked is None else self._num_asked
 
     def among(self, chosen: list[int]) -> Mixture:
-        """Return a mixture of some members, in the same proportions, with choices of its own."""
+        """Return a mixture of some members in the same proportions, with its own random generator."""
         p = None if self._p is None else self._p[chosen]
         count = None if self.sample_from_all else self._num_asked
         return Mixture(len(chosen), p, self.sample_from_all, count)
 
     def share(self, batch_size: int) -> int:
-        """Return the size of each part of a batch; `InvalidArgumentError` if the parts weren't equal."""
+        """Return the size of each part of a batch; raise `InvalidArgumentError` if the parts weren't equal."""
         parts = self.num_buffer_sampled
         if batch_size < 1 or batch_size % parts:
             raise InvalidArgumentError(
@@ -98,17 +94,17 @@ class Mixture(Stateful[GeneratorState]):
             return torch.arange(count, device="cpu")
         if self._p is None:
             return self._random.integers(self.members, count)
-        # The first member whose cumulated share lies above the draw: never one with the share 0.
+        # `right=True` finds the first member whose cumulative share exceeds the draw, so a share of 0 is never chosen.
         cumulated = self._p.cumsum(0)
         drawn = self._random.uniforms(count)
         return torch.searchsorted(cumulated, drawn * cumulated[-1], right=True)
 
     def set_seed(self, seed: int) -> None:
-        """Start the random sequence of `seed`."""
+        """Restart the random sequence from `seed`."""
         self._random.seed(seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from a user's generator from now on; None for one of the mixture's own."""
+        """Draw from a user's generator from now on; None creates a private one."""
         self._random = OwnedGenerator() if generator is None else GivenGenerator(generator)
 
     def snapshot(self) -> GeneratorState:
@@ -116,11 +112,11 @@ class Mixture(Stateful[GeneratorState]):
         return self._random.snapshot()
 
     def parse(self, state: Any) -> GeneratorState:
-        """Return the value of a saved state; `SchemaError` for anything else."""
+        """Return the value of a saved state; raise `SchemaError` for any other state."""
         return self._random.parse(state)
 
     def adopt(self, value: GeneratorState) -> None:
-        """Go on from a value."""
+        """Continue from a value."""
         self._random.adopt(value)
 
 
@@ -149,19 +145,18 @@ def _shares(p: Any, members: int) -> torch.Tensor:
 
 
 class SamplerEnsemble(Shown):
-    """Several samplers side by side, and the `Mixture` that chooses among them.
+    """Several samplers, and the `Mixture` that chooses among them.
 
-    It isn't a `Sampler`: slots are drawn by the members, each from its own storage. Not thread-safe: its owner
-    locks.
+    It isn't a `Sampler`: each member draws slots from its own storage. Not thread-safe: its owner locks.
 
     Args:
         samplers: one for each buffer.
         p: how often each one is chosen (see `Mixture`).
-        sample_from_all: whether each batch has one part from every one.
+        sample_from_all: whether each batch has one part from every sampler.
         num_buffer_sampled: parts of a batch; None for as many as there are samplers.
 
     Raises:
-        InvalidArgumentError: no samplers, or a bad number.
+        InvalidArgumentError: no sampler is given, or a value is out of range.
         UnsupportedError: `p` together with `sample_from_all`.
 
     Examples:
@@ -188,7 +183,7 @@ class SamplerEnsemble(Shown):
             raise InvalidArgumentError("samplers: an ensemble has at least one")
         self._samplers = samplers
         self.mixture = Mixture(len(samplers), p, sample_from_all, num_buffer_sampled)
-        """Which sampler each part of a batch comes from."""
+        """Chooses the sampler of each part of a batch."""
 
     @property
     def p(self) -> torch.Tensor | None:
@@ -197,7 +192,7 @@ class SamplerEnsemble(Shown):
 
     @property
     def num_buffer_sampled(self) -> int:
-        """Parts of a batch."""
+        """Number of parts in a batch."""
         return self.mixture.num_buffer_sampled
 
     @property
@@ -214,7 +209,7 @@ class SamplerEnsemble(Shown):
         return iter(self._samplers)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the sampler at an int; at a slice, list or tensor an ensemble of them, `p` among them."""
+        """Return the sampler at an int, or an ensemble of several (with their `p`) at a slice, list or tensor."""
         chosen = members_at(index, len(self._samplers))
         if isinstance(chosen, int):
             return self._samplers[chosen]
@@ -223,14 +218,16 @@ class SamplerEnsemble(Shown):
         return some
 
     def sample(self, storages: Any, batch_size: int) -> tuple[TensorDict, TensorDict]:
-        """Return an index and what comes with it, for callers without a buffer.
+        """Return an index and the info of its rows, for callers without a buffer.
+
+        If a part of the batch raises, samplers that use records up go back to their positions before the call.
 
         Args:
             storages: a `StorageEnsemble`, or a sequence of storages.
-            batch_size: transitions, a multiple of `num_buffer_sampled`.
+            batch_size: transitions to draw, a multiple of `num_buffer_sampled`.
 
         Returns:
-            The index, as `StorageEnsemble.get` takes it, and the whole info (see `join_infos`).
+            The index in the form that `StorageEnsemble.get` takes, and the whole info (see `join_infos`).
         """
         each = self.mixture.share(batch_size)
         chosen = self.mixture.choose()
@@ -248,7 +245,7 @@ class SamplerEnsemble(Shown):
         return info.get("index"), info
 
     def set_seed(self, seed: int) -> int:
-        """Start the choices' sequence of `seed`, and those of the samplers of the numbers after it.
+        """Seed the mixture with `seed`, and the samplers with the following numbers.
 
         Returns:
             The last seed used.
@@ -259,17 +256,17 @@ class SamplerEnsemble(Shown):
         return seed + len(self._samplers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the choices and of each sampler."""
+        """Return the state of the mixture and of each sampler."""
         return {
             "mixture": self.mixture.state_dict(),
             "samplers": [sampler.state_dict() for sampler in self._samplers],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
+            SchemaError: the state doesn't fit; nothing changed.
         """
         states = states_in(state_dict, "samplers", len(self._samplers))
         load_all([self.mixture, *self._samplers], [state_dict.get("mixture"), *states])
@@ -277,11 +274,13 @@ class SamplerEnsemble(Shown):
 
 @contextmanager
 def all_or_none(places: Mapping[int, Any], go_back: Callable[[int, Any], None]) -> Iterator[None]:
-    """Draw parts of a batch; where that raises, an interrupt say, members go back: what nobody gets isn't used up.
+    """Run a block that draws parts of a batch; on any exception restore all members.
+
+    Otherwise an interrupt between two parts would use up rows that the caller never gets.
 
     Args:
-        places: where the next batch of each member was drawn beforehand; members without one stay.
-        go_back: has a member draw there again; doing it twice is the same.
+        places: position of each member's next batch, taken before the block; members without one aren't restored.
+        go_back: restores a member to its position; calling it twice has the same effect as calling it once.
     """
     try:
         yield
@@ -296,18 +295,18 @@ def all_or_none(places: Mapping[int, Any], go_back: Callable[[int, Any], None]) 
 
 
 def join_infos(chosen: torch.Tensor, infos: Sequence[Mapping[Any, Any]]) -> TensorDict:
-    """Return what comes with the parts of a batch as one TensorDict ``[parts, n]``.
+    """Return the infos of the parts of a batch as one TensorDict ``[parts, n]``.
 
     Args:
         chosen: the member of each part, ``(parts,)`` int64.
-        infos: what came with each part: ``"index"``, ``"generation"``, what the member's sampler adds.
+        infos: the info of each part: ``"index"``, ``"generation"``, and the entries of the member's sampler.
 
     Returns:
-        ``("index", "buffer_ids")`` and ``("index", "index")``, ``(parts, n)``, or ``(parts, n, ndim)``
-        where members have several batch dimensions; every other entry that all parts have, ``(parts, n, ...)``.
+        ``("index", "buffer_ids")`` and ``("index", "index")``, ``(parts, n)`` each. With several batch dimensions the
+        latter is ``(parts, n, ndim)``. Every other entry that all parts have is ``(parts, n, ...)``.
 
     Raises:
-        SchemaError: parts whose entries differ in shape.
+        SchemaError: an entry has different shapes in different parts.
     """
     common = [key for key in infos[0] if all(key in info for info in infos)]
     entries = {key: _stacked(key, [info[key] for info in infos]) for key in common}

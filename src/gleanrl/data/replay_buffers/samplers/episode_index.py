@@ -1,4 +1,7 @@
-"""The trajectories of a storage, known at any time without a look at what is stored."""
+"""The table of a storage's trajectories, updated at every write, so that draws need no scan of the records.
+
+To change where trajectories end in a storage, change `EpisodeTable` and `_BoundaryReader`.
+"""
 
 from __future__ import annotations
 
@@ -33,32 +36,34 @@ _Column: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
 
 
 class BoundaryKeys(NamedTuple):
-    """Where a user says that the ends of trajectories stand."""
+    """The columns that a user names for the ends of trajectories."""
 
     ends: tuple[Path, ...] = ()
-    """Flags that end a trajectory; none for every ``done``, ``terminated`` and ``truncated`` below ``next``."""
+    """Flags that end a trajectory. Empty for every ``done``, ``terminated`` and ``truncated`` below ``next``."""
     trajectory: Path | None = None
-    """A whole number that changes with the trajectory; None for ``"episode"`` where that is stored."""
+    """A whole number that changes with the trajectory; None for ``"episode"`` if that is stored."""
 
 
 class EpisodeTable(Follower[Storage]):
-    """Keeps a native episode table in step with a storage.
+    """Keeps a native episode table in sync with a storage.
 
-    A trajectory is a maximal run of adjacent time steps of one stream (batch entry) with one id and no end inside; the
-    write cursor ends it too. Where there are no ids, so does a seam between two writes at which the content doesn't go
-    on (see `Seams`). ``("collector", "traj_ids")`` and ``("next", "done")`` always bound where they are stored. In
-    n-step data (``"steps_to_next_obs"``) flags count only in rows where that is 1. Rows that are no steps
-    (``("collector", "mask")``) are apart from those that are.
+    A trajectory is a maximal run of adjacent time steps of one stream (batch entry) with one id and no end inside. The
+    write cursor ends a trajectory, too. Without ids, a seam between two writes also ends it: there the content shows
+    that the second write doesn't continue the first (see `Seams`).
 
-    Ring writes cost what they wrote. The table looks at the whole storage when it meets one that is in use, and
-    after records were replaced by index.
+    ``("collector", "traj_ids")`` and ``("next", "done")`` always count where they are stored. In n-step data
+    (``"steps_to_next_obs"``) flags count only in rows where that is 1. Masked rows (``("collector", "mask")``) and
+    unmasked rows are never in one trajectory.
+
+    A ring write costs O(steps written). The table reads the whole storage when it begins to follow a storage in use,
+    and after records were replaced by index.
 
     Not thread-safe: the buffer calls it under its lock.
 
     Args:
-        keys: where ends stand.
-        ends: ``[steps, *batch]`` bool, further ends of a storage that isn't written any more; None for none.
-        trajectories: ``[steps, *batch]`` integers whose changes end trajectories of such a storage.
+        keys: columns of the ends.
+        ends: ``[steps, *batch]`` bool, further ends in a storage that isn't written any more; None for none.
+        trajectories: ``[steps, *batch]`` integers whose changes end trajectories in such a storage; None for none.
     """
 
     def __init__(
@@ -73,24 +78,24 @@ class EpisodeTable(Follower[Storage]):
         self._reader: _BoundaryReader | None = None
 
     def of(self, storage: Storage) -> Episodes:
-        """Return the native table of what `storage` holds.
+        """Return the native table in sync with `storage`.
 
         Raises:
-            MissingKeyError: nothing stored tells where trajectories end.
-            UnsupportedError: a storage without columns, or one that was written after its ends had been given.
+            MissingKeyError: no stored column tells where trajectories end.
+            UnsupportedError: the storage has no columns, or it was written after its `ends` had been given.
         """
         self.sync(storage)
         assert self._native is not None
         return self._native
 
     def holds(self, storage: Storage, slots: torch.Tensor, inner: torch.Tensor) -> bool:
-        """Return whether no trajectory ends at rows inside of slices, as ends and ids are stored now.
+        """Return whether no trajectory ends at the inner rows of slices, by the ends and ids stored now.
 
-        They differ from those that the table knows after a write through a live view, of which no version tells. The
-        table then looks at the whole storage the next time.
+        A write through a live view doesn't change the version, so the stored ends may differ from the ends in the
+        table. If a trajectory does end inside, the table reads the whole storage at the next `sync`.
 
         Args:
-            storage: what the rows are of.
+            storage: storage that the rows belong to.
             slots: slice after slice, ``(n,)`` int64.
             inner: which rows aren't the last step of their slice, ``(n,)`` bool.
         """
@@ -106,7 +111,7 @@ class EpisodeTable(Follower[Storage]):
         return self._ends is not None or self._trajectories is not None
 
     def try_sync(self, storage: Storage) -> bool:
-        """Return whether the table could be brought in step; what is missing is an error of the draw."""
+        """Return whether the table could be brought in sync; if not, the next draw raises the error."""
         try:
             self.sync(storage)
         except GleanError:
@@ -135,13 +140,13 @@ class EpisodeTable(Follower[Storage]):
         self._tell_everything(self._native, storage)
 
     def _tell_everything(self, native: Episodes, storage: Storage) -> None:
-        """Tell the native table of everything stored, the oldest step first."""
+        """Write everything stored to the native table, the oldest step first."""
         if not storage.ordered:
             raise UnsupportedError(
                 "slices need records in the order of time; those that are stored were chosen by what they hold"
             )
         self._check_given(len(storage))
-        self.unfollow()  # whatever happens from here on until all is told
+        self.unfollow()  # if a step below raises, the next `sync` reads the whole storage again
         native.clear()
         capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
         for start, stop in ((end, capacity), (0, end)) if stored == capacity else ((0, stored),):
@@ -156,7 +161,7 @@ class EpisodeTable(Follower[Storage]):
                 )
 
     def _tell(self, native: Episodes, start: int, stop: int) -> None:
-        """Tell the native table of the time steps ``[start, stop)``."""
+        """Write the time steps ``[start, stop)`` to the native table."""
         assert self._reader is not None
         streams = native.num_streams
         rows = slice(start * streams, stop * streams)
@@ -174,7 +179,7 @@ class EpisodeTable(Follower[Storage]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the keys; the copy looks at its storage again."""
+        """Return the attributes to pickle: the copy reads its storage again."""
         return {"keys": self.keys, "_ends": self._ends, "_trajectories": self._trajectories}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -184,7 +189,10 @@ class EpisodeTable(Follower[Storage]):
 
 
 def _ring_write(changes: list[Change], table: Episodes, end: int) -> list[tuple[int, int]]:
-    """Return changes that are a write of the table's ring from its cursor to `end` as time steps, the oldest first."""
+    """Return changes as spans of time steps, the oldest first, if they are one write of a ring; else an empty list.
+
+    They are one write of the ring if they lead from the table's cursor to `end`.
+    """
     streams, begin = table.num_streams, table.cursor * table.num_streams
     at, written = begin, []
     for start, stop, amended in changes if len(changes) == 1 else reversed(changes):
@@ -196,14 +204,14 @@ def _ring_write(changes: list[Change], table: Episodes, end: int) -> list[tuple[
 
 
 def locate(table: Episodes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many steps the trajectory of each slot has before it, and from it on, ``(n,)`` int64 each."""
+    """Return each slot's number of earlier steps in its trajectory, and of steps from it on, ``(n,)`` int64 each."""
     before, after = torch.empty_like(slots), torch.empty_like(slots)
     table.locate(slots.data_ptr(), slots.shape[0], before.data_ptr(), after.data_ptr())
     return before, after
 
 
 def later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """Return the slots `steps` time steps later (or earlier, below 0) in the same streams, around the ring."""
+    """Return the slots `steps` time steps later (earlier if negative) in the same streams, around the ring."""
     streams = table.num_streams
     place = (slots // streams + steps) % table.capacity
     return place * streams + slots % streams
@@ -213,19 +221,19 @@ class EpisodeRows(NamedTuple):
     """The rows of slices, one slice after the other."""
 
     slots: torch.Tensor
-    """``(n,)`` int64."""
+    """Slots, ``(n,)`` int64."""
     last: torch.Tensor
-    """Which is the last step of its slice, ``(n,)`` bool; copies that fill slices up aren't."""
+    """Which rows are the last step of their slice, ``(n,)`` bool; copies that fill slices up aren't."""
 
 
 def expanded(table: Episodes, first: torch.Tensor, lengths: torch.Tensor, stride: int = 0) -> EpisodeRows:
     """Return the rows of slices.
 
     Args:
-        table: the trajectories; slices needn't lie within one.
+        table: the trajectories; a slice may cross their ends.
         first: first slots, ``(n,)`` int64.
-        lengths: steps, ``(n,)`` int64.
-        stride: rows of each slice, filled up with copies of its last step; 0 for its steps only.
+        lengths: number of steps, ``(n,)`` int64.
+        stride: number of rows for each slice, filled up with copies of its last step; 0 for its steps only.
     """
     count = first.shape[0]
     rows = count * stride or int(lengths.sum())
@@ -236,7 +244,7 @@ def expanded(table: Episodes, first: torch.Tensor, lengths: torch.Tensor, stride
 
 
 def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return first slot and length of the trajectories of `shortest` steps and more, ``(n,)`` int64 each."""
+    """Return first slot and length of the trajectories of at least `shortest` steps, ``(n,)`` int64 each."""
     count = table.num_runs(shortest)
     first = torch.empty(count, dtype=torch.int64, device="cpu")
     length = torch.empty_like(first)
@@ -245,14 +253,15 @@ def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Ten
 
 
 class _BoundaryReader:
-    """Reads the boundary columns of a storage.
+    """Reads the columns of a storage that tell where trajectories end.
 
     Args:
-        storage: where they stand.
+        storage: storage of the columns.
         flags: columns of bools, or of the numbers 0 and 1.
-        ids: columns of whole numbers, one to a row; the mask among them, which is bool.
-        steps: the column of `steps_to_next_obs`, if it is stored.
-        groups: those of `flags` that may have several values to a row, one for each agent: any of them counts.
+        ids: columns of whole numbers, one for each row; the mask, a column of bools, may be one of them.
+        steps: the column of `steps_to_next_obs` if it is stored.
+        groups: the flags that may have several values for each row, one for each agent; if any is set, the row is an
+            end.
     """
 
     def __init__(
@@ -267,13 +276,13 @@ class _BoundaryReader:
         self._ids = [(path, _flat(storage, path, "bool" if path == MASK else "whole number")) for path in ids]
         self.pieces = storage.pieces
         """Numbers that change at seams, ``(steps, streams)``; None for none."""
-        if self.pieces is not None and not ids:  # nothing else tells
+        if self.pieces is not None and not ids:  # with ids, seams add nothing
             self._ids.append((("pieces",), self.pieces.reshape(-1)))
         self._steps = None if steps is None else _flat(storage, steps, "integer")
         self._core = self._by_core()
 
     def read(self, rows: slice | _Array) -> tuple[_Array | None, list[_Array]]:
-        """Return ends ``(n,)`` bool or None, and the id columns, ``(n,)`` int64 each; contiguous.
+        """Return ends, ``(n,)`` bool or None, and the id columns, ``(n,)`` int64 each; all are contiguous.
 
         Args:
             rows: a range of slots, or slots ``(n,)`` int64.
@@ -289,7 +298,7 @@ class _BoundaryReader:
         return (None if ends is None else np.ascontiguousarray(ends)), ids
 
     def ends_inside(self, slots: torch.Tensor, inner: torch.Tensor) -> bool:
-        """Return whether a trajectory ends at a row of slices that isn't the last one (see `EpisodeTable.holds`)."""
+        """Return whether a trajectory ends at an inner row of a slice (see `EpisodeTable.holds`)."""
         if self._core is not None:
             return self._core.inside(slots.data_ptr(), slots.shape[0], inner.data_ptr())
         inside = inner.numpy()
@@ -298,7 +307,7 @@ class _BoundaryReader:
         return (ends is not None and bool((ends & inside).any())) or any(map(np.any, differ))
 
     def _by_core(self) -> EndColumns | None:
-        """Return what looks at the columns in the core; None where they aren't all there as it takes them."""
+        """Return the core's reader of the columns; None if one of them is on a device or of another dtype."""
         flags = [
             column for _, column in self._flags if isinstance(column, np.ndarray) and column.dtype == np.bool_
         ]
@@ -318,11 +327,11 @@ class _BoundaryReader:
 
 
 def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _BoundaryReader:
-    """Find the boundary columns of a storage.
+    """Return a reader of the columns of a storage that tell where trajectories end.
 
     Raises:
-        MissingKeyError: an end key that isn't stored, or nothing to go by.
-        UnsupportedError: a storage without columns.
+        MissingKeyError: no end key is stored, or no column tells where trajectories end.
+        UnsupportedError: the storage has no columns.
     """
     if not isinstance(storage, TensorStorage):
         raise UnsupportedError(
@@ -346,7 +355,7 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _BoundaryReade
             f"below 'next'; there are {[as_key(path) for path in schema.paths]}"
         )
     if storage.format.mask is not None:
-        ids.append(MASK)  # rows that are no steps may have the id of those beside them
+        ids.append(MASK)  # a masked row may have the same id as its neighbours, which are steps
     groups = () if keys.ends else flags
     return _BoundaryReader(storage, flags, ids, STEPS if STEPS in schema else None, groups)
 
@@ -363,7 +372,7 @@ def _flag_paths(schema: Schema, ends: tuple[Path, ...]) -> list[Path]:
 
 
 def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> _Column:
-    """Return a live column as ``[rows]``, or ``[rows, width]``, after checking what it holds; in NumPy on the CPU."""
+    """Return a live column as ``[rows]`` or ``[rows, width]``, checked; on the CPU as a NumPy array."""
     column = storage.column(path)
     column = column.view(column.shape[0], -1)
     is_bool, is_half = column.dtype == torch.bool, column.dtype == torch.bfloat16
@@ -375,7 +384,7 @@ def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> 
     }
     if fits[kind] and (wide or column.shape[1] == 1):
         column = column.view(-1) if column.shape[1] == 1 else column
-        # Tensors that a user gave may move: their arrays are made at each use.
+        # A NumPy view keeps one address. The memory of tensors that a user gave may move, so these remain tensors.
         return numpy_view(column) if column.is_cpu and not storage.borrowed and not is_half else column
     raise SchemaError(
         f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} for each row, got "
@@ -391,7 +400,7 @@ def _host(column: _Column, rows: slice | _Array) -> _Array:
 
 
 def _as_flag(path: Path, values: _Array) -> _Array:
-    """Return flags as bool; `SchemaError` for numbers other than 0 and 1."""
+    """Return flags as bool; raise `SchemaError` for numbers other than 0 and 1."""
     if values.dtype == np.bool_:
         return values
     flag = values == 1
@@ -402,9 +411,9 @@ def _as_flag(path: Path, values: _Array) -> _Array:
 
 
 def _whole(path: Path, values: _Array) -> _Array:
-    """Return ids as int64, contiguous; `SchemaError` for one that isn't a whole number."""
+    """Return ids as contiguous int64; raise `SchemaError` for one that isn't a whole number."""
     if values.dtype.kind == "f":
-        broken = values != np.floor(values)  # NaN, too
+        broken = values != np.floor(values)  # True for NaN, too
         broken |= ~np.isfinite(values)
         if broken.any():
             raise SchemaError(

@@ -1,4 +1,4 @@
-"""Goals in hindsight: what a trajectory achieved, drawn beside its transitions."""
+"""Units that come with hindsight goals: goals that a trajectory achieved, drawn for its transitions."""
 
 from __future__ import annotations
 
@@ -21,43 +21,46 @@ from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.errors import EmptyBufferError, MissingKeyError, UnsupportedError
 
 GOAL, CHOSEN, STEPS = "_goal", "_relabelled", "_goal_steps"
-"""Where a batch has the goal of each row, which rows get it, ``(n,)`` bool, and how many steps of the trajectory later
-(earlier, below 0) it was achieved, ``(n,)`` int64."""
+"""Keys of a draw's entries, in this order.
+
+The goal of each row. Which rows get it, ``(n,)`` bool. The number of steps from a row to the step that achieved its
+goal, ``(n,)`` int64, negative for earlier steps.
+"""
 
 
 class HindsightStrategy(str, Enum):
-    """Which achieved goal takes the place of the desired one."""
+    """Which achieved goal replaces the desired one."""
 
     FUTURE = "future"
-    """One of the same trajectory, from the transition's own on."""
+    """A goal that the same trajectory achieved at the transition or later."""
     FINAL = "final"
-    """The last one of the same trajectory, as far as that is stored."""
+    """The last goal that the same trajectory achieved among its stored steps."""
     EPISODE = "episode"
-    """Any one of the same trajectory."""
+    """Any goal that the same trajectory achieved."""
     RANDOM = "random"
-    """Any one that is stored."""
+    """Any achieved goal that is stored."""
 
 
 @dataclass(frozen=True)
 class HindsightRule:
-    """What is drawn beside each batch."""
+    """How many rows of a batch get which goals."""
 
     strategy: HindsightStrategy
     ratio: float
-    """The part of a batch that gets other goals."""
+    """Fraction of a batch that gets other goals."""
     achieved: Path
-    """The column that holds what was achieved."""
+    """Column of the achieved goals."""
 
 
 class Hindsight(Unit):
-    """A unit whose draws come with goals: of some rows, chosen anew at each draw, those of other rows.
+    """A unit around another unit: each draw gives some of its rows the goals of other rows, chosen anew each time.
 
-    Goals are read at the draw, under the buffer's lock, so that they are of the trajectory that the row is of, whatever
-    is written until its record is fetched.
+    Goals are read at the draw, under the buffer's lock. So a goal belongs to the row's own trajectory, even if a writer
+    overwrites that trajectory before the record is fetched. (`HindsightStrategy.RANDOM` takes goals of any trajectory.)
 
     Args:
-        unit: what is drawn.
-        rule: which goals.
+        unit: kind of unit to draw.
+        rule: which goals to draw.
         table: the trajectories.
     """
 
@@ -68,24 +71,24 @@ class Hindsight(Unit):
         self.by_generation = unit.by_generation
 
     def follow(self, storage: Storage) -> None:
-        """Keep the trajectories up to date; whatever is missing is an error of the draw."""
+        """Keep the trajectories up to date; a missing column raises at the next draw, not here."""
         self.unit.follow(storage)
         self.table.try_sync(storage)
 
     def name(self, length: int) -> str:
-        """Return what the unit says."""
+        """Return the inner unit's name."""
         return self.unit.name(length)
 
     def sizes(self, batch_size: int) -> tuple[int, int]:
-        """Return what the unit says."""
+        """Return the inner unit's sizes."""
         return self.unit.sizes(batch_size)
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
-        """Draw units, and goals beside them."""
+        """Draw units uniformly, with goals."""
         return self._with_goals(storage, self.unit.uniform(storage, batch_size, random), random)
 
     def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: RandomSource) -> Draw:
-        """Draw the stale rows again, and goals of all rows."""
+        """Draw the stale rows again, and goals for all rows."""
         return self._with_goals(storage, self.unit.again(storage, draw, stale, random), random)
 
     def weighted(
@@ -96,28 +99,28 @@ class Hindsight(Unit):
         random: RandomSource,
         served: bool = False,
     ) -> Draw:
-        """Draw units by priorities, and goals beside them."""
+        """Draw units by priority, with goals."""
         drawn = self._with_goals(storage, self.unit.weighted(storage, batch_size, priorities, random), random)
         return priorities.remember(storage, drawn) if served else drawn
 
     def items(self, storage: Storage, length: int) -> torch.Tensor | None:
-        """Return what the unit says."""
+        """Return the inner unit's items."""
         return self.unit.items(storage, length)
 
     def living(
         self, storage: Storage, items: torch.Tensor, generations: torch.Tensor | None, length: int
     ) -> torch.Tensor | None:
-        """Return what the unit says."""
+        """Return which of the inner unit's items can still be served."""
         return self.unit.living(storage, items, generations, length)
 
     def serve(
         self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: RandomSource
     ) -> Draw:
-        """Return the rows of an epoch's items, and goals beside them."""
+        """Return the rows of an epoch's items, with goals."""
         return self._with_goals(storage, self.unit.serve(storage, items, batch_size, length, random), random)
 
     def is_whole(self, storage: Storage, draw: Draw) -> bool:
-        """Return whether units are whole, and no trajectory ends between a row and the one that its goal is of."""
+        """Return whether no trajectory ends inside a unit, or between a row and the row of its goal."""
         steps = draw.extras.get(STEPS)
         if steps is not None and bool(steps.any()):
             table = self.table.of(storage)
@@ -128,19 +131,19 @@ class Hindsight(Unit):
         return self.unit.is_whole(storage, draw)
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return what else is delivered with each row."""
+        """Return the entries that are delivered with each row."""
         return self.unit.annotate(draw, records)
 
     def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return what the unit says."""
+        """Return the inner unit's marks."""
         return self.unit.marks(draw, records)
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return what the unit says."""
+        """Return the columns that the inner unit reads."""
         return self.unit.annotated_paths(storage)
 
     def none_left(self, length: int) -> EmptyBufferError:
-        """Return what the unit says."""
+        """Return the inner unit's error."""
         return self.unit.none_left(length)
 
     def _with_goals(self, storage: Storage, draw: Draw, random: RandomSource) -> Draw:
@@ -156,9 +159,9 @@ class Hindsight(Unit):
     def _sources(
         self, storage: Storage, slots: torch.Tensor, random: RandomSource
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slots whose goals some slots get, and how many steps of the trajectory lie between.
+        """Return the slots whose goals the given slots get, and the steps of the trajectory in between.
 
-        ``(n,)`` int64 each; no step lies between rows of any trajectories.
+        Both are ``(n,)`` int64. The steps are 0 for goals of any trajectory (`HindsightStrategy.RANDOM`).
         """
         strategy, count = self.rule.strategy, slots.shape[0]
         if strategy is HindsightStrategy.RANDOM:
@@ -174,7 +177,7 @@ class Hindsight(Unit):
         choices = before + after
         steps = (random.uniforms(count) * choices).long().minimum(choices - 1) - before
         sources = later(table, slots, steps)
-        # A row that is no step has no goal either: the transition keeps what itself achieved.
+        # A masked row has no goal: the transition gets the goal that it achieved itself.
         masked = storage.masked(sources)
         if masked is None:
             return sources, steps
@@ -195,10 +198,10 @@ def _column(storage: Storage, path: Path) -> torch.Tensor:
 
 
 def with_hindsight(sampler: Sampler, rule: HindsightRule, table: EpisodeTable) -> Sampler:
-    """Have a sampler draw goals beside its units from now on, and return it.
+    """Make a sampler draw goals with its units from now on, and return it.
 
     Raises:
-        UnsupportedError: a sampler that isn't a way to draw units.
+        UnsupportedError: the sampler doesn't draw units.
     """
     if not isinstance(sampler, UnitSampler):
         raise UnsupportedError(
@@ -210,7 +213,7 @@ def with_hindsight(sampler: Sampler, rule: HindsightRule, table: EpisodeTable) -
 
 
 def without_hindsight(sampler: Sampler) -> Sampler:
-    """Have a sampler draw its units alone from now on, and return it."""
+    """Make a sampler draw its units without goals from now on, and return it."""
     if isinstance(sampler, UnitSampler):
         sampler.unit = _plain(sampler.unit)
     return sampler

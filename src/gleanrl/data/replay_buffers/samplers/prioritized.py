@@ -1,4 +1,4 @@
-"""Prioritized draws."""
+"""Samplers that draw by priority."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Prioritized(UnitSampler):
     """Draws units in proportion to the priorities of their first steps; see `PrioritizedSampler`.
 
     Args:
-        unit: what is drawn.
+        unit: kind of unit to draw.
         table: the priorities.
-        reduction: how several priorities of one record become one.
+        reduction: how several priorities of one record are reduced to one.
         seed: see `Sampler`.
     """
 
@@ -35,12 +35,12 @@ class Prioritized(UnitSampler):
     def __init__(self, unit: Unit, table: PriorityTable, reduction: str, seed: int | None) -> None:
         super().__init__(unit, seed)
         self.reduction = check_reduction(reduction)
-        """How several priorities of one record become one."""
+        """How several priorities of one record are reduced to one."""
         self._priorities = table
 
     @property
     def alpha(self) -> float:
-        """The exponent of priorities; setting it weighs every stored record anew."""
+        """Exponent of the priorities. Setting it recomputes the probabilities of all stored records."""
         return self._priorities.alpha
 
     @alpha.setter
@@ -50,7 +50,7 @@ class Prioritized(UnitSampler):
 
     @property
     def beta(self) -> float:
-        """The exponent of importance weights."""
+        """Exponent of the importance weights."""
         return self._priorities.beta
 
     @beta.setter
@@ -59,7 +59,7 @@ class Prioritized(UnitSampler):
 
     @property
     def eps(self) -> float:
-        """What is added to every priority; setting it weighs every stored record anew."""
+        """Constant added to every priority. Setting it recomputes the probabilities of all stored records."""
         return self._priorities.eps
 
     @eps.setter
@@ -74,28 +74,29 @@ class Prioritized(UnitSampler):
 
     @property
     def priorities_dropped(self) -> int:
-        """Priority updates that came too late."""
+        """Number of priority updates that came too late."""
         return self._priorities.dropped
 
     @property
     def room(self) -> int | None:
-        """Rows that a storage may have at most; None for any number."""
+        """The most rows that a storage may have; None for any number."""
         return self._priorities.max_capacity
 
     @property
     def max_size(self) -> int | None:
-        """Rows that there is room for; None if that is whatever the storage of a buffer to come has."""
+        """Number of rows that priorities have room for; None while neither `max_capacity` nor a buffer sets it."""
         if self.room is not None or self.owner is None:
             return self.room
         return int(self.owner.storage.max_size)
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise `InvalidArgumentError` if `storage` has more rows than there is room for."""
+        """Raise `InvalidArgumentError` if `storage` has more rows than the priorities have room for."""
         self._priorities.check_room(storage)
 
     def draw_served(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
-        """Draw a batch that is handed out; the core remembers its rows as it draws them."""
-        # `overridden`, for every sample in a third of its time.
+        """Draw a batch that is delivered; the core remembers its rows in the same call."""
+        # The fast path skips these methods, so it may be used only if no user's class or instance overrides them. The
+        # test does what `overridden` does in a third of the time: it runs for every batch.
         cls, usual = type(self), Prioritized
         by_core = (
             cls._draw is usual._draw
@@ -109,7 +110,7 @@ class Prioritized(UnitSampler):
         return self.unit.weighted(storage, batch_size, self._priorities, self.random, served=True)
 
     def on_serve(self, storage: Storage, draw: Draw) -> None:
-        """Remember the generations that updates will be for."""
+        """Remember the generations of the rows, to which later updates refer."""
         self._priorities.remember(storage, draw)
 
     def follow(self, storage: Storage) -> None:
@@ -121,51 +122,52 @@ class Prioritized(UnitSampler):
         return self.unit.weighted(storage, batch_size, self._priorities, self.random)
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        # As a whole: its weights belong together.
+        # Redraw all rows: weights normalized in different draws can't be mixed.
         return self._draw(storage, draw.slots.shape[0] if draw.asked is None else draw.asked)
 
     def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
-        """Take new priorities; those for records that were overwritten since are dropped and counted.
+        """Set new priorities; updates for records that were overwritten since their draw are dropped and counted.
 
-        Several for a slot, ``(n, ...)``, are reduced.
+        Several priorities for each slot, ``(n, ...)``, are reduced to one.
         """
         if isinstance(priority, (torch.Tensor, np.ndarray)) and priority.ndim > 1:
             values, count = torch.as_tensor(priority).detach(), slots.shape[0]
-            if values.numel() == count:  # one for each, in the shape of the index
+            if values.numel() == count:  # one priority for each slot, in the shape of the index
                 values = values.reshape(count)
             priority = reduce_priority(values, count, self.reduction)
         self._priorities.update(storage, slots, priority, generation)
 
     def check_priorities(self, values: torch.Tensor) -> None:
-        """Raise `InvalidArgumentError` unless rows can have the priorities `values`, ``(n,)``."""
+        """Raise `InvalidArgumentError` unless `values`, ``(n,)``, are valid priorities of rows."""
         self._priorities.check(values)
 
     def mark(self, storage: Storage, slots: torch.Tensor) -> None:
         """Give `slots` the priority of new records."""
         self._priorities.reset(storage, slots)
 
-    # Without the priorities, which stay when a draw is taken back.
+    # A position excludes the priorities: they stay when a draw is taken back.
     place, parse_place = Sampler.snapshot, Sampler.parse
 
     def snapshot(self) -> SamplerState:
-        """Return the place in the sequence, rule and priorities."""
+        """Return the position in the sequence of draws, the rule and the priorities."""
         return self.place()._replace(priorities=self._priorities.snapshot())
 
     def parse(self, state: Any) -> SamplerState:
-        """Return the value that a saved state stands for (see `Sampler.parse`)."""
+        """Return the value of a saved state (see `Sampler.parse`)."""
         place = self.parse_place(state)
         return place._replace(priorities=self._priorities.parse(state.get("priorities")))
 
     def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
-        """Return the value with its priorities in their rows' new slots."""
+        """Return the value with the priorities at their rows' new slots."""
         found = value.priorities
         if found.raw.shape[0] == rows:
+            # Without the version: it says which of the old slots changed, and nothing about the new ones.
             found = found._replace(raw=found.raw.roll(-by), mark=found.mark.roll(-by), version=None)
         rest: SamplerState = super().turned(value._replace(priorities=None), by, rows)
         return rest._replace(priorities=found)
 
     def adopt(self, value: SamplerState) -> None:
-        """Go on from a place or a state; loaded priorities are those of the storage of the next draw or write."""
+        """Continue from a position or a state; its priorities apply to the storage of the next draw or write."""
         super().adopt(value)
         if value.priorities is not None:
             self._priorities.adopt(value.priorities)
@@ -174,32 +176,31 @@ class Prioritized(UnitSampler):
 class PrioritizedSampler(Prioritized):
     """Draws transitions in proportion to ``(priority + eps) ** alpha``, with replacement.
 
-    Batches come with importance weights, ``_weight`` and ``priority_weight`` (one tensor, ``(n,)``, of `dtype`):
-    ``(p / p_ref) ** -beta`` for a row of probability p. With ``normalize="buffer"`` p_ref is the smallest
-    probability that a stored row has, so that weights are at most 1; with ``"batch"`` it is the smallest of
-    the batch, so that its largest weight is exactly 1.
+    Batches carry importance weights as ``_weight`` and ``priority_weight`` (one tensor, ``(n,)``, of `dtype`). A row of
+    probability p has the weight ``(p / p_ref) ** -beta``. With ``normalize="buffer"`` p_ref is the smallest probability
+    of a stored row, so that weights are at most 1. With ``"batch"`` it is the smallest probability in the batch, so
+    that the largest weight of the batch is exactly 1.
 
-    New records get the largest priority that was ever given (1 before the first). An update for a slot that
-    was overwritten since its record was drawn is dropped, and counted in ``buffer.stats()``.
+    New records get the largest priority that was ever set (1 before the first). An update for a slot that was
+    overwritten since its record was drawn is dropped, and counted in ``buffer.stats()``.
 
     A draw or an update of n rows costs O(n log8 capacity). Memory: 19 bytes for each row, 27 in float64.
 
     Args:
-        max_capacity: the size of the storage; None for whatever size that has. A list storage without a size takes this
-            one.
-        alpha: 0 draws uniformly, 1 in full proportion; it has to be given. May be set at any time.
-        beta: has to be given; 0 makes all weights 1, 1 corrects the draw in full. May be set at any time.
-        eps: what is added to every priority, so that none is 0.
-        dtype: what priorities are kept in: float32 or float64.
-        reduction: how several priorities of one record become one in `update_tensordict_priority`: ``"max"``,
+        max_capacity: size of the storage; None for any size. A list storage without a size takes this one.
+        alpha: 0 draws uniformly, 1 in full proportion. Required; can be set at any time.
+        beta: 0 makes all weights 1, 1 corrects the draw in full. Required; can be set at any time.
+        eps: constant added to every priority, so that none is 0.
+        dtype: dtype in which priorities are kept: float32 or float64.
+        reduction: how `update_tensordict_priority` reduces several priorities of one record to one: ``"max"``,
             ``"min"``, ``"mean"``, ``"median"`` or ``"sum"``.
-        max_priority_within_buffer: whether new records get the largest priority stored instead (1 if that is 0, or
-            nothing is stored).
+        max_priority_within_buffer: whether new records get the largest priority stored instead. That is 1 if the
+            largest is 0 or nothing is stored.
         normalize: ``"buffer"`` or ``"batch"``.
         seed: see `Sampler`.
 
     Raises:
-        InvalidArgumentError: a value that is out of range.
+        InvalidArgumentError: a value is out of range.
         UnsupportedError: another dtype.
 
     Source: Schaul et al., Prioritized Experience Replay, https://arxiv.org/abs/1511.05952.

@@ -1,7 +1,4 @@
-"""The priorities of a storage's rows, kept in step with it.
-
-Priorities as users give them: numbers, one or several for a record.
-"""
+"""The priorities of a storage's rows, kept in sync with the storage; checks of the priorities that users pass."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ _REDUCTIONS = ("max", "min", "mean", "median", "sum")
 
 
 def number(name: str, value: Any) -> float:
-    """Return `value` if it is a finite number of 0 or more."""
+    """Return `value` as a float; raise unless it is a finite number of 0 or more."""
     try:
         found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -59,7 +56,7 @@ def number(name: str, value: Any) -> float:
 
 
 def reduce_priority(values: torch.Tensor, count: int, reduction: str) -> torch.Tensor:
-    """Return one priority for each of `count` items out of ``(count, ...)`` values."""
+    """Return one priority for each of `count` items, reduced from ``(count, ...)`` values."""
     if values.shape[:1] != (count,):
         raise SchemaError(f"priority: expected {count} items, got {tuple(values.shape)}")
     flat = values.flatten(1) if values.ndim > 1 else values[:, None]
@@ -71,25 +68,26 @@ def reduce_priority(values: torch.Tensor, count: int, reduction: str) -> torch.T
 
 
 def check_reduction(reduction: str) -> str:
-    """Return `reduction` if it is one that `reduce_priority` knows."""
+    """Return `reduction` if `reduce_priority` knows it; raise otherwise."""
     if reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"reduction: expected one of {_REDUCTIONS}, got {reduction!r}")
     return reduction
 
 
 def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return `values` as ``(count,)`` of `dtype` on the CPU."""
+    """Return `values` as ``(count,)`` of `dtype` on the CPU; one number is repeated for all slots."""
     if isinstance(values, torch.Tensor) and not has_memory(values):
         raise InvalidTypeError(f"{name}: expected numbers, got a tensor without memory")
     if isinstance(values, torch.Tensor) and values.shape == (count,) and values.dtype in _DIRECT[dtype]:
-        # What a training loop brings.
+        # The fast path for tensors of training loops: calls without effect are skipped, because they take time.
         found = values.detach() if values.requires_grad else values
         found = found if found.is_cpu else found.cpu()
         if found.dtype != dtype:
-            found = found.to(dtype)  # not free for what fits
+            found = found.to(dtype)
+        # The core reads the memory itself, which a lazy negation leaves unchanged.
         return found.resolve_neg().contiguous()
     try:
-        # By way of NumPy: torch takes Python's numbers for single precision.
+        # NumPy comes first, because torch would convert Python's floats to single precision.
         tensor = torch.as_tensor(values if isinstance(values, torch.Tensor) else np.asarray(values)).detach()
     except (TypeError, ValueError, RuntimeError) as cause:
         raise InvalidTypeError(f"{name}: expected numbers, got {values!r}") from cause
@@ -110,7 +108,7 @@ def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Te
 
 
 def check_priorities(values: torch.Tensor, alpha: float, eps: float, dtype: torch.dtype) -> None:
-    """Raise `InvalidArgumentError` unless a row could have each of the priorities ``(n,)`` under this rule."""
+    """Raise `InvalidArgumentError` unless ``(n,)`` `values` are valid priorities under the given rule."""
     count = values.shape[0]
     priorities = per_slot("priority", values, count, torch.float64)
     rows = torch.zeros(max(count, 1), dtype=torch.int64, device="cpu")
@@ -123,52 +121,52 @@ def check_priorities(values: torch.Tensor, alpha: float, eps: float, dtype: torc
 
 
 def as_ours(error: ValueError | IndexError) -> GleanError:
-    """Return the library's error for one of the core."""
+    """Return the library's error for an error of the core."""
     if isinstance(error, IndexError):
         return IndexRangeError(f"index: {error}")
     return InvalidArgumentError(str(error))
 
 
 _NORMALISATIONS = ("buffer", "batch")
-_SIZES = 64  # of draws whose makers are remembered
+_SIZES = 64  # batch sizes whose makers of tensors are cached
 _BY_CORE = None if EXCHANGE is None else TensorUpdates(EXCHANGE, torch.Tensor)
 
 
 class PriorityState(NamedTuple):
-    """The rule, and the rows of a storage at some version."""
+    """The rule, and the rows of a storage at one version."""
 
     alpha: float
     beta: float
     eps: float
     dropped: int
     raw: torch.Tensor
-    """``(rows,)`` float64, raw priorities."""
+    """Raw priorities, ``(rows,)`` float64."""
     mark: torch.Tensor
-    """``(rows,)`` int32, what the core keeps of each row beside (see `Priorities.save`)."""
+    """Further bits that the core keeps of each row, ``(rows,)`` int32 (see `Priorities.save`)."""
     max_seen: float | None
-    """The largest priority that an update brought."""
+    """The largest priority that an update has set."""
     version: Sequence[int] | None
-    """What they are in step with (see `version_state`); None if nothing tells."""
+    """The storage's version that the rows belong to (see `version_state`); None if unknown."""
 
 
 class PriorityTable(Follower[Storage], Stateful[PriorityState]):
-    """Raw priorities with the rule that turns them into probabilities and weights.
+    """Raw priorities, and the rule that turns them into probabilities and weights.
 
-    A row is drawn with a probability in proportion to ``(priority + eps) ** alpha``; its importance weight is
-    ``probability ** -beta``, divided by the largest weight that a stored row would have (``"buffer"``) or that
-    a row of the batch has (``"batch"``). New rows get the largest priority that was ever given, or with
-    `within_buffer` the largest one stored (1 if that is 0, or nothing is); 1 before the first. Records of which a
-    column was replaced keep theirs. Rows that aren't steps are never drawn.
+    A row is drawn with a probability in proportion to ``(priority + eps) ** alpha``. Its importance weight is
+    ``probability ** -beta``, divided by the largest such weight: that of all stored rows (``"buffer"``) or that of the
+    batch (``"batch"``). New rows get the largest priority that was ever set, or 1 before the first. With
+    `within_buffer` they get the largest priority stored, or 1 if that is 0 or nothing is stored. Records keep their
+    priority if only a column of them is replaced. Masked rows are never drawn.
 
     Not thread-safe: the buffer calls it under its lock.
 
     Args:
-        max_capacity: rows there is room for, at least; a storage that rounded its size up gets as many as it
-            has. None for as many as the storage has.
-        alpha: 0 draws uniformly, 1 in proportion; 0 or more, may be set at any time.
-        beta: 0 makes all weights 1, 1 corrects the draw in full; 0 or more, may be set at any time.
-        eps: what is added to every priority; 0 or more.
-        dtype: what priorities are kept in, float32 or float64.
+        max_capacity: the least number of rows to have room for. A storage that rounded its size up gets room for all of
+            its rows. None for as many rows as the storage has.
+        alpha: 0 draws uniformly, 1 in proportion; 0 or more. Can be set at any time.
+        beta: 0 makes all weights 1, 1 corrects the draw in full; 0 or more. Can be set at any time.
+        eps: constant added to every priority; 0 or more.
+        dtype: dtype in which priorities are kept, float32 or float64.
         within_buffer: see above.
         normalize: ``"buffer"`` or ``"batch"``.
     """
@@ -196,16 +194,16 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         self._beta = number("beta", beta)
         self._eps = number("eps", eps)
         self._native: Priorities | None = None
-        self._makers: dict[int, Callable[[], Made]] = {}  # of a draw's tensors, by its size
-        self._saved: PriorityState | None = None  # rows for the storage of the next `sync`
+        self._makers: dict[int, Callable[[], Made]] = {}  # makers of a draw's tensors, by batch size
+        self._saved: PriorityState | None = None  # loaded rows, which the storage of the next `sync` gets
         self.renewals = 0
-        """How often everything that the native table knew was dropped, blocks of rows included."""
+        """How often the native table was cleared or replaced; `FirstSteps` then blocks its rows again."""
 
     # The rule
 
     @property
     def alpha(self) -> float:
-        """The exponent of priorities."""
+        """Exponent of the priorities."""
         return self._alpha
 
     @alpha.setter
@@ -214,7 +212,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     @property
     def beta(self) -> float:
-        """The exponent of importance weights."""
+        """Exponent of the importance weights."""
         return self._beta
 
     @beta.setter
@@ -223,7 +221,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     @property
     def eps(self) -> float:
-        """What is added to every priority."""
+        """Constant added to every priority."""
         return self._eps
 
     @eps.setter
@@ -241,13 +239,13 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         if self._native is None:
             return 1.0
         largest = self._native.default_priority(self.within_buffer)
-        # Rows that are about to get it stand there with 0: alone they tell nothing.
+        # `_fill` has set the new rows to 0. If 0 is the largest priority, they may be the only rows.
         return largest or 1.0 if self.within_buffer else largest
 
-    # Rows that come and go
+    # New and overwritten rows
 
     def of(self, storage: Storage) -> Priorities:
-        """Return the native table of what `storage` holds; rows written since the last call are new ones."""
+        """Return the native table in sync with `storage`; rows written since the last call are new ones."""
         if storage.version != self.followed:
             self.sync(storage)
         self._saved = None
@@ -270,7 +268,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         changes = [Change(0, len(storage), False)]
         if saved is not None:
             since = changes_since(saved.version, storage)
-            # A state that says nothing of this storage is of its rows if it has as many.
+            # A state of another version applies if it has as many rows as the storage. A state of an earlier version of
+            # this storage applies with fewer, too: the changes since then tell which rows are new.
             rows = saved.raw.shape[0]
             if rows == len(storage) or (since is not None and rows < len(storage)):
                 native.load(saved.raw.data_ptr(), saved.mark.data_ptr(), rows)
@@ -282,7 +281,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
         native, stored = self._native, len(storage)
         assert native is not None
-        if native.capacity < self._room(storage):  # the first write rounded the size up, or there is none
+        # The first write may round the storage's size up, and an unbounded storage grows.
+        if native.capacity < self._room(storage):
             self.renewals += 1
             native = self._native = self._grown(native, storage)
         fresh = [(c.start, min(c.stop, stored)) for c in changes if not c.amended and c.start < stored]
@@ -297,7 +297,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
 
     def check_room(self, storage: Storage) -> None:
         """Raise `InvalidArgumentError` if `storage` has more than `max_capacity` rows."""
-        # A storage rounds its size up to whole time steps; anything else is a mistake.
+        # A storage rounds its size up to whole time steps, which adds less than one step of rows. Any larger
+        # difference is a user's mistake.
         most = self.max_capacity
         if most is not None and storage.max_size - max(storage.rows_per_step, 1) >= most:
             raise InvalidArgumentError(
@@ -308,17 +309,17 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         self.check_room(storage)
         room = max(self._room(storage), self.max_capacity or 1)
         if storage.max_size == UNBOUNDED:
-            room *= 2  # so that growing costs no more than filling
+            room *= 2  # doubling: the copies of all growth together cost O(rows)
         native = Priorities(room, self.dtype == torch.float32)
         _set_rule(native, self._alpha, self._eps)
         return native
 
     def _room(self, storage: Storage) -> int:
-        """Return the rows to have room for."""
+        """Return the number of rows that `storage` needs room for."""
         return storage.max_size if storage.max_size < UNBOUNDED else len(storage)
 
     def _grown(self, native: Priorities, storage: Storage) -> Priorities:
-        """Return a larger table of the same rows, without what was blocked."""
+        """Return a larger table that holds the same rows."""
         raw, mark = _rows_of(native)
         grown = self._make(storage)
         grown.load(raw.data_ptr(), mark.data_ptr(), raw.shape[0])
@@ -326,10 +327,10 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         return grown
 
     def _fill(self, native: Priorities, spans: list[tuple[int, int]]) -> None:
-        """Give rows ``[start, stop)`` the priority of new ones."""
+        """Give the rows ``[start, stop)`` of each span the priority of new rows."""
         if self.within_buffer:
             for start, stop in spans:
-                native.fill(start, stop - start, 0.0)  # what is overwritten doesn't count any more
+                native.fill(start, stop - start, 0.0)  # overwritten priorities don't count for `default`
         default = self.default
         for start, stop in spans:
             native.fill(start, stop - start, default)
@@ -339,13 +340,13 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
     def draw(
         self, storage: Storage, count: int, uniforms: torch.Tensor | Random, served: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draw rows in proportion.
+        """Draw rows in proportion to their priorities.
 
         Args:
-            storage: what to draw from.
+            storage: storage to draw from.
             count: n, 1 or more.
-            uniforms: ``(n,)`` float64 in [0, 1), or the generator of the core that draws them.
-            served: whether they are remembered at once (see `remember`).
+            uniforms: ``(n,)`` float64 in [0, 1), or the core's generator, which draws them.
+            served: whether to remember the rows at once (see `remember`).
 
         Returns:
             Slots ``(n,)`` int64, importance weights ``(n,)`` of `dtype`, generations ``(n,)`` int64.
@@ -360,7 +361,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         counters_at, beta, by_batch = storage.counters_at, self._beta, self.by_batch
         try:
             native.draw(given, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served)
-        except RuntimeError as cause:  # the only one that the core raises here
+        except RuntimeError as cause:  # the core raises it here only if no row can be drawn
             raise EmptyBufferError(
                 "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"
             ) from cause
@@ -374,7 +375,10 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         return make
 
     def remember(self, storage: Storage, draw: Draw) -> Draw:
-        """Take the rows of a draw as drawn last, in the generations that it has; return it with these."""
+        """Remember the rows of a draw, in their generations, as drawn last; return the draw with generations.
+
+        A later update without generations applies only to a row that is still in the remembered generation.
+        """
         if draw.generation is None:
             draw = draw._replace(generation=storage.generation(draw.slots))
         assert draw.generation is not None
@@ -383,14 +387,15 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         return draw
 
     def check(self, values: torch.Tensor) -> None:
-        """Raise `InvalidArgumentError` unless rows can have the priorities ``(n,)``."""
+        """Raise `InvalidArgumentError` unless ``(n,)`` `values` are valid priorities of rows."""
         check_priorities(values, self._alpha, self._eps, self.dtype)
 
     def update(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
-        """Take priorities ``(n,)`` of slots ``(n,)`` (-1 for "skip") and drop those that come too late."""
+        """Set priorities ``(n,)`` of slots ``(n,)`` (-1 skips one), and drop late ones."""
         dropped = None
         if _BY_CORE is not None and isinstance(priority, torch.Tensor) and not priority.is_neg():
             dropped = self._updated(storage, slots, priority, generation, _BY_CORE.update)
+        # The core declines all but vectors of certain dtypes on the CPU: convert these, then call it again.
         if dropped is None:
             count = slots.shape[0]
             single = isinstance(priority, torch.Tensor) and priority.dtype == torch.float32
@@ -407,9 +412,9 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         generation: Any,
         update: Callable[..., Any],
     ) -> Any:
-        """Have all priorities taken, or none; return how many came too late, or what else `update` returns.
+        """Set all priorities or none; return the number of late ones, or None if `update` declines the tensors.
 
-        Nothing of a user's may run in `update`: it gets the address of the storage's counters.
+        No user code may run in `update`: it could replace the storage's counters, whose address `update` holds.
         """
         native = self.of(storage)
         stored = len(storage)
@@ -418,7 +423,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         except ValueError as error:
             raise as_ours(error) from error
         except IndexError as error:
-            # Records that were forgotten since their draw: too late as well, if they can have been drawn at all.
+            # The storage was cleared or loaded since the draw and holds fewer rows: updates of the missing rows are
+            # late, too. Without generations, or beyond the storage's size, the caller's index is wrong instead.
             gone = (slots >= stored) & (slots < storage.max_size)
             if generation is None or not gone.any():
                 raise as_ours(error) from error
@@ -439,14 +445,14 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         return PriorityState(self._alpha, self._beta, self._eps, self.dropped, *rows)
 
     def parse(self, state: Any) -> PriorityState:
-        """Return the value that a saved state stands for; `SchemaError` for anything else."""
+        """Return the value of a saved state; raise `SchemaError` for any other state."""
         reader = StateReader(state, "a prioritized sampler")
         alpha, beta, eps = (reader.number(name, 0.0) for name in ("alpha", "beta", "eps"))
         raw = reader.tensor("raw", torch.float64, (None,))
         mark = reader.tensor("mark", torch.int32, (raw.shape[0],))
         seen = reader.optional("max_seen", lambda name: reader.number(name, 0.0))
         probe = Priorities(max(raw.shape[0], 1), self.dtype == torch.float32)
-        try:  # by the rule and the rows, whatever the core may say of them
+        try:  # the core checks rule and rows here, so that `adopt` can't fail
             probe.set_rule(alpha, eps)
             probe.load(raw.data_ptr(), mark.data_ptr(), raw.shape[0])
             probe.max_seen = seen
@@ -458,16 +464,17 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         return PriorityState(alpha, beta, eps, reader.integer("dropped"), raw, mark, seen, version)
 
     def adopt(self, value: PriorityState) -> None:
-        """Take a state: the rule at once, the rows with the storage of the next draw or write."""
+        """Continue from a state: the rule applies at once, the rows with the storage of the next draw or write."""
         self.unfollow()
         if self._native is not None:
-            self._native.clear()  # so that no row contradicts the rule
+            # Before the rule is set: the core refuses a rule under which a stored row has no valid probability.
+            self._native.clear()
         self._set_rule(value.alpha, value.eps)
         self._beta, self.dropped = value.beta, value.dropped
         self._saved = value
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the rows as plain tensors."""
+        """Return the attributes to pickle, with the rows as plain tensors."""
         return {
             **self.__dict__,
             "_native": None,
@@ -477,7 +484,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         }
 
     def check_valid(self) -> None:
-        """Raise if the native table contradicts itself; for tests."""
+        """Raise if the native table is inconsistent; for tests."""
         if self._native is not None:
             self._native.check_valid()
 
@@ -490,7 +497,7 @@ def _by_address(
     limit: int,
     written_at: int,
 ) -> int:
-    """Do what `TensorUpdates` does, with what is known to be vectors of one length."""
+    """Call the core's update with addresses, for vectors that are known to have one length."""
     expected_at = 0 if expected is None else expected.data_ptr()
     single = values.dtype == torch.float32
     at = slots.data_ptr(), values.data_ptr()

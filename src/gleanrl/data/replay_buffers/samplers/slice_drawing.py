@@ -1,7 +1,4 @@
-"""Slices: consecutive steps of one trajectory.
-
-First steps: the rows that slices drawn by priority may begin with.
-"""
+"""Slices of consecutive steps of one trajectory: their rule, their draws, and the rows that they may begin with."""
 
 from __future__ import annotations
 
@@ -26,17 +23,17 @@ from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.trajectories import MASK
 from gleanrl.errors import BatchSizeError, EmptyBufferError, InvalidArgumentError, InvalidTypeError
 
-_CHUNK = 1 << 14  # time steps looked at together
+_CHUNK = 1 << 14  # time steps that one pass handles, to bound its memory
 
 
 class FirstSteps(Follower[Storage]):
-    """Sees to it that the rows which slices may begin with are the only ones that are drawn.
+    """Blocks, in a table of priorities, every row that a slice may not begin with.
 
     Not thread-safe: the buffer calls it under its lock.
 
     Args:
         table: the trajectories.
-        priorities: what rows are drawn by.
+        priorities: the table that rows are drawn from.
     """
 
     def __init__(self, table: EpisodeTable, priorities: PriorityTable) -> None:
@@ -44,13 +41,15 @@ class FirstSteps(Follower[Storage]):
         self._asked = (0, False, 0, 0)  # length, strict, overhang, and the priorities' renewals
 
     def of_slices(self, storage: Storage, length: int, strict: bool, overhang: int) -> None:
-        """Come in step with a storage, with which the table and the priorities are.
+        """Block the rows of `storage` that aren't first steps of such slices.
+
+        The table of trajectories and the priorities have to be in sync with `storage`.
 
         Args:
-            storage: what slices are drawn from.
-            length: steps of a slice, as they are meant.
-            strict: whether trajectories shorter than a slice offer none.
-            overhang: steps that a slice may reach behind its trajectory.
+            storage: storage that slices are drawn from.
+            length: steps of a whole slice.
+            strict: whether trajectories shorter than a slice offer no first step.
+            overhang: steps by which a slice may end after its trajectory.
         """
         asked = (length, strict, overhang, self._priorities.renewals)
         if asked != self._asked:
@@ -62,7 +61,7 @@ class FirstSteps(Follower[Storage]):
         self._find(storage, 0, storage.num_steps)
 
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
-        # What was written makes, or takes away, first steps up to a slice before it and behind it.
+        # A write can change which rows are first steps up to one slice before it and after it.
         around, streams = self._asked[0], max(storage.rows_per_step, 1)
         stored, capacity = storage.num_steps, storage.capacity_steps
         for start, stop, _ in changes:
@@ -72,7 +71,7 @@ class FirstSteps(Follower[Storage]):
             self._find(storage, first % capacity, min(behind - first, stored))
 
     def _find(self, storage: Storage, step: int, count: int) -> None:
-        """Learn which of `count` time steps from `step` on, around the ring, are first steps."""
+        """Block or unblock the rows of `count` time steps from `step` on, around the ring."""
         table, native = self._table.of(storage), self._priorities.of(storage)
         for begin in range(step, step + count, _CHUNK):
             steps = torch.arange(begin, min(begin + _CHUNK, step + count), device="cpu") % table.capacity
@@ -103,28 +102,28 @@ class SliceRule:
     num_slices: int | None
     slice_len: int | None
     strict: bool
-    """Whether trajectories shorter than a slice are left out; they come whole otherwise."""
+    """Whether trajectories shorter than a slice are left out. If False, they are drawn whole."""
     left: int
-    """Steps by which a slice may begin before its trajectory; those are cut off. -1 for "all but one"."""
+    """Steps by which a slice may begin before its trajectory; they are cut off. -1 for all but one step."""
     right: int
-    """Steps by which a slice may end behind its trajectory; those are cut off. -1 for "all but one"."""
+    """Steps by which a slice may end after its trajectory; they are cut off. -1 for all but one step."""
     pad: bool
-    """Whether slices that were cut, or are short, are filled up to their length."""
+    """Whether slices that are cut or short are filled up to their full length."""
     truncated: Path | None
-    """Where the last step of every slice is flagged."""
+    """Path of the flag of each slice's last step; None for no flag."""
     init: Path | None = None
-    """Where the first step of every slice is flagged."""
+    """Path of the flag of each slice's first step; None for no flag."""
     by_slice: bool = False
-    """Whether a batch size counts slices, of `slice_len` steps each, rather than steps."""
+    """Whether a batch size counts slices of `slice_len` steps each instead of steps."""
 
     @property
     def truncated_key(self) -> NestedKey | None:
-        """`truncated` as users give it."""
+        """`truncated` in the form that users give it."""
         return None if self.truncated is None else as_key(self.truncated)
 
     @cached_property
     def flag_keys(self) -> tuple[NestedKey, NestedKey, NestedKey]:
-        """Where batches have `truncated`, and done and terminated next to it."""
+        """Keys of the truncated flag in batches, and of the done and terminated flags next to it."""
         above = (self.truncated or ("",))[:-1]
         truncated, done, terminated = (
             as_key((*above, name)) for name in ((self.truncated or ("",))[-1], "done", "terminated")
@@ -133,7 +132,7 @@ class SliceRule:
 
     @property
     def span(self) -> tuple[bool | int, bool | int]:
-        """`left` and `right` as users give them."""
+        """`left` and `right` in the form that users give them."""
         left, right = (value < 0 if value <= 0 else value for value in (self.left, self.right))
         return left, right
 
@@ -141,8 +140,8 @@ class SliceRule:
         """Return the number of slices in a batch and their length.
 
         Raises:
-            BatchSizeError: a batch size that isn't a multiple.
-            InvalidArgumentError: slices no longer than their overhang.
+            BatchSizeError: the batch size isn't a multiple of `slice_len` or `num_slices`.
+            InvalidArgumentError: slices are no longer than their overhang.
         """
         if self.by_slice:
             batch_size *= self.slice_len or 1
@@ -166,8 +165,8 @@ class SliceRule:
 class Slices(Unit):
     """Slices of trajectories, cut by a rule.
 
-    In an epoch a trajectory is known by its last slot when the epoch began, which is overwritten last, and by that
-    slot's generation.
+    In an epoch, the item of a trajectory is its last slot when the epoch began, with that slot's generation. A writer
+    overwrites the last slot of a trajectory last.
 
     Args:
         rule: how a batch is cut.
@@ -178,17 +177,17 @@ class Slices(Unit):
 
     def __init__(self, rule: SliceRule, table: EpisodeTable) -> None:
         self.rule, self.table = rule, table
-        self._starts: FirstSteps | None = None  # of draws by priority
-        # A version of a storage, and a batch size that it served.
+        self._starts: FirstSteps | None = None  # for draws by priority
+        # A version of a storage, and a batch size for which a draw succeeded.
         self._drawn: tuple[Version, int] | None = None
 
     def follow(self, storage: Storage) -> None:
-        """Keep trajectories and first steps up to date; whatever is missing is an error of the draw."""
+        """Keep trajectories and first steps up to date; a missing column raises at the next draw, not here."""
         if self.table.try_sync(storage) and self._starts is not None:
             self._starts.sync(storage)
 
     def name(self, length: int) -> str:
-        """Return what a slice is cut from."""
+        """Return the plural noun for trajectories that slices of `length` steps can be cut from."""
         return f"trajectories of {length} steps"
 
     def sizes(self, batch_size: int) -> tuple[int, int]:
@@ -198,7 +197,7 @@ class Slices(Unit):
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw a trajectory, then its first step, each uniformly."""
         asked = storage.version, batch_size
-        if asked == self._drawn:  # such slices are there
+        if asked == self._drawn:  # this draw can't fail, so it needs no snapshot of the generator
             return self._uniform(storage, batch_size, random)
         random.begin()
         before = random.snapshot()
@@ -224,7 +223,7 @@ class Slices(Unit):
         return cut(table, self.rule, length, first, lengths)
 
     def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: RandomSource) -> Draw:
-        """Draw all slices again: each is drawn as a whole."""
+        """Draw all slices again: slices are drawn as wholes."""
         assert draw.asked is not None
         return self.uniform(storage, draw.asked, random)
 
@@ -236,7 +235,7 @@ class Slices(Unit):
         random: RandomSource,
         served: bool = False,
     ) -> Draw:
-        """Draw slices by the priority of their first steps."""
+        """Draw slices by the priorities of their first steps."""
         count, length = self.rule.sizes(batch_size)
         table, native = self.table.of(storage), priorities.of(storage)
         if self._starts is None:
@@ -263,7 +262,7 @@ class Slices(Unit):
     def living(
         self, storage: Storage, items: torch.Tensor, generations: torch.Tensor | None, length: int
     ) -> torch.Tensor:
-        """Return which trajectories are still stored, and long enough."""
+        """Return which trajectories are still stored and long enough."""
         assert generations is not None
         alive = same_generations(storage.generation(items), generations)
         if self.rule.strict and items.shape[0]:
@@ -284,21 +283,22 @@ class Slices(Unit):
         return cut(table, self.rule, length, first, lengths.clamp(max=length))._replace(asked=batch_size)
 
     def is_whole(self, storage: Storage, draw: Draw) -> bool:
-        """Return whether no trajectory ends before the last step of a slice, as ends and ids are stored now."""
+        """Return whether no trajectory ends before the last step of a slice, by the ends and ids stored now."""
         if draw.last is None:
             return True
         inner = ~draw.last
-        if MASK in draw.extras:  # the rest are copies of last steps
+        if MASK in draw.extras:  # masked rows are copies of last steps
             inner &= draw.extras[MASK]
         if self.table.holds(storage, draw.slots, inner):
             return True
+        # `holds` has made the table read the whole storage again, so data derived from the table is stale, too.
         self._drawn = None
         if self._starts is not None:
             self._starts.unfollow()
         return False
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return the marks of a batch (see `marks`), and ``terminated`` as it is stored (False where it isn't)."""
+        """Return the marks of a batch (see `marks`), and the stored ``terminated`` (False if it isn't stored)."""
         path = self.rule.truncated
         if path is None and self.rule.init is None:
             return draw.extras
@@ -310,10 +310,10 @@ class Slices(Unit):
         return {**extras, **draw.extras} if draw.extras else extras
 
     def marks(self, draw: Draw, records: Any) -> dict[NestedKey, torch.Tensor]:
-        """Return the flags by which others tell slices apart: the last step of each truncated, and so done.
+        """Return the flags that show where slices end: the last step of each is truncated, and therefore done.
 
-        With them the mark of the first steps, and the mask of copies that fill slices up, as far as the rule asks.
-        Numbers that are stored as flags stay such.
+        As far as the rule asks for them, the result also holds the flags of first steps and the mask of copies that
+        fill slices up. A flag that is stored as a number remains a number.
         """
         path, last = self.rule.truncated, draw.last
         if last is None:
@@ -329,6 +329,7 @@ class Slices(Unit):
         if truncated is not None:
             cut_off = _set_at(truncated, last)
         else:
+            # A flag that isn't stored gets the shape of its neighbours, so that all flags of a batch have one shape.
             like = _flag(records, (*path[:-1], "terminated")) if done is None else done
             cut_off = (
                 last[:, None].clone() if like is None else _spread(last, like).expand(like.shape).clone()
@@ -338,7 +339,7 @@ class Slices(Unit):
         return marks
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return the stored flags."""
+        """Return the columns of the stored flags."""
         path, init = self.rule.truncated, self.rule.init
         if not isinstance(storage, TensorStorage):
             return ()
@@ -351,7 +352,7 @@ class Slices(Unit):
         return no_slices(length)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the first steps, which the copy finds again."""
+        """Return the attributes to pickle: without the first steps, which the copy finds again."""
         return {**self.__dict__, "_starts": None}
 
 
@@ -364,7 +365,7 @@ def slice_rule(
     truncated_key: NestedKey | None,
     init_key: NestedKey | None = None,
 ) -> SliceRule:
-    """Check a user's options."""
+    """Check a user's options and return their rule."""
     if (num_slices is None) == (slice_len is None):
         raise InvalidTypeError(
             f"expected exactly one of num_slices and slice_len, got num_slices={num_slices!r}, "
@@ -394,7 +395,7 @@ def _overhang(value: Any, slice_len: int | None) -> int:
 def _choose(
     table: Episodes, rule: SliceRule, length: int, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first slots and the lengths of slices, ``(n,)`` int64 each, with two uniforms for each."""
+    """Return the first slots and the lengths of slices, ``(n,)`` int64 each; each slice takes two uniforms."""
     count = uniforms.shape[0] // 2
     first = torch.empty(count, dtype=torch.int64, device="cpu")
     lengths = torch.empty(count, dtype=torch.int64, device="cpu")
@@ -415,7 +416,7 @@ def no_slices(length: int) -> EmptyBufferError:
 
 
 def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, lengths: torch.Tensor) -> Draw:
-    """Return the rows of slices, given their first slots and lengths, ``(n,)`` int64 each."""
+    """Return the rows of slices with the given first slots and lengths, ``(n,)`` int64 each."""
     count = first.shape[0]
     slots, last = expanded(table, first, lengths, length if rule.pad else 0)
     extras: dict[NestedKey, torch.Tensor] = {}
@@ -432,7 +433,7 @@ def _flag(records: Any, path: Path) -> torch.Tensor | None:
 
 
 def _set_at(flag: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-    """Return a flag ``(n, ...)``, bools or numbers, that is set where `marks`, ``(n,)``, are, too."""
+    """Return a flag ``(n, ...)`` of bools or numbers that is also set where `marks`, ``(n,)``, is True."""
     spread = _spread(marks, flag)
     return flag | spread if flag.dtype == torch.bool else flag.masked_fill(spread, 1)
 
@@ -440,7 +441,7 @@ def _set_at(flag: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
 def _beginnings(
     last: torch.Tensor, extras: Mapping[NestedKey, torch.Tensor], records: Any, path: Path
 ) -> torch.Tensor:
-    """Return the flags at `path`, those of the first steps of slices set; the copies that fill them up are none."""
+    """Return the stored flags at `path`, also set at the first step of each slice, but not at copies of last steps."""
     first = torch.ones_like(last)
     first[1:] = last[:-1]
     if MASK in extras:
@@ -452,6 +453,6 @@ def _beginnings(
 
 
 def _spread(last: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return one mark for each row, ``(n,)``, in a shape that goes with ``(n, ...)`` flags."""
+    """Return one mark for each row, ``(n,)``, in a shape that broadcasts with ``(n, ...)`` flags."""
     marks = last if like.is_cpu else last.to(like.device)
     return marks.view(-1, *[1] * (like.ndim - 1))

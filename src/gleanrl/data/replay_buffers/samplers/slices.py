@@ -1,4 +1,4 @@
-"""Samplers of slices, by name: what they draw by, and how a batch is cut."""
+"""The public samplers of slices, each made of a way to draw and a rule for cutting slices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gleanrl.errors import InvalidTypeError, UnsupportedError
 
 
 def _told(name: str, what: str) -> Any:
-    """Return a property that shows a field of the rule by which a sampler cuts.
+    """Return a property that shows a field of the sampler's slice rule.
 
-    The slices are asked, not the `unit`, which may be another one around them (see `Hindsight`).
+    It reads `_slices`, because `unit` may be another unit around the slices (see `Hindsight`).
     """
     return property(attrgetter(f"_slices.rule.{name}"), doc=what)
 
@@ -39,45 +39,45 @@ _SPAN = _told(
 
 
 class SliceSampler(UnitSampler):
-    """Draws slices of trajectories: first a trajectory, then its first step, each uniformly, with replacement.
+    """Draws slices of trajectories: a trajectory, then its first step, each uniformly and with replacement.
 
-    A batch is flat, ``[batch_size]``, slice after slice; with `strict_length` (or `pad`) and no `span` it can
-    be viewed as ``[num_slices, slice_len]``. A trajectory ends where its id changes, where a flag is set, at
-    the write cursor and at the end of its stream (batch entry of the storage): see `EpisodeTable`. The slices
-    come from a table that is kept up to date at every write; stored records are never scanned.
+    A batch is flat, ``[batch_size]``, slice after slice. With `strict_length` (or `pad`) and without `span` it can be
+    viewed as ``[num_slices, slice_len]``. A trajectory ends where its id changes, where a flag is set, at the write
+    cursor and at the end of its stream (batch entry of the storage). See `EpisodeTable`, which is updated at every
+    write, so that a draw never scans the stored records.
 
     A trajectory of n steps offers the first steps ``0`` to ``n - slice_len``, inclusive.
 
     Args:
         num_slices: slices in a batch; their length is ``batch_size / num_slices``.
         slice_len: steps of a slice; their number is ``batch_size / slice_len``. Give one of the two.
-        end_key: a stored flag that ends trajectories, in addition to ``("next", "done")``; None for every
-            ``done``, ``terminated`` and ``truncated`` below ``next``.
-        end_keys: several such flags; those that aren't stored are left out, one has to be.
-        traj_key: a stored integer, or a float that is a whole number, that changes with the trajectory, in addition
-            to ``("collector", "traj_ids")``; None for ``"episode"``, where that is stored.
+        end_key: a stored flag that ends trajectories, in addition to ``("next", "done")``. None for every ``done``,
+            ``terminated`` and ``truncated`` below ``next``.
+        end_keys: several such flags. At least one of them has to be stored; missing ones are ignored.
+        traj_key: a stored integer, or a float with whole values, that changes with the trajectory. It is used in
+            addition to ``("collector", "traj_ids")``. None for ``"episode"`` if that is stored.
         ends: ``[steps, *batch]`` bool; further ends in a storage that isn't written any more. Needs
             ``cache_values=True`` and no keys.
-        trajectories: ``[steps, *batch]`` integers, likewise.
-        cache_values: has no effect of its own: boundaries are always known, and always right.
-        truncated_key: where the last step of every slice is flagged as truncated (and as done beside it), in
-            the batches of TensorDict buffers and in ``info``; None for nowhere.
-        init_key: where the first step of every slice is flagged, beside what is stored there, so that recurrent
-            policies begin anew: ``"is_init"``, say; None for nowhere.
-        strict_length: whether trajectories shorter than a slice are left out. False takes them whole: the
-            batch may then be smaller.
+        trajectories: ``[steps, *batch]`` integers, whose changes are further ends. Has the same needs as `ends`.
+        cache_values: only permits `ends` and `trajectories`: ends are always cached and up to date.
+        truncated_key: key that flags the last step of every slice as truncated, in the batches of TensorDict buffers
+            and in ``info``. ``done`` next to it is set, too. None for no flag.
+        init_key: key that flags the first step of every slice, in addition to the stored values, so that recurrent
+            policies reset their state. For example ``"is_init"``; None for no flag.
+        strict_length: whether trajectories shorter than a slice are left out. If False, they are drawn whole and the
+            batch may be smaller.
         compile: has no effect: the draw is native code.
-        span: ``(left, right)``, or one value for both: by how many steps a slice may begin before its
-            trajectory, or end behind it. What overhangs is cut off, so slices may be shorter. False for none,
+        span: ``(left, right)``, or one value for both. A slice may begin up to `left` steps before its trajectory and
+            end up to `right` steps after it. The steps outside are cut off, so slices may be shorter. False for none,
             True for all but one step.
-        pad: whether shorter slices are filled up with copies of their last step, which
-            ``("collector", "mask")`` tells from steps.
-        use_gpu: has no effect: boundaries are known before the draw.
+        pad: whether shorter slices are filled up with copies of their last step. ``("collector", "mask")`` is False for
+            these copies.
+        use_gpu: has no effect: ends are known before the draw.
         seed: see `Sampler`.
 
     Raises:
-        InvalidTypeError: both of `num_slices` and `slice_len`, or none.
-        InvalidArgumentError: a bad value.
+        InvalidTypeError: both of `num_slices` and `slice_len` are given, or neither.
+        InvalidArgumentError: a value is out of range.
         UnsupportedError: options that exclude each other.
     """
 
@@ -110,15 +110,15 @@ class SliceSampler(UnitSampler):
         super().__init__(self._slices, seed)
 
     def count_slices(self) -> Self:
-        """Have batch sizes count slices from now on, of `slice_len` steps each, rather than steps.
+        """Make batch sizes count slices of `slice_len` steps from now on, instead of steps.
 
-        For transforms that make one record of each slice, so that a batch has as many as were asked for.
+        This is for transforms that make one record of each slice: a batch then has as many records as were asked for.
 
         Returns:
             The sampler.
 
         Raises:
-            UnsupportedError: a sampler with `num_slices`, whose slices have no length of their own.
+            UnsupportedError: the sampler has `num_slices`, so its slices have no fixed length.
         """
         if self.slice_len is None:
             raise UnsupportedError("count_slices: expected a sampler with slice_len, this one has num_slices")
@@ -129,19 +129,20 @@ class SliceSampler(UnitSampler):
 class SliceSamplerWithoutReplacement(EpochSampler):
     """Draws one slice of every trajectory per epoch, its first step uniformly.
 
-    An epoch covers the trajectories that were stored when it began (with `strict_length`, those of a slice
-    and more). One that was overwritten since is left out, one that was overwritten in part gives a slice of
-    the rest, as long as that is long enough; new ones join the next epoch. The last batch of an epoch has
-    fewer slices if fewer are left (it is left out with `drop_last`) and sets `ran_out`.
+    An epoch covers the trajectories that were stored when it began; with `strict_length`, trajectories shorter than a
+    slice are left out. A trajectory that was overwritten since is left out, too. A trajectory that was partly
+    overwritten gives a slice of its rest, if the rest is long enough. New trajectories join the next epoch. The last
+    batch of an epoch has fewer slices if fewer are left (with `drop_last` it is left out). It sets `ran_out`.
 
     Memory: 24 bytes for each trajectory of the epoch.
 
-    The other arguments are those of `SliceSampler`.
+    `SliceSampler` describes the other arguments.
 
     Args:
         drop_last: whether a batch of fewer slices is left out.
         ends: see `SliceSampler`; `cache_values` isn't needed here.
-        shuffle: whether the order of trajectories is random; otherwise stream by stream, the oldest first.
+        shuffle: whether the order of trajectories is random. If False, streams come one after the other, each with its
+            oldest trajectory first.
         compile: has no effect.
         use_gpu: has no effect.
     """
@@ -178,21 +179,20 @@ class SliceSamplerWithoutReplacement(EpochSampler):
 class PrioritizedSliceSampler(Prioritized):
     """Draws slices by the priority of their first step.
 
-    A stored step is a first step if a whole slice follows in its trajectory; without `strict_length` also the
-    first step of a trajectory shorter than a slice, which comes whole. First steps are drawn in proportion to
-    ``(priority + eps) ** alpha``; the other steps of a slice come along, whatever their priority. Each step
-    carries the importance weight of its slice.
+    A stored step is a first step if a whole slice follows in its trajectory. Without `strict_length`, the first step of
+    a shorter trajectory is one, too; that trajectory is drawn whole. First steps are drawn in proportion to ``(priority
+    + eps) ** alpha``. The other steps of a slice are included whatever their priority. Each step carries the importance
+    weight of its slice.
 
-    A write costs O((steps written + slice_len) * log trajectories) for keeping the first steps. The first
-    draw with another slice length, and the first after records were replaced by index, looks at every
-    stored slot once.
+    A write costs O((steps written + slice_len) * log trajectories) for updating the first steps. The first draw with
+    another slice length, and the first after records were replaced by index, reads every stored slot once.
 
-    The other arguments are those of `PrioritizedSampler` and `SliceSampler`.
+    `PrioritizedSampler` and `SliceSampler` describe the other arguments.
 
     Args:
-        cache_values: has no effect of its own, see `SliceSampler`.
+        cache_values: see `SliceSampler`.
         compile: has no effect.
-        span: see `SliceSampler`; slices can't begin before their first step, so the left one is turned off.
+        span: see `SliceSampler`. Slices can't begin before the drawn step, so the left value is ignored with a warning.
         use_gpu: has no effect.
     """
 
@@ -242,7 +242,7 @@ class PrioritizedSliceSampler(Prioritized):
 
 
 def _end_keys(end_key: NestedKey | None, end_keys: Sequence[NestedKey] | None) -> tuple[Path, ...]:
-    """Return what a user names of the flags that end trajectories."""
+    """Return the paths of the flags that a user's arguments name."""
     if end_keys is None:
         return () if end_key is None else (key_argument("end_key", end_key),)
     if end_key is not None:
@@ -259,7 +259,7 @@ def _table(
     trajectories: torch.Tensor | None,
     cached: bool,
 ) -> EpisodeTable:
-    """Return the table of trajectories that end where a user says."""
+    """Return a table of trajectories with the ends that a user's arguments describe."""
     static = ends is not None or trajectories is not None
     if static and (not cached or end_keys or traj_key is not None):
         raise UnsupportedError(
@@ -271,7 +271,8 @@ def _table(
     return EpisodeTable(keys, ends, trajectories)
 
 
-# Each is composed of a way to draw and a unit; to `isinstance` they are what their names say, as other code expects.
+# The classes are composed of a way to draw and a unit, not derived from each other. Code written for other releases
+# tests them with `isinstance`, so register them as subclasses.
 SliceSampler.register(SliceSamplerWithoutReplacement)
 SliceSampler.register(PrioritizedSliceSampler)
 SamplerWithoutReplacement.register(SliceSamplerWithoutReplacement)

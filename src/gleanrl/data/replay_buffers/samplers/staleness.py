@@ -1,4 +1,4 @@
-"""Draws by the age of the policy that collected a record."""
+"""A sampler that prefers records of newer policies."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from gleanrl.errors import (
 
 
 class _Weights(NamedTuple):
-    """The rule as of one moment."""
+    """The weights of all rows, and the inputs that they were computed from."""
 
     moment: tuple[Version, int, int]
-    """The storage's version, `consumer_version` and `max_staleness`."""
+    """The storage's version, `consumer_version` and `max_staleness`: the weights are valid while these stay equal."""
     staleness: torch.Tensor
-    """Of each row, ``(rows,)`` int64."""
+    """Staleness of each row, ``(rows,)`` int64."""
     upto: torch.Tensor
-    """Weights summed up, ``(rows,)`` float64, not falling."""
+    """Cumulative sum of the weights, ``(rows,)`` float64, non-decreasing."""
 
 
 class StalenessAwareSampler(Sampler):
-    """Draws records of newer policies more often, and those of old ones not at all, with replacement.
+    """Draws records of newer policies more often than records of older ones, with replacement.
 
-    Each record holds the version of the policy that collected it (see the collectors' `track_policy_version`); the
-    learner sets `consumer_version`. The difference is a record's *staleness*, which batches of TensorDict buffers and
-    infos carry as ``"staleness"``, ``(n,)`` float32. Batches that are drawn ahead (`prefetch`) go by the
-    `consumer_version` at their draw.
+    Each record holds the version of the policy that collected it (see the collectors' `track_policy_version`). The
+    learner sets `consumer_version`. The difference is the record's *staleness*. Batches of TensorDict buffers and infos
+    carry it as ``"staleness"``, ``(n,)`` float32. A batch that is drawn ahead (`prefetch`) uses the `consumer_version`
+    at its draw.
 
-    After a write, or with another `consumer_version`, a draw of n costs O(rows), else O(n log rows). Memory: 16 bytes
-    for each row.
+    A draw of n rows costs O(rows) after a write and after a change of `consumer_version`. Otherwise it costs O(n log
+    rows). Memory: 16 bytes for each row.
 
     Args:
-        max_staleness: records that are staler are left out; -1 for none.
+        max_staleness: largest staleness that is drawn; -1 for no limit.
         staleness_weight_fn: maps the staleness of all rows, ``(rows,)`` int64, to weights, ``(rows,)``, finite and 0 or
-            more: what records are drawn in proportion to. None for ``1 / (staleness + 1)``, 1 for records that are
-            newer than `consumer_version`.
-        version_key: where the version stands, an integer for each record.
+            more. Records are drawn in proportion to these weights. None for ``1 / (staleness + 1)``, where a record
+            newer than `consumer_version` has weight 1.
+        version_key: key of the version, an integer for each record.
         seed: see `Sampler`.
 
     Examples:
@@ -76,7 +76,7 @@ class StalenessAwareSampler(Sampler):
     ) -> None:
         super().__init__(seed)
         self.max_staleness = integer("max_staleness", max_staleness, -1)
-        """The largest staleness that is drawn; -1 for any."""
+        """The largest staleness that is drawn; -1 for no limit."""
         self._weight = optional_callable("staleness_weight_fn", staleness_weight_fn) or _freshness
         self._path = key_argument("version_key", version_key)
         self._consumer = 0
@@ -84,7 +84,7 @@ class StalenessAwareSampler(Sampler):
 
     @property
     def consumer_version(self) -> int:
-        """The version of the policy that learns."""
+        """Version of the policy that the learner trains."""
         return self._consumer
 
     @consumer_version.setter
@@ -92,7 +92,7 @@ class StalenessAwareSampler(Sampler):
         self._consumer = integer("consumer_version", version)
 
     def increment_consumer_version(self) -> None:
-        """Count the version of the policy that learns up by one."""
+        """Increase `consumer_version` by one."""
         self._consumer += 1
 
     def check_storage(self, storage: Storage) -> None:
@@ -107,7 +107,7 @@ class StalenessAwareSampler(Sampler):
         weights = self._weights(storage)
         total = weights.upto[-1]
         slots = torch.searchsorted(weights.upto, self.random.uniforms(batch_size) * total, right=True)
-        # Rounding may lead behind the last row that has a weight.
+        # Rounding can give `total` itself, which lies behind the last row with a weight: draw that row instead.
         slots = slots.clamp_(max=int(torch.searchsorted(weights.upto, total)))
         return Draw(slots, {"staleness": weights.staleness[slots].float()})
 
@@ -115,7 +115,7 @@ class StalenessAwareSampler(Sampler):
         return self._draw(storage, draw.slots.shape[0])
 
     def _weights(self, storage: Storage) -> _Weights:
-        """Return the weights of what is stored now."""
+        """Return the weights of the stored rows; compute them again only if one of their inputs changed."""
         found, consumer = self._found, self._consumer
         moment = (storage.version, consumer, self.max_staleness)
         if found is not None and found.moment == moment:
@@ -161,32 +161,32 @@ class StalenessAwareSampler(Sampler):
 
     # State
 
-    # Without `consumer_version`, which stays when a draw is taken back.
+    # A position excludes `consumer_version`: the learner's version stays when a draw is taken back.
     place, parse_place = Sampler.snapshot, Sampler.parse
 
     def snapshot(self) -> SamplerState:
-        """Return the place in the sequence of draws, and `consumer_version`."""
+        """Return the position in the sequence of draws, and `consumer_version`."""
         return self.place()._replace(running=self._consumer)
 
     def parse(self, state: Any) -> SamplerState:
-        """Return the value that a saved state stands for (see `Sampler.parse`)."""
+        """Return the value of a saved state (see `Sampler.parse`)."""
         reader = StateReader(state, "a StalenessAwareSampler")
         if type(consumer := reader.get("running")) is not int:
             raise reader.wrong("running", "the consumer_version, an integer")
         return self.parse_place(state)._replace(running=consumer)
 
     def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
-        """Return the value: no slot is in it."""
+        """Return the value unchanged: it refers to no slot."""
         return value
 
     def adopt(self, value: SamplerState) -> None:
-        """Go on from a place or a state."""
+        """Continue from a position or a state."""
         super().adopt(value)
         if value.running is not None:
             self._consumer = value.running
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the weights, which are found again."""
+        """Return the attributes to pickle: without the weights, which the copy computes again."""
         return {**super().__getstate__(), "_found": None}
 
 

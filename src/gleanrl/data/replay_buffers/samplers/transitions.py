@@ -1,8 +1,7 @@
-"""Uniform draws with replacement.
+"""Units that batches are made of, and uniform draws of them with replacement.
 
-Rows that are no steps, which a storage's mask tells from those that are: they are never drawn.
-
-What a batch is made of, single transitions or slices of trajectories, and samplers that draw it.
+A `Unit` is one transition or one slice of a trajectory. To add a kind of unit, derive from `Unit`. Rows that a
+storage's mask excludes (no steps of an environment) are never drawn.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from gleanrl.data.replay_buffers.samplers.priority_table import PriorityTable
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError
 
-MOST_TRIES = 20  # draws of masked rows in a row, before a look whether there are others
+# Draws in a row that may hit masked rows before a pass over the whole mask, which costs O(rows), looks for others.
+MOST_TRIES = 20
 
 
 def check_any_step(storage: Storage) -> None:
@@ -35,7 +35,7 @@ def check_any_step(storage: Storage) -> None:
 def redrawn_masked(
     storage: Storage, slots: torch.Tensor, draw: Callable[[int], torch.Tensor]
 ) -> torch.Tensor:
-    """Return `slots` with those that hold no steps replaced by what `draw` gives, so many at a time."""
+    """Return `slots` with masked rows replaced; `draw(n)` returns n new slots."""
     tries = 0
     while (masked := storage.masked(slots)) is not None and masked.any():
         if tries == MOST_TRIES:
@@ -46,31 +46,37 @@ def redrawn_masked(
 
 
 class Unit(ABC):
-    """What a sampler draws; how it chooses among them is the sampler's business. Not thread-safe: the buffer locks."""
+    """A kind of thing that samplers draw; the sampler decides how to choose among units.
+
+    Not thread-safe: the buffer locks.
+    """
 
     by_generation: bool
-    """Whether an item of an epoch is gone once its slot was written again."""
+    """Whether an item of an epoch is lost once its slot is written again."""
 
     serves_more = False
-    """Whether `serve` adds something to the rows of single slots, so that each draw of an epoch has to pass it."""
+    """Whether `serve` adds entries to single slots, so that each draw of an epoch has to call it."""
 
     cuts = True
     """Whether units depend on where trajectories end (see `Sampler.cuts`)."""
 
     follows = True
-    """Whether anything is derived from what is stored, so that `follow` does something."""
+    """Whether the unit derives data from the stored records, so that `follow` has an effect."""
 
     @abstractmethod
     def follow(self, storage: Storage) -> None:
-        """Come in step with a storage that changed; whatever is missing is an error of the draw."""
+        """Update data that the unit derives from a changed storage.
+
+        A missing column raises at the next draw, not here.
+        """
 
     @abstractmethod
     def name(self, length: int) -> str:
-        """Return what units of `length` steps are drawn from, in the plural."""
+        """Return the plural noun that error messages use for units of `length` steps."""
 
     @abstractmethod
     def sizes(self, batch_size: int) -> tuple[int, int]:
-        """Return how many units a batch has, and how many steps each."""
+        """Return the number of units in a batch, and the steps of each."""
 
     @abstractmethod
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
@@ -78,7 +84,7 @@ class Unit(ABC):
 
     @abstractmethod
     def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: RandomSource) -> Draw:
-        """Return a uniform draw with other units where rows are `stale`, bool ``(n,)``."""
+        """Return a uniform draw with other units where rows are `stale`, ``(n,)`` bool."""
 
     @abstractmethod
     def weighted(
@@ -92,16 +98,16 @@ class Unit(ABC):
         """Draw units in proportion to the priorities of their first steps.
 
         Args:
-            storage: what to draw from.
-            batch_size: transitions.
-            priorities: of the storage.
-            random: the generator.
-            served: whether the rows are remembered as drawn (see `PriorityTable.remember`), generations with them.
+            storage: storage to draw from.
+            batch_size: transitions to draw.
+            priorities: the storage's priorities.
+            random: generator to draw with.
+            served: whether to remember the rows as drawn, with their generations (see `PriorityTable.remember`).
         """
 
     @abstractmethod
     def items(self, storage: Storage, length: int) -> torch.Tensor | None:
-        """Return what an epoch covers, a slot for each unit, ``(n,)`` int64; None for every slot stored."""
+        """Return the items of a new epoch, one slot for each unit, ``(n,)`` int64; None for every stored slot."""
 
     @abstractmethod
     def living(
@@ -116,34 +122,37 @@ class Unit(ABC):
         """Return the rows of living items of an epoch."""
 
     def is_whole(self, storage: Storage, draw: Draw) -> bool:
-        """Return whether no trajectory ends inside of the units of a draw (see `Sampler.is_whole`)."""
+        """Return whether no trajectory ends inside a drawn unit (see `Sampler.is_whole`)."""
         return True
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return what else is delivered with each row (see `Sampler.annotate`)."""
+        """Return the entries that are delivered with each row (see `Sampler.annotate`)."""
         return draw.extras
 
     def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return the entries by which transforms tell units apart (see `Sampler.marks`)."""
+        """Return the entries that show transforms where units begin and end (see `Sampler.marks`)."""
         return {}
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return the columns that `annotate` and `marks` look at."""
+        """Return the columns that `annotate` and `marks` read."""
         return ()
 
     @abstractmethod
     def none_left(self, length: int) -> EmptyBufferError:
-        """Return the error for a storage without such units."""
+        """Return the error for a storage that holds no such unit."""
 
 
 class Transitions(Unit):
-    """Single rows. One that was overwritten during an epoch is served with what it holds, if that is a step."""
+    """Single rows.
+
+    A row that was overwritten during an epoch is served with its new record, unless that is masked out.
+    """
 
     by_generation = False
     cuts = follows = False
 
     def follow(self, storage: Storage) -> None:
-        """Nothing is derived from what is stored."""
+        """Do nothing: transitions need no derived data."""
 
     def name(self, length: int) -> str:
         """Return "transitions"."""
@@ -154,8 +163,9 @@ class Transitions(Unit):
         return batch_size, 1
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
-        """Draw rows that are steps."""
-        size = storage.num_steps * storage.rows_per_step  # its length, without a call for every batch
+        """Draw rows that aren't masked out."""
+        # This is `len(storage)` without the call, since it runs for every batch.
+        size = storage.num_steps * storage.rows_per_step
         drawn = random.integers(size, batch_size)
         if storage.has_mask:
             drawn = redrawn_masked(storage, drawn, lambda more: random.integers(size, more))
@@ -173,13 +183,13 @@ class Transitions(Unit):
         random: RandomSource,
         served: bool = False,
     ) -> Draw:
-        """Draw rows in proportion, with their importance weights."""
+        """Draw rows in proportion to their priorities, with their importance weights."""
         slots, weight, generation = priorities.draw(storage, batch_size, random.for_core(batch_size), served)
         extras = {"_weight": weight, "priority_weight": weight}
         return new_tuple(Draw, (slots, extras, generation, None, None, None, 0))
 
     def items(self, storage: Storage, length: int) -> torch.Tensor | None:
-        """Return the rows that are steps, None for all."""
+        """Return the rows that aren't masked out; None for all."""
         if not storage.has_mask:
             return None
         check_any_step(storage)
@@ -190,7 +200,7 @@ class Transitions(Unit):
     def living(
         self, storage: Storage, items: torch.Tensor, generations: torch.Tensor | None, length: int
     ) -> torch.Tensor | None:
-        """Return which rows are steps."""
+        """Return which rows aren't masked out; None for all."""
         masked = storage.masked(items)
         return None if masked is None else ~masked
 
@@ -201,15 +211,15 @@ class Transitions(Unit):
         return Draw(items)
 
     def none_left(self, length: int) -> EmptyBufferError:
-        """Return the error for a storage without a step."""
+        """Return the error for a storage whose rows are all masked out."""
         return EmptyBufferError("can't sample: every stored row is masked out, none is a step")
 
 
 class UnitSampler(Sampler):
-    """Draws units, each with the same probability, with replacement; the base of those that choose otherwise.
+    """Draws units uniformly, with replacement; subclasses choose among units in other ways.
 
     Args:
-        unit: what is drawn.
+        unit: kind of unit to draw.
         seed: see `Sampler`.
     """
 
@@ -219,12 +229,12 @@ class UnitSampler(Sampler):
 
     @property
     def follows(self) -> bool:
-        """Whether the units, or the way to choose among them, follow the storage."""
+        """Whether the unit or the sampler's class derives data from the storage."""
         return self.unit.follows or bool(overridden(self, "follow", of=UnitSampler))
 
     @property
     def weighs(self) -> bool:
-        """Whether a user's class may add weights; units have none to add."""
+        """Whether draws may include importance weights: by priorities, or added by a user's class."""
         return self.takes_priorities or bool(
             overridden(self, "sample", "draw", "_draw", "annotate", of=UnitSampler)
         )
@@ -235,23 +245,23 @@ class UnitSampler(Sampler):
         return self.unit.cuts
 
     def is_whole(self, storage: Storage, draw: Draw) -> bool:
-        """Return whether no trajectory ends inside of the units of a draw."""
+        """Return whether no trajectory ends inside a drawn unit."""
         return self.unit.is_whole(storage, draw)
 
     def follow(self, storage: Storage) -> None:
-        """Keep what is known of the units up to date."""
+        """Update data that the unit derives from the storage."""
         self.unit.follow(storage)
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return what else is delivered with each row."""
+        """Return the entries that are delivered with each row."""
         return draw.extras if draw.last is None else self.unit.annotate(draw, records)
 
     def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return the entries by which transforms tell units apart."""
+        """Return the entries that show transforms where units begin and end."""
         return self.unit.marks(draw, records)
 
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
-        """Return the columns that `annotate` and `marks` look at."""
+        """Return the columns that `annotate` and `marks` read."""
         return self.unit.annotated_paths(storage)
 
     def _draw(self, storage: Storage, batch_size: int) -> Draw:

@@ -1,4 +1,4 @@
-"""Epochs: every stored unit once, in random order or in order."""
+"""Samplers that draw every stored unit once per epoch, in random order or in storage order."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from gleanrl.errors import InvalidArgumentError
 
 
 class Epoch(NamedTuple):
-    """A running epoch: what it covers, and how much of it is over. Its tensors are never written again."""
+    """A running epoch: its items, and the position in them. Its tensors are never written again."""
 
     content: int | None
-    """Which content it covers (see `Version`); None for the first one with enough rows: a state was loaded."""
+    """Content of the storage that it covers (see `Version`). None after a load: the first content with enough rows."""
     rows: int
-    """Rows stored when it began."""
+    """Number of rows stored when it began."""
     size: int
-    """Its items."""
+    """Number of its items."""
     position: int
-    """How many of them were drawn or left out."""
+    """Number of items that were drawn or left out so far."""
     items: torch.Tensor | None
     """The slot of each unit, ``(size,)`` int64, in the order of the epoch; None for 0 to ``size - 1``."""
     generations: torch.Tensor | None
-    """Their generations when it began, of units that are gone with their record."""
+    """The items' generations when it began, only for units that are lost with their record (`by_generation`)."""
 
     def at(self, position: int) -> Epoch:
-        """Return the same epoch at another place."""
+        """Return the same epoch at another position."""
         content, rows, size, _, items, generations = self
         return new_tuple(Epoch, (content, rows, size, position, items, generations))
 
@@ -49,7 +49,7 @@ class EpochSampler(UnitSampler):
     """Draws each unit exactly once per epoch; see `SamplerWithoutReplacement`.
 
     Args:
-        unit: what is drawn.
+        unit: kind of unit to draw.
         drop_last: whether a rest smaller than a batch is left out.
         shuffle: whether the order is random.
         seed: see `Sampler`.
@@ -67,7 +67,7 @@ class EpochSampler(UnitSampler):
         self.running = _NONE
 
     def follow(self, storage: Storage) -> None:
-        """End the epoch of another content; a loaded one covers this content, if that holds enough rows."""
+        """End the epoch if the storage has another content; a loaded epoch adopts a content with enough rows."""
         self.unit.follow(storage)
         epoch = self.running
         if epoch.content is None:
@@ -77,7 +77,7 @@ class EpochSampler(UnitSampler):
             self.new_epoch()
 
     def new_epoch(self) -> None:
-        """Drop what is left of the epoch; the next draw begins a new one."""
+        """Drop the rest of the epoch; the next draw begins a new one."""
         super().new_epoch()
         self.running = _NONE
 
@@ -88,7 +88,7 @@ class EpochSampler(UnitSampler):
             stop < epoch.size
             and epoch.content == storage.version.content
             and not (self.unit.by_generation or self.unit.serves_more or storage.has_mask)
-        ):  # what nearly every draw is: nothing can be missing, and more follows
+        ):  # nearly every draw: no item can be lost, and the epoch continues after this batch
             self.running = epoch.at(stop)
             self.ran_out = self.drop_last and epoch.size - stop < batch_size
             return Draw(_items_of(epoch, start, stop))
@@ -97,12 +97,13 @@ class EpochSampler(UnitSampler):
         fewest = count if self.drop_last else 1
         items, generations, position = self._next(storage, count, length)
         if len(items) < fewest:
+            # The draw may still fail: then the running epoch has to continue, and no random number is used up.
             self.random.begin()
             before = self.snapshot()
             self._begin(storage, length)
             items, generations, position = self._next(storage, count, length)
             if len(items) < fewest:
-                self.adopt(before)  # the epoch goes on, with batches that it has enough for
+                self.adopt(before)
                 raise InvalidArgumentError(
                     f"batch_size={batch_size} with drop_last=True asks for {count} {self.unit.name(length)}, but only "
                     f"{len(items)} {self.unit.name(length)} are stored: no batch is left"
@@ -112,9 +113,9 @@ class EpochSampler(UnitSampler):
         return self._served(storage, items, generations, batch_size, length)
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        """Serve those of its units that are still there, and, while its epoch runs, others instead of the rest.
+        """Serve the units that are still stored, and replace the others by the next units of the same epoch.
 
-        Where none is left the next batch comes instead, of another epoch perhaps.
+        If none is left, or too few with `drop_last`, the next batch is served instead, possibly of another epoch.
         """
         self._meet(storage)
         batch_size = draw.slots.shape[0] if draw.asked is None else draw.asked
@@ -143,12 +144,12 @@ class EpochSampler(UnitSampler):
         length: int,
     ) -> Draw:
         drawn = self.unit.serve(storage, items, batch_size, length, self.random)
-        if generations is None:  # a unit that outlives its record can't be missing later
+        if generations is None:  # the units outlive their records, so a redraw needs no generations
             return drawn
         return drawn._replace(origin=torch.stack([items, generations]), epoch=self.epoch)
 
     def _meet(self, storage: Storage) -> None:
-        """Keep a loaded epoch that fits; drop one of another content."""
+        """Keep a loaded epoch that fits the storage; drop an epoch of another content."""
         content = self.running.content
         if content is None or content != storage.version.content or self.unit.by_generation:
             self.follow(storage)
@@ -172,7 +173,7 @@ class EpochSampler(UnitSampler):
     def _next(
         self, storage: Storage, count: int, length: int
     ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
-        """Return the next items that are still there, at most `count`, their generations, and the place after them."""
+        """Return the next living items (at most `count`), their generations, and the position after them."""
         epoch, position, missing = self.running, self.running.position, count
         found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         if position == epoch.size:
@@ -193,7 +194,7 @@ class EpochSampler(UnitSampler):
         return torch.cat([items for items, _ in found]), torch.cat(kept) if kept else None, position
 
     def _has(self, storage: Storage, count: int, length: int) -> bool:
-        """Return whether so many items are left of the epoch."""
+        """Return whether at least `count` items of the epoch are left."""
         left = self.running.size - self.running.position
         if left < count or not (self.unit.by_generation or storage.has_mask):
             return left >= count
@@ -202,12 +203,12 @@ class EpochSampler(UnitSampler):
     # State
 
     def snapshot(self) -> SamplerState:
-        """Return the place in the sequence of draws, and in the epoch."""
+        """Return the position in the sequence of draws, and in the epoch."""
         state: SamplerState = super().snapshot()
         return state._replace(running=self.running)
 
     def parse(self, state: Any) -> SamplerState:
-        """Return the value that a saved state stands for (see `Sampler.parse`)."""
+        """Return the value of a saved state (see `Sampler.parse`)."""
         value: SamplerState = super().parse(state)
         reader = StateReader(state, f"a {type(self).__name__}").part("running")
         rows = reader.integer("rows")
@@ -224,35 +225,36 @@ class EpochSampler(UnitSampler):
         return value._replace(running=Epoch(None, rows, size, position, items, generations))
 
     def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
-        """Return the value with its epoch's units in their new slots."""
+        """Return the value with the units of its epoch at their new slots."""
         epoch = value.running
         items = torch.arange(epoch.size, device="cpu") if epoch.items is None else epoch.items
         rest: SamplerState = super().turned(value._replace(running=None), by, rows)
         return rest._replace(running=epoch._replace(rows=rows, items=(items - by) % rows))
 
     def adopt(self, value: SamplerState) -> None:
-        """Go on from a place or a state; a loaded epoch is one of the storage of the next draw."""
+        """Continue from a position or a state; a loaded epoch covers the storage of the next draw."""
         super().adopt(value)
         self.running = value.running
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the epoch as one of the storage of the copy's next draw."""
+        """Return the attributes to pickle; the copied epoch covers the storage of the copy's next draw."""
         return {**super().__getstate__(), "running": self.running._replace(content=None)}
 
 
 class SamplerWithoutReplacement(EpochSampler):
     """Draws each slot exactly once per epoch.
 
-    An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the
-    next one; a slot that is overwritten during an epoch is still served once, with the record it holds at
-    that moment (unless that is no step). The last batch of an epoch is short if the rest is (left out with
-    `drop_last`) and sets `ran_out`; the following draw begins a new epoch. ``for batch in buffer`` is one whole
-    epoch: it begins a new one, also after an earlier loop was left by ``break``. `sample` goes on in the
-    running one, also in a restored buffer.
+    An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the next one. A
+    slot that is overwritten during an epoch is still served once, with the record that it holds at that moment, unless
+    that is masked out. The last batch of an epoch is short if fewer slots are left (with `drop_last` it is left out).
+    It sets `ran_out`, and the following draw begins a new epoch.
 
-    An epoch belongs to one content of one storage: after the storage was emptied or loaded, and with another
-    storage (because the sampler moved to another buffer, say), the next draw begins a new one. A state that
-    was loaded goes on with the storage of the next draw, if that holds as many rows as the epoch has.
+    ``for batch in buffer`` is one whole epoch. It begins a new epoch, also after an earlier loop was left by ``break``.
+    `sample` continues the running epoch, also in a restored buffer.
+
+    An epoch belongs to one content of one storage. The next draw begins a new epoch after the storage was emptied or
+    loaded, and after the sampler moved to another storage. A loaded state continues with the storage of the next draw,
+    if that holds at least as many rows as the epoch.
 
     Memory: 8 bytes for each row of the epoch if shuffled, none otherwise.
 
@@ -270,7 +272,7 @@ class SamplerWithoutReplacement(EpochSampler):
 
 
 def _items_of(epoch: Epoch, start: int, stop: int) -> torch.Tensor:
-    """Return some items of an epoch, in memory of their own."""
+    """Return items ``[start, stop)`` of an epoch in fresh memory."""
     if epoch.items is None:
         return torch.arange(start, stop, device="cpu")
     return epoch.items[start:stop].clone()
