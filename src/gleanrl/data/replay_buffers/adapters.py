@@ -1,9 +1,12 @@
-"""Parts by the protocol that other releases have, seen a second time, by the native one.
+"""Adapters for samplers, writers and storages that implement the protocol of other releases.
 
-A sampler, writer or storage by that protocol, or one of ours with methods of it overridden, is what a user gave, and
-stays it. Buffers hold a *view*: an object whose class is made of the user's, and whose native methods call the user's.
-A view of one of our parts shares its attributes, so that both are one part; what the user's methods call by ``super()``
-runs on the part itself and is native all the way. Native parts have no view and pay nothing.
+A user may pass a part of another library, or a subclass of one of our parts that overrides methods of that protocol.
+The buffer then holds an adapter, whose native methods call the user's methods. The adapter's class derives from the
+user's class if that is a subclass of ours, otherwise from our base class.
+
+An adapter of one of our parts shares the attributes of that part, so both have the same state. A ``super()`` call in a
+user's method runs on the part itself and uses native methods only. Native parts have no adapter and therefore no
+overhead.
 """
 
 from __future__ import annotations
@@ -25,66 +28,72 @@ _FILES = ("dumps", "loads", "dump", "save", "load")
 
 
 class SavedAttributes(NamedTuple):
-    """The state of a part that has a `state_dict` of its own."""
+    """The state of a part whose class defines its own `state_dict`."""
 
     state: dict[str, Any]
 
 
 def plain_state(value: Any) -> Any:
-    """Return a part's snapshot as plain values; the user's own state stays as it is."""
+    """Return a part's snapshot as plain values; a state from the user's `state_dict` is returned unchanged."""
     return value._asdict() if isinstance(value, SavedAttributes) else plain(value)
 
 
 class Adapter(Part, Stateful[Any]):
-    """What views have in common; see `view_of`."""
+    """Base class of all adapters; see `view_of`."""
 
     __slots__ = ("own", "part")
 
     part: Any
-    """What the user gave."""
+    """The user's part."""
     own: frozenset[str]
-    """Which of the protocol's methods are the user's."""
+    """Names of the protocol's methods that the user's class defines."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make the class of a view without what its bases do for classes of users."""
+        """Skip `__init_subclass__` of the base classes, which is for user-defined classes."""
 
     def opened(self) -> None:
-        """Prepare for use: `part` and `own` are known, the attributes are the part's."""
+        """Prepare for use. `part`, `own` and the shared attributes are set before this call."""
 
     @property
     def given(self) -> Any:
-        """What the user gave."""
+        """The user's part."""
         return self.part
 
     @property
     def foreign(self) -> bool:
-        """Whether the part is of another library, which knows nothing of our methods."""
+        """Whether the part comes from another library and therefore lacks our native methods."""
         return not isinstance(self.part, Part)
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the part, with those of the options that it takes."""
+        """Call a method of the part with the arguments and with the options that its signature accepts."""
         method = getattr(self.part, name)
         return method(*arguments, **with_keywords(method, **options))
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `snapshot` gives as plain values."""
+        """Return the result of `snapshot` as plain values."""
         state: dict[str, Any] = plain_state(self.snapshot())
         return state
 
     load_state_dict = Stateful.load_state_dict
 
     def saved(self) -> SavedAttributes:
-        """Return a copy of the part's own state."""
+        """Return a copy of the state that the part's `state_dict` returns."""
         return SavedAttributes(copy.deepcopy(self.part.state_dict() or {}))
 
     def parsed(self, state: Any, trial: AbstractContextManager[Any] | None = None) -> SavedAttributes:
-        """Return the value of a saved state after a trial: the part loads it, and what it had before again.
+        """Return a saved state after a trial load.
+
+        The part's protocol has no check without a load. So the part loads the state once and then loads its previous
+        state again.
 
         Args:
-            state: that is read.
-            trial: around the part's loading of it; None for nothing.
+            state: the saved state.
+            trial: a context manager around the trial load; None for no context.
+
+        Raises:
+            SchemaError: the part's `load_state_dict` raised an error. The part has its previous state.
         """
         name = type(self.part).__name__
         found = StateReader(state, f"a {name}").get("state")
@@ -99,27 +108,28 @@ class Adapter(Part, Stateful[Any]):
         return SavedAttributes(found)
 
     def restore(self, value: SavedAttributes) -> None:
-        """Have the part go on from a value."""
+        """Load a value that `saved` or `parsed` returned."""
         self.part.load_state_dict(copy.deepcopy(value.state))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle the part; the copy gets a view of its own."""
+        """Copy or pickle the part; the copy gets a new adapter."""
         way = type(self).__bases__[0]  # see `_joined`
         return _again, (self.part, way.__bases__[1], way, self.own)
 
 
 def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], needed: Iterable[str]) -> Any:
-    """Return a part as buffers use it: itself, or a view of one that has familiar methods of its own.
+    """Return the part itself, or an adapter if the part defines methods of the protocol.
 
     Args:
-        part: a part of ours, or another library's; what is neither stays as it is.
-        kind: what it is to be.
-        way: the view of such a part, a subclass of `kind` and `Adapter`.
-        methods: the familiar methods, and the native one that a class overrides instead, if there is one.
-        needed: what a part of another library has.
+        part: an instance of `kind`, or a part of another library. Any other object is returned unchanged.
+        kind: the native base class: `Sampler`, `Storage` or `Writer`.
+        way: the adapter class for such parts, a subclass of `kind` and `Adapter`.
+        methods: the names of the protocol's methods. Each maps to the native method that a class may override instead,
+            or None.
+        needed: methods that an object of another library must have to count as such a part.
 
     Raises:
-        UnsupportedError: it overrides what nobody would call.
+        UnsupportedError: the class overrides a method that buffers never call.
     """
     if isinstance(part, (Adapter, type)):
         return part
@@ -135,14 +145,17 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
         if not own:
             return part
         if not own.isdisjoint(_STATE):
-            own |= _STATE  # one without the other means nothing
+            own |= _STATE  # saving and loading must use the same format
     elif not all(hasattr(part, name) for name in needed):
         return part
     return _again(part, kind, way, own)
 
 
 def _check_files(part: Any, house: type[Any]) -> None:
-    """Refuse files of a part's own: a checkpoint of a buffer holds the states of its parts, written in one piece."""
+    """Raise `UnsupportedError` if the part overrides methods that read or write files.
+
+    A buffer's checkpoint holds the states of all parts in one commit, so files of a single part would not belong to it.
+    """
     if own := overridden(part, *_FILES, of=house):
         raise UnsupportedError(
             f"class {type(part).__name__}: checkpoints of a buffer don't call {own[0]}() of its parts: override "
@@ -162,7 +175,7 @@ def _again(part: Any, kind: Any, way: Any, own: frozenset[str]) -> Any:
     view = object.__new__(_joined(way, base, type(part).__name__))
     if ours:
         view.__dict__ = part.__dict__
-    # The part may have a way of its own to set attributes.
+    # The user's class may override __setattr__.
     object.__setattr__(view, "part", part)
     object.__setattr__(view, "own", own)
     view.opened()
@@ -175,7 +188,7 @@ def _joined(way: Any, base: Any, name: str) -> Any:
 
 
 def with_keywords(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Return those options that a user's function takes."""
+    """Return the options that a user's function accepts."""
     taken = inspect.signature(function).parameters if options else {}
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
         return options
@@ -183,7 +196,10 @@ def with_keywords(function: Callable[..., Any], **options: Any) -> dict[str, Any
 
 
 def make_concrete(cls: type[Any], names: Iterable[str]) -> None:
-    """Let a class do without those abstract methods that it hasn't got: it is used through a view, which has them."""
+    """Replace the abstract methods that a class lacks, so that Python can instantiate it.
+
+    A buffer uses such a class through an adapter, which implements them.
+    """
     for name in names:
         if getattr(getattr(cls, name), "__isabstractmethod__", False):
             setattr(cls, name, _through_a_view)

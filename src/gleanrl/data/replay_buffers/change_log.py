@@ -1,4 +1,4 @@
-"""Which content a storage holds, what changed in it since, and whoever derives something from it."""
+"""Versions of a storage's content, a log of its changes, and followers that derive data from it."""
 
 from __future__ import annotations
 
@@ -13,43 +13,47 @@ import torch
 
 from gleanrl._arrays.results import new_tuple
 
-_DISTANCE = 1 << 29  # what generations move by in loads; the core's marks keep as many low bits of them
-_REMEMBERED = 1024  # ranges that a log tells apart
+_DISTANCE = 1 << 29  # loads add multiples of this to generations; the core's marks keep the low 29 bits
+_REMEMBERED = 1024  # most ranges that a log keeps
 
 Source = TypeVar("Source", bound="Versioned")
 
 
 class Version(NamedTuple):
-    """A moment in a storage's life; plain numbers, for comparing and saving. Compare with ``==``."""
+    """The state of a storage at one moment, as plain numbers for comparing and saving. Compare with ``==``."""
 
     content: int
-    """Which content: another number after every clearing and loading, of any storage in any process."""
+    """Identifier of the content: a new random number after every clearing and loading, in any storage and process."""
     changes: int
-    """Slots changed since that content began, counted before the bytes move. A slot counts as often as it changed."""
+    """Slots changed since that content began, counted before the bytes move. A slot counts each time it changes."""
 
 
 class Change(NamedTuple):
-    """Neighbouring slots that changed: ``[start, stop)``."""
+    """A range of changed slots, ``[start, stop)``."""
 
     start: int
     stop: int
     amended: bool
-    """Whether the records stayed what they are, a column of theirs apart; False where the slots hold others."""
+    """True if the slots still hold the same records, with a changed column. False if they hold new records."""
 
 
 class Run:
-    """One write, or ring writes that follow each other."""
+    """One write, or consecutive ring writes merged into one."""
 
     __slots__ = ("amended", "begin", "count", "spans", "start")
 
     def __init__(self, begin: int, spans: list[tuple[int, int]], amended: bool) -> None:
-        self.begin = begin  # changes counted before it
+        self.begin = begin  # `Version.changes` before this run
         self.start, self.count = spans[0] if len(spans) == 1 else (-1, sum(count for _, count in spans))
-        self.spans = spans if len(spans) > 1 else None  # (start, count) of each range, around the end
+        # (start, count) of each range; a range may wrap around the end.
+        self.spans = spans if len(spans) > 1 else None
         self.amended = amended
 
     def unseen(self, version: Version, size: int) -> list[tuple[int, int]]:
-        """Return what it changed after a version, as ``(start, stop)``; all of it, if it began after that."""
+        """Return the slots that this run changed after a version, as ``(start, stop)`` ranges.
+
+        A run of several ranges returns all of them if any change is unseen.
+        """
         seen = max(version.changes - self.begin, 0)
         if seen >= self.count:
             return []
@@ -59,7 +63,7 @@ class Run:
 
 
 def changes_in(runs: Iterable[Run], version: Version, size: int) -> list[Change]:
-    """Return what runs, the newest first, changed after a version (see `ChangeLog.since`)."""
+    """Return the slots that runs changed after a version (see `ChangeLog.since`). `runs` has the newest run first."""
     fresh: list[tuple[int, int]] = []
     amended: list[tuple[int, int]] = []
     for run in runs:
@@ -73,14 +77,13 @@ def changes_in(runs: Iterable[Run], version: Version, size: int) -> list[Change]
 
 
 class ChangeLog:
-    """What changed in the slots of a ring, in order. Not thread-safe: the storage's owner locks.
+    """The changes in the slots of a ring, in order. Not thread-safe: the caller holds the buffer's lock.
 
-    Ring writes that follow each other make one range, however many they are, so that the log is exact for any time
-    as long as a storage is written by a ring writer. Of other ranges the last 1024 are told apart, and those of the
-    last write always.
+    Consecutive ring writes merge into one range. The log of a storage that only a ring writer writes is therefore exact
+    for any past version. Of other writes the log keeps the last 1024 ranges, and always all ranges of the last write.
 
     Args:
-        origin: what the first content is a copy of, if anything.
+        origin: the version of the content that the first content is a copy of; None for no copy.
     """
 
     def __init__(self, origin: Version | None = None) -> None:
@@ -89,28 +92,29 @@ class ChangeLog:
         self.renew(origin)
 
     def renew(self, origin: Version | None = None) -> None:
-        """Begin another content, a copy of `origin` or of nothing: who followed the one before looks at everything."""
+        """Begin a new content, a copy of `origin` if given. Followers of the old content then read everything."""
         self._runs.clear()
         self._ranges = 0
         self.origin = origin
         self.version = Version(secrets.randbits(62), 0)
 
     def note(self, start: int, count: int, size: int) -> None:
-        """Note that `count` slots from `start` on, around the end of `size` slots, are about to change."""
+        """Record that `count` slots from `start` on are about to change, wrapping around at `size` slots."""
         content, changes = self.version
         last = self._runs[-1] if self._runs else None
         if last is None or last.spans or last.amended or (last.start + last.count) % size != start:
             self.note_ranges([(start, count)], size)
             return
-        # At every write: no object is made but the version. The order matters to whoever was interrupted between.
+        # Called at every write, so it creates no object but the version. The run grows before the version: after an
+        # interrupt in between, the log reports too many slots, never too few.
         last.count += count
         self.version = new_tuple(Version, (content, changes + count))
 
     def note_ranges(self, spans: list[tuple[int, int]], size: int, amended: bool = False) -> None:
-        """Note that slots here and there are about to change.
+        """Record that several ranges of slots are about to change.
 
         Args:
-            spans: first slot and count of each range, around the end.
+            spans: ``(start, count)`` of each range; a range may wrap around the end.
             size: slots of the ring.
             amended: see `Change`.
         """
@@ -123,10 +127,13 @@ class ChangeLog:
         self.version = Version(version.content, version.changes + run.count)
 
     def since(self, version: Version) -> list[Change] | None:
-        """Return what changed after `version`: ranges that don't overlap, in the order of the slots.
+        """Return the changes after `version`, as ranges that don't overlap, sorted by slot.
 
-        A slot that was written anew and amended is written anew. Every slot, if it is longer ago than the log goes
-        back; None for another content.
+        A slot that was both overwritten and amended is reported as overwritten. If the log no longer reaches back to
+        `version`, one range covers every slot.
+
+        Returns:
+            The changes, or None if `version` is of another content.
         """
         (content, changes), size = self.version, self._size
         if version.content != content:
@@ -137,7 +144,7 @@ class ChangeLog:
             return [Change(0, size, False)]
         last = self._runs[-1]
         seen = version.changes - last.begin
-        if seen >= 0 and last.spans is None:  # what a follower of each write asks for
+        if seen >= 0 and last.spans is None:  # fast path for a follower that syncs after every write
             start = (last.start + seen) % size
             if (stop := start + last.count - seen) <= size:
                 return [new_tuple(Change, (start, stop, last.amended))]
@@ -145,7 +152,7 @@ class ChangeLog:
 
 
 def ring_spans(start: int, count: int, size: int) -> list[tuple[int, int]]:
-    """Return `count` slots from `start` on, around the end of `size`, as ``(start, stop)`` ranges."""
+    """Return `count` slots from `start` on as ``(start, stop)`` ranges, wrapping around at `size`."""
     if count >= size:
         return [(0, size)]
     start %= size
@@ -154,7 +161,7 @@ def ring_spans(start: int, count: int, size: int) -> list[tuple[int, int]]:
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans in order, those that touch made one."""
+    """Return spans in order, with touching or overlapping ones merged."""
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -165,7 +172,7 @@ def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _without(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return what of merged `spans` lies outside of merged `others`."""
+    """Return the parts of `spans` outside of `others`; both are merged and sorted."""
     left = []
     for begin, end in spans:
         for start, stop in others:
@@ -180,38 +187,38 @@ def _without(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> lis
 
 
 class Versioned(ABC):
-    """What can be followed: it has a version, and tells what changed since another one."""
+    """A source that followers can follow: it has a version and reports the changes since an earlier one."""
 
     @property
     @abstractmethod
     def version(self) -> Version:
-        """The present version."""
+        """The current version."""
 
     @abstractmethod
     def changed_since(self, version: Version) -> list[Change] | None:
-        """Return what changed after `version` (see `ChangeLog.since`); None for another content."""
+        """Return the changes after `version` (see `ChangeLog.since`); None for another content."""
 
     @property
     def origin(self) -> Version | None:
-        """What this content began as a copy of, by loading or unpickling; None for nothing."""
+        """The version of the content that this content was loaded or unpickled from; None if it wasn't."""
         return None
 
 
 class Follower(ABC, Generic[Source]):
-    """Derives something from what a storage holds, and catches up when it is asked.
+    """Base class for data derived from a storage; `sync` brings the data up to date.
 
-    `sync` compares versions; only where they differ is there anything to do. What was missed, because of an exception,
-    an interrupt, a load or a write behind everybody's back, is caught up by the next `sync`: the version is taken over
-    after the work, which may therefore be done twice and must bear it.
+    `sync` compares versions and does work only if they differ. So the next `sync` also repairs changes that the
+    follower missed: after an exception, an interrupt, a load, or a direct write to the storage. `sync` records the new
+    version after the work. An interrupted sync therefore repeats the work, and subclasses must tolerate that.
 
-    Not thread-safe: the storage's owner locks.
+    Not thread-safe: the caller holds the buffer's lock.
     """
 
     followed: Version | None = None
-    """The version that what is derived stands for; None for looking at everything the next time."""
+    """The version that the derived data matches; None if the next `sync` must read everything."""
 
     def sync(self, storage: Source) -> None:
-        """Bring what is derived in step with `storage`."""
+        """Update the derived data to match `storage`."""
         version = storage.version
         if version == self.followed:
             return
@@ -224,42 +231,43 @@ class Follower(ABC, Generic[Source]):
         self.followed = version
 
     def unfollow(self) -> None:
-        """Look at everything the next time."""
+        """Make the next `sync` read everything."""
         self.followed = None
 
     @abstractmethod
     def _look_at_all(self, storage: Source) -> None:
-        """Derive everything anew: another content."""
+        """Derive everything from the whole content, which is new or unknown."""
 
     @abstractmethod
     def _look_at(self, storage: Source, changes: list[Change]) -> None:
-        """Take in what changed: at least one range, of the content that was followed before."""
+        """Process the changes: at least one range, of the content that was followed before."""
 
 
 def slots_in(changes: list[Change]) -> torch.Tensor:
-    """Return the slots of some changes, ``(n,)`` int64."""
+    """Return the slots in a list of changes, ``(n,)`` int64."""
     return torch.cat([torch.arange(change.start, change.stop, device="cpu") for change in changes])
 
 
 def touched(slots: torch.Tensor, changes: list[Change] | None) -> torch.Tensor:
-    """Return which of `slots`, ``(n,)`` int64, were written, amended ones too, ``(n,)`` bool; all of them for None.
+    """Return which slots were written or amended, ``(n,)`` bool; all of them if `changes` is None.
 
     Args:
-        slots: any.
-        changes: ranges as `ChangeLog.since` returns them: in order, and apart.
+        slots: slots in any order, ``(n,)`` int64.
+        changes: the result of `ChangeLog.since`: ranges that are sorted and don't overlap.
     """
     if not changes:
         return torch.full(slots.shape, changes is None, dtype=torch.bool, device="cpu")
-    # A slot lies in a range if one more of them has begun there than has ended.
+    # A slot lies in a range if one more range has begun at or before it than has ended.
     edges = (np.fromiter((change[which] for change in changes), np.int64, len(changes)) for which in (0, 1))
     begun, ended = (np.searchsorted(some, slots.numpy(), side="right") for some in edges)
     return torch.from_numpy(begun > ended)
 
 
 def changes_since(state: Any, source: Versioned) -> list[Change] | None:
-    """Return what changed since a saved version (see `version_state`), of the same content or of what it is a copy of.
+    """Return the changes since a saved version (see `version_state`).
 
-    None if nothing tells.
+    The version may be of this content, or of the content that this one is a copy of. Returns None if the changes are
+    unknown.
     """
     version = version_from(state)
     if version is None:
@@ -270,26 +278,30 @@ def changes_since(state: Any, source: Versioned) -> list[Change] | None:
 
 
 def version_state(version: Version | None) -> list[int] | None:
-    """Return a version as plain numbers, for saving."""
+    """Return a version as a list of plain numbers, for saving; None for None."""
     return None if version is None else [*version]
 
 
 def version_from(state: Any) -> Version | None:
-    """Return the version that `version_state` made plain; anything else is none."""
+    """Return the version that `version_state` converted; None for any other value."""
     if isinstance(state, (list, tuple)) and len(state) == 2 and all(type(number) is int for number in state):
         return Version(*state)
     return None
 
 
 def same_generations(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return where slots hold the records that they held at the generations `before`, ``(n,)`` each; loads apart."""
+    """Return where slots hold the same records as at the generations `before`, ``(n,)`` bool.
+
+    Loads add multiples of ``2**29`` to generations; the comparison ignores these.
+    """
     return (now ^ before) & (_DISTANCE - 1) == 0
 
 
 def moved_past(saved: torch.Tensor, reached: torch.Tensor) -> torch.Tensor:
-    """Return saved generations, ``(n,)`` int64, for slots that have reached others: none comes again.
+    """Return saved generations, ``(n,)`` int64, raised so that none is below the slot's present generation.
 
-    All move by one distance, which `same_generations`, and whoever keeps their low bits only, doesn't notice.
+    A generation must never repeat, or an old priority update could match a new record. All slots get the same multiple
+    of ``2**29``, so `same_generations` and code that keeps only the low bits still match.
     """
     behind = max(int((reached - saved).max()), 0) if saved.shape[0] else 0
     return saved + -(-behind // _DISTANCE) * _DISTANCE

@@ -1,9 +1,4 @@
-"""What storages, samplers and writers have in common: the buffer that they belong to, and files of their own.
-
-Two buffers that wrote to one storage would lose track of each other's records.
-
-Reprs that show what an object was made with.
-"""
+"""Base classes of storages, samplers and writers: owning buffer, checkpoints of one part, and reprs."""
 
 from __future__ import annotations
 
@@ -24,19 +19,22 @@ from gleanrl.errors import InvalidArgumentError
 
 
 class Shown:
-    """Its repr shows what its constructor was told, whatever class defines that; only words are kept of it."""
+    """Base class whose repr shows the constructor's arguments.
+
+    Only the text is kept, so that the repr keeps no argument alive.
+    """
 
     _told = ""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make the object, and note what its constructor is told."""
+        """Create the object and record its constructor's arguments as text."""
         made = super().__new__(cls)
         if args or kwargs:
             made._told = ", ".join(_in_words(cls, args, kwargs))
         return made
 
     def __repr__(self) -> str:
-        """Show the class, and what it was made with."""
+        """Return the class name and the recorded arguments."""
         return f"{type(self).__name__}({self._told})"
 
 
@@ -49,12 +47,15 @@ def _in_words(cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _word(value: Any) -> str:
-    """Show plain values and parts as they show themselves, of functions the name, of anything else the class."""
+    """Return the text of one argument.
+
+    Plain values and parts show their repr, functions and classes their name, other objects the name of their class.
+    """
     if isinstance(value, (list, tuple)):
         inside = ", ".join(map(_word, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
     if isinstance(value, Shown):
-        return Shown.__repr__(value)  # what a storage holds now isn't what it was made with
+        return Shown.__repr__(value)  # subclasses may show their present content, which is not an argument
     plain = (str, int, float, torch.dtype, torch.device, PurePath)
     if value is None or isinstance(value, plain):
         return repr(value)
@@ -66,11 +67,12 @@ _OF_BUFFERS = ("_owner", "_gate", "_users", "_written_by")
 
 
 class Part(Shown):
-    """A storage, sampler or writer: it belongs to at most one buffer at a time, save storages that others only read.
+    """A storage, sampler or writer. It belongs to at most one buffer; further buffers may read a storage.
 
-    A buffer takes its parts at construction and by `set_storage`, `set_sampler` and `set_writer`, which give
-    the old part free. The part refers to its buffer weakly: a buffer that is gone leaves its parts free.
-    Copies (pickles included) belong to nobody.
+    Two buffers that write to one storage would lose track of each other's records, so a buffer refuses a part that
+    another buffer owns. A buffer takes its parts at construction and in `set_storage`, `set_sampler` and `set_writer`,
+    which release the old part. The part refers to its buffer weakly: a deleted buffer releases its parts. Copies and
+    pickles have no owner.
     """
 
     _owner: weakref.ref[Any] | None = None
@@ -78,53 +80,56 @@ class Part(Shown):
 
     @property
     def given(self) -> Any:
-        """What the user gave, where the part is a view of that (see `familiar.py`); else the part itself."""
+        """The user's object if the part is an adapter of it (see `adapters.py`), otherwise the part itself."""
         return self
 
     @property
     def owner(self) -> Any:
-        """The buffer that the part belongs to; None if it is free."""
+        """The buffer that the part belongs to; None if it has no owner."""
         return None if self._owner is None else self._owner()
 
     @property
     def gate(self) -> BufferLock | None:
-        """The gate of that buffer; None if the part is free."""
+        """The lock of the owning buffer; None without an owner."""
         return None if self.owner is None else self._gate
 
     def guard(self) -> AbstractContextManager[Any]:
-        """Return the lock of the buffer that the part belongs to, for changes that users make to the part itself."""
+        """Return the owning buffer's lock as a context manager, for direct changes to the part by the user."""
         return nullcontext() if self._gate is None else self._gate.lock
 
     def check_free(self, name: str, taker: Any) -> None:
         """Raise `InvalidArgumentError` if the part belongs to another buffer than `taker`.
 
         Args:
-            name: what the message calls the part.
-            taker: the buffer that is about to take it.
+            name: the part's name in the error message.
+            taker: the buffer that is about to take the part.
         """
         owner = self.owner
         if owner is not None and owner is not taker:
             raise taken(name, self, owner)
 
     def join_buffer(self, owner: Any, gate: BufferLock) -> None:
-        """Belong to `owner`, a buffer with that gate, from now on."""
+        """Set the owning buffer and its lock."""
         self._owner, self._gate = weakref.ref(owner), gate
 
     def leave_buffer(self, owner: Any) -> None:
-        """Belong to `owner` no longer."""
+        """Release the part from its owner."""
         self._owner = self._gate = None
 
     state_dict: Callable[[], dict[str, Any]]
     load_state_dict: Callable[[Any], None]
 
     def dumps(self, path: os.PathLike[str] | str) -> None:
-        """Write a checkpoint of this part alone; see `ReplayBuffer.dumps`, whose checkpoints hold all of one moment."""
+        """Write a checkpoint of this part alone.
+
+        It may not match the other parts' checkpoints; `ReplayBuffer.dumps` writes all parts at one moment.
+        """
         with self.guard():
             state = self.state_dict()
         Folder(path).commit(type(self).__name__, state)
 
     def loads(self, path: os.PathLike[str] | str) -> None:
-        """Go on from the newest checkpoint of such a part; see `ReplayBuffer.loads`."""
+        """Load the newest checkpoint of such a part; see `ReplayBuffer.loads`."""
 
         def take(state: dict[str, Any]) -> None:
             with self.guard():
@@ -133,12 +138,12 @@ class Part(Shown):
         Folder(path).load(True, expecting(path, type(self).__name__, take))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the owner."""
+        """Return the state for pickling, without the owner."""
         return {name: value for name, value in self.__dict__.items() if name not in _OF_BUFFERS}
 
 
 def taken(name: str, part: Part, owner: Any) -> InvalidArgumentError:
-    """Return what says that a part, which the message calls `name`, belongs to a buffer already."""
+    """Return the error for a part that another buffer already owns; the message calls the part `name`."""
     return InvalidArgumentError(
         f"{name}: this {type(part).__name__} belongs to another {type(owner).__name__} that is still "
         f"in use; give each buffer a {name} of its own, or take it from the other one first (its "

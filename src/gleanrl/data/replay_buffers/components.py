@@ -1,4 +1,4 @@
-"""The parts of a buffer as one object: exchanging them, and the state of all of them together."""
+"""The parts of a buffer as one object: construction, exchange of a part, and their common state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ADAPTERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 class PartsState(NamedTuple):
-    """What the parts of a buffer live by, at one moment."""
+    """The state of all parts of a buffer at one moment."""
 
     storage: StorageState
     sampler: Any
@@ -47,26 +47,26 @@ class PartsState(NamedTuple):
 class Parts(Stateful[PartsState]):
     """The storage, sampler, writer and transforms of one buffer.
 
-    Each part belongs to one buffer: a part of another buffer that is still in use is refused, one of a buffer
-    that is gone can be used again. Buffers may be made over one storage, if one of them writes and the others
-    read. What is stored is the storage's business alone; writer and sampler go on
-    with what it holds, also after it was written, cleared or loaded by itself.
+    A part belongs to one buffer. The constructor refuses a part of another buffer that is still in use, and accepts a
+    part whose buffer was deleted. Several buffers may share one storage if at most one of them writes to it. Writer and
+    sampler adapt to the storage's content, even after it was written, cleared or loaded directly.
 
-    Not thread-safe: whoever calls it holds the buffer's gate.
+    Not thread-safe: the caller holds the buffer's lock.
 
     Args:
-        storage: where records are kept, or a callable that makes it; None for a `ListStorage` of as many as the
-            sampler has room for, or 1000.
-        sampler: which records make a batch, or a callable that makes it; None for `RandomSampler`.
-        writer: where new records go, or a callable that makes it; None for `RoundRobinWriter`.
-        transform: the first transform; None for none.
-        collate_fn: makes a batch of what the storage returns; None for the storage's way.
-        generator: what samplers draw from; None for generators of their own.
-        dim_extend: the batch dimension of extended data that is time; None for the last one that is slots.
+        storage: keeps the records, or a callable that creates the storage. None for a `ListStorage`, whose capacity is
+            the most rows that the sampler allows, or 1000.
+        sampler: chooses the records of a batch, or a callable that creates the sampler. None for `RandomSampler`.
+        writer: chooses the slots of new records, or a callable that creates the writer. None for `RoundRobinWriter`.
+        transform: the first transform; None for no transform.
+        collate_fn: turns the storage's result into a batch; None for the storage's default.
+        generator: the sampler's source of random numbers; None for the sampler's own generator.
+        dim_extend: the batch dimension of extended data that is time. None for the last dimension that the storage
+            takes as slots.
 
     Raises:
-        InvalidTypeError: a transform or `collate_fn` that can't be called.
-        InvalidArgumentError: no part of that kind, or a part of another buffer; no part was taken.
+        InvalidTypeError: a transform or `collate_fn` isn't callable.
+        InvalidArgumentError: an argument isn't such a part, or it belongs to another buffer. No part was taken.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Parts(Stateful[PartsState]):
         self.writes = False
         """Whether this buffer is the one that writes to the storage."""
         self.follows = True
-        """Whether the sampler has to be told of writes."""
+        """Whether the sampler must be notified of writes."""
         self.weighs = True
-        """Whether weights may come with rows."""
+        """Whether the sampler may return importance weights."""
         self.cuts = True
-        """Whether draws depend on where trajectories end."""
+        """Whether draws depend on the ends of trajectories."""
         self._owner: weakref.ref[Any] | None = None
         for name in _KINDS:
             self._check(name, getattr(self, name), shared=name == "storage")
@@ -111,7 +111,7 @@ class Parts(Stateful[PartsState]):
         self.set_rng(generator)
 
     def share(self) -> SharedTensorStorage:
-        """Return the storage, which several processes may use from now on; see `Composed.share`."""
+        """Make the storage usable by several processes and return it; see `Composed.share`."""
         self._check_sharing(self.sampler, self.writer)
         return share(self.storage)
 
@@ -128,26 +128,26 @@ class Parts(Stateful[PartsState]):
             )
 
     def go_apart(self, number: int) -> None:
-        """Draw other random numbers than the buffer that this one is a copy of."""
+        """Reseed the sampler's own generator, so that this copy draws other numbers than the original."""
         if isinstance(self.sampler.random, OwnedGenerator):
             self.sampler.random.after_fork((number,))
 
     def _check(self, name: str, part: Any, shared: bool = False) -> None:
-        """Raise unless `part` is of that kind and, if it isn't to be shared, free for this buffer."""
+        """Raise `InvalidArgumentError` if `part` has the wrong type or, unless `shared`, another owner."""
         if not isinstance(part, _KINDS[name]):
             raise InvalidArgumentError(f"{name}: expected a {_KINDS[name].__name__}, got {part!r}")
         if not shared:
             part.check_free(name, None if self._owner is None else self._owner())
 
     def claim(self) -> None:
-        """Have this buffer be the one that writes to the storage; before its first write."""
+        """Make this buffer the only writer of the storage. The caller calls this before the first write."""
         if self._owner is not None:
             self.storage.claim(self._owner())
             self.writes = True
 
     @property
     def written_time(self) -> int:
-        """The dimension of slots that is time as users write and read; 0 where that is the storage's."""
+        """The time dimension of data in the user's layout. 0 if that is the storage's layout."""
         return self.dim_extend if self.dim_extend < self.storage.ndim else 0
 
     def _settle_time(self) -> None:
@@ -155,13 +155,13 @@ class Parts(Stateful[PartsState]):
         """The batch dimension of extended data that is time."""
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Have the sampler, and those that follow it, draw from a generator; None for those of their own."""
+        """Make this sampler and its successors draw from `generator`; None for the sampler's own generator."""
         if generator is not None or self.generator is not None:
             self.sampler.set_rng(generator)
         self.generator = generator
 
     def join(self, owner: Any, gate: BufferLock) -> None:
-        """Belong to `owner`, a buffer with that gate, from now on: at its construction, and of a copy."""
+        """Set the owning buffer and its lock, at construction or for a copy."""
         self._owner = weakref.ref(owner)
         for part in (self.storage, self.sampler, self.writer):
             part.join_buffer(owner, gate)
@@ -177,14 +177,19 @@ class Parts(Stateful[PartsState]):
     def exchange(
         self, name: str, part: Any, gate: BufferLock, collate_fn: Callable[[Any], Any] | None = None
     ) -> Any:
-        """Take another part and return the old one; nothing changes where it doesn't fit the others.
+        """Replace one part and return the old one. If the new part doesn't fit, the call raises and changes nothing.
 
         Args:
             name: ``"storage"``, ``"sampler"`` or ``"writer"``.
-            part: the new one.
-            gate: the buffer's.
-            collate_fn: what makes a batch of what a new storage returns; None for its default.
+            part: the new part, or a callable that creates it.
+            gate: the buffer's lock.
+            collate_fn: turns the result of a new storage into a batch; None for its default.
+
+        Raises:
+            InvalidArgumentError: wrong type, or the part belongs to another buffer.
+            UnsupportedError: a shared buffer, or one with a rate limiter, can't take that part.
         """
+        # All checks come before the first change: an error leaves the buffer unchanged.
         part = made(name, part)
         self._check(name, part)
         storage: Storage = part if name == "storage" else self.storage
@@ -216,23 +221,23 @@ class Parts(Stateful[PartsState]):
             part.join_buffer(owner, gate)
             self._register()
 
-        to_the_end(hand_over)
+        to_the_end(hand_over)  # an interrupt must not leave a part with two owners, or with none
         sampler.follow(storage)
         return old.given
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the owner; the copy goes on with the same sequence of samples."""
+        """Return the state for pickling, without the owner; the copy continues with the same sequence of samples."""
         self.sampler.follow(self.storage)
-        self.sampler.random.begin()  # a generator that was never used takes its seed now, for both
+        self.sampler.random.begin()  # seeds an unused generator now, so that the copy gets the same seed
         return {**self.__dict__, "_owner": None, "writes": False}
 
     # State
 
     def snapshot(self, ahead: Ahead | None = None) -> PartsState:
-        """Return what all parts live by, of one moment.
+        """Return the state of all parts at one moment.
 
         Args:
-            ahead: what was copied of the storage before (see `Storage.copy_ahead`).
+            ahead: a copy of the storage begun without the lock (see `Storage.copy_ahead`); None to copy under the lock.
         """
         storage = self.storage
         self.sampler.follow(storage)
@@ -244,7 +249,7 @@ class Parts(Stateful[PartsState]):
         )
 
     def plain(self, value: PartsState) -> dict[str, Any]:
-        """Return a snapshot as plain values and its own tensors."""
+        """Return a snapshot as plain values and private tensors."""
         return {
             "_storage": self.storage.plain_state(value.storage),
             "_sampler": plain_state(value.sampler),
@@ -253,7 +258,11 @@ class Parts(Stateful[PartsState]):
         }
 
     def parse(self, state: Any) -> PartsState:
-        """Return the value of a saved state; `SchemaError` for one that isn't of such parts."""
+        """Return the value of a saved state and change nothing.
+
+        Raises:
+            SchemaError: the state doesn't fit these parts.
+        """
         reader = StateReader(state, "a ReplayBuffer")
         storage = self.storage.parse(reader.get("_storage"))
         sampler = self.sampler.parse(reader.get("_sampler"))
@@ -267,7 +276,7 @@ class Parts(Stateful[PartsState]):
         )
 
     def adopt(self, value: PartsState) -> None:
-        """Go on from a value."""
+        """Take over a value that `parse` returned."""
         self.storage.adopt(value.storage)
         self.sampler.adopt(value.sampler)
         self.writer.adopt(value.writer)
@@ -275,11 +284,11 @@ class Parts(Stateful[PartsState]):
 
 
 def made(name: str, part: Any) -> Any:
-    """Return a storage, sampler or writer as buffers use it: itself, a view, or what a callable makes.
+    """Return a storage, sampler or writer for use in a buffer: the object, its adapter, or the callable's result.
 
     Args:
-        name: which of the three.
-        part: one, or a callable without arguments, a class say.
+        name: ``"storage"``, ``"sampler"`` or ``"writer"``.
+        part: the part, or a callable without arguments that creates it, for example a class.
     """
     found = _ADAPTERS[name](part)
     return _ADAPTERS[name](part()) if callable(part) and not isinstance(found, _KINDS[name]) else found

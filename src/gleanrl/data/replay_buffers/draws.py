@@ -1,4 +1,4 @@
-"""Rows on their way out of a buffer: drawn under the lock, fetched outside of it, repaired."""
+"""Draws of batches: drawn under the lock, fetched outside of it, and repaired after overwrites."""
 
 from __future__ import annotations
 
@@ -23,45 +23,49 @@ Keys = tuple[NestedKey, ...]
 
 
 class DrawsState(NamedTuple):
-    """What a buffer lives by."""
+    """The complete state of a buffer."""
 
     parts: PartsState
     tickets: tuple[PendingState, ...] | None
-    """Batches drawn ahead, the oldest first; None where nothing is."""
+    """Batches drawn ahead, the oldest first; None for a buffer without a prefetcher."""
     counts: RateCounts | None = None
-    """What the rate limiter goes by; None where there is none."""
+    """Counts of the rate limiter; None without one."""
     written_before: int = 0
-    """Transitions written that don't count for `write_count`."""
+    """Transitions written before the last `empty`, which `write_count` leaves out."""
 
 
 class DrawPosition(NamedTuple):
-    """Where a buffer's next batch is drawn."""
+    """The position at which a buffer draws its next batch."""
 
     sampler: Any
-    """The sampler's place."""
+    """The sampler's position; None if draws consume nothing."""
     batches: int
-    """Batches handed out until then."""
+    """Batches handed out so far."""
     permits: int | None
-    """Rows that the rate limiter has counted until then; None where there is no limiter."""
+    """Rows that the rate limiter has counted so far; None without a limiter."""
 
 
 class Draws(Stateful[DrawsState]):
-    """Draws batches, at once or ahead, and repairs what was written in between.
+    """Draws batches, at once or ahead of their use, and repairs rows that a writer overwrote meanwhile.
 
-    A batch whose rows were all still the ones that were drawn when its fetch had ended is good. Of a batch
-    that was fetched at once the overwritten rows are drawn and fetched again; one that was fetched ahead is drawn again
-    as a whole. A batch whose call fails or is interrupted isn't counted, but its rows stay drawn.
+    A batch is valid if none of its rows was overwritten between its draw and the end of its fetch. Rows are repaired as
+    follows:
+
+    - In a batch that is fetched at once, only the overwritten rows are drawn and fetched again.
+    - A batch that was fetched ahead is drawn and fetched again as a whole.
+
+    A batch whose call fails or is interrupted isn't counted, but its rows stay consumed.
 
     Args:
-        gate: the buffer's.
-        parts: the buffer's.
-        prefetcher: what fetches ahead; None for nothing.
+        gate: the buffer's lock.
+        parts: the buffer's parts.
+        prefetcher: fetches batches ahead; None for no prefetching.
     """
 
     def __init__(self, gate: BufferLock, parts: Parts, prefetcher: Prefetcher | None) -> None:
         self._batches_sampled = 0
         self._rows_redrawn = 0
-        self._written_before = 0  # what doesn't count for `write_count`
+        self._written_before = 0  # written before the last `empty`: `write_count` leaves these out
         self.prefetcher = prefetcher
         self._gate = gate
         self._parts = parts
@@ -69,13 +73,16 @@ class Draws(Stateful[DrawsState]):
     def now(
         self, size: int, keys: Keys | None, annotated: bool, stamped: bool
     ) -> tuple[PendingSample, Fetched]:
-        """Return a batch that is drawn now; what was drawn ahead is taken back first.
+        """Draw and return a batch now, after cancelling all batches drawn ahead.
+
+        The draws ahead advanced the sampler. It returns to its earlier position, so that the sequence of batches
+        doesn't depend on the prefetch depth.
 
         Args:
-            size: transitions.
+            size: number of transitions.
             keys: the columns to fetch; None for all.
-            annotated: whether what the sampler adds is wanted.
-            stamped: whether generations are.
+            annotated: whether the sampler's extra entries are wanted.
+            stamped: whether the slots' generations are wanted.
         """
         paths = flags = None
         self._gate.asked = True
@@ -94,6 +101,9 @@ class Draws(Stateful[DrawsState]):
         try:
             fetched = ticket.fetch(paths, flags)
             parts, storage = self._parts, ticket.storage
+            # The fetch held no lock, so a writer may have overwritten rows meanwhile. The repair holds the lock: no
+            # writer can overwrite the new rows before they are fetched. Live views write without a new version, so
+            # an exposed storage is always checked.
             exposed = parts.cuts and storage.exposed
             if exposed or storage.version != ticket.version:
                 self._gate.asked = True
@@ -102,7 +112,7 @@ class Draws(Stateful[DrawsState]):
                     if storage.version == ticket.version and parts.sampler.is_whole(storage, ticket.drawn):
                         return ticket, fetched
                     held = [fetched]
-                    del fetched  # memory for the new one
+                    del fetched  # lets `_repaired` free the old records before it fetches new ones
                     repaired = self._repaired(size, ticket, held, stamped, paths, flags)
                     return self._mended(repaired, stamped, paths, flags) if exposed else repaired
         except BaseException:
@@ -111,7 +121,7 @@ class Draws(Stateful[DrawsState]):
         return ticket, fetched
 
     def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[PendingSample, Fetched]:
-        """Return the batch that was drawn first; draws ahead until enough are on their way."""
+        """Return the oldest batch drawn ahead, and draw more until the queue is full."""
         sampler = self._parts.sampler
         self._gate.asked = True
         with self._gate.sampling:
@@ -128,6 +138,7 @@ class Draws(Stateful[DrawsState]):
             fetched = coming.result()
             storage, drawn = ticket.storage, ticket.drawn
             exposed = self._parts.cuts and storage.exposed
+            # Without a change, and with no priorities to record at the time of serving, no lock is needed.
             if storage.version == ticket.version and not sampler.takes_priorities and not exposed:
                 return ticket, fetched
             self._gate.asked = True
@@ -142,7 +153,8 @@ class Draws(Stateful[DrawsState]):
                     return self._mended((ticket, fetched), True, ahead=True) if exposed else (ticket, fetched)
                 else:
                     ticket = self._redraw(ticket, all_rows(drawn), True, ahead=True)
-                del coming, fetched  # memory for the new one, if the thread has let go of it, too
+                # Frees the old records before the new fetch, unless a thread still holds them.
+                del coming, fetched
                 batch = ticket, ticket.fetch()
                 return self._mended(batch, True, ahead=True) if exposed else batch
         except BaseException:
@@ -150,7 +162,7 @@ class Draws(Stateful[DrawsState]):
             raise
 
     def not_served(self, ticket: PendingSample) -> None:
-        """Take a batch that nobody gets off the counts, and give back its permits; its rows stay drawn."""
+        """Remove a batch that wasn't delivered from the counts and return its permits; its rows stay consumed."""
         limiter, rows = self._gate.limiter, ticket.drawn.slots.shape[0]
 
         def change() -> None:
@@ -164,30 +176,35 @@ class Draws(Stateful[DrawsState]):
             to_the_end(change)
 
     def take_back(self) -> None:
-        """Take back what was drawn ahead: what it was drawn from, or by, becomes another one; under the lock."""
+        """Cancel all batches drawn ahead and return the sampler to its position before them. The caller holds the lock.
+
+        Needed before a change of the sampler, the storage's content or the random sequence, all of which these batches
+        were drawn from.
+        """
         prefetcher, sampler = self.prefetcher, self._parts.sampler
         if prefetcher is None or not len(prefetcher):
             return
         place = prefetcher.place
         if prefetcher.forked and isinstance(place, SamplerState):
-            # What the parent had drawn: this process goes on in the epoch, with its own random sequence.
+            # The parent process drew these batches. The child keeps the position in the epoch but its own generator,
+            # or both processes would draw the same batches.
             place = place._replace(generator=sampler.place().generator)
         self._go_to(place)
 
     def _go_to(self, place: Any) -> None:
-        """Draw the next batch at a place of the sampler, None for where that is; forget what was drawn ahead."""
+        """Move the sampler to a position (None for no move) and forget all batches drawn ahead."""
 
         def change() -> None:
             if place is not None:
                 self._parts.sampler.adopt(place)
-                self._parts.sampler.follow(self._parts.storage)  # a loaded place names no content
+                self._parts.sampler.follow(self._parts.storage)  # a loaded position has no storage version
             if self.prefetcher is not None:
                 self.prefetcher.clear()
 
         to_the_end(change)
 
     def place(self) -> DrawPosition | None:
-        """Return where the next batch is drawn, to go back there; None where draws use nothing up."""
+        """Return the position of the next draw, for `go_back`; None if draws consume nothing."""
         sampler, prefetcher, limiter = self._parts.sampler, self.prefetcher, self._gate.limiter
         if not sampler.uses_up and limiter is None:
             return None
@@ -201,7 +218,10 @@ class Draws(Stateful[DrawsState]):
             )
 
     def go_back(self, place: DrawPosition, batches: int) -> None:
-        """Take back so many batches, which nobody gets, if they are all that were handed out since a place."""
+        """Return to an earlier position, because the last `batches` batches weren't delivered.
+
+        Does nothing if another thread was served batches since that position: its rows can't be drawn again.
+        """
         limiter = self._gate.limiter
         with self._gate.lock:
             if self._batches_sampled != place.batches + batches:
@@ -219,25 +239,25 @@ class Draws(Stateful[DrawsState]):
             self._parts.sampler.new_epoch()
 
     def set_seed(self, seed: int) -> None:
-        """Start another random sequence."""
+        """Restart the random sequence from `seed`."""
         with self._gate.lock:
             self.take_back()
             self._parts.sampler.set_seed(seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from another generator."""
+        """Draw from another generator; None for the sampler's own."""
         with self._gate.lock:
             self.take_back()
             self._parts.set_rng(generator)
 
     @property
     def write_count(self) -> int:
-        """Transitions written since the buffer was made, or emptied."""
+        """Transitions written since the buffer was created or emptied."""
         counted = self._parts.storage.rows_written - self._written_before
-        return max(counted, 0)  # the storage's state may have been loaded by itself
+        return max(counted, 0)  # a direct load of the storage may have lowered `rows_written`
 
     def empty(self, empty_write_count: bool) -> None:
-        """Forget every record; whether they count as written, too."""
+        """Remove every record; `empty_write_count` also restarts `write_count` and the rate limiter at 0."""
         parts, limiter = self._parts, self._gate.limiter
 
         def clear() -> None:
@@ -256,19 +276,19 @@ class Draws(Stateful[DrawsState]):
             parts.sampler.follow(parts.storage)
 
     def exchange(self, name: str, part: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
-        """Take another storage, sampler or writer; return the old one (see `Parts.exchange`)."""
+        """Replace the storage, sampler or writer and return the old one (see `Parts.exchange`)."""
         with self._gate.lock:
             if name != "writer":
                 self.take_back()
             before = self._parts.exchange(name, part, self._gate, collate_fn)
             if name == "storage":
-                self._written_before = 0  # what the other one had counted
+                self._written_before = 0  # it counted rows of the old storage
             return before
 
-    # The caller holds the lock
+    # The caller of these methods holds the lock.
 
     def _draw(self, size: int, stamped: bool, ahead: bool = False, place: Any = None) -> PendingSample:
-        """Draw a batch, to be handed out now or ahead of that; `place` is the sampler's before."""
+        """Draw a batch for now or, with `ahead`, for later. `place` is the sampler's position before the draw."""
         storage, sampler = self._parts.storage, self._parts.sampler
         served = sampler.takes_priorities and not ahead
         drawn = (sampler.draw_served if served else sampler.draw)(storage, size, stamped)
@@ -277,10 +297,11 @@ class Draws(Stateful[DrawsState]):
         )
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int) -> None:
-        """Draw until enough batches are on their way; of a draw that fails nothing is left."""
+        """Draw batches until the queue is full; a failed draw is undone."""
         sampler = self._parts.sampler
         prefetcher.forget_gone()
-        sampler.random.begin()  # places are gone back to
+        # Seeds an unused generator now: a return to an earlier position must restore that seed.
+        sampler.random.begin()
         while prefetcher.wants_more:
             place, drawn = sampler.place(), len(prefetcher)
             try:
@@ -299,9 +320,9 @@ class Draws(Stateful[DrawsState]):
         paths: tuple[Path, ...] | None,
         flags: tuple[Path, ...] | None,
     ) -> tuple[PendingSample, Fetched]:
-        """Draw and fetch again those rows of a batch that were overwritten since its draw.
+        """Draw and fetch the rows of a batch again that were overwritten since its draw.
 
-        Its records are the only ones in `held`, and may be let go of.
+        `held` contains the only reference to the records, so that this method can free them before a full fetch.
         """
         fetched = held.pop()
         if ticket.storage.version == ticket.version:
@@ -316,7 +337,7 @@ class Draws(Stateful[DrawsState]):
             renewed = ticket.renewed(before, stale)
             if renewed is not None:
                 return ticket, ticket.fetch_again(renewed, fetched, paths, flags)
-        del fetched  # memory for the new one
+        del fetched  # frees the old records before the new fetch
         return ticket, ticket.fetch(paths, flags)
 
     def _mended(
@@ -327,7 +348,10 @@ class Draws(Stateful[DrawsState]):
         flags: tuple[Path, ...] | None = None,
         ahead: bool = False,
     ) -> tuple[PendingSample, Fetched]:
-        """Draw and fetch a batch again that ends were written into through live views (see `Sampler.mended`)."""
+        """Draw and fetch again until no trajectory ends inside a slice (see `Sampler.mended`).
+
+        Live views write end flags without a new version, so such a batch may have ends that the sampler didn't know.
+        """
         ticket, fetched = batch
 
         def redraw(draw: Draw) -> Draw:
@@ -342,13 +366,13 @@ class Draws(Stateful[DrawsState]):
     def _redraw(
         self, ticket: PendingSample, stale: torch.Tensor, stamped: bool, ahead: bool = False
     ) -> PendingSample:
-        """Draw the stale rows again; the lock keeps writers away until they are fetched.
+        """Draw the stale rows again. The caller holds the lock until they are fetched, against overwrites.
 
         Args:
             ticket: the batch.
-            stale: which rows, ``(n,)`` bool.
+            stale: mask of the stale rows, ``(n,)`` bool.
             stamped: whether generations are wanted.
-            ahead: whether the batch had been drawn ahead: later ones may be on their way.
+            ahead: whether the batch was drawn ahead. Later batches may then be queued, so `ran_out` stays unchanged.
         """
         storage, sampler = ticket.storage, self._parts.sampler
         self._rows_redrawn += int(stale.sum())
@@ -359,7 +383,7 @@ class Draws(Stateful[DrawsState]):
         return ticket._replace(drawn=drawn, ran_out=sampler.ran_out, epoch=sampler.epoch)
 
     def _replace(self, size: int, drawn: Draw, stamped: bool) -> PendingSample:
-        """Draw a whole batch again: the buffer was emptied or loaded since its draw."""
+        """Draw a whole batch again, because the buffer was emptied or loaded since its draw."""
         if not len(self._parts.storage):
             raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
         self._rows_redrawn += drawn.slots.shape[0]
@@ -385,10 +409,12 @@ class Draws(Stateful[DrawsState]):
         return None if self._gate.limiter is None else self._gate.limiter.snapshot()
 
     def snapshot(self, ahead: Ahead | None = None) -> DrawsState:
-        """Return the parts' state and the batches drawn ahead; writers wait only for what they wrote meanwhile.
+        """Return the parts' state and the batches drawn ahead.
+
+        Records are copied without the lock. Under the lock, only rows that were written meanwhile are copied again.
 
         Args:
-            ahead: how the records are copied (see `Storage.moment_ahead`); None for now.
+            ahead: a copy that has begun (see `Storage.moment_ahead`); None begins one here.
         """
         ahead, prefetcher = ahead or self._parts.storage.copy_ahead(), self.prefetcher
         with self._gate.lock:
@@ -402,11 +428,11 @@ class Draws(Stateful[DrawsState]):
             return DrawsState(parts, tickets, self._counts(), before)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values and tensors of its own."""
+        """Return the state as plain values and private tensors."""
         return self._plain(self.snapshot())
 
     def moment_dict(self) -> dict[str, Any]:
-        """Return the state as checkpoints take it: records may be copied only when they are written."""
+        """Return the state for a checkpoint, whose records may be copied later, while they are saved."""
         return self._plain(self.snapshot(self._parts.storage.moment_ahead()))
 
     def _plain(self, value: DrawsState) -> dict[str, Any]:
@@ -416,14 +442,18 @@ class Draws(Stateful[DrawsState]):
         if value.counts is not None:
             state["_rate_limiter"] = plain(value.counts)
         if value.tickets is not None:
-            copies: dict[int, torch.Tensor] = {}  # the places of several draws share what is large
+            copies: dict[int, torch.Tensor] = {}  # the positions of several draws share large tensors
             state["_prefetched"] = [ticket.plain(copies) for ticket in value.tickets]
         return state
 
     def parse(self, state: Any) -> DrawsState:
-        """Return the value of a saved state; `SchemaError` for one that isn't of such a buffer."""
+        """Return the value of a saved state.
+
+        Raises:
+            SchemaError: the state doesn't fit this buffer.
+        """
         reader = StateReader(state, "a ReplayBuffer")
-        self._parts.claim()  # loading writes
+        self._parts.claim()  # a load writes to the storage
         parts = self._parts.parse(state)
         counts, limiter = None, self._gate.limiter
         if limiter is not None:
@@ -450,7 +480,7 @@ class Draws(Stateful[DrawsState]):
         return DrawsState(parts, tickets, counts, before)
 
     def adopt(self, value: DrawsState) -> None:
-        """Go on from a value."""
+        """Take over a value that `parse` returned."""
         parts, prefetcher, limiter = self._parts, self.prefetcher, self._gate.limiter
 
         def change() -> None:
@@ -468,7 +498,7 @@ class Draws(Stateful[DrawsState]):
             parts.sampler.follow(parts.storage)
 
     def rejoin(self) -> None:
-        """Go on in a copy: what was drawn ahead is of the storage's copy."""
+        """Bind the batches drawn ahead to this copy's storage, after a copy or unpickling."""
         storage = self._parts.storage
         if self.prefetcher is not None:
             self.prefetcher.join(storage.version)
@@ -477,6 +507,6 @@ class Draws(Stateful[DrawsState]):
 
 
 def stamps(drawn: Draw) -> torch.Tensor:
-    """Return the generations of a draw, ``(n,)`` int64, which has to have them."""
+    """Return the generations of a draw, ``(n,)`` int64; the draw must have them."""
     assert drawn.generation is not None
     return drawn.generation

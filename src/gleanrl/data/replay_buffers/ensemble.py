@@ -1,7 +1,4 @@
-"""Several replay buffers, read as one mixture.
-
-The members of an ensemble: made of parts that lie side by side, and served as a mixture.
-"""
+"""Several replay buffers that are sampled as one mixture."""
 
 from __future__ import annotations
 
@@ -32,18 +29,18 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, 
 
 
 class EnsembleServer(Server):
-    """Has members serve parts of a batch and puts them together; no two locks are held at a time.
+    """Builds batches from parts that the members serve. It never holds two locks at a time.
 
-    Where one refuses its part, or an interrupt comes, those that the others have drawn by then aren't used up, unless
-    somebody else drew from them meanwhile.
+    If a member fails or the call is interrupted, the parts already drawn are returned to their members, so no
+    transition is lost. A member that served another thread meanwhile can't take its part back.
 
     Args:
-        gate: for the choices.
+        gate: the lock for the choice of members.
         members: the buffers.
-        mixture: what chooses among them.
-        transforms: act on the whole.
+        mixture: chooses the members of each batch.
+        transforms: transforms of the whole batch.
         batch_size: see `Server`.
-        collate_fn: makes a batch of the members' samples; None for stacking them.
+        collate_fn: turns the list of the members' samples into a batch; None stacks them.
     """
 
     of = "an ensemble"
@@ -67,7 +64,7 @@ class EnsembleServer(Server):
         self._transforms = transforms
 
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
-        """Return a batch; it ends an epoch if a member's ended with it."""
+        """Return a batch. It ends an epoch if it ends the epoch of a member."""
         each = self._mixture.share(size)
         with self._gate.lock:
             chosen = self._mixture.choose()
@@ -81,7 +78,8 @@ class EnsembleServer(Server):
         with all_or_none(places, go_back):
             for number in numbers:
                 parts.append(self._members[number].server.as_user(each, keys, True))
-                if self._transforms.reads:  # they have to know where slices end, whatever the member's class
+                # Transforms need the ends of slices, which a member's batch may lack.
+                if self._transforms.reads:
                     mark_rows(parts[-1].batch, marks_among(parts[-1].info), each)
             info = join_infos(chosen, [part.info for part in parts])
             index = info.get("index") if keys is None else None
@@ -89,7 +87,7 @@ class EnsembleServer(Server):
         return Served(batch, info if wants_info else None, any(part.ran_out for part in parts), 0)
 
     def finish(self, samples: list[Any], members: Sequence[int], index: Any = None) -> Any:
-        """Return the members' samples as the user gets them, with the index that says where they came from."""
+        """Return the members' samples as one transformed batch; `index` names the member and slot of each row."""
         if self.collate_fn is None:
             batch = stack_samples(samples, [f"member {member}" for member in members])
         else:
@@ -105,20 +103,20 @@ class EnsembleServer(Server):
         return self._transforms.read(batch)
 
     def new_epoch(self) -> None:
-        """Begin a new epoch of every member."""
+        """Begin a new epoch in every member."""
         for member in self._members:
             member.server.new_epoch()
 
 
 def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tuple[ReplayBuffer, ...]:
-    """Return buffers made of parts, which lie side by side in ensembles or sequences of equal length.
+    """Return one buffer for each storage, made of the parts at the same position of each argument.
 
-    The writer of a buffer that is in use stays that buffer's, which continues to write to the storage; the member,
-    which is read, gets another one. A sampler of a buffer that is in use stands for that buffer, if the storage is the
-    buffer's, too, and is read in the same way.
+    Each argument is an ensemble or a sequence; all have the same length. A writer that another buffer uses stays with
+    that buffer, which continues to write to the storage. The new member only reads and gets its own writer. If a
+    sampler and its storage belong to one existing buffer with the same transform, that buffer becomes the member.
 
     Raises:
-        InvalidArgumentError: no storages or samplers, or parts of another number.
+        InvalidArgumentError: no storages or samplers, or sequences of different lengths.
     """
     if storages is None or samplers is None:
         raise InvalidArgumentError(
@@ -140,7 +138,7 @@ def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tu
 
 
 def _member(storage: Any, transform: Any, sampler: Any, writer: Any, collate: Any) -> ReplayBuffer:
-    """Return the buffer that has these parts already, or a new one of them."""
+    """Return the existing buffer that has these parts, or a new buffer made of them."""
     owner = sampler.owner if isinstance(sampler, Sampler) else None
     if isinstance(owner, ReplayBuffer) and owner.storage is storage and collate is None:
         if transform == (owner.transforms.read if len(owner.transforms) else None):
@@ -155,34 +153,35 @@ def _member(storage: Any, transform: Any, sampler: Any, writer: Any, collate: An
 
 
 class ReplayBufferEnsemble(Checkpointed):
-    """Several replay buffers, read as one mixture; each member is written through itself.
+    """Several replay buffers, sampled as one mixture. Records are written to the members directly.
 
-    A batch has `num_buffer_sampled` parts of equal size, each sampled by one member with its own sampler and
-    transforms, and is ``[num_buffer_sampled, batch_size // num_buffer_sampled, ...]``. The ensemble's transforms
-    act on the whole. It isn't a `ReplayBuffer`, which takes records in.
+    A batch has `num_buffer_sampled` parts of equal size. One member samples each part with its own sampler and
+    transforms. The batch has shape ``[num_buffer_sampled, batch_size // num_buffer_sampled, ...]``. The ensemble's
+    transforms act on the whole batch. An ensemble isn't a `ReplayBuffer`, because it doesn't accept records.
 
-    Threads: `sample` and indexing may be called from any threads, beside any use of the members: each part is
-    drawn and fetched by its member, under that member's rules and rate limiter, and no two locks are held at a time.
-    State is saved member after member.
+    Threads: any thread may call `sample` or index the ensemble, in parallel to any use of the members. Each member
+    draws and fetches its part under its own lock and rate limiter. The ensemble never holds two locks at a time. State
+    is saved one member after another.
 
     Args:
         rbs: the members. A buffer may be a member of several ensembles.
-        storages: instead of members, what to make them of: a `StorageEnsemble` or a sequence of storages.
-        samplers: their samplers, a `SamplerEnsemble` or a sequence.
-        writers: their writers, a `WriterEnsemble` or a sequence; None for `RoundRobinWriter`.
-        transform: acts on batches that are read, behind the members' own.
-        batch_size: transitions in a batch if `sample` isn't told otherwise; needed for iteration.
-        collate_fn: makes a batch of the list of the members' samples; None for stacking them.
-        collate_fns: one for each storage, what makes a sample of what it returns; only with `storages`.
-        p: how often each member is chosen (see `SamplerEnsemble`).
+        storages: the storages of new members, instead of `rbs`: a `StorageEnsemble` or a sequence.
+        samplers: their samplers: a `SamplerEnsemble` or a sequence.
+        writers: their writers: a `WriterEnsemble` or a sequence. None for `RoundRobinWriter`.
+        transform: a transform of batches, after the members' own transforms.
+        batch_size: the default number of transitions in a batch; iteration requires it.
+        collate_fn: turns the list of the members' samples into a batch; None stacks them.
+        collate_fns: for each storage, a function that turns the storage's result into a sample; only with `storages`.
+        p: the probability of each member (see `SamplerEnsemble`).
         sample_from_all: whether each batch has one part from every member.
-        num_buffer_sampled: parts of a batch; None for as many as there are members.
-        generator: what choices, and the members' draws, come from (see `ReplayBuffer`); None leaves them as they are.
-        seed: where the sequence of choices, and those of the members, start; None leaves them as they are.
+        num_buffer_sampled: the number of parts in a batch; None for the number of members.
+        generator: source of random numbers for the choices and the members' draws (see `ReplayBuffer`). None keeps the
+            present ones.
+        seed: seed of the choices; the members get the following numbers. None keeps the present sequences.
 
     Raises:
         InvalidArgumentError: a bad value.
-        UnsupportedError: arguments that exclude each other, `p` and `sample_from_all`, say.
+        UnsupportedError: arguments that exclude each other, for example `p` and `sample_from_all`.
 
     Examples:
         >>> import torch
@@ -227,7 +226,7 @@ class ReplayBufferEnsemble(Checkpointed):
                 raise InvalidArgumentError(
                     "rbs: expected ReplayBuffers, got an ensemble: give its members themselves"
                 )
-            if ReplayBuffer not in type(member).__mro__:  # those in an actor pass for one
+            if ReplayBuffer not in type(member).__mro__:  # isinstance() is also True for a RayReplayBuffer
                 raise InvalidArgumentError(
                     f"rbs: expected ReplayBuffers of this process, got {member!r:.200}"
                 )
@@ -256,7 +255,7 @@ class ReplayBufferEnsemble(Checkpointed):
 
     @property
     def storage(self) -> StorageEnsemble:
-        """The members' storages, with their transforms."""
+        """The members' storages, with the members' transforms."""
         return StorageEnsemble(
             *(member.storage for member in self._members),
             transforms=[
@@ -266,7 +265,7 @@ class ReplayBufferEnsemble(Checkpointed):
 
     @property
     def sampler(self) -> SamplerEnsemble:
-        """The members' samplers, and what chooses among them."""
+        """The members' samplers, with the mixture that chooses members."""
         samplers = SamplerEnsemble(*(member.sampler for member in self._members))
         samplers.mixture = self._mixture
         return samplers
@@ -280,12 +279,12 @@ class ReplayBufferEnsemble(Checkpointed):
 
     @property
     def server(self) -> EnsembleServer:
-        """What serves the batches."""
+        """The server of the ensemble's batches."""
         return self._server
 
     @property
     def batch_size(self) -> int | None:
-        """Transitions in a batch if `sample` isn't told otherwise."""
+        """The default number of transitions in a batch."""
         return self._server.batch_size
 
     def __len__(self) -> int:
@@ -293,20 +292,20 @@ class ReplayBufferEnsemble(Checkpointed):
         return sum(len(member) for member in self._members)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a member, an ensemble of some members, or records inside members.
+        """Return a member, an ensemble of some members, or records of members.
 
         Args:
-            index: an int gives the member itself. A slice, list, tensor or mask gives an ensemble of these
-                members, `p` among them, with choices of its own. A tuple: its first part picks members in these
-                ways, ``...`` all of them, the rest is the index inside each one.
+            index: an int selects the member itself. A slice, list, tensor or mask selects a new ensemble of these
+                members, with their `p`. A tuple selects records: its first element selects the members, ``...`` for
+                all. The other elements are the index in each member.
 
         Returns:
-            For a tuple that starts with an int what the member returns; for other tuples the members' records
-            put together and transformed like samples.
+            For a tuple that begins with an int, the member's result. For other tuples, the members' records, combined
+            and transformed like samples.
 
         Raises:
             IndexError: no such member.
-            InvalidTypeError: a key; the members may be of different lengths.
+            InvalidTypeError: a key. Members may differ in length, so their columns can't be stacked.
         """
         if is_key(index):
             raise InvalidTypeError(
@@ -325,7 +324,7 @@ class ReplayBufferEnsemble(Checkpointed):
         return self._server.finish([self._members[member][inside] for member in chosen], chosen)
 
     def _some(self, chosen: list[int]) -> ReplayBufferEnsemble:
-        """Return an ensemble of some members, with this one's transforms and, if it can be shared, batch size."""
+        """Return an ensemble of some members, with this one's transforms and, if divisible, its batch size."""
         mixture, size = self._mixture.among(chosen), self.batch_size
         some = ReplayBufferEnsemble(
             *(self._members[member] for member in chosen),
@@ -350,29 +349,31 @@ class ReplayBufferEnsemble(Checkpointed):
         """Return a batch of parts that members sampled, in fresh memory.
 
         Args:
-            batch_size: transitions, a multiple of `num_buffer_sampled`; None for the one given at construction.
+            batch_size: number of transitions, a multiple of `num_buffer_sampled`. None for the constructor's.
             return_info: whether to return ``(batch, info)``.
             keys: the only columns to fetch, as in `ReplayBuffer.sample`; None for all.
 
         Returns:
-            The batch ``[num_buffer_sampled, n]``, with ``("index", "buffer_ids")``, the member of each row, and
-            ``("index", "index")``, its index there, ``(parts, n)`` or ``(parts, n, ndim)``, if it is a TensorDict; a
-            lazy stack where members differ in keys. ``info`` is a TensorDict of the same size with these,
-            ``"generation"``, and whatever else all parts have (weights, say).
+            The batch ``[num_buffer_sampled, n]``; a lazy stack if the members differ in keys. A TensorDict also holds
+            ``("index", "buffer_ids")``, the member of each row, and ``("index", "index")``, its index there. The latter
+            has shape ``(parts, n)`` or ``(parts, n, ndim)``.
+
+            ``info`` is a TensorDict of the same size with the index, ``"generation"``, and each entry that all parts
+            have, for example weights.
 
         Raises:
-            EmptyBufferError: nothing is stored in a member that was chosen.
-            UnsupportedError: no batch size, here or at construction.
-            InvalidArgumentError: a batch size that can't be shared.
-            SchemaError: samples that differ in a shape, dtype or device at a common key, and no `collate_fn`.
+            EmptyBufferError: a chosen member holds no records.
+            UnsupportedError: no batch size, in this call or at construction.
+            InvalidArgumentError: a batch size that the parts can't divide.
+            SchemaError: samples differ in a shape, dtype or device at a common key, and there is no `collate_fn`.
         """
         return self._server.sample(batch_size, return_info, keys)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until the epoch of a member ends (for ever, with samplers without epochs)."""
+        """Yield batches until the epoch of a member ends (forever with samplers without epochs)."""
         return self._server.epoch()
 
-    # Writing: through the members
+    # Writing: only through the members
 
     def add(self, data: Any) -> NoReturn:
         """Raise `UnsupportedError`."""
@@ -391,17 +392,17 @@ class ReplayBufferEnsemble(Checkpointed):
         refuse("__setitem__")
 
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
-        """Give records the priorities that their members' samplers draw them by, part by part.
+        """Set the priorities of records in their members' samplers, part by part.
 
-        Parts of members whose sampler has no priorities are left out.
+        Parts of members whose sampler has no priorities are skipped.
 
         Args:
-            index: ``info["index"]``, or the batch's ``"index"``, as `sample` returned it.
+            index: ``info["index"]``, or the batch's ``"index"``, from `sample`.
             priority: one number, or one for each record, ``(parts, n)``.
             generation: ``info["generation"]``, or None (see `ReplayBuffer.update_priority`).
 
         Raises:
-            SchemaError: another number of priorities than of parts; nothing changed.
+            SchemaError: the number of priorities or generations differs from the number of parts; nothing changed.
         """
         members, inside = index["buffer_ids"][:, 0].tolist(), index["index"]
         priorities = torch.as_tensor(priority)
@@ -421,14 +422,14 @@ class ReplayBufferEnsemble(Checkpointed):
     # Transforms, seeds, state
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
-        """Add a transform behind the others, and return the ensemble; see `insert_transform`."""
+        """Add a transform after the others and return the ensemble; see `insert_transform`."""
         return self.insert_transform(len(self._transforms), transform, invert=invert)
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
         """Add a transform before the one at `index`, in evaluation mode, and return the ensemble.
 
         Args:
-            index: its place in the order in which batches pass.
+            index: its position in the order in which batches pass the transforms.
             transform: a callable on batches, or an object with `forward` (and `inv`).
             invert: whether `inv` acts on batches instead.
 
@@ -444,7 +445,7 @@ class ReplayBufferEnsemble(Checkpointed):
         return self
 
     def set_seed(self, seed: int) -> int:
-        """Start the sequence of choices of `seed`, and those of the members of the numbers after it.
+        """Seed the choices with `seed`, and the members with the numbers after it.
 
         Returns:
             The last seed used.
@@ -456,7 +457,7 @@ class ReplayBufferEnsemble(Checkpointed):
         return seed + len(self._members)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw choices, and have the members draw, from a generator of yours; None for generators of their own."""
+        """Draw choices, and make members draw, from `generator`; None for the parts' own generators."""
         with self._gate.lock:
             self._mixture.set_rng(generator)
         for member in self._members:
@@ -468,7 +469,7 @@ class ReplayBufferEnsemble(Checkpointed):
 
     @seeds_in_turn()
     def state_dict(self) -> dict[str, Any]:
-        """Return the members' states, that of the choices and of the ensemble's transforms: copies."""
+        """Return copies of the states of the members, the choices and the ensemble's transforms."""
         return self._state([member.state_dict() for member in self._members])
 
     def _state(self, members: list[dict[str, Any]]) -> dict[str, Any]:
@@ -477,10 +478,10 @@ class ReplayBufferEnsemble(Checkpointed):
         return {"_members": members, "_mixture": mixture, "_transforms": self._transforms.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly as the saved ensemble would have.
+        """Load a saved state and continue exactly as the saved ensemble would have.
 
         Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
+            SchemaError: the state doesn't fit; nothing changed.
         """
         self._loading(state_dict)()
 
@@ -497,21 +498,24 @@ class ReplayBufferEnsemble(Checkpointed):
 
     @seeds_in_turn()
     def checkpointed_state(self) -> dict[str, Any]:
-        """Return the state, each member's records in the form of its storage's checkpointer."""
+        """Return the state for a checkpoint; each storage's checkpointer determines the form of its records."""
         return self._state([member.checkpointed_state() for member in self._members])
 
     def loading(self, state: dict[str, Any]) -> Callable[[], None]:
-        """Return what goes on from what `checkpointed_state` returned, with whatever checkpointers; it can't fail."""
+        """Check a state from `checkpointed_state` and return the callback that loads it, which can't fail.
+
+        The records may have the form of any checkpointer.
+        """
         members = states_in(state, "_members", len(self._members))
         return self._loading({**state, "_members": [with_records(member) for member in members]})
 
     def end_trajectories(self, ids: Collection[int]) -> None:
-        """Mark the last stored step of trajectories that nobody goes on with as truncated, and done."""
+        """Mark the last stored step of abandoned trajectories as truncated and done."""
         for member in self._members:
             member.end_trajectories(ids)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything; the copy has a lock of its own."""
+        """Return the state for pickling; the copy has its own lock."""
         with self._gate.lock:
             return dict(self.__dict__)
 

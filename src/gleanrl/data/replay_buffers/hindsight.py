@@ -1,4 +1,4 @@
-"""`HERReplayBuffer`: some transitions of each batch pass for ones that wanted what was achieved later."""
+"""`HERReplayBuffer`: a buffer that relabels a part of each batch with goals achieved later."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyErr
 
 
 class HERReplayBuffer(TensorDictReplayBuffer):
-    """A `TensorDictReplayBuffer` that relabels a part of each batch in hindsight: with goals that were achieved.
+    """A `TensorDictReplayBuffer` that relabels a part of each batch with achieved goals (hindsight).
 
-    Of a row that is relabelled the desired goal, also the one below ``"next"`` where that is stored, is replaced by an
-    achieved one of its trajectory, and the reward computed anew; done flags stay. What is stored stays as it is.
-    Trajectories end as in `SliceSampler`; one that isn't finished offers what is stored of it.
+    In a relabelled row an achieved goal, chosen by `strategy`, replaces the desired goal. The goal under ``"next"`` is
+    replaced too if it is stored. `reward_fn` computes the row's reward again; done flags stay unchanged. Stored records
+    never change. Trajectories end as in `SliceSampler`. An unfinished trajectory offers its stored steps.
 
-    The sampler may be given (`sampler`, `set_sampler`): `RandomSampler`, `SamplerWithoutReplacement`,
-    `PrioritizedSampler` or one of slices. It draws the goals, too, so that its seed and its state cover them.
+    `sampler` and `set_sampler` accept a `RandomSampler`, `SamplerWithoutReplacement`, `PrioritizedSampler` or a slice
+    sampler. The sampler also draws the goals, so its seed and its state cover them.
 
     Args:
-        reward_fn: maps the relabelled rows, a TensorDict ``[k]`` with all their entries, to their rewards, in the shape
-            of the stored ones or ``(k,)``.
-        her_ratio: the part of a batch that is relabelled, 0 to 1; which rows is drawn anew for each.
+        reward_fn: maps the relabelled rows, a TensorDict ``[k]`` with all their entries, to their rewards. It returns
+            the shape of the stored rewards or ``(k,)``.
+        her_ratio: the fraction of a batch that is relabelled, 0 to 1. The rows are chosen anew for each batch.
         strategy: see `HindsightStrategy`.
-        goal_key: the desired goal.
-        achieved_goal_key: what was achieved; ``("next", "achieved_goal")`` for what the step led to.
-        reward_key: the reward.
-        end_key: a flag that ends trajectories, and ``terminated`` beside it; ``("next", "done")`` for every ``done``,
-            ``terminated`` and ``truncated`` below ``next``.
-        sampler: which transitions make a batch; None for `RandomSampler`.
-        **options: see `TensorDictReplayBuffer`; further transforms act on relabelled batches.
+        goal_key: key of the desired goal.
+        achieved_goal_key: key of the achieved goal; ``("next", "achieved_goal")`` for the goal that the step achieved.
+        reward_key: key of the reward.
+        end_key: a flag that ends trajectories. ``terminated`` in the same group ends them too. ``("next", "done")``
+            means every ``done``, ``terminated`` and ``truncated`` under ``next``.
+        sampler: chooses the transitions of a batch; None for `RandomSampler`.
+        **options: see `TensorDictReplayBuffer`. Further transforms act on relabelled batches.
 
     Raises:
         InvalidArgumentError: a ratio out of range, or an unknown strategy.
@@ -102,6 +102,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self._relabel = _Relabel(
             reward_fn, key_argument("goal_key", goal_key), key_argument("reward_key", reward_key)
         )
+        # The sampler draws the goals: it sees trajectories under the lock, before a writer can overwrite them.
         given = RandomSampler() if sampler is None else sampler
         super().__init__(sampler=partial(self._seeing_goals, given), **options)
 
@@ -113,17 +114,17 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.transforms.insert(0, self._relabel, False)
 
     def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
-        """Use another sampler, which draws goals from now on, and return the old one, which doesn't any more."""
+        """Use another sampler, which draws the goals from now on. Return the old one, without hindsight."""
         return without_hindsight(super().set_sampler(partial(self._seeing_goals, sampler)))
 
 
 class _Relabel:
-    """Writes the goals that came with a batch, and the rewards for them.
+    """The transform that writes the drawn goals into a batch and computes the rewards for them.
 
     Args:
-        reward_fn: the user's.
-        goal: the desired goal.
-        reward: the reward.
+        reward_fn: the user's function.
+        goal: path of the desired goal.
+        reward: path of the reward.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class _Relabel:
         self._reward_fn, self._goal, self._reward = reward_fn, goal, reward
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        """Relabel a batch that was drawn with goals, in place; others stay."""
+        """Relabel a batch in place if it was drawn with goals; leave any other batch unchanged."""
         chosen: Any = batch.pop(CHOSEN, None)
         if chosen is None:
             return batch
@@ -166,5 +167,5 @@ class _Relabel:
         return batch
 
     def inv(self, data: Any) -> Any:
-        """Return what is written as it is."""
+        """Return written data unchanged: only batches are relabelled."""
         return data

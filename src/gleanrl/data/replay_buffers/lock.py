@@ -1,4 +1,4 @@
-"""The lock of a buffer, which the objects that it is made of share."""
+"""The lock of a buffer, shared by its components and, for a shared storage, by processes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from gleanrl._os.interrupts import renew_in_child
 from gleanrl._os.shared_memory import SharedMemory
 
 _TURN_S = 5e-5
-"""About what a thread needs to wake up."""
+"""Seconds of one wait in `give_way`: about as long as a thread needs to wake up."""
 _TURNS = 20
 
 
 class Shared(Protocol):
-    """What processes share: the storage of their buffers."""
+    """The protocol of a storage that several processes share."""
 
     @property
     def memory(self) -> SharedMemory:
-        """Whose lock is taken."""
+        """The shared memory that holds the lock between processes."""
 
     def pull(self) -> None:
-        """Come in step: the lock was taken."""
+        """Read the other processes' changes. Called right after the lock is acquired."""
 
     def settle(self) -> None:
-        """Leave nothing unfinished: the lock is about to be given up."""
+        """Undo a failed write of this process. Called right before the lock is released."""
 
 
 class _OneForEachUse:
-    """What stands behind the locks of gates that have none of their own: a new hold for each ``with``."""
+    """Descriptor for the locks of a shared storage: returns a new `_Hold` for each ``with``."""
 
     def __get__(self, gate: BufferLock | None, owner: Any) -> Any:
         return self if gate is None else _Hold(gate)
@@ -43,28 +43,33 @@ class _OneForEachUse:
 class BufferLock:
     """The lock of one buffer: ``with gate.lock:``.
 
-    Under it happen a whole write, from its checks until every part knows of it; a draw, but not its fetch, for which
-    no writer waits; whatever changes a part from outside. The thread that holds it may take it again: who is told of a
-    write may call the buffer.
+    The lock covers:
 
-    With a shared storage it excludes other processes as well, and while it is held the storage is in step with them.
+    - a whole write, from its checks until all parts have processed it;
+    - a draw, but not the fetch of its records, so that no writer waits for a fetch;
+    - every change of a part by the user.
 
-    In a forked process it is open, whoever held it in the parent: that thread doesn't exist there, and what it was
-    writing at that moment isn't published.
+    The lock is reentrant: a part that is notified of a write may call the buffer.
+
+    With a shared storage the lock also excludes other processes. While a process holds it, the storage in this process
+    matches the shared memory.
+
+    In a forked process the lock is free, even if a thread of the parent held it. That thread doesn't exist in the
+    child, and its unfinished write isn't published.
 
     Args:
-        storage: what processes share; None for threads of this process alone.
+        storage: the storage that processes share; None for threads of this process only.
     """
 
     lock: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
     inserting: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
-    """The lock, for a write of new records."""
+    """The lock, taken to write new records."""
     sampling: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
-    """The lock, for the draw of a batch that is handed out."""
+    """The lock, taken to draw a batch that will be delivered."""
     asked: bool = False
-    """Whether a learner waits for the lock: a hint, for those who take it again and again to write (`give_way`)."""
+    """Whether a learner waits for the lock: a hint for threads that write in a tight loop (see `give_way`)."""
     limiter: Any
-    """What may hold back inserts and samples (see `LimitedGate`); None for nothing."""
+    """The rate limiter that may delay inserts and samples (see `RateLimitedLock`); None without one."""
     _storage: weakref.ref[Any] | None = None
 
     def __init__(self, storage: Shared | None = None) -> None:
@@ -75,61 +80,62 @@ class BufferLock:
         renew_in_child(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have a lock of their own in their process; that of the processes is one."""
+        """Copy or pickle as a new lock for the other process. The lock between processes stays the same."""
         return BufferLock, (self.shared,)
 
     @property
     def shared(self) -> Any:
-        """The storage, if other processes are excluded, too; None if not."""
+        """The storage if the lock excludes other processes; None otherwise."""
         return None if self._storage is None else self._storage()
 
     def share(self, storage: Shared) -> None:
-        """Exclude other processes from now on, for everybody who has this gate; the caller holds it."""
+        """Exclude other processes from now on, for all buffers with this lock. The caller holds it."""
         self._storage = weakref.ref(storage)
         self.after_fork(())
 
     def give_way(self) -> None:
-        """Let a thread that has `asked` in first; the caller doesn't hold the lock.
+        """Let a waiting learner acquire the lock first. The caller doesn't hold the lock.
 
-        Python's locks aren't fair: who gives one up and takes it at once has it again before anybody woke up, so that a
-        learner beside a thread that only writes would draw a few times a second.
+        Python's locks aren't fair. A thread that releases and re-acquires a lock gets it before a waiting thread wakes
+        up. Next to a thread that only writes, a learner would draw a few times a second.
         """
         for _ in range(_TURNS):
             if not self.asked:
                 return
             clock.sleep(_TURN_S)
-        self.asked = False  # he was interrupted, or gets no processor: nobody waits for that
+        self.asked = False  # the learner was interrupted or has no CPU: don't delay further writes
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Open."""
+        """Replace the lock by a free one."""
         self.threads = threading.RLock()
         self.asked = False
         self.outer: Callable[[], Any] = nobody
-        """The hold that has the lock of the processes."""
+        """A weak reference to the `_Hold` that has the lock between processes."""
         if self._storage is None:
-            # Found before the class's own, at no cost.
+            # Instance attributes take precedence over the class's descriptors, so a plain lock costs no `_Hold`.
             self.lock = self.inserting = self.sampling = self.threads
         else:
             self.forget_locks()
 
     def forget_locks(self) -> None:
-        """Have those of the class stand for the locks."""
+        """Remove the instance's plain locks, so that the class's descriptors are used."""
         for name in ("lock", "inserting", "sampling"):
             self.__dict__.pop(name, None)
 
 
 class _Hold:
-    """One ``with``. It gives up what it has with its last reference at the latest, wherever an interrupt came.
+    """One ``with`` block. It releases its locks when its last reference is dropped, even after an interrupt.
 
-    The ``with`` statement keeps it alive. Python runs signal handlers between its instructions, never inside a call of
-    C code: a lock is taken and noted within one such call, and given up within another.
+    The ``with`` statement keeps the object alive. Python runs signal handlers between its own instructions, never
+    inside a call of C code. So one C call both acquires a lock and records it, and another one releases it: no
+    interrupt can come in between.
     """
 
     __slots__ = ("__weakref__", "_file", "_gate", "_thread")
 
     def __init__(self, gate: BufferLock) -> None:
         self._gate = gate
-        self._thread: list[Any] = []  # what to call with what, to give up each lock
+        self._thread: list[Any] = []  # one entry for each acquisition of the thread lock
         self._file: list[Any] = []
 
     def __enter__(self) -> None:
@@ -161,20 +167,20 @@ class _Held(_Hold):
     __slots__ = ()
 
     def __del__(self) -> None:
-        """Give up what an interrupt left; an exception in here would be lost, so that this isn't everybody's way."""
+        """Release the locks after an interrupt. Not the usual path, since Python discards exceptions raised in here."""
         self._leave()
 
 
 def take(lock: threading.RLock, noted: list[Any]) -> None:
-    """Take a lock and note it, within one call of C code."""
+    """Acquire a lock and append an entry to `noted`, within one call of C code."""
     noted.extend(map({True: ()}.get, starmap(lock.acquire, [()])))
 
 
 def give_up(lock: threading.RLock, noted: list[Any]) -> None:
-    """Release a lock as often as is noted, within one call of C code."""
+    """Release a lock once for each entry of `noted`, within one call of C code."""
     deque(starmap(lock.release, map(noted.pop, range(len(noted)))), 0)
 
 
 def nobody() -> None:
-    """Return what a weak reference to nobody does."""
+    """Return None, as a weak reference does whose object is gone."""
     return None

@@ -1,4 +1,4 @@
-"""A fixed data set and a growing buffer, sampled in a fixed proportion."""
+"""Batches from a fixed data set and a growing buffer, mixed in a fixed proportion."""
 
 from __future__ import annotations
 
@@ -20,36 +20,38 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """What transitions are drawn from: a replay buffer, of another library, too."""
+    """The protocol of a data set: a replay buffer, which may come from another library."""
 
     def sample(self, batch_size: int, /) -> Any:
-        """Return a batch of so many."""
+        """Return a batch of `batch_size` transitions."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of transitions."""
 
 
 class OfflineToOnlineReplayBuffer:
-    """Batches of which a fixed part comes from a data set, and the rest from a buffer that grows.
+    """A buffer that mixes transitions of a data set with transitions of a growing buffer.
 
-    Every batch has ``round(offline_fraction * batch_size)`` transitions of the data set, then those of the buffer, and
-    is flat, ``[batch_size]``. As long as the buffer is empty all come from the data set. The records of both have the
-    same keys and shapes. Each is drawn from by its own sampler and has its own state, which `offline_buffer` and
-    `online_buffer` show; `extend` writes to the buffer alone.
+    Each batch is flat, ``[batch_size]``. It has ``round(offline_fraction * batch_size)`` transitions of the data set,
+    followed by transitions of the growing buffer. While the growing buffer is empty, all transitions come from the data
+    set. The records of both must have the same keys and shapes.
+
+    Each source has its own sampler and state, accessible as `offline_buffer` and `online_buffer`. `extend` writes to
+    the growing buffer only.
 
     Args:
         offline_dataset: a `ReplayBuffer`, or a data set of another library with `sample` and `len`.
-        online_storage: where new records are kept; a `ReplayBuffer` over it is made, one that carries indices where
-            `offline_dataset` does.
-        online_capacity: instead of it, how many: a `LazyTensorStorage` of that size.
-        offline_fraction: the part of a batch that comes from the data set, above 0 and below 1.
-        batch_size: transitions in a batch where `sample` isn't told otherwise.
-        transform: acts on whole batches; see `ReplayBuffer`.
-        **dataset_kwargs: of data sets by name, which aren't served.
+        online_storage: the storage of the growing buffer. The constructor makes a `ReplayBuffer` over it, or a
+            `TensorDictReplayBuffer` if `offline_dataset` is one.
+        online_capacity: instead of `online_storage`, the capacity of a new `LazyTensorStorage`.
+        offline_fraction: the fraction of a batch that comes from the data set, above 0 and below 1.
+        batch_size: the default number of transitions in a batch.
+        transform: a transform of whole batches; see `ReplayBuffer`.
+        **dataset_kwargs: arguments of data sets by name, which aren't supported.
 
     Raises:
-        InvalidArgumentError: a bad value, or both or none of `online_storage` and `online_capacity`.
-        UnsupportedError: a data set by its name.
+        InvalidArgumentError: a bad value, or not exactly one of `online_storage` and `online_capacity`.
+        UnsupportedError: `offline_dataset` is a name.
 
     Examples:
         >>> import torch
@@ -108,7 +110,7 @@ class OfflineToOnlineReplayBuffer:
 
     @property
     def offline_fraction(self) -> float:
-        """The part of a batch that comes from the data set now."""
+        """The fraction of a batch that presently comes from the data set."""
         return self._fraction
 
     @property
@@ -118,7 +120,7 @@ class OfflineToOnlineReplayBuffer:
 
     @property
     def online_buffer(self) -> ReplayBuffer:
-        """The buffer that grows."""
+        """The growing buffer."""
         return self._online
 
     def __len__(self) -> int:
@@ -126,15 +128,15 @@ class OfflineToOnlineReplayBuffer:
         return len(self._offline) + len(self._online)
 
     def extend(self, data: Any) -> torch.Tensor:
-        """Write records to the buffer that grows; see `ReplayBuffer.extend`."""
+        """Write records to the growing buffer; see `ReplayBuffer.extend`."""
         return self._online.extend(data)
 
     def anneal(self, step: int, total_steps: int) -> None:
-        """Let the part of the data set fall in a straight line, from the one at construction to 0.
+        """Reduce the data set's fraction linearly, from its value at construction to 0.
 
         Args:
-            step: where on the line, 0 for its beginning.
-            total_steps: where it ends; 0 from there on.
+            step: the present step, 0 or more.
+            total_steps: the step at which the fraction reaches 0; it stays 0 afterwards.
         """
         done = min(non_negative("step", step) / positive("total_steps", total_steps), 1.0)
         self._fraction = self._initial * (1.0 - done)
@@ -143,12 +145,12 @@ class OfflineToOnlineReplayBuffer:
         """Return a batch.
 
         Args:
-            batch_size: transitions; None for the one given at construction.
+            batch_size: number of transitions; None for the constructor's.
 
         Raises:
-            UnsupportedError: no batch size, here or at construction.
-            EmptyBufferError: nothing is stored.
-            SchemaError: the records of the two differ.
+            UnsupportedError: no batch size, in this call or at construction.
+            EmptyBufferError: a source that is drawn from is empty.
+            SchemaError: the records of the two sources differ.
         """
         size = self._batch_size if batch_size is None else positive("batch_size", batch_size)
         if size is None:
@@ -159,7 +161,7 @@ class OfflineToOnlineReplayBuffer:
         return self._transforms.read(parts[0] if len(parts) == 1 else _joined(*parts))
 
     def __repr__(self) -> str:
-        """Show both buffers and the proportion."""
+        """Show both buffers and the fraction."""
         return (
             f"OfflineToOnlineReplayBuffer(offline={self._offline!r}, online={self._online!r}, "
             f"offline_fraction={self._fraction}, batch_size={self._batch_size})"
@@ -167,7 +169,7 @@ class OfflineToOnlineReplayBuffer:
 
 
 def _drawn(source: Any, count: int) -> Any:
-    # A buffer's `sample` would warn of a size that isn't its own.
+    # `ReplayBuffer.sample` would warn about a size other than the buffer's batch size.
     return (
         source.server.as_user(count, None, False).batch
         if isinstance(source, ReplayBuffer)
@@ -176,7 +178,7 @@ def _drawn(source: Any, count: int) -> Any:
 
 
 def _joined(offline: Any, online: Any) -> Any:
-    """Return the records of both, one behind the other."""
+    """Return the records of both sources, concatenated."""
     if is_tensor_collection(offline) and is_tensor_collection(online):
         keys = [set(part.keys(True, True)) for part in (offline, online)]
         if keys[0] != keys[1]:

@@ -1,6 +1,6 @@
-"""Batches drawn ahead: drawn in the caller's order, fetched by threads where that takes a while.
+"""A queue of batches drawn ahead: the caller draws them, and threads may fetch their records.
 
-Draws that wait for their records: a draw, what its storage looked like then, and both as plain values.
+`PendingSample` is a draw whose records aren't delivered yet; `PendingState` is its saved form.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from gleanrl.errors import InvalidArgumentError
 
 
 class Fetched(NamedTuple):
-    """The records of a draw."""
+    """The fetched records of a draw."""
 
     records: Any
-    """As the storage returns them."""
+    """The records in the form that the storage returns."""
     flags: Any
-    """The columns that the sampler's entries are made of, where the records may lack them; None otherwise."""
+    """The columns that the sampler's `annotate` needs and that a fetch of some keys may lack; None otherwise."""
 
 
 class PendingSample(NamedTuple):
-    """A draw, and what its storage looked like at that moment."""
+    """A draw, with the version of its storage at that moment."""
 
     drawn: Draw
     storage: Storage
@@ -47,7 +47,7 @@ class PendingSample(NamedTuple):
     epoch: int = 0
     """`Sampler.epoch` after the draw."""
     place: Any = None
-    """The sampler's place before the draw (`Sampler.place`), if it may have to be taken back."""
+    """The sampler's position before the draw (`Sampler.place`), needed to cancel the draw."""
 
     @property
     def is_gone(self) -> bool:
@@ -55,11 +55,11 @@ class PendingSample(NamedTuple):
         return self.storage.version.content != self.version.content
 
     def fetch(self, paths: tuple[Path, ...] | None = None, flags: tuple[Path, ...] | None = None) -> Fetched:
-        """Return the records, None if the storage forgot them meanwhile; takes no lock.
+        """Return the records, taking no lock; ``Fetched(None, None)`` if the content is gone meanwhile.
 
         Args:
-            paths: their columns; None for all.
-            flags: further columns to fetch beside them.
+            paths: the columns to fetch; None for all.
+            flags: additional columns for `Fetched.flags`.
         """
         storage, slots = self.storage, self.drawn.slots
         try:
@@ -71,11 +71,14 @@ class PendingSample(NamedTuple):
             return Fetched(None, None)
 
     def renewed(self, before: PendingSample, stale: torch.Tensor) -> torch.Tensor | None:
-        """Return which rows have to be fetched again, ``(n,)`` bool; None if it's less work to fetch all of them.
+        """Return which rows must be fetched again, ``(n,)`` bool; None if fetching all rows is less work.
+
+        A partial fetch copies each row twice: from the storage, then into the batch. So it pays for at most half of the
+        rows.
 
         Args:
-            before: the draw that this one has come from.
-            stale: which of its rows were overwritten, ``(n,)`` bool; no others were.
+            before: the draw before the repair.
+            stale: the rows that were overwritten, ``(n,)`` bool. No other rows were.
         """
         slots, old = self.drawn.slots, before.drawn.slots
         if slots.shape != old.shape:
@@ -90,17 +93,17 @@ class PendingSample(NamedTuple):
         paths: tuple[Path, ...] | None = None,
         flags: tuple[Path, ...] | None = None,
     ) -> Fetched:
-        """Return what `fetch` does, where all but the renewed rows are as they were fetched; writes into these."""
+        """Return the result of `fetch`, reading only the renewed rows; overwrites these rows in `fetched`."""
         storage, slots = self.storage, self.drawn.slots
         records = storage.fetch_again(fetched.records, slots, renewed, paths)
         return Fetched(records, storage.fetch_again(fetched.flags, slots, renewed, flags) if flags else None)
 
     def value(self) -> PendingState:
-        """Return the draw as plain values; rows that were overwritten since are marked, their draw is void."""
+        """Return the draw as plain values. Rows overwritten since the draw are marked as not fresh."""
         drawn, storage = self.drawn, self.storage
         now, origin = storage.generation(drawn.slots), drawn.origin
         assert drawn.generation is not None
-        if origin is not None:  # those whose records are still there
+        if origin is not None:  # keep the slots whose records are still stored
             origin = origin[0, same_generations(storage.generation(origin[0]), origin[1])]
         fresh = now == drawn.generation
         extras = tuple(drawn.extras.items())
@@ -110,12 +113,12 @@ class PendingSample(NamedTuple):
 
 
 class PendingState(NamedTuple):
-    """A draw that wasn't handed out yet."""
+    """The saved form of a draw that wasn't delivered yet."""
 
     slots: torch.Tensor
     """``(n,)`` int64."""
     extras: tuple[tuple[Any, torch.Tensor], ...]
-    """What else comes with each row, ``(n, ...)``, by key."""
+    """The sampler's extra values for each row, ``(n, ...)``, by key."""
     last: torch.Tensor | None
     """See `Draw.last`."""
     asked: int | None
@@ -123,22 +126,26 @@ class PendingState(NamedTuple):
     epoch: int
     """See `Draw.epoch`."""
     origin: torch.Tensor | None
-    """Slots of `Draw.origin` whose records are still there, ``(m,)`` int64."""
+    """Slots of `Draw.origin` whose records are still stored, ``(m,)`` int64."""
     fresh: torch.Tensor
-    """Which rows weren't overwritten since the draw, ``(n,)`` bool."""
+    """The rows that weren't overwritten since the draw, ``(n,)`` bool."""
     ran_out: bool
     """Whether the draw ended an epoch."""
     place: Any
-    """The sampler's place before the draw; None if it isn't known."""
+    """The sampler's position before the draw; None if unknown."""
 
     def plain(self, copies: dict[int, torch.Tensor]) -> dict[str, Any]:
-        """Return plain values and tensors of their own; see `gleanrl._state.state.plain`."""
+        """Return plain values and private tensors; see `gleanrl._state.state.plain`."""
         state: dict[str, Any] = plain(self._replace(extras=()), copies)
         return {**state, "extras": [(key, value.clone()) for key, value in self.extras]}
 
     @classmethod
     def read(cls, reader: StateReader, rows: int, parse_place: Callable[[Any], Any]) -> PendingState:
-        """Return what `plain` made plain, of a storage with so many rows; `SchemaError` for anything else."""
+        """Return the value that `plain` converted, for a storage with `rows` rows.
+
+        Raises:
+            SchemaError: a broken state, or slots outside of the storage.
+        """
         slots, origin = (
             _slots(reader, "slots", rows),
             reader.optional("origin", partial(_slots, reader, rows=rows)),
@@ -158,12 +165,16 @@ class PendingState(NamedTuple):
         )
 
     def ticket(self, storage: Storage) -> PendingSample:
-        """Return the draw again, of a storage that holds what it was drawn from."""
+        """Return the draw for a storage that holds the same records as the saved one.
+
+        The draw gets this storage's generations. Rows that weren't fresh get -1, which never matches, so they are drawn
+        again.
+        """
         slots, tails = self.slots, self.origin
         origin = None if tails is None else torch.stack([tails, storage.generation(tails)])
         generation = torch.where(self.fresh, storage.generation(slots), -1)
         drawn = Draw(slots, dict(self.extras), generation, self.last, self.asked, origin, self.epoch)
-        # Before every change: whether its rows are still there shows by generations.
+        # -1 differs from every version, so the generations decide which rows are still valid.
         version = storage.version._replace(changes=-1)
         return PendingSample(drawn, storage, version, self.ran_out, self.epoch, self.place)
 
@@ -187,23 +198,24 @@ def _extras(reader: StateReader, count: int) -> tuple[tuple[Any, torch.Tensor], 
 
 
 _HANDED_OVER_S = 1e-4
-"""Handing a fetch to a thread and back costs about half of that, of both threads together."""
+"""Shorter fetches, in seconds, aren't given to threads. The handover costs both threads together half of it."""
 _FEWEST, _MOST = 16, 1024
-"""Fetches by threads between two that show how long one takes."""
+"""Fewest and most fetches by threads before the caller makes one to measure its duration."""
 _IN_A_ROW = 3
-"""Fetches that take long before threads take over: one alone may have been interrupted, or found cold caches."""
+"""Consecutive long fetches before threads take over. A single one may be an interrupt or cold caches."""
 
 
 class Prefetcher:
-    """A queue of draws whose records threads fetch while the caller is busy.
+    """A queue of draws whose records are fetched by threads while the caller is busy.
 
-    Fetches that are shorter than handing them over are left to whoever takes the batch. Threads go on for as long as
-    one that is left now and then takes long, and begin again after several in a row.
+    A fetch that is shorter than its handover to a thread is left to the caller of `take`. After every `_FEWEST` to
+    `_MOST` fetches by threads, the caller makes one fetch itself to measure its duration. If that is long, threads
+    continue. If it is short, the caller fetches until several consecutive fetches are long.
 
-    The caller draws, in its own order, and takes the batches in that order: what is served doesn't depend on
-    the number of threads. Whether a batch is still good when it is taken is for the caller to check.
+    The caller draws and takes batches in its own order, so the result doesn't depend on the number of threads. The
+    caller also checks whether a batch is still valid when it takes it.
 
-    Not thread-safe: the buffer calls it under its lock (`take` hands out a job, to wait for outside).
+    Not thread-safe: the buffer calls it under its lock. `take` returns a job, whose result is awaited without the lock.
 
     Args:
         depth: batches kept ahead, at least 1.
@@ -215,35 +227,35 @@ class Prefetcher:
         self.threads = threads
         self._queue: deque[tuple[PendingSample, Job[Fetched] | None]] = deque()
         self._workers = Workers(threads, "gleanrl-prefetch")
-        self._by_threads = self._pause = _FEWEST  # fetches, until one is left to the taker again
-        self._long = _IN_A_ROW  # fetches that took long, one after the other: at first as if they had
+        self._by_threads = self._pause = _FEWEST  # remaining fetches by threads, and their number in a period
+        self._long = _IN_A_ROW  # consecutive long fetches; threads fetch at first
 
     def __len__(self) -> int:
-        """Return the number of batches drawn and not taken."""
+        """Return the number of batches drawn and not yet taken."""
         return len(self._queue)
 
     @property
     def wants_more(self) -> bool:
-        """Whether another batch is to be drawn: never beyond the end of an epoch."""
+        """Whether to draw another batch; False while the last queued draw ends an epoch."""
         return len(self._queue) <= self.depth and not (self._queue and self._queue[-1][0].ran_out)
 
     @property
     def forked(self) -> bool:
-        """Whether what is in the queue was drawn by the process that this one was forked from."""
+        """Whether this is a forked process and the queued batches were drawn by its parent."""
         return self._workers.forked
 
     def put(self, ticket: PendingSample) -> None:
-        """Have the records of a draw fetched."""
+        """Add a draw to the queue and start fetching its records."""
         self._leave_parent()
         self._queue.append((ticket, self._start(ticket)))
 
     def take(self) -> tuple[PendingSample, Coming]:
-        """Return the oldest draw and its records to come; a forked process has put one of its own before."""
+        """Return the oldest draw, and the job or deferred fetch of its records."""
         ticket, coming = self._queue.popleft()
         return ticket, coming or Undelivered(self, ticket)
 
     def took(self, seconds: float) -> None:
-        """Learn how long a fetch took whoever took the batch; any thread may call it."""
+        """Record the duration of a fetch that the caller of `take` made. Any thread may call it."""
         self._long = 0 if seconds < _HANDED_OVER_S else self._long + 1
         if not self._long:
             self._pause = _FEWEST
@@ -251,45 +263,46 @@ class Prefetcher:
             self._by_threads, self._pause = self._pause, min(2 * self._pause, _MOST)
 
     def forget_gone(self) -> None:
-        """Forget batches of a content that is gone: the storage was cleared without a word to the buffer."""
+        """Drop batches of an old content: the user cleared or loaded the storage directly."""
         while self._queue and self._queue[0][0].is_gone:
             self._queue.popleft()
 
     def join(self, version: Version) -> None:
-        """Take all batches as drawn from this content: whether their rows are still there shows by generations."""
+        """Bind all batches to a copied storage; generations then decide which rows are still valid."""
         old = version._replace(changes=-1)
         self._queue = deque((ticket._replace(version=old), coming) for ticket, coming in self._queue)
 
     def _leave_parent(self) -> None:
-        """Start anew in a forked process: the threads, and what they were to fetch, stayed in its parent."""
+        """In a forked process, replace the jobs by deferred fetches, since the threads exist in the parent only."""
         if self._workers.forked:
             self._queue = deque((ticket, None) for ticket in self)
-            self._by_threads = self._by_threads or 1  # a thread of its own, so that it has left
+            self._by_threads = self._by_threads or 1  # start a thread in this process, which resets `forked`
 
     def _start(self, ticket: PendingSample) -> Job[Fetched] | None:
-        """Have a thread fetch the records, or leave that to whoever takes the batch."""
+        """Start a fetch by a thread; return None to leave it to the caller of `take`."""
         if not self._by_threads:
             return None
         self._by_threads -= 1
-        device = getattr(ticket.storage, "device", None)  # a user's class may have none
+        device = getattr(ticket.storage, "device", None)  # a user's storage may lack the attribute
         known = isinstance(device, torch.device)
         return self._workers.start(in_this_stream(ticket.fetch, device if known else None))
 
     @property
     def place(self) -> Any:
-        """The sampler's place before the first batch that wasn't taken, None if it isn't known; there is one."""
+        """The sampler's position before the oldest queued draw, None if unknown. The queue must not be empty."""
         return self._queue[0][0].place
 
     def clear(self) -> None:
-        """Forget every batch that wasn't taken."""
+        """Drop every queued batch."""
         self._queue.clear()
 
     def __iter__(self) -> Iterator[PendingSample]:
-        """Yield the draws that weren't taken, the oldest first."""
-        return (ticket for ticket, _ in [*self._queue])  # which other threads may change meanwhile
+        """Yield the queued draws, the oldest first."""
+        # A copy: another thread may change the queue meanwhile.
+        return (ticket for ticket, _ in [*self._queue])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the draws of what is still stored; their records are fetched again."""
+        """Return the draws from the present content for pickling; a copy fetches their records again."""
         living = [ticket for ticket in self if not ticket.is_gone]
         # A draw without extras has a read-only mapping, which can't be pickled.
         draws = [ticket.drawn._replace(extras=dict(ticket.drawn.extras)) for ticket in living]
@@ -297,17 +310,17 @@ class Prefetcher:
         return {"depth": self.depth, "threads": self.threads, "tickets": tickets}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle; whoever takes a batch fetches it, the storage may not be there yet."""
+        """Restore from a pickle. Fetches are deferred, because the storage may not be unpickled yet."""
         self.__init__(state["depth"], state["threads"])  # type: ignore[misc]
         self._queue.extend((ticket, None) for ticket in state["tickets"])
 
 
 class Undelivered:
-    """A fetch that is left to whoever takes the batch; `result` makes it.
+    """A deferred fetch, which the caller of `result` makes itself.
 
     Args:
-        queue: is told how long it took.
-        ticket: what to fetch.
+        queue: the prefetcher, which records the duration.
+        ticket: the draw to fetch.
     """
 
     __slots__ = ("_queue", "_ticket")
@@ -316,7 +329,7 @@ class Undelivered:
         self._queue, self._ticket = queue, ticket
 
     def result(self) -> Fetched:
-        """Return the records, or raise what the storage raised."""
+        """Fetch and return the records."""
         start = monotonic()
         fetched = self._ticket.fetch()
         self._queue.took(monotonic() - start)
@@ -324,11 +337,11 @@ class Undelivered:
 
 
 Coming = Job[Fetched] | Undelivered
-"""Records to come: `result` returns them."""
+"""A fetch in progress or deferred: `result` returns the records."""
 
 
 def make_prefetcher(depth: Any, threads: Any) -> Prefetcher | None:
-    """Return what a buffer's `prefetch` and `prefetch_threads` ask for; None for nothing."""
+    """Return the prefetcher for a buffer's `prefetch` and `prefetch_threads`; None for no prefetching."""
     depth = 0 if depth is None else non_negative("prefetch", depth)
     threads = 0 if threads is None else non_negative("prefetch_threads", threads)
     if not depth:

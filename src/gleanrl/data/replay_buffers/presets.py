@@ -1,4 +1,4 @@
-"""Buffers with a choice of parts made beforehand, and buffers of TensorDicts."""
+"""Buffers of TensorDicts, and buffers with a prioritized sampler."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gleanrl.errors import InvalidArgumentError
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` with a `PrioritizedSampler`.
 
-    The other arguments are those of `PrioritizedSampler`.
+    Other arguments are documented in `PrioritizedSampler`.
 
     Args:
-        **options: see `ReplayBuffer`; a sampler can't be given.
+        **options: see `ReplayBuffer`; `sampler` isn't accepted.
 
     Examples:
         >>> import torch
@@ -52,15 +52,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` of TensorDicts, whose batches say where they came from.
+    """A `ReplayBuffer` of TensorDicts, whose batches carry their index.
 
-    Batches carry ``index`` (``(n,)`` int64, or ``(n, ndim)`` coordinates) and what the sampler adds: importance
-    weights ``_weight`` and ``priority_weight`` with ``_generation`` beside them, or the flags of cut slices.
-    Written again, these keys are left out. Nothing is written into what `extend` is given.
+    Batches carry ``index`` (``(n,)`` int64, or ``(n, ndim)`` coordinates) and the sampler's extra entries. These are
+    the importance weights ``_weight`` and ``priority_weight`` with ``_generation``, or the flags of cut slices.
+    `extend` leaves these keys out when a batch is written again, and never modifies its argument.
 
     Args:
-        priority_key: the entry that holds priorities, for `add` and `update_tensordict_priority`.
-        **options: see `ReplayBuffer`. The writer is a `TensorDictRoundRobinWriter` if none is given.
+        priority_key: key of the priorities, for `add`, `extend` and `update_tensordict_priority`.
+        **options: see `ReplayBuffer`. The default writer is a `TensorDictRoundRobinWriter`.
 
     Examples:
         >>> import torch
@@ -87,7 +87,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @property
     def priority_key(self) -> NestedKey:
-        """The entry that holds priorities."""
+        """The key of the priorities."""
         return self._intake.priority_key
 
     @priority_key.setter
@@ -96,34 +96,34 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @outside_graphs
     def add(self, data: Any) -> Any:
-        """Store one TensorDict, with the priority that it brings at `priority_key`, if any; see `ReplayBuffer`."""
+        """Store one TensorDict, with its priority at `priority_key` if it has one; see `ReplayBuffer.add`."""
         return self._intake.store(data, True, "add", True)
 
     @outside_graphs
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
-        """Store many TensorDicts, the oldest first; see `ReplayBuffer`.
+        """Store many TensorDicts, the oldest first; see `ReplayBuffer.extend`.
 
         Args:
             data: see `ReplayBuffer.extend`.
-            update_priority: False for not taking the priorities that records bring at `priority_key`: they are new
-                ones like any other then. None and True take them.
+            update_priority: False to ignore the priorities at `priority_key` and give records the priority of new ones.
+                None and True use them.
         """
         return self._intake.store(data, False, "extend", update_priority is not False)
 
     @outside_graphs
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give the records of a batch the priorities that it holds at `priority_key`.
+        """Set the priorities of a batch's records to the batch's values at `priority_key`.
 
-        Several values for a record are reduced as the sampler says; without the entry the records get the
-        priority of new ones. Does nothing if the sampler has no priorities.
+        The sampler's `reduction` combines several values for one record. Without the entry the records get the priority
+        of new ones. Does nothing if the sampler has no priorities.
 
         Args:
-            data: a batch ``[n, ...]`` as `sample` returned it, with ``index`` (and ``_generation``).
+            data: a batch ``[n, ...]`` from `sample`, with ``index`` (and ``_generation``).
 
         Raises:
             MissingKeyError: no ``index``.
             SchemaError: the entry doesn't fit the batch; nothing changed.
-            InvalidArgumentError: a priority that is negative, infinite or no number; nothing changed.
+            InvalidArgumentError: a priority that is negative, infinite or NaN; nothing changed.
         """
         self._intake.take_priorities(data, self.mark_update, self.update_priority)
 
@@ -131,10 +131,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
 class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
 
-    The other arguments are those of `PrioritizedSampler` and `TensorDictReplayBuffer`.
+    Other arguments are documented in `PrioritizedSampler` and `TensorDictReplayBuffer`.
 
     Args:
-        **options: see `ReplayBuffer`; a sampler can't be given.
+        **options: see `ReplayBuffer`; `sampler` isn't accepted.
 
     Examples:
         >>> import torch
@@ -167,7 +167,10 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
 
 
 def copies_at_once(buffer: Any) -> bool:
-    """Return whether a buffer's `extend` copies what it is given, and nobody else sees that."""
+    """Return whether `extend` of a buffer only copies its argument, so that a borrowed view of the data is safe.
+
+    A user's override, writer, storage or transform could keep a reference to the data.
+    """
     return (
         any(
             is_native(buffer, "extend", "_extend", of=kind) for kind in (ReplayBuffer, TensorDictReplayBuffer)
@@ -180,7 +183,7 @@ def copies_at_once(buffer: Any) -> bool:
 
 
 def _prioritized(options: dict[str, Any], *rule: Any) -> PrioritizedSampler:
-    """Return the sampler of a preset; `InvalidArgumentError` where the user's options name another one."""
+    """Return the sampler of a preset; `InvalidArgumentError` if the options contain another sampler."""
     if options.pop("sampler", None) is not None:
         raise InvalidArgumentError("sampler: this buffer brings a PrioritizedSampler of its own")
     return PrioritizedSampler(None, *rule)

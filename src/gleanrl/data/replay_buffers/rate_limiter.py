@@ -1,7 +1,4 @@
-"""The lock of a buffer with a rate limiter: who takes it to insert or to sample may have to wait.
-
-Rate limiters: inserts and samples of a buffer that wait for each other, so that their numbers keep a ratio.
-"""
+"""Rate limiters, which make inserts and samples wait for each other, and the lock at which they wait."""
 
 from __future__ import annotations
 
@@ -22,22 +19,26 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, RateLimiterTi
 
 
 class SamplesPerInsert:
-    """Lets a buffer's inserts and samples wait for each other: each row is sampled so often, on average.
+    """A rate limiter that makes inserts and samples wait, so that each row is sampled `ratio` times on average.
 
-    *Due* is what the learner is behind: ``ratio * inserted - sampled``, in rows, where the rows that came before
-    sampling could begin don't count. An insert waits while more than `tolerance` is due, a sample while less than
-    ``-tolerance`` is, or while fewer than `min_size` records are stored. Who is let in is let in with all it has: due
-    stays within the tolerance but for the rows of one call, whatever the sizes of batches are, and never do both wait.
-    The larger the tolerance, the less the two wait for each other; with 0 they take turns.
+    The limiter computes the rows that are *due* to be sampled: ``due = ratio * inserted - sampled``. Rows inserted
+    before `min_size` was reached don't count.
 
-    A limiter has no state, one may be given to several buffers: each counts for itself.
+    - An insert waits while ``due > tolerance``.
+    - A sample waits while ``due < -tolerance``, or while fewer than `min_size` records are stored.
+
+    A call that may proceed processes all of its rows at once. So `due` exceeds the tolerance by one call's rows at most
+    (times `ratio` for an insert). Inserts and samples never wait at the same time. A larger tolerance makes them wait
+    less often; with 0 they alternate.
+
+    A limiter has no state, so several buffers may use the same one. Each buffer has its own counts.
 
     Args:
-        ratio: rows sampled for each row inserted, more than 0. With ``extend`` of 100 and ``sample`` of 400 rows a
-            ratio of 8 makes two samples for each insert.
-        min_size: no sample before so many records are stored, 1 or more.
-        tolerance: how many sampled rows either side may be ahead, 0 or more; infinity for any number.
-        timeout_s: how many seconds a call may wait before it raises `RateLimiterTimeoutError`; None for any number.
+        ratio: rows sampled for each row inserted, more than 0. With `extend` of 100 rows and `sample` of 400 rows, a
+            ratio of 8 gives two samples for each insert.
+        min_size: the number of records that must be stored before the first sample, 1 or more.
+        tolerance: by how many sampled rows either side may be ahead, 0 or more; infinity for no limit.
+        timeout_s: after so many seconds a waiting call raises `RateLimiterTimeoutError`; None for no limit.
 
     Raises:
         InvalidArgumentError: a number out of its range.
@@ -61,76 +62,80 @@ class SamplesPerInsert:
         self.timeout_s = None if timeout_s is None else _number("timeout_s", timeout_s, 0.0, math.inf)
 
     def due(self, counts: RateCounts) -> float:
-        """Return how many rows more ought to have been sampled; less than 0 if it were too many."""
+        """Return the number of rows still to be sampled; negative if too many were sampled."""
         return self.ratio * max(counts.inserted - counts.free, 0) - counts.sampled
 
     def __repr__(self) -> str:
-        """Show the numbers."""
+        """Show the arguments."""
         return (
             f"SamplesPerInsert(ratio={self.ratio:g}, min_size={self.min_size}, tolerance={self.tolerance:g})"
         )
 
 
 class MinSize(SamplesPerInsert):
-    """Lets a buffer's samples wait until enough is stored; inserts never wait.
+    """A rate limiter that makes samples wait until enough records are stored; inserts never wait.
 
-    The arguments are those of `SamplesPerInsert`.
+    `SamplesPerInsert` documents the arguments.
     """
 
     def __init__(self, min_size: int, *, timeout_s: float | None = 300.0) -> None:
         super().__init__(1.0, min_size, math.inf, timeout_s=timeout_s)
 
     def __repr__(self) -> str:
-        """Show the size."""
+        """Show the minimum size."""
         return f"MinSize({self.min_size})"
 
 
 class Limiter(Stateful[RateCounts]):
-    """The counts of one buffer, and who has to wait by them.
+    """The counts of one buffer, and the conditions under which its calls must wait.
 
-    Not thread-safe: whoever calls it holds the gate.
+    Not thread-safe: the caller holds the buffer's lock.
 
     Args:
-        rule: what the user gave.
-        storage: the buffer's, which knows how many rows were written.
-        counts: where to go on; None for the beginning.
+        rule: the user's limiter.
+        storage: the buffer's storage, which counts the rows written.
+        counts: initial counts; None to start at 0.
     """
 
     def __init__(self, rule: SamplesPerInsert, storage: Storage, counts: RateCounts | None = None) -> None:
         self.rule = rule
-        self._storage = weakref.ref(storage)  # which refers to the gate, and is large
+        # The storage refers to the lock: a cycle would delay freeing its memory.
+        self._storage = weakref.ref(storage)
         self.feeders: set[Activity] = set()
-        """Who inserts; empty once somebody has of whom it isn't known when he ends."""
-        self._insert: tuple[object, int] | None = None  # under way: whose, and rows written before it
+        """The activities of the threads that insert. Empty after an insert by a thread without a known end."""
+        self._insert: tuple[object, int] | None = None  # the running insert, and `rows_written` before it
         self.counts = self._fresh(len(storage)) if counts is None else counts
 
     @property
     def storage(self) -> Storage:
-        """The buffer's."""
+        """The buffer's storage."""
         found = self._storage()
         assert found is not None
         return found
 
     def inserts_wait(self) -> bool:
-        """Return whether an insert has to wait for samples."""
+        """Return whether an insert must wait for samples."""
         rule = self.rule
         return rule.due(self.counts) > rule.tolerance and len(self.storage) >= rule.min_size
 
     def samples_wait(self) -> bool:
-        """Return whether a sample has to wait for inserts; not if all who inserted have come to their end."""
+        """Return whether a sample must wait for inserts.
+
+        False once all threads that insert have ended: the wait would never end.
+        """
         rule = self.rule
         if rule.due(self.counts) >= -rule.tolerance and len(self.storage) >= rule.min_size:
             return False
         return not self.feeders or not all(feeder.over for feeder in self.feeders)
 
-    # What is written while an insert is under way is inserted: however that ended, the storage knows.
+    # Inserted rows are counted by the storage's `rows_written`, so the count is right even if the insert failed.
 
     def insert_begins(self, insert: object, feeder: Activity | None) -> None:
-        """Count what is written from now on, unless an insert around this one does.
+        """Begin to count written rows, unless an outer insert already counts them.
 
         Args:
-            insert: which insert.
-            feeder: what its thread does all the time; None where it isn't known when it ends.
+            insert: identifies the insert.
+            feeder: the activity of its thread; None if the thread's end is unknown.
         """
         if feeder is None:
             self.feeders.clear()
@@ -140,30 +145,30 @@ class Limiter(Stateful[RateCounts]):
             self._insert = insert, self.storage.rows_written
 
     def insert_ends(self, insert: object) -> None:
-        """Count what was written; may be called twice."""
+        """Add the rows that this insert wrote to the counts. A second call does nothing."""
         if self._insert is not None and self._insert[0] is insert:
             inserted = self.counts.inserted + self.storage.rows_written - self._insert[1]
             self.counts, self._insert = self.counts._replace(inserted=inserted), None
 
     def stand_alone(self) -> None:
-        """Be in a forked process, where no thread is that inserted."""
+        """Reset after a fork: the inserting threads don't exist in the child."""
         self.feeders.clear()
         if self._insert is not None:
             self.insert_ends(self._insert[0])
 
     def sampled(self, rows: int) -> None:
-        """Count rows that are handed out."""
+        """Add delivered rows to the counts; a negative number removes some."""
         self.counts = self.counts._replace(sampled=self.counts.sampled + rows)
 
     def restart(self) -> None:
-        """Count from 0."""
+        """Restart all counts at 0."""
         self.counts = self._fresh(len(self.storage))
 
     def _fresh(self, stored: int) -> RateCounts:
         return RateCounts(0, 0, max(self.rule.min_size - stored, 0))
 
     def error(self, side: str, why: str) -> RateLimiterTimeoutError:
-        """Return what an ``"insert"`` or a ``"sample"`` raises that waited in vain."""
+        """Return the error for an ``"insert"`` or ``"sample"`` that waited in vain; `why` says how it ended."""
         counts, rule, stored = self.counts, self.rule, len(self.storage)
         due = rule.due(counts)
         if side == "insert":
@@ -195,19 +200,19 @@ class Limiter(Stateful[RateCounts]):
         return self.counts
 
     def parse(self, state: Any, stored: int | None = None) -> RateCounts:
-        """Return saved counts; of a buffer that had none, with so many records stored, those of a beginning."""
+        """Return saved counts. For a state without counts, return initial counts for `stored` records."""
         if state is None and stored is not None:
             return self._fresh(stored)
         reader = StateReader(state, "a rate limiter")
         return RateCounts(*(reader.integer(name) for name in RateCounts._fields))
 
     def adopt(self, value: RateCounts) -> None:
-        """Go on from counts."""
+        """Take over counts that `parse` returned."""
         self.counts, self._insert = value, None
 
 
 def _number(name: str, value: Any, least: float, most: float | None = None) -> float:
-    """Return `value` as a float if it is a number of `least` or more, and below `most`."""
+    """Return `value` as a float; raise unless it is a number of `least` or more, and below `most`."""
     sound = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not sound or not value >= least or (most is not None and value >= most):
         bound = "more than 0" if 0 < least < 1 else f"{least:g} or more"
@@ -216,7 +221,7 @@ def _number(name: str, value: Any, least: float, most: float | None = None) -> f
 
 
 class _LimitedUse:
-    """What stands behind the locks of such gates: a new hold for each ``with``."""
+    """Descriptor for the locks of a `RateLimitedLock`: returns a new `_LimitedHold` for each ``with``."""
 
     def __init__(self, side: str) -> None:
         self._side = side
@@ -226,9 +231,9 @@ class _LimitedUse:
 
 
 class RateLimitedLock(BufferLock):
-    """A `BufferLock` at which inserts and samples wait until a limiter lets them in (see `limit`).
+    """A `BufferLock` at which inserts and samples wait until the rate limiter admits them (see `limit`).
 
-    Whatever happens under it may be what somebody waits for: whoever leaves it wakes those who needn't wait any more.
+    Any change under the lock may end a wait. So each release wakes the waiting threads whose condition now holds.
     """
 
     lock = _LimitedUse("")
@@ -237,19 +242,19 @@ class RateLimitedLock(BufferLock):
     limiter: Limiter
 
     def begin(self, limiter: Limiter) -> None:
-        """Be such a gate from now on; `outer` is the first hold of the thread that has the lock."""
+        """Initialize the rate limiting. `outer` refers to the first hold of the thread that has the lock."""
         self.forget_locks()
         self.limiter = limiter
         self.waiting: dict[threads.Waiter, Callable[[], bool]] = {}
-        """Who waits, and whether he still has to."""
+        """The waiting calls, each with a function that returns whether it must still wait."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies have a lock of their own, and go on counting."""
+        """Copy or pickle as a new lock with the same counts."""
         limiter = self.limiter
         return _copied, (limiter.rule, limiter.storage, limiter.counts)
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Open."""
+        """Replace the lock by a free one and reset the limiter."""
         super().after_fork(lineage)
         self.limiter.stand_alone()
         self.begin(self.limiter)
@@ -258,17 +263,17 @@ class RateLimitedLock(BufferLock):
 def limit(
     gate: BufferLock, rule: SamplesPerInsert, storage: Storage, counts: RateCounts | None = None
 ) -> None:
-    """Have the inserts and samples at a gate wait for each other from now on.
+    """Make the inserts and samples at a lock wait for each other from now on.
 
     Args:
-        gate: becomes a `RateLimitedLock`.
-        rule: when they have to.
-        storage: that of the buffers which share the gate.
-        counts: where to go on; None for the beginning.
+        gate: the lock, which becomes a `RateLimitedLock`.
+        rule: the rate limiter.
+        storage: the storage of the buffers that use this lock.
+        counts: initial counts; None to start at 0.
 
     Raises:
-        InvalidTypeError: `rule` is no limiter.
-        InvalidArgumentError: it asks for more than fits, or there is one already.
+        InvalidTypeError: `rule` isn't a rate limiter.
+        InvalidArgumentError: `min_size` exceeds the storage's capacity, or the lock already has a limiter.
         UnsupportedError: the storage is shared with other processes.
     """
     if not isinstance(rule, SamplesPerInsert):
@@ -288,6 +293,7 @@ def limit(
         )
     with gate.lock:
         limiter = Limiter(rule, storage, counts)
+        # The class changes in place, because other buffers over this storage already refer to this lock.
         gate.__class__ = RateLimitedLock
         assert isinstance(gate, RateLimitedLock)
         gate.begin(limiter)
@@ -300,11 +306,13 @@ def _copied(rule: SamplesPerInsert, storage: Storage, counts: RateCounts) -> Buf
 
 
 class _LimitedHold:
-    """One ``with``. An interrupt leaves nothing behind (see that of `BufferLock`): a lock that is taken is noted.
+    """One ``with`` block at a `RateLimitedLock`. It records each acquired lock to survive interrupts.
+
+    See `_Hold` in `lock.py` for how.
 
     Args:
-        gate: whose lock.
-        side: ``"insert"``, ``"sample"``, or ``""`` for what never waits and isn't counted.
+        gate: the lock.
+        side: ``"insert"``, ``"sample"``, or ``""`` for a call that never waits and isn't counted.
     """
 
     __slots__ = ("__weakref__", "_gate", "_side", "_taken")
@@ -332,23 +340,29 @@ class _LimitedHold:
     def _begin_insert(self) -> None:
         gate, feeder = self._gate, threads.here.activity
         if feeder is not None and feeder not in gate.limiter.feeders:
-            for waiter in gate.waiting:  # it may end before it lets anybody in
+            # Waiting samples must also wake if this thread ends without admitting them.
+            for waiter in gate.waiting:
                 waiter.watch(feeder)
         gate.limiter.insert_begins(self._taken, feeder)
 
     def _wait(self, needed: Callable[[], bool]) -> None:
-        """Give the lock up and take it again, until there is no need to wait any more."""
+        """Release and re-acquire the lock until the call may proceed.
+
+        Raises:
+            RateLimiterTimeoutError: the timeout passed, or no other thread could ever end the wait.
+        """
         gate, limiter, here = self._gate, self._gate.limiter, threads.here.activity
-        gate.asked = False  # it isn't the lock that is waited for
+        gate.asked = False  # this thread waits for the limiter, not for the lock
         deadline = Deadline(limiter.rule.timeout_s)
         while True:
             waiter = threads.Waiter()
             try:
-                # Told of everything first, and then looked: nothing can come in between unnoticed.
+                # Register for all events before the condition is checked: an event in between is then not missed.
                 for activity in (*limiter.feeders, here):
                     if activity is not None:
                         waiter.watch(activity)
                 gate.waiting[waiter] = needed
+                # A hurried thread doesn't wait, because another thread waits for it (otherwise: deadlock).
                 if not needed() or (here is not None and here.hurried):
                     return
                 if why := self._in_vain(deadline):
@@ -401,5 +415,5 @@ class _LimitedHeld(_LimitedHold):
     __slots__ = ()
 
     def __del__(self) -> None:
-        """Give up what an interrupt left."""
+        """Release the locks after an interrupt."""
         self._leave()

@@ -1,6 +1,6 @@
 """The replay buffer: a storage, a sampler, a writer and transforms, composed.
 
-A buffer as the sum of its parts: making them, exchanging them, seeding, state, copies.
+`Composed` creates and exchanges the parts and holds their state; `ReplayBuffer` reads and writes records.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _OPENING = threading.RLock()
 
 
 class _Opened:
-    """An attribute that is there once the parts are; asking for it earlier makes them. Costs nothing afterwards."""
+    """Descriptor for an attribute that exists once the parts are created. An earlier access creates them.
+
+    The instance attribute then takes precedence, so later accesses cost nothing.
+    """
 
     def __set_name__(self, owner: type[Any], name: str) -> None:
         self._name = name
@@ -55,7 +58,7 @@ class _Opened:
 
 
 class Composed(Checkpointed):
-    """What a `ReplayBuffer` does as the sum of its parts; the parts are made at once, or at its first use."""
+    """The construction, parts and state of a `ReplayBuffer`, whose parts may be created at first use."""
 
     kind = "ReplayBuffer"
     _gate: BufferLock = _Opened()  # type: ignore[assignment]
@@ -63,68 +66,68 @@ class Composed(Checkpointed):
     _draws: Draws = _Opened()  # type: ignore[assignment]
     _server: BufferServer = _Opened()  # type: ignore[assignment]
     _intake: Inserter = _Opened()  # type: ignore[assignment]
-    _to_open: dict[str, Any] | None = None  # what to make the parts of, until they are made
+    _to_open: dict[str, Any] | None = None  # arguments of `_assemble`, until the parts are created
 
     def open(self) -> None:
-        """Make the parts, if that waits for the buffer's first use; what fails is tried again at the next one."""
-        with _OPENING:  # two threads may be the first
+        """Create the parts if they don't exist yet. After a failure the next use tries again."""
+        with _OPENING:  # two threads may make the first use at the same time
             if self._to_open is not None:
                 self._assemble(**self._to_open)
                 self._to_open = None
 
     def _assemble(self, *_: Any, **options: Any) -> None:
-        """Make the parts and set the attributes above."""
+        """Create the parts and set the attributes above."""
         raise NotImplementedError
 
     @property
     def initialized(self) -> bool:
-        """Whether the parts are made."""
+        """Whether the parts are created."""
         return self._to_open is None
 
     # Parts
 
     @property
     def storage(self) -> Storage:
-        """Where the records are."""
+        """The storage, which keeps the records."""
         found: Storage = self._parts.storage.given
         return found
 
     @property
     def sampler(self) -> Sampler:
-        """What decides which records make a batch."""
+        """The sampler, which chooses the records of a batch."""
         found: Sampler = self._parts.sampler.given
         return found
 
     @property
     def writer(self) -> Writer:
-        """What decides where new records go."""
+        """The writer, which chooses the slots of new records."""
         found: Writer = self._parts.writer.given
         return found
 
-    _storage, _sampler, _writer = storage, sampler, writer  # private names that programs do use
+    _storage, _sampler, _writer = storage, sampler, writer  # private names that existing programs use
 
     @property
     def server(self) -> BufferServer:
-        """What serves the batches; for ensembles."""
+        """The server of the batches, for ensembles."""
         return self._server
 
     @property
     def transforms(self) -> Pipeline:
-        """What records and batches pass."""
+        """The transforms of written records and of batches."""
         return self._parts.transforms
 
     transform = _transform = transforms
 
     @property
     def batch_size(self) -> int | None:
-        """Transitions in a batch if `sample` isn't told otherwise."""
+        """The default number of transitions in a batch."""
         return self._server.batch_size
 
     _batch_size = batch_size
 
     @property
     def dim_extend(self) -> int:
-        """The batch dimension of extended data that is time; it is told at construction."""
+        """The batch dimension of extended data that is time; fixed at construction."""
         return self._parts.dim_extend
 
     @dim_extend.setter
@@ -136,18 +139,18 @@ class Composed(Checkpointed):
     def set_storage(
         self, storage: Storage | Callable[[], Storage], collate_fn: Callable[[Any], Any] | None = None
     ) -> Storage:
-        """Use another storage, empty or filled, and return the old one; writer and sampler go on with its content.
+        """Use another storage, empty or filled, and return the old one. Writer and sampler adapt to its content.
 
-        `collate_fn` makes a batch out of what it returns; None for its default.
+        `collate_fn` turns the new storage's result into a batch; None for the storage's default.
         """
         return self._draws.exchange("storage", storage, collate_fn)
 
     def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
-        """Use another sampler and return the old one; an epoch of another storage ends."""
+        """Use another sampler and return the old one. An epoch that the new sampler began on another storage ends."""
         return self._draws.exchange("sampler", sampler)
 
     def set_writer(self, writer: Writer | Callable[[], Writer]) -> Writer:
-        """Use another writer, which goes on where the old one stands, and return the old one."""
+        """Use another writer and return the old one. The new writer continues at the same position."""
         return self._draws.exchange("writer", writer)
 
     def append_transform(self: _Self, transform: Any, *, invert: bool = False) -> _Self:
@@ -157,19 +160,19 @@ class Composed(Checkpointed):
     def insert_transform(self: _Self, index: int, transform: Any, *, invert: bool = False) -> _Self:
         """Add a transform before the one at `index`, in evaluation mode, and return the buffer.
 
-        Batches pass in this order, records in the opposite one. `invert`: whether it acts on writes as it would on
-        reads, and the other way round.
+        Batches pass the transforms in this order, written records in reverse order. `invert` swaps the transform's two
+        directions: it then acts on writes as it would on reads, and vice versa.
         """
         with self._gate.lock:
             self._parts.transforms.insert(index, transform, invert)
         return self
 
     def register_save_hook(self, hook: Any) -> None:
-        """Write records into checkpoints as a hook of other releases does; see `save_form`."""
+        """Write records into checkpoints in the form of a hook of other releases; see `save_form`."""
         self.storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Any) -> None:
-        """Take the counterpart of such a hook: it has nothing to do, checkpoints in any form are read."""
+        """Accept the counterpart of a save hook. It has no effect, because a buffer reads checkpoints of any form."""
         self.storage.register_load_hook(hook)
 
     # Several processes
@@ -180,27 +183,31 @@ class Composed(Checkpointed):
         return self._gate.shared is not None
 
     def share(self: _Self, shared: bool = True) -> _Self:
-        """Let several processes of this machine extend and sample the buffer at once, and return it.
+        """Let several processes of this machine extend and sample the buffer at the same time, and return it.
 
-        Copies, made by fork, or by pickle while this process lives (as an argument of a process of `multiprocessing`
-        or `torch.multiprocessing`, say), are of the same records. What a buffer promises to threads it promises to all
-        processes: no batch holds half a record, generations count every write, and a write is all or nothing. The
-        lock is the kernel's: it is free when its holder dies, and what that one was writing is taken back.
+        A copy made by fork holds the same records. So does a copy made by pickle while this process lives, for example
+        as an argument of a process of `multiprocessing` or `torch.multiprocessing`. All guarantees for threads also
+        hold for processes: no batch holds half a record, generations count every write, and a write is all or nothing.
+        The kernel provides the lock. If its holder dies, the kernel frees the lock and the next holder undoes the
+        unfinished write.
 
-        Each process has a sampler, transforms, and a sequence of random numbers of its own: an epoch of
-        `SamplerWithoutReplacement` is a process's. Records live in anonymous shared memory, once more for what a write
-        replaces, as far as writes reach; those of a `LazyMemmapStorage` in a file without a name in its `scratch_dir`,
-        twice their size. A buffer that is an argument of a process that is spawned becomes shared by that, and stays so
-        if the process fails to start: nothing tells whether somebody has opened the memory already.
+        Each process has its own sampler, transforms and random sequence. An epoch of `SamplerWithoutReplacement`
+        therefore covers one process only.
+
+        Records are stored in anonymous shared memory. The old values of rows that a write replaces need the same amount
+        again. A `LazyMemmapStorage` uses an unnamed file of twice the size in its `scratch_dir`.
+
+        Passing a buffer to a spawned process shares it. The buffer stays shared even if that process fails to start,
+        because another process may already have opened the memory.
 
         Args:
-            shared: True; a shared buffer stays one.
+            shared: True. A shared buffer can't be unshared.
 
         Raises:
-            UnsupportedError: a storage other than a `LazyTensorStorage` on the CPU or a `LazyMemmapStorage`, a sampler
-                with priorities, which would differ from process to process, a writer other than the ring writers, or a
-                rate limiter, which counts in one process.
-            CapacityError: too little memory, or too little space on the disk.
+            UnsupportedError: a part or option that works in one process only: a storage other than a
+                `LazyTensorStorage` on the CPU or a `LazyMemmapStorage`, a sampler with priorities, a writer other than
+                the ring writers, or a rate limiter.
+            CapacityError: too little memory or disk space.
         """
         with self._gate.lock:
             if shared and self._gate.limiter is not None:
@@ -216,45 +223,49 @@ class Composed(Checkpointed):
     # Random state
 
     def set_seed(self, seed: int) -> None:
-        """Start the sampler's random sequence of `seed`."""
+        """Restart the sampler's random sequence from `seed`."""
         self._draws.set_seed(seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from a generator of yours from now on, as `generator` says; None for the sampler's own."""
+        """Draw from `generator` from now on (see the constructor); None for the sampler's own generator."""
         self._draws.set_rng(generator)
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts and of the batches drawn ahead: copies."""
+        """Return a copy of the state of all parts and of the batches drawn ahead."""
         return self._draws.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly as the saved buffer would have; the same sequence of samples follows.
+        """Load a saved state and continue exactly as the saved buffer would have, with the same sequence of samples.
 
-        The state, of a buffer with parts like this one's, is copied.
+        The state must come from a buffer with parts like this one's. It is copied.
 
         Raises:
-            SchemaError: a state that doesn't fit; nothing changed.
+            SchemaError: the state doesn't fit; nothing changed.
         """
         self._draws.load_state_dict(state_dict)
 
     def checkpointed_state(self) -> dict[str, Any]:
-        """Return the state, its records in the form of the storage's checkpointer."""
+        """Return the state for a checkpoint; the storage's checkpointer determines the form of the records."""
         own = overridden(self, "state_dict", of=Composed)
         state = self.state_dict() if own else self._draws.moment_dict()
         return {**state, "_storage": self.storage.checkpointer.packed_later(state["_storage"])}
 
     def loading(self, state: dict[str, Any]) -> Callable[[], None]:
-        """Return what goes on from what `checkpointed_state` returned, with whatever checkpointer; it can't fail."""
+        """Check a state from `checkpointed_state` and return the callback that loads it.
+
+        The records may have the form of any checkpointer. The callback can't fail, unless a subclass overrides
+        `load_state_dict`.
+        """
         if overridden(self, "load_state_dict", of=Composed):
             return partial(self.load_state_dict, with_records(state))
         return partial(self._draws.adopt, self._draws.parse(with_records(state)))
 
     def end_trajectories(self, ids: Collection[int]) -> None:
-        """Mark the last step of trajectories that nobody goes on with as truncated, and done.
+        """Mark the last step of abandoned trajectories as truncated and done.
 
-        It is one that is stored, or one that a transform holds back (`MultiStepTransform`).
+        That step is stored, or held back by a transform (`MultiStepTransform`).
         """
         if self.initialized:
             with self._gate.lock:
@@ -263,9 +274,9 @@ class Composed(Checkpointed):
                 self._parts.sampler.follow(self._parts.storage)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything; the copy has a lock of its own and goes on with the same sequence of samples.
+        """Return the state for pickling. The copy has its own lock and continues with the same sequence of samples.
 
-        For a process that is about to be spawned the buffer is shared (see `share`), if its storage can be.
+        If a process is being spawned and the storage can be shared, the buffer becomes shared (see `share`).
         """
         if not self.initialized:
             return dict(self.__dict__)
@@ -284,7 +295,7 @@ class Composed(Checkpointed):
             self._draws.rejoin()
 
     def __repr__(self) -> str:
-        """Show the parts."""
+        """Show the parts and the batch size."""
         if not self.initialized:
             return f"{type(self).__name__}(its parts are made at the first use)"
         return (
@@ -296,51 +307,53 @@ class Composed(Checkpointed):
 class ReplayBuffer(Composed):
     """Stores records and serves batches of them.
 
-    The parts are composed: the *storage* keeps records, the *writer* decides where new ones go, the *sampler*
-    decides which ones make a batch, *transforms* act on records on their way in and on batches on their way
-    out. A part belongs to one buffer at a time; one of another buffer that is still in use is refused, save a storage
-    that this buffer is made over: one of the buffers over it writes, the others read.
+    A buffer is composed of parts. The *storage* keeps records. The *writer* chooses the slots of new records. The
+    *sampler* chooses the records of a batch. *Transforms* act on records that are written and on batches that are read.
 
-    `add`, `extend`, `sample`, indexing, `empty` and the state methods may be called from any threads. Writers wait
-    for no fetch: rows that were overwritten while they were fetched are drawn and fetched again, so that a batch
-    never holds half a record. Exchanging parts and transforms while other threads work isn't supported. A write
-    that has begun ends: an interrupt (Ctrl-C) is raised after it.
+    A part belongs to one buffer at a time: the constructor refuses a part of another buffer that is still in use. A
+    storage is an exception, because several buffers may use one storage. One of them writes to it and the others read.
 
-    A subclass may override any public method, and ``_sample(batch_size) -> (batch, info)``, which `sample` and
-    iteration then call, and ``_add(data)`` and ``_extend(data)``, which get records behind the transforms.
+    Any thread may call `add`, `extend`, `sample`, indexing, `empty` and the state methods. Writers don't wait for
+    fetches. Rows that are overwritten during a fetch are drawn and fetched again, so a batch never holds half a record.
+    Don't exchange parts or transforms while other threads use the buffer. A write that has begun completes: an
+    interrupt (Ctrl-C) is raised after it.
+
+    A subclass may override any public method. It may also override ``_sample(batch_size) -> (batch, info)``, which
+    `sample` and iteration then call, and ``_add(data)`` and ``_extend(data)``, which receive transformed records.
 
     Args:
-        storage: where records are kept, or a callable that makes it; None for ``ListStorage(1000)``.
-        sampler: which records make a batch, or a callable that makes it; None for `RandomSampler`, uniform with
-            replacement.
-        writer: where new records go, or a callable that makes it; None for `RoundRobinWriter`, oldest out first.
-        collate_fn: makes a batch out of what the storage returns; None for stacking (list storages) or
-            nothing at all (tensor storages return batches).
-        pin_memory: whether batches come in pinned memory; needs CUDA.
-        prefetch: batches drawn and fetched ahead by threads; None or 0 for none. A batch drawn ahead of a write
-            to one of its rows, of `empty` or of `load_state_dict` isn't served but drawn again; priorities are
-            those at the draw. The sequence of batches depends on the depth only if records or priorities are
-            written in between, and never on the number of threads.
-        transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain
-            callable that changes the batch shape of data with more batch dimensions than the storage has acts
-            on the way in: ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. That is found out at
-            the first write, by calling it on a clone of the data's corner ``[:1, :1]``.
-        transform_factory: a callable that makes the transform, instead of `transform`.
-        batch_size: transitions in a batch if `sample` isn't told otherwise; needed for iteration.
-        dim_extend: the batch dimension of extended data that is time, 0 or more; it changes places with
-            dimension 0. None for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
-        checkpointer: in which form the storage writes records into checkpoints, see `dumps`; None for the storage's
-            own.
-        generator: what the sampler, and one that takes its place, draws from: whoever draws from it, or sets its state,
-            moves the one sequence, and its state is part of the buffer's. None for a generator of the sampler's own.
-        seed: where the sampler's random sequence starts; None leaves it where it is.
-        prefetch_threads: threads that fetch ahead; None for one for each batch, as far as there are CPUs.
-        compilable: has no effect: compiled programs call buffers, they don't contain them.
-        delayed_init: whether the parts are made, of callables, at the first use, so that the buffer can be sent to
-            another process before. None for whether there is a `transform_factory`.
-        shared: whether several processes use the buffer at once; see `share`.
-        rate_limiter: a `SamplesPerInsert` or `MinSize`, by which `add` and `extend` wait for samples, and samples for
-            inserts; None for never. Buffers over one storage go by the same one; give it to one of them.
+        storage: keeps the records, or a callable that creates the storage. None for ``ListStorage(1000)``.
+        sampler: chooses the records of a batch, or a callable that creates the sampler. None for `RandomSampler`,
+            uniform with replacement.
+        writer: chooses the slots of new records, or a callable that creates the writer. None for `RoundRobinWriter`,
+            which overwrites the oldest records first.
+        collate_fn: turns the storage's result into a batch. None stacks the records of list storages; tensor storages
+            return batches anyway.
+        pin_memory: whether batches are in pinned memory; requires CUDA.
+        prefetch: number of batches drawn and fetched ahead by threads; None or 0 for none. If a write, `empty` or
+            `load_state_dict` affects a batch drawn ahead, the buffer draws it again. Priorities are those at the time
+            of the draw. The sequence of batches depends on this number only if records or priorities are written in
+            between. It never depends on the number of threads.
+        transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain callable
+            acts on writes if it changes the batch shape of data with more batch dimensions than the storage has:
+            ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. To find out, the first write calls it on a clone
+            of the data's corner ``[:1, :1]``.
+        transform_factory: a callable that creates the transform, instead of `transform`.
+        batch_size: the default number of transitions in a batch; iteration requires it.
+        dim_extend: the batch dimension of extended data that is time, 0 or more; it is swapped with dimension 0. None
+            for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
+        checkpointer: determines the form of the records in checkpoints, see `dumps`. None for the storage's own.
+        generator: source of random numbers for this sampler and its successors. Its state is part of the buffer's
+            state. If other code draws from it or sets its state, the buffer's sequence changes too. None for the
+            sampler's own generator.
+        seed: seed of the sampler's random sequence. None keeps the present sequence.
+        prefetch_threads: threads that fetch ahead. None for one thread per batch, up to the number of CPUs.
+        compilable: has no effect. Compiled programs call buffers but don't contain them.
+        delayed_init: whether the parts are created from callables at the first use, so that the buffer can be sent to
+            another process before. None for True if there is a `transform_factory`.
+        shared: whether several processes use the buffer at the same time; see `share`.
+        rate_limiter: a `SamplesPerInsert` or `MinSize`, which makes `add` and `extend` wait for samples, and samples
+            for inserts. None for no waiting. Buffers over one storage share one limiter; give it to one of them.
 
     Raises:
         InvalidArgumentError: a bad value, or a part of another buffer.
@@ -357,7 +370,7 @@ class ReplayBuffer(Composed):
         (6, torch.Size([4]))
     """
 
-    _iteration: Iterator[Any] | None = None  # of `next`
+    _iteration: Iterator[Any] | None = None  # the iterator that `next` uses
     _carries = False  # whether batches carry index, weights and generations as entries
 
     def __init__(
@@ -432,24 +445,24 @@ class ReplayBuffer(Composed):
             made.sampler.set_seed(seed)
         if rate_limiter is not None:
             limit(gate, rate_limiter, made.storage)
-        # Nothing fails from here on: a buffer that couldn't be made keeps no part.
+        # Nothing fails from here on, so a failed construction leaves every part without an owner.
         self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, intake
         made.join(self, gate)
         if shared or isinstance(made.storage, SharedTensorStorage):
             self.share()
 
     def _make_intake(self, gate: BufferLock, parts: Parts) -> Inserter:
-        """Return what takes records in."""
+        """Return the inserter, which stores records."""
         return Inserter(gate, parts)
 
     # Writing
 
     def _add(self, data: Any) -> Any:
-        """Store one record as it is, behind the transforms, for subclasses that have an `_add` of their own."""
+        """Store one transformed record. Subclasses may override this."""
         return self._parts.writer.store(data, True, 0, "add")
 
     def _extend(self, data: Any) -> Any:
-        """Store many records, time first, as they are, for subclasses that have an `_extend` of their own."""
+        """Store many transformed records, time first. Subclasses may override this."""
         return self._parts.writer.store(data, False, 0, "extend")
 
     def _put(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
@@ -462,103 +475,109 @@ class ReplayBuffer(Composed):
         """Store one record (with ``ndim > 1`` one time step of all batch entries); see `extend`.
 
         Args:
-            data: a record without a time dimension. It isn't changed, and nothing of it is kept
-                (`ListStorage` keeps the object itself).
+            data: a record without a time dimension. The buffer neither changes it nor keeps a reference (a
+                `ListStorage` keeps the object itself).
 
         Returns:
-            Its index: an int, or ``(n, ndim)`` coordinates; an empty one if a transform held the record back.
+            The index: an int, or ``(n, ndim)`` coordinates. An empty index if a transform held the record back.
         """
         return self._intake.store(data, True, "add")
 
     @outside_graphs
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
-        """Store many records, the oldest first; the newest stay if they are more than fit.
+        """Store many records, the oldest first. If there are more than fit, the newest remain.
 
         Args:
-            data: records ``[T, ...]``; for ``ndim > 1`` ``[*batch, T]`` with time at `dim_extend`. A
-                TensorDict, a tensor, or a dictionary or tuple of tensors is one batch; a list holds single
-                records, as `add` takes them. It isn't changed, and nothing of it is kept (`ListStorage` keeps
-                the objects of a list themselves). ``index``, ``_weight``, ``priority_weight`` and
-                ``_generation``, which samples may carry, are left out, and so are rows that are no steps:
-                those where a stored ``("collector", "mask")`` is False (with ``ndim > 1`` they are kept, and
-                never drawn).
+            data: records ``[T, ...]``; for ``ndim > 1`` ``[*batch, T]`` with time at `dim_extend`. A TensorDict, a
+                tensor, or a dictionary or tuple of tensors is one batch; a list holds single records like the argument
+                of `add`. The buffer neither changes the data nor keeps a reference (a `ListStorage` keeps the objects
+                of a list). The keys ``index``, ``_weight``, ``priority_weight`` and ``_generation``, which samples may
+                carry, are left out. Rows where ``("collector", "mask")`` is False are padding and are left out too;
+                with ``ndim > 1`` they are stored but never drawn.
             update_priority: see `TensorDictReplayBuffer`; has no effect here.
 
         Returns:
-            The index of each record, ``(n,)`` int64 or ``(n, ndim)`` coordinates, time first; -1 for one that
-            isn't stored once the call has ended (more came than fit, it is no step, the writer left it out). An
-            empty index if a transform held the records back.
+            The index of each record, ``(n,)`` int64 or ``(n, ndim)`` coordinates, time first. -1 for a record that
+            isn't stored when the call returns: more records came than fit, the row is padding, or the writer rejected
+            it. An empty index if a transform held the records back.
 
         Raises:
-            SchemaError: no record, or other keys, shapes or dtypes than the first write had; nothing changed.
-            RateLimiterTimeoutError: the rate limiter didn't let it in in time; nothing changed.
-            CapacityError: the first write found too little memory or disk.
+            SchemaError: no record, or keys, shapes or dtypes differ from the first write; nothing changed.
+            RateLimiterTimeoutError: the rate limiter's timeout passed; nothing changed.
+            CapacityError: the first write found too little memory or disk space.
         """
         return self._intake.store(data, False, "extend")
 
     @outside_graphs
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Replace stored records, or a column by its key; inverse transforms act first, the cursor stays.
+        """Replace stored records, or a column by its key. Inverse transforms act first; the cursor stays.
 
-        Records replaced by position are new ones to a prioritized sampler; with another column they aren't. A key that
-        isn't stored yet becomes a column of a tensor storage, zero in all other records.
+        A prioritized sampler treats records replaced by position as new. It keeps the priorities of records if a column
+        is replaced. A key that isn't stored yet becomes a new column of a tensor storage, with zeros in all other
+        records.
 
         Args:
-            index: as in `__getitem__`, within the stored part. Of equal positions the last one wins.
-            value: records of the schema, of exactly the shape that the index selects. With ``ndim > 1`` a TensorDict
-                may lack the first dimensions of that shape: each of them gets the same records.
+            index: as in `__getitem__`, within the stored part. If a position repeats, its last value is stored.
+            value: records of the schema, in exactly the shape that the index selects. With ``ndim > 1`` a TensorDict
+                may lack the first dimensions of that shape; it is then repeated over them.
 
         Raises:
             IndexRangeError: outside the stored part.
-            SchemaError: another shape or dtype, or a key is missing; nothing changed.
+            SchemaError: another shape or dtype, or a missing key; nothing changed.
         """
         self._intake.replace(index, value)
 
     @outside_graphs
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget every record; memory, schema and random state stay.
+        """Remove every record; memory, schema and random state stay.
 
         Args:
-            empty_write_count: whether `write_count`, and what a rate limiter counts, begins again at 0.
+            empty_write_count: whether `write_count` and the rate limiter's counts restart at 0.
         """
         self._draws.empty(empty_write_count)
 
     @outside_graphs
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
-        """Give stored records the priorities that a prioritized sampler draws them by.
+        """Set the priorities of stored records for a prioritized sampler.
 
-        An update for a slot that was overwritten since its record was drawn is dropped and counted
-        (`stats().priorities_dropped`): it belongs to a record that is gone.
+        If a slot was overwritten since its record was drawn, its update is dropped and counted
+        (`stats().priorities_dropped`), because that record no longer exists.
 
         Args:
-            index: slots as `extend` or `sample` returned them: an int or ``(n,)`` integers; with ``ndim > 1``
-                ``(n, ndim)`` coordinates or a tuple of ``ndim`` tensors. -1 is skipped.
+            index: slots from `extend` or `sample`: an int or ``(n,)`` integers; with ``ndim > 1`` ``(n, ndim)``
+                coordinates or a tuple of ``ndim`` tensors. -1 is skipped.
             priority: one number, or one for each index; 0 or more and finite.
-            generation: how often each slot had been written when its record was drawn, ``(n,)`` int64, as
-                samples carry it; None for the generation at the slot's last draw (a slot that was never drawn
-                takes any update).
+            generation: how often each slot had been written when its record was drawn, ``(n,)`` int64, as in samples.
+                None for the generation at the slot's last draw; a slot that was never drawn accepts any update.
 
         Raises:
-            IndexRangeError: an index outside the stored part, or with `generation` outside the storage: a
-                record that was forgotten meanwhile (`empty`) is dropped and counted; nothing changed.
-            InvalidArgumentError: a priority that is negative, infinite or no number; nothing changed.
-            SchemaError: another number of priorities or generations than of indices; nothing changed.
+            IndexRangeError: an index outside the stored part; nothing changed. With `generation`, an index outside the
+                storage: updates of records removed by `empty` are dropped and counted instead.
+            InvalidArgumentError: a priority that is negative, infinite or NaN; nothing changed.
+            SchemaError: the number of priorities or generations differs from the number of indices; nothing changed.
         """
         self._intake.update_priority(index, priority, generation)
 
     @outside_graphs
     def mark_update(self, index: Any) -> None:
-        """Give stored records (see `update_priority`) the priority of new ones; does nothing without priorities."""
+        """Give stored records the priority of new ones; does nothing without priorities.
+
+        Args:
+            index: as in `update_priority`.
+        """
         self._intake.mark_update(index)
 
     def generation(self, index: Any) -> torch.Tensor:
-        """Return how often each slot has been written by now: what `update_priority` compares with.
+        """Return how often each slot has been written, for `update_priority`.
 
-        After `extend`, ``update_priority(index, priority, buffer.generation(index))`` is for the records just
-        written, whatever was drawn from their slots before.
+        After `extend`, ``update_priority(index, priority, buffer.generation(index))`` updates the records just written,
+        regardless of earlier draws of their slots.
+
+        Args:
+            index: as in `update_priority`, within the stored part and without -1.
 
         Returns:
-            ``(n,)`` int64, for an index as in `update_priority`, without -1 and in the stored part.
+            ``(n,)`` int64.
         """
         return self._intake.generation(index)
 
@@ -576,22 +595,21 @@ class ReplayBuffer(Composed):
         """Return a batch of records in fresh memory.
 
         Args:
-            batch_size: transitions; None for the one given at construction. Batches drawn ahead (`prefetch`)
-                have that size; another one is drawn at once, beside them.
+            batch_size: number of transitions; None for the constructor's. Batches drawn ahead (`prefetch`) have the
+                constructor's size. Another size is drawn at once, and the batches drawn ahead are cancelled.
             return_info: whether to return ``(batch, info)``.
-            include_info: has no effect: in a `TensorDictReplayBuffer` batches carry what `info` does.
-            keys: the only columns to fetch; the key of a group stands for all below it. None for all. Such a
-                batch isn't fetched ahead.
+            include_info: has no effect: batches of a `TensorDictReplayBuffer` always carry the entries of `info`.
+            keys: the only columns to fetch; the key of a group selects all keys below it. None for all. Such a batch
+                isn't fetched ahead.
 
         Returns:
-            The batch ``[n]``. ``info`` holds ``"index"`` (``(n,)`` int64, or a tuple of ``ndim`` such
-            tensors), ``"generation"`` (``(n,)`` int64, how often each slot had been written) and what the
-            sampler adds.
+            The batch ``[n]``. ``info`` holds ``"index"`` (``(n,)`` int64, or a tuple of ``ndim`` such tensors),
+            ``"generation"`` (``(n,)`` int64, how often each slot had been written) and the sampler's extra entries.
 
         Raises:
-            EmptyBufferError: nothing is stored.
-            RateLimiterTimeoutError: the rate limiter didn't let it in in time; nothing was drawn.
-            UnsupportedError: no batch size, here or at construction.
+            EmptyBufferError: no record is stored.
+            RateLimiterTimeoutError: the rate limiter's timeout passed; nothing was drawn.
+            UnsupportedError: no batch size, in this call or at construction.
             InvalidTypeError: a transform or `collate_fn` returned None.
             MissingKeyError: one of `keys` isn't stored.
         """
@@ -603,21 +621,21 @@ class ReplayBuffer(Composed):
         return (batch, info) if return_info else batch
 
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Return a batch of that size and its info, for subclasses that have a `_sample` of their own."""
+        """Return a batch and its info. Subclasses may override this."""
         served = self._server.serve(batch_size, None, True)
         return served.batch, served.info
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of one whole epoch, a new one (for ever, with samplers without epochs).
+        """Yield the batches of one new epoch (forever with samplers without epochs).
 
-        It ends with that epoch, also where what was left of it has been overwritten.
+        The iteration ends with that epoch, even if its remaining records were overwritten.
         """
         return self._server.epoch()
 
     def next(self) -> Any:
-        """Return the next batch of an iteration of the buffer's own; None once at the end of an epoch.
+        """Return the next batch of an internal iteration; None once at the end of an epoch.
 
-        After that None the next call begins another epoch.
+        The call after that None begins a new epoch.
         """
         if self._iteration is None:
             self._iteration = iter(self)
@@ -628,18 +646,17 @@ class ReplayBuffer(Composed):
 
     @outside_graphs
     def __getitem__(self, index: Any) -> Any:
-        """Return stored records by position, or a column by its key; transforms act on what is returned.
+        """Return transformed records by position, or a column by its key.
 
         Args:
-            index: an int, slice, list, tensor or mask over the first batch dimension, or a tuple of these, one for
-                each, in the layout in which records are written: with ``ndim=2`` ``[batch, steps]``, unless
-                `dim_extend` says otherwise. The coordinates that `extend` and `sample` return, ``(n, ndim)`` or a
-                tuple of tensors, have time first all the same. A key, a string or tuple of strings, reads the
-                whole buffer.
+            index: an int, slice, list, tensor or mask over the first batch dimension, or a tuple of one for each
+                dimension. The dimensions are in the written layout: with ``ndim=2`` ``[batch, steps]``, unless
+                `dim_extend` says otherwise. Coordinates from `extend` and `sample`, ``(n, ndim)`` or a tuple of
+                tensors, always have time first. A key, a string or tuple of strings, reads the whole buffer.
 
         Returns:
-            For ints and slices live views of a tensor storage (what is written into them is written into the
-            storage, and later writes show in them), unless there are transforms; copies otherwise.
+            Copies. Without transforms, ints and slices of a tensor storage return live views: writes into them change
+            the storage, and later writes to the storage show in them.
 
         Raises:
             IndexRangeError: outside the stored part.
@@ -647,14 +664,14 @@ class ReplayBuffer(Composed):
         return column_of(self[:], index) if is_key(index) else self._server.at(index)
 
     def __len__(self) -> int:
-        """Return the number of transitions stored, without those that the sampler has used up (`ConsumingSampler`)."""
+        """Return the number of stored transitions, without consumed ones (`ConsumingSampler`)."""
         parts = self._parts
         with self._gate.lock:
             return parts.sampler.available(parts.storage)
 
     @property
     def write_count(self) -> int:
-        """Transitions written so far, or since `empty`; those written by index count, too."""
+        """Transitions written since construction or `empty`, including writes by index."""
         return self._draws.write_count
 
     def stats(self) -> BufferStats:
@@ -662,6 +679,6 @@ class ReplayBuffer(Composed):
         return self._draws.stats()
 
     def verify(self) -> AuditReport:
-        """Look at every stored record for what can't be, by the rules of `audit`; other threads wait meanwhile."""
+        """Check every stored record by the rules of `audit`; other threads wait meanwhile."""
         with self._gate.lock:
             return audit(self._parts.storage)

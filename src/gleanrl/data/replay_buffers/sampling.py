@@ -1,4 +1,4 @@
-"""Batches as users get them: asked for, finished, one whole epoch of them."""
+"""Serving of batches: sizes, the sampler's extra entries, collation, transforms and whole epochs."""
 
 from __future__ import annotations
 
@@ -32,47 +32,47 @@ from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
 class Served(NamedTuple):
-    """A batch as the user gets it."""
+    """A batch as delivered to the user."""
 
     batch: Any
     info: Any
-    """What is known of its rows, if that was asked for."""
+    """Information about its rows, if the caller asked for it."""
     ran_out: bool
-    """Whether it ended an epoch."""
+    """Whether the batch ended an epoch."""
     epoch: int
-    """Which epoch it is of."""
+    """The number of its epoch."""
 
 
 class Server(ABC):
-    """What serves batches of a size, and whole epochs of them: of one buffer, or of several as a mixture.
+    """Base class that serves batches and whole epochs, of one buffer or of a mixture of several.
 
     Args:
-        batch_size: transitions in a batch where nobody says otherwise; None for none.
+        batch_size: the default number of transitions in a batch; None for no default.
     """
 
     of: str
-    """What error messages call the buffer."""
+    """The name of the buffer in error messages."""
 
     warns_of_other_sizes = False
-    """Whether a batch of another size than the usual one is a surprise."""
+    """Whether to warn if a batch has another size than the default."""
 
     def __init__(self, batch_size: int | None) -> None:
         self.batch_size = positive_or_none("batch_size", batch_size)
 
     @abstractmethod
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
-        """Return a batch of `size` transitions, of the columns `keys` (None for all)."""
+        """Return a batch of `size` transitions with the columns `keys` (None for all)."""
 
     @abstractmethod
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
 
     def size_of(self, batch_size: int | None, stacklevel: int = 4) -> int:
-        """Return the transitions of a batch, given the argument of `sample`.
+        """Return the number of transitions for the `batch_size` argument of `sample`.
 
         Args:
-            batch_size: None for the usual size; another one may warn.
-            stacklevel: the user's place among the callers.
+            batch_size: None for the default. Another size may cause a warning.
+            stacklevel: the stack level of the user's call, for that warning.
         """
         usual = self.batch_size
         if batch_size is None:
@@ -94,7 +94,7 @@ class Server(ABC):
         return (served.batch, served.info) if return_info else served.batch
 
     def epoch(self) -> Iterator[Any]:
-        """Yield the batches of one whole epoch, a new one; for ever where there are none."""
+        """Yield the batches of one new epoch; forever if the sampler has no epochs."""
         size = self.batch_size
         if size is None:
             raise UnsupportedError(
@@ -110,21 +110,21 @@ class Server(ABC):
             served = self.as_user(size, None, False)
 
     def as_user(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
-        """Serve a batch as the user's own class does, where it does so otherwise."""
+        """Serve a batch through the user's override of `sample`, if there is one."""
         return self.serve(size, keys, wants_info)
 
 
 class BufferServer(Server):
-    """Finishes what is drawn from one buffer: what the sampler adds, collation, transforms, pinned memory.
+    """Serves batches of one buffer: adds the sampler's entries, collates, transforms and pins them.
 
     Args:
-        draws: where rows come from.
-        gate: the buffer's.
-        parts: the buffer's.
+        draws: draws and fetches the rows.
+        gate: the buffer's lock.
+        parts: the buffer's parts.
         batch_size: see `Server`.
-        pin_memory: whether batches come in pinned memory.
+        pin_memory: whether batches are in pinned memory.
         carries: whether batches carry index, weights and generations as entries.
-        sample: a user's own `sample`, if the buffer's class has one.
+        sample: the `sample` method of a user's subclass; None without one.
     """
 
     of = "a buffer"
@@ -163,7 +163,7 @@ class BufferServer(Server):
         return self.draws.prefetcher is not None and self._parts.sampler.draws_ahead
 
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
-        """Return a batch; one of the buffer's size and all columns may have been drawn ahead."""
+        """Return a batch. With the default size and all columns, it may have been drawn ahead."""
         draws, parts, annotated = self.draws, self._parts, wants_info or self._carries
         transforms = parts.transforms
         if (
@@ -180,7 +180,7 @@ class BufferServer(Server):
             drawn, info = ticket.drawn, None
             seen = records if flags is None else flags
             extras = parts.sampler.annotate(drawn, seen) if annotated else {}
-            if transforms.reads and not self._carries:  # they have to know where slices end
+            if transforms.reads and not self._carries:  # transforms need the ends of slices
                 mark_rows(records, parts.sampler.marks(drawn, seen), drawn.slots.shape[0])
             own, storage = parts.collate_fn, ticket.storage
             collate = storage.collate if own is None else storage.collated_by(own)
@@ -195,7 +195,7 @@ class BufferServer(Server):
             if transforms.reads or self._pin_memory:
                 batch = self._delivered(batch)
         except BaseException:
-            draws.not_served(ticket)
+            draws.not_served(ticket)  # a failed or interrupted batch isn't counted
             raise
         served = new_tuple(Served, (batch, info, ticket.ran_out, ticket.epoch))
         if self._last is not None:
@@ -203,12 +203,16 @@ class BufferServer(Server):
         return served
 
     def as_user(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
-        """Serve a batch by the user's own `sample`, if there is one; it has to call the buffer's."""
+        """Serve a batch through the user's `sample`, if there is one; it must call the buffer's `sample`.
+
+        The batch may differ from the served one, so the user's result replaces it, and epoch data come from the inner
+        call.
+        """
         if self._sample is None:
             return self.serve(size, keys, wants_info)
         assert self._last is not None
         self._last.served = Served(None, None, False, 0)
-        # One that doesn't take what is asked for says so, unless it's what it does anyhow.
+        # Pass only arguments that the override accepts. If it lacks one that matters, Python raises the error.
         given = 2 if wants_info else max(self._arguments, int(size != self.batch_size))
         result = self._sample(*(size, wants_info)[:given], **({} if keys is None else {"keys": keys}))
         batch, info = result if wants_info else (result, None)
@@ -220,7 +224,7 @@ class BufferServer(Server):
         self.draws.new_epoch()
 
     def at(self, index: Any) -> Any:
-        """Return stored records by position, as the user gets them (see `ReplayBuffer.__getitem__`)."""
+        """Return transformed records by position (see `ReplayBuffer.__getitem__`)."""
         parts = self._parts
         with self._gate.lock:
             storage = parts.storage
@@ -234,7 +238,7 @@ class BufferServer(Server):
         return self._delivered(records if collate is None else _collated(collate, records))
 
     def _delivered(self, batch: Any) -> Any:
-        """Return a batch as the user gets it: transformed and pinned."""
+        """Return a batch after transforms and pinning."""
         batch = self._parts.transforms.read(batch)
         return pinned(batch) if self._pin_memory else batch
 
@@ -248,7 +252,7 @@ class BufferServer(Server):
         add_entries(records, entries, slots.shape[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without what belongs to threads."""
+        """Return the state for pickling, without thread-local data."""
         return {**self.__dict__, "_last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -258,7 +262,7 @@ class BufferServer(Server):
 
 
 def _read(storage: Storage, index: Any, time: int) -> Any:
-    """Return the records at an index in the written layout, whose dimension `time` is time."""
+    """Return the records at an index in the written layout, where `time` is the time dimension."""
     if not time:
         return storage[index]
     basic = basic_index(index, swapped(storage.shape, time))
@@ -271,7 +275,7 @@ def _read(storage: Storage, index: Any, time: int) -> Any:
 
 
 def _collated(collate: Callable[[Any], Any], records: Any) -> Any:
-    """Return what a storage fetched as one batch."""
+    """Return the storage's result as one batch."""
     batch = collate(records)
     if batch is None:
         raise none_returned("collate_fn", collate)
@@ -281,7 +285,7 @@ def _collated(collate: Callable[[Any], Any], records: Any) -> Any:
 def _stacked(index: tuple[torch.Tensor, ...], records: Any) -> torch.Tensor:
     """Return coordinates repeated over the further batch dimensions of the records, ``(n, *item, ndim)``.
 
-    Left to `add_entries`, they would pass for values of the items where there are as many.
+    Without that, `add_entries` would take them for values of the items if the sizes match.
     """
     stacked = torch.stack(index, -1)
     further = records.ndim - 1 if is_tensor_collection(records) else 0
@@ -292,7 +296,7 @@ def _stacked(index: tuple[torch.Tensor, ...], records: Any) -> torch.Tensor:
 
 
 def _positional(sample: Callable[..., Any]) -> int:
-    """Return how many of the size of a batch, and whether its info is wanted, a user's own `sample` takes."""
+    """Return how many of the arguments `batch_size` and `return_info` the user's `sample` accepts by position."""
     for count in (2, 1):
         with suppress(TypeError):
             inspect.signature(sample).bind(*range(count))

@@ -1,4 +1,4 @@
-"""Schedules of sampler parameters: `alpha` and `beta` of priorities, or whatever else a sampler has."""
+"""Schedules for sampler parameters, for example `alpha` and `beta` of a prioritized sampler."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CHANGES = {
 
 
 class ScheduleState(NamedTuple):
-    """How far a schedule is, and what it began with."""
+    """The number of steps of a schedule, and the initial value of its parameter."""
 
     steps: int
     initial: float
 
 
 class SchedulesState(NamedTuple):
-    """How far several schedules are, in their order."""
+    """The states of several schedules, in their order."""
 
     schedulers: tuple[ScheduleState, ...]
 
@@ -37,13 +37,13 @@ class ParameterScheduler(Stateful[ScheduleState]):
     """Changes a parameter of a sampler at every `step`.
 
     Args:
-        obj: the sampler, or a buffer: its sampler at each step.
+        obj: the sampler, or a buffer. For a buffer, each step changes the buffer's sampler at that time.
         param_name: the attribute to change.
         min_value: its lower bound; None for none.
         max_value: its upper bound; None for none.
 
     Raises:
-        InvalidTypeError: neither a sampler nor a buffer.
+        InvalidTypeError: `obj` is neither a sampler nor a buffer.
         InvalidArgumentError: the sampler has no such attribute.
     """
 
@@ -70,7 +70,7 @@ class ParameterScheduler(Stateful[ScheduleState]):
 
     @property
     def sampler(self) -> Sampler:
-        """Whose parameter it is."""
+        """The sampler whose parameter changes."""
         return self._of.sampler if isinstance(self._of, ReplayBuffer) else self._of
 
     def step(self) -> None:
@@ -82,10 +82,10 @@ class ParameterScheduler(Stateful[ScheduleState]):
 
     @abstractmethod
     def _value(self, steps: int, initial: Any, current: Any) -> Any:
-        """Return the value at step `steps`, 1 and more, given the one at the beginning and the present one."""
+        """Return the value at step `steps` (1 or more) from the initial and the current value."""
 
     def snapshot(self) -> ScheduleState:
-        """Return how far it is; the parameter itself is part of the sampler's state."""
+        """Return the schedule's progress. The parameter itself is part of the sampler's state."""
         return self._state
 
     def parse(self, state: Any) -> ScheduleState:
@@ -94,18 +94,18 @@ class ParameterScheduler(Stateful[ScheduleState]):
         return ScheduleState(reader.integer("steps"), reader.number("initial"))
 
     def adopt(self, value: ScheduleState) -> None:
-        """Go on from a value."""
+        """Take over a value that `parse` returned."""
         self._state = value
 
 
 class LinearScheduler(ParameterScheduler):
-    """Moves a parameter from its value at construction to another one, in equal steps.
+    """Moves a parameter from its initial value to a final value, in equal steps.
 
-    The other arguments are those of `ParameterScheduler`.
+    Other arguments are documented in `ParameterScheduler`.
 
     Args:
-        final_value: where it ends, and stays.
-        num_steps: after how many steps, 1 or more.
+        final_value: the value after `num_steps` steps and later.
+        num_steps: number of steps, 1 or more.
 
     Examples:
         >>> from gleanrl.data import PrioritizedSampler
@@ -134,13 +134,13 @@ class LinearScheduler(ParameterScheduler):
 
 
 class StepScheduler(ParameterScheduler):
-    """Multiplies a parameter by a factor, or adds to it, once in so many steps.
+    """Multiplies a parameter by a factor, or adds a number to it, at every `n_steps`-th step.
 
-    The other arguments are those of `ParameterScheduler`.
+    Other arguments are documented in `ParameterScheduler`.
 
     Args:
-        gamma: the factor, or what is added.
-        n_steps: once in how many steps, 1 or more.
+        gamma: the factor or summand.
+        n_steps: number of steps between two changes, 1 or more.
         mode: ``"multiplicative"`` or ``"additive"``.
     """
 
@@ -166,12 +166,12 @@ class StepScheduler(ParameterScheduler):
 
 
 class LambdaScheduler(ParameterScheduler):
-    """Sets a parameter to its value at construction times a function of the steps.
+    """Sets a parameter to its initial value times a function of the step number.
 
-    The other arguments are those of `ParameterScheduler`.
+    Other arguments are documented in `ParameterScheduler`.
 
     Args:
-        lambda_fn: gets the number of the step, 1 for the first one, and returns a factor.
+        lambda_fn: maps the step number, 1 for the first step, to a factor.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class LambdaScheduler(ParameterScheduler):
 
 
 class SchedulerList(Stateful[SchedulesState]):
-    """Several schedules that step together, and have one state.
+    """Several schedules that step together and share one state.
 
     Args:
         schedulers: the schedules.
@@ -209,22 +209,22 @@ class SchedulerList(Stateful[SchedulesState]):
         self.schedulers.append(scheduler)
 
     def step(self) -> None:
-        """Step all of them."""
+        """Step all schedules."""
         for scheduler in self.schedulers:
             scheduler.step()
 
     def snapshot(self) -> SchedulesState:
-        """Return how far each is."""
+        """Return the progress of each schedule."""
         return SchedulesState(tuple(scheduler.snapshot() for scheduler in self.schedulers))
 
     def parse(self, state: Any) -> SchedulesState:
-        """Return the value of a saved state; `SchemaError` for anything else, or another number of schedules."""
+        """Return the value of a saved state; `SchemaError` for anything else, or a different number of schedules."""
         reader = StateReader(state, "a SchedulerList")
         reader.parts("schedulers", len(self.schedulers))
         each = zip(self.schedulers, reader.get("schedulers"), strict=True)
         return SchedulesState(tuple(scheduler.parse(its) for scheduler, its in each))
 
     def adopt(self, value: SchedulesState) -> None:
-        """Go on from a value."""
+        """Take over a value that `parse` returned."""
         for scheduler, its in zip(self.schedulers, value.schedulers, strict=True):
             scheduler.adopt(its)

@@ -1,4 +1,4 @@
-"""Transforms of a buffer: what records go through on their way in and batches on their way out."""
+"""The transforms of a buffer, which act on records that are written and on batches that are read."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 
 @runtime_checkable
 class HoldsSteps(Protocol):
-    """A transform that holds steps back until later ones are written."""
+    """A transform that holds steps back until later steps are written."""
 
     def end_held(self, ids: Collection[int]) -> set[int]:
-        """Mark the last step of trajectories that nobody goes on with as truncated, and done, if it's held back.
+        """Mark the last held-back step of abandoned trajectories as truncated and done.
 
         Returns:
-            The ids of those of which it is: none of their stored steps is the last.
+            The ids whose last step was held back. No stored step of these trajectories is the last one.
         """
 
 
 class Stage:
-    """One transform in its two directions.
+    """One transform with its two directions.
 
-    An object with `inv` acts in both: itself (or its `forward`) on batches that are read, `inv` on records
-    that are written. A plain callable acts on batches, except one that changes the batch shape of data with
-    more batch dimensions than the storage has: that one acts on the way in. Which it is shows at the buffer's
-    first write, by calling it on a clone of the data's corner, and stays so.
+    An object with `inv` acts in both directions. The object itself (or its `forward`) acts on batches that are read,
+    and `inv` acts on records that are written.
+
+    A plain callable acts on batches, with one exception. If it changes the batch shape of data with more batch
+    dimensions than the storage has, it acts on writes. The buffer finds out at the first write, by calling it on a
+    clone of the data's corner. The direction is fixed once a write has succeeded.
 
     Args:
         transform: the object or callable.
-        invert: whether the two directions change places; a plain callable then acts on the way in only.
+        invert: whether to swap the two directions. A plain callable then acts on writes only.
     """
 
     def __init__(self, transform: Any, invert: bool = False) -> None:
@@ -63,7 +65,7 @@ class Stage:
         self.face(on_write=False)
 
     def face(self, on_write: bool) -> None:
-        """Set the directions; `on_write` says whether a plain callable acts on the way in."""
+        """Set the directions; `on_write` says whether a plain callable acts on writes."""
         transform = self.transform
         forward: Callable[[Any], Any] | None = None if self.is_plain and on_write else self._read
         backward: Callable[[Any], Any] | None = None
@@ -75,10 +77,9 @@ class Stage:
         self.on_read, self.on_write = (backward, forward) if swap else (forward, backward)
 
     def try_on(self, corner: TensorDictBase) -> Any:
-        """Return what the plain callable makes of a clone of `corner`; None if it raises.
+        """Return the plain callable's result for a clone of `corner`; None if it raises.
 
-        A callable that is made for samples, which have another shape, may well raise here: what is wrong with
-        it, if anything, shows at the first sample.
+        A callable for batches may fail on the corner, which has another shape. A real error shows at the first batch.
         """
         try:
             return self.transform(corner.clone())
@@ -87,7 +88,7 @@ class Stage:
 
 
 class Pipeline(Stateful[tuple[Any, ...]]):
-    """The transforms of one buffer, in the order in which batches pass; records pass the other way round.
+    """The transforms of one buffer, in the order in which batches pass; written records pass in reverse order.
 
     Not thread-safe: the buffer changes it, and writes through it, under its lock.
     """
@@ -95,7 +96,7 @@ class Pipeline(Stateful[tuple[Any, ...]]):
     def __init__(self) -> None:
         self._stages: list[Stage] = []
         self.settled = False
-        """Whether a first write succeeded: the directions stay as they are."""
+        """Whether a write has succeeded, which fixes the directions."""
         self.reads: tuple[Callable[[Any], Any], ...] = ()
         self.writes: tuple[tuple[Callable[[Any], Any], bool], ...] = ()
 
@@ -104,15 +105,15 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         return len(self._stages)
 
     def __getitem__(self, place: int) -> Any:
-        """Return the transform at a place, as it was given."""
+        """Return the transform at a position, as the user passed it."""
         return self._stages[place].transform
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the transforms, as they were given."""
+        """Iterate over the transforms, as the user passed them."""
         return (stage.transform for stage in self._stages)
 
     def __call__(self, batch: Any) -> Any:
-        """Return what `read` makes of a batch."""
+        """Return the result of `read`."""
         return self.read(batch)
 
     def __repr__(self) -> str:
@@ -121,58 +122,58 @@ class Pipeline(Stateful[tuple[Any, ...]]):
 
     @property
     def transforms(self) -> list[Any]:
-        """The transforms, as they were given."""
+        """The transforms, as the user passed them."""
         return list(self)
 
-    # What programs ask a chain of modules for, of those transforms that are modules.
+    # Methods of `torch.nn.Module` that programs call on a chain of transforms. They act on transforms that are modules.
 
     def _modules(self) -> nn.ModuleList:
         return nn.ModuleList(transform for transform in self if isinstance(transform, nn.Module))
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Yield what may be learned."""
+        """Yield the parameters of the modules."""
         return self._modules().parameters(recurse)
 
     def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
-        """Yield what modules hold beside."""
+        """Yield the buffers of the modules."""
         return self._modules().buffers(recurse)
 
     def children(self) -> Iterator[nn.Module]:
-        """Yield the modules."""
+        """Yield the transforms that are modules."""
         return self._modules().children()
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yield the modules, and all that are in them."""
+        """Yield the modules and all their submodules."""
         return islice(self._modules().modules(), 1, None)
 
     def to(self, *args: Any, **kwargs: Any) -> Pipeline:
-        """Move the modules, as `torch.nn.Module.to` does; return this."""
+        """Move the modules, as `torch.nn.Module.to` does; return this pipeline."""
         self._modules().to(*args, **kwargs)
         return self
 
     def train(self, mode: bool = True) -> Pipeline:
-        """Put the modules into training mode; return this."""
+        """Set the modules to training mode; return this pipeline."""
         self._modules().train(mode)
         return self
 
     def eval(self) -> Pipeline:
-        """Put the modules into evaluation mode; return this."""
+        """Set the modules to evaluation mode; return this pipeline."""
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Pipeline:
-        """Say whether what may be learned is; return this."""
+        """Set whether the modules' parameters require gradients; return this pipeline."""
         self._modules().requires_grad_(requires_grad)
         return self
 
     # Changes
 
     def take(self, other: Pipeline) -> None:
-        """Begin with the transforms of another one, to which further ones can be added."""
+        """Start with the transforms of another pipeline; later changes of either don't affect the other."""
         self.settled = other.settled
         self._set([*other._stages])
 
     def insert(self, position: Any, transform: Any, invert: bool) -> None:
-        """Put a transform before the one at `position`, in ``[-len, len]``; see `Stage`."""
+        """Insert a transform before the one at `position`, in ``[-len, len]``; see `Stage`."""
         count = len(self._stages)
         if isinstance(position, bool) or not isinstance(position, int) or not -count <= position <= count:
             raise InvalidArgumentError(
@@ -181,6 +182,7 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         stage = Stage(transform, invert)
         stages = [*self._stages]
         stages.insert(position, stage)
+        # `reads` and `writes` must match the stages despite an interrupt.
         to_the_end(lambda: self._set(stages))
 
     def _set(self, stages: list[Stage]) -> None:
@@ -196,11 +198,11 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         )
 
     def settle(self, data: Any, slot_dims: int) -> None:
-        """Find out, at the first write, which plain callables act on the way in.
+        """Determine which plain callables act on writes. Called at every write until one has succeeded.
 
         Args:
-            data: what is written.
-            slot_dims: how many batch dimensions of it the storage takes as slots.
+            data: the written data.
+            slot_dims: the number of its batch dimensions that the storage takes as slots.
         """
         if self.settled:
             return
@@ -219,19 +221,20 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         self._bind()
 
     def snapshot(self) -> tuple[Any, ...]:
-        """Return a copy of the state of each transform that has one, None for the others."""
+        """Return a copy of each transform's state; None for transforms without one."""
         return tuple(
             copy.deepcopy(stage.transform.state_dict()) if hasattr(stage.transform, "state_dict") else None
             for stage in self._stages
         )
 
     def parse(self, state: Any) -> tuple[Any, ...]:
-        """Return the values of the transforms' saved states; those that aren't ours are tried on a copy.
+        """Return the values of the transforms' saved states.
 
-        Other transforms than were saved are fine as long as none of either has a state.
+        A transform of another library loads its state into a copy as a check. A different number of transforms is
+        accepted if neither the saved nor the present ones have a state.
 
         Raises:
-            SchemaError: states of other transforms than these, or one that doesn't fit.
+            SchemaError: the states of other transforms, or a state that doesn't fit.
         """
         if not isinstance(state, (list, tuple)):
             raise SchemaError(
@@ -251,7 +254,7 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         )
 
     def adopt(self, value: tuple[Any, ...]) -> None:
-        """Go on from what `parse` returned."""
+        """Take over a value that `parse` returned."""
         for stage, part in zip(self._stages, value, strict=True):
             if isinstance(stage.transform, Stateful):
                 stage.transform.adopt(part)
@@ -259,12 +262,12 @@ class Pipeline(Stateful[tuple[Any, ...]]):
                 stage.transform.load_state_dict(copy.deepcopy(part))
 
     def write(self, data: Any, slot_dims: int) -> Any:
-        """Return `data` as it is to be stored, None if a transform holds it back; `data` stays as it is.
+        """Return transformed data to store; None if a transform holds all of it back. `data` itself stays unchanged.
 
         Args:
-            data: what is written.
-            slot_dims: how many batch dimensions of it the storage takes as slots; a plain callable that acts
-                on the way in has nothing to do with data that has no more.
+            data: the written data.
+            slot_dims: the number of its batch dimensions that the storage takes as slots. A plain callable that acts on
+                writes skips data with no more dimensions than that.
         """
         if isinstance(data, list):
             written = [self.write(record, slot_dims - 1) for record in data]
@@ -282,15 +285,15 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         return data
 
     def end_held(self, ids: Collection[int]) -> set[int]:
-        """Mark the last steps of trajectories that nobody goes on with, if they are held back: see `HoldsSteps`."""
+        """Mark the held-back last steps of abandoned trajectories and return their ids; see `HoldsSteps`."""
         holding = [module for module in self.modules() if isinstance(module, HoldsSteps)]
         return set[int]().union(*(module.end_held(ids) for module in holding))
 
     def read(self, batch: Any) -> Any:
-        """Return a batch as the user gets it.
+        """Return a batch after all transforms.
 
         Raises:
-            InvalidTypeError: a transform returned None, as one does that changes the batch in place only.
+            InvalidTypeError: a transform returned None, for example because it changes the batch in place only.
         """
         for transform in self.reads:
             batch = transform(batch)
@@ -300,7 +303,7 @@ class Pipeline(Stateful[tuple[Any, ...]]):
 
 
 def _says_something(state: Any) -> bool:
-    """Return whether there is anything in a state, however deep."""
+    """Return whether a state has any value other than None, at any depth."""
     if isinstance(state, Mapping):
         return any(map(_says_something, state.values()))
     if isinstance(state, (list, tuple)):
@@ -337,7 +340,7 @@ def none_returned(kind: str, function: Callable[[Any], Any]) -> InvalidTypeError
 
 
 def copied(records: Any) -> Any:
-    """Return a copy of records for transforms to change."""
+    """Return a copy of records that transforms may change."""
     return _pytree.tree_map(
         lambda leaf: leaf.clone() if hasattr(leaf, "clone") else copy.deepcopy(leaf),
         records,

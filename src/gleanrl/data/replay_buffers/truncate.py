@@ -1,4 +1,4 @@
-"""Trajectories that nobody goes on with: the last step of each that is stored says that it was cut there."""
+"""Marking of abandoned trajectories: their last stored step becomes truncated."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.trajectories import MASK, TRAJ_IDS, cut_at, newest_steps, step_ids
 from gleanrl.errors import MissingKeyError, UnsupportedError
 
-_ROWS = 1 << 20  # looked through at once
-_RECORDS = 1 << 10  # likewise of a list, whose records may have to be unpacked
+_ROWS = 1 << 20  # rows searched at once
+_RECORDS = 1 << 10  # records of a list searched at once, which may have to be decompressed
 
 
 def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
-    """Set truncated, and with it done, in the last stored step of trajectories that don't end there; terminated stays.
+    """Set truncated and done in the last stored step of trajectories that didn't end there; terminated stays unchanged.
 
-    Steps are found by ``("collector", "traj_ids")``. A record may hold several steps, which follow each other in their
-    last dimension; those that ``("collector", "mask")`` says are padding are none. Storages without ids, other objects
-    than TensorDicts in lists, and records out of order are left as they are. The flags are corrections: priorities
-    stay.
+    Steps are found by ``("collector", "traj_ids")``. A record may hold several consecutive steps in its last dimension.
+    Padding, where ``("collector", "mask")`` is False, isn't a step. Nothing changes in storages without ids, in records
+    of a list that aren't TensorDicts, and in storages whose records aren't in order. The flags count as amendments, so
+    priorities stay.
 
     Args:
-        storage: of steps; the caller holds the buffer's lock.
-        given: ids of the trajectories.
+        storage: a storage of steps; the caller holds the buffer's lock.
+        given: the ids of the trajectories.
 
     Returns:
-        How many steps were marked.
+        The number of steps marked.
     """
     if not len(storage) or not storage.ordered:
         return 0
@@ -51,8 +51,9 @@ def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
 
 
 def _last_steps(storage: Storage, ids: set[int]) -> dict[int, list[int]]:
-    """Return where the newest step of each trajectory stands that has one: slots, and places among a record's steps."""
+    """Return the newest step of each trajectory: for each slot, the positions of such steps in its record."""
     found: dict[int, list[int]] = {}
+    # The search goes from the newest chunk to older ones, and ends once all ids are found.
     for slots, column, ends in _ids_by_age(storage):
         newest = newest_steps(column, ids)
         for place in newest.values():
@@ -66,9 +67,13 @@ def _last_steps(storage: Storage, ids: set[int]) -> dict[int, list[int]]:
 
 
 def _ids_by_age(storage: Storage) -> Iterator[tuple[torch.Tensor, torch.Tensor, Sequence[int]]]:
-    """Yield slots, ``(n,)`` int64, the ids of their steps, ``(steps,)``, the newest last, and where each slot's end.
+    """Yield chunks of slots, their steps' ids, and the end position of each slot's steps.
 
-    Padding, and records without ids, have the id -1, or no steps.
+    The first chunk is the newest; within a chunk the newest step is last. Padding and records without ids have the id
+    -1, or no steps.
+
+    Yields:
+        Slots ``(n,)`` int64, ids ``(steps,)``, and for each slot the position after its last step.
     """
     count = len(storage)
     first = storage.end * storage.rows_per_step if storage.num_steps == storage.capacity_steps else 0
@@ -89,7 +94,7 @@ def _ids_by_age(storage: Storage) -> Iterator[tuple[torch.Tensor, torch.Tensor, 
 
 
 def _columns(storage: Storage) -> tuple[Path, ...]:
-    """Return the columns of ids and mask, as far as there are any."""
+    """Return the columns of ids and mask, as far as the storage has them."""
     found: tuple[Path, ...] = ()
     for key in (TRAJ_IDS, MASK):
         try:

@@ -1,4 +1,4 @@
-"""Putting samples together: stacking what several buffers or rows deliver."""
+"""Stacking of samples, and loading of several parts' states together."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def stack_tensors(list_of_tensor_iterators: Iterable[Iterable[torch.Tensor]]) ->
     """Stack the first tensors of all iterators, the second ones, and so on.
 
     Args:
-        list_of_tensor_iterators: iterators of equal length; tensors at one place have one shape.
+        list_of_tensor_iterators: iterators of equal length. Tensors at the same position have the same shape.
 
     Returns:
-        One tensor per place, with a new first dimension as long as the list.
+        One tensor per position, with a new first dimension as long as the list.
 
     Raises:
         InvalidArgumentError: iterators of different lengths.
@@ -45,13 +45,13 @@ def stack_tensors(list_of_tensor_iterators: Iterable[Iterable[torch.Tensor]]) ->
 
 
 class InPlaceSampler:
-    """A `collate_fn` that stacks records into one and the same batch: each batch overwrites the last one.
+    """A `collate_fn` that stacks records into the memory of the last batch, which it overwrites.
 
-    Saves an allocation, at a price: whoever keeps a batch sees it change. A batch of another size or
-    structure than the last one gets new memory.
+    This saves an allocation, but a caller who keeps a batch sees it change. A batch of another size or structure gets
+    new memory.
 
     Args:
-        device: where the batch is; None for the device of the records.
+        device: the device of the batch; None for the device of the records.
 
     Examples:
         >>> import torch
@@ -68,7 +68,7 @@ class InPlaceSampler:
         self.out: Any = None
 
     def __call__(self, list_of_tds: Sequence[TensorDictBase]) -> Any:
-        """Return the records as one batch, in the memory of the last one if that fits."""
+        """Return the records as one batch, in the memory of the last batch if it fits."""
         fresh = torch.stack(list(list_of_tds))
         if self.device is not None:
             fresh = fresh.to(self.device)
@@ -80,14 +80,15 @@ class InPlaceSampler:
 
 
 def stack_samples(samples: Sequence[Any], names: Sequence[str]) -> Any:
-    """Return samples as one, ``[len(samples), ...]``; TensorDicts with differing keys as a lazy stack.
+    """Return samples as one, ``[len(samples), ...]``; TensorDicts with different keys become a lazy stack.
 
     Args:
         samples: TensorDicts, tensorclasses, tensors, or trees of tensors.
-        names: what error messages call each of them.
+        names: the name of each sample in error messages.
 
     Raises:
-        SchemaError: samples that differ in a shape, a dtype or a device, naming the keys; trees that differ in a key.
+        SchemaError: samples differ in a shape, a dtype or a device, or trees differ in a key. The message names the
+            keys.
     """
     descriptions = [describe(sample) for sample in samples]
     if any(found != descriptions[0] for found in descriptions) and _can_be_lazy(samples, descriptions):
@@ -113,7 +114,7 @@ def stack_samples(samples: Sequence[Any], names: Sequence[str]) -> Any:
 
 
 def _can_be_lazy(samples: Sequence[Any], descriptions: Sequence[dict[Path, str]]) -> bool:
-    """Return whether samples are TensorDicts that differ in which keys they have, and in nothing else."""
+    """Return whether samples are TensorDicts that differ only in their keys."""
     if not all(isinstance(sample, TensorDictBase) for sample in samples):
         return False
     known: dict[Path, str] = {}
@@ -121,7 +122,7 @@ def _can_be_lazy(samples: Sequence[Any], descriptions: Sequence[dict[Path, str]]
 
 
 def describe(sample: Any) -> dict[Path, str]:
-    """Return what stands at each path of a sample: its kind, and a tensor's shape, dtype and device."""
+    """Return the type of each entry by path, with the shape, dtype and device of a tensor."""
     if not is_tensor_collection(sample):
         pairs, spec = _pytree.tree_flatten_with_path(sample)
         leaves: dict[Path, str] = {(_pytree.keystr(place),): _kind(leaf) for place, leaf in pairs}
@@ -155,14 +156,14 @@ def _kind(leaf: Any) -> str:
 
 
 def _lazy_kind(leaf: Leaf, dims: int) -> str:
-    """Return what must be alike in records that are stacked lazily: not the sizes of tensors."""
+    """Return the properties that lazily stacked records must have in common, which exclude the sizes of tensors."""
     if isinstance(leaf, ObjectColumn):
         return "objects" if leaf.blank is None else f"{leaf.blank.ndim} dimensions of {leaf.blank.dtype}"
     return f"{leaf.ndim - dims} dimensions of {leaf.dtype}"
 
 
 def _difference(first: dict[Path, str], other: dict[Path, str]) -> str:
-    """Say where two descriptions differ: what stands at common keys, or else keys that only one has."""
+    """Return text that says where two descriptions differ: at common keys, or in keys that only one has."""
     differing = [path for path in first if path in other and first[path] != other[path]]
     parts = [f"{as_key(path)!r} is {first[path]} and {other[path]}" for path in differing if path]
     if parts:
@@ -175,7 +176,7 @@ def _difference(first: dict[Path, str], other: dict[Path, str]) -> str:
 
 
 def states_in(state_dict: Any, name: str, count: int) -> list[Any]:
-    """Return the `count` states that stand under `name`; `SchemaError` if there are others."""
+    """Return the `count` states under `name`; `SchemaError` for any other number."""
     states = state_dict.get(name) if isinstance(state_dict, dict) else None
     if not isinstance(states, list) or len(states) != count:
         raise SchemaError(f"load_state_dict: expected the states of {count} members under {name!r}")
@@ -183,7 +184,10 @@ def states_in(state_dict: Any, name: str, count: int) -> list[Any]:
 
 
 def loading_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> Callable[[], None]:
-    """Return what gives each part its state; all are parsed here, so that a wrong one changes nothing."""
+    """Parse each part's state and return the callback that loads all of them.
+
+    All states are parsed here, so a wrong one changes nothing.
+    """
     values = [part.parse(state) for part, state in zip(parts, states, strict=True)]
 
     def adopt() -> None:
@@ -194,7 +198,7 @@ def loading_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> Callab
 
 
 def load_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> None:
-    """Give each part its state; see `loading_all`."""
+    """Load each part's state; see `loading_all`."""
     loading_all(parts, states)()
 
 

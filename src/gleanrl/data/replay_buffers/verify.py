@@ -1,4 +1,4 @@
-"""An audit of what a buffer stores: does it say of itself what records of a rollout have to say?"""
+"""An audit that checks whether stored records are consistent with each other, as steps of a rollout must be."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.trajectories import STEPS, TRAJ_IDS, same_bits, twins
 from gleanrl.errors import MissingKeyError, SchemaError
 
-_CHUNK = 1 << 16  # time steps looked at together
+_CHUNK = 1 << 16  # time steps checked at once
 
 
 class AuditProblem(NamedTuple):
-    """One kind of mistake, with the first place where it shows."""
+    """One kind of problem, with the first slot that has it."""
 
     rule: str
     """``"schema"``, ``"generations"``, ``"flags"``, ``"next observation"`` or ``"ids"``."""
     rows: int
-    """Rows that break it."""
+    """Number of rows that violate the rule."""
     slot: int
-    """The first of them."""
+    """The first such row."""
     message: str
-    """What was expected, and what is there."""
+    """The expectation that the rows violate."""
 
 
 class AuditReport(NamedTuple):
-    """What `ReplayBuffer.verify` found."""
+    """The result of `ReplayBuffer.verify`."""
 
     rows: int
-    """Transitions looked at."""
+    """Number of transitions checked."""
     trajectories: int | None
-    """Trajectories, or pieces of some; None where nothing stored tells."""
+    """Number of trajectories and fragments; None if the stored entries don't tell."""
     checks: tuple[str, ...]
     """The rules that applied."""
     problems: tuple[AuditProblem, ...]
-    """What breaks them, one entry for each kind."""
+    """The violations, one entry for each kind."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no problems."""
         return not self.problems
 
 
 def audit(storage: Storage) -> AuditReport:
-    """Look at every stored record; nothing changes.
+    """Check every stored record, without changing any.
 
-    - schema: columns have the shapes and dtypes that the first write fixed.
+    - schema: columns have the shapes and dtypes of the first write.
     - generations: every stored row was written.
     - flags: ``done`` is ``terminated`` or ``truncated``, where all three are stored.
-    - next observation: inside a trajectory an entry below ``next`` is that of the following step's root, bit for bit
-      (not in rows of n-step data that look further ahead).
-    - ids: no trajectory id goes on after an end, or stands in two streams. A truncation isn't an end where the
-      following step goes on from its next observation (``set_truncated=True`` of a collector).
+    - next observation: within a trajectory, an entry below ``next`` equals the following step's root, bit for bit. Rows
+      of n-step data that look further ahead are skipped.
+    - ids: no trajectory id continues after an end or occurs in two streams. A truncation isn't an end if the following
+      step continues from its next observation (``set_truncated=True`` of a collector).
 
-    Rows that are no steps (``("collector", "mask")`` is False) aren't compared.
+    Rows where ``("collector", "mask")`` is False are padding and aren't compared.
 
     Cost: one pass over the columns that the rules need.
 
@@ -95,13 +95,13 @@ def audit(storage: Storage) -> AuditReport:
 
 
 class _Findings:
-    """Problems of one kind are counted together."""
+    """Problems, counted by kind."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], tuple[int, int]] = {}
 
     def add(self, rule: str, message: str, slots: torch.Tensor) -> None:
-        """Take the rows `slots`, ``(n,)`` int64, as breaking a rule."""
+        """Record the rows `slots`, ``(n,)`` int64, as violations of a rule."""
         if slots.shape[0]:
             count, first = self._found.get((rule, message), (0, int(slots[0])))
             self._found[rule, message] = count + slots.shape[0], first
@@ -115,7 +115,7 @@ class _Findings:
 
 
 def _books(storage: Storage) -> list[AuditProblem]:
-    """Check what the storage keeps beside the records."""
+    """Check the storage's own consistency and its generations."""
     try:
         if isinstance(storage, (ListStorage, TensorStorage)):
             storage.check_valid()
@@ -131,7 +131,7 @@ def _books(storage: Storage) -> list[AuditProblem]:
 
 
 def _check_flags(storage: TensorStorage, found: _Findings) -> str | None:
-    """Check that done is terminated or truncated; return the rule's name if it applies."""
+    """Check that done equals terminated or truncated; return the rule's name if it applies."""
     schema = storage.format.schema
     groups = {path[:-1] for path in schema.paths if path[-1] in FLAGS}
     whole = [group for group in groups if all((*group, flag) in schema for flag in FLAGS)]
@@ -144,7 +144,7 @@ def _check_flags(storage: TensorStorage, found: _Findings) -> str | None:
 
 
 def _pairs(storage: TensorStorage, table: Episodes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the slots of neighbouring steps of one trajectory, ``(n,)`` int64 each: a step and the next."""
+    """Yield slots of consecutive steps of one trajectory, ``(n,)`` int64 each: a step and the following one."""
     streams, slots_in_all = table.num_streams, table.capacity * table.num_streams
     for start in range(0, len(storage), _CHUNK * streams):
         slots = torch.arange(start, min(start + _CHUNK * streams, len(storage)), device="cpu")
@@ -159,7 +159,7 @@ def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> l
     schema = storage.format.schema
     observed = _observed(schema)
     for slots, following in _pairs(storage, table) if observed else ():
-        if STEPS in schema:
+        if STEPS in schema:  # the next observation of an n-step row isn't the following step's
             single = _wide(storage.column(STEPS)[slots])[:, 0] == 1
             slots, following = slots[single.cpu()], following[single.cpu()]
         for path in observed:
@@ -169,20 +169,20 @@ def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> l
 
 
 def _observed(schema: Schema) -> list[Path]:
-    """Return the entries below ``next`` that stand in the following step's root, too."""
+    """Return the entries below ``next`` that the following step's root also has."""
     return twins(
         {path: field for path, field in zip(schema.paths, schema.fields, strict=True) if not field.is_list}
     )
 
 
 def _differ(storage: TensorStorage, path: Path, slots: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Return where an entry below ``next`` isn't the root's of the slot that follows, ``(n,)`` bool."""
+    """Return where an entry below ``next`` differs from the following slot's root, ``(n,)`` bool."""
     coming, root = storage.column(path)[slots], storage.column(path[1:])[following]
     return ~same_bits(coming, root, 1).cpu()
 
 
 def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> list[str]:
-    """Check that no id goes on after an end, and that each belongs to one stream."""
+    """Check that no id continues after an end, and that each id occurs in one stream."""
     schema = storage.format.schema
     if TRAJ_IDS not in schema:
         return []
@@ -196,7 +196,7 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
         if path[0] == "next" and path[-1] in FLAGS:
             flags[path[-1]] |= _wide(storage.column(path)[last]).any(1).cpu()
     ended = flags["done"] | flags["terminated"] | flags["truncated"]
-    # Runs of one id side by side, in the order of time within a stream.
+    # Sort the runs by id. The sort is stable, so the runs of one id stay in the order of time within a stream.
     order = torch.sort(ids, stable=True).indices
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] >= 0)
     earlier, later = order[:-1][same], order[1:][same]
@@ -213,5 +213,5 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
 
 
 def _wide(rows: torch.Tensor) -> torch.Tensor:
-    """Return ``(n, ...)`` as ``(n, values of a row)``."""
+    """Return a tensor ``(n, ...)`` reshaped to ``(n, values of a row)``."""
     return rows.reshape(rows.shape[0], rows.shape[1:].numel())

@@ -1,4 +1,4 @@
-"""Records and priorities on their way into a buffer."""
+"""Writing of records and priorities into a buffer."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ _WHOLE = slice(None)
 
 
 class Inserter:
-    """Takes records in, through transforms, writer and storage; the sampler follows.
+    """Writes records through transforms, writer and storage, and updates the sampler.
 
-    A record is checked before anything changes; a write that has begun ends.
+    All checks of a record come before the first change, and a write that has begun completes.
 
     Args:
-        gate: the buffer's.
-        parts: the buffer's.
+        gate: the buffer's lock.
+        parts: the buffer's parts.
     """
 
     only_tensordicts = False
-    """Whether records have to be TensorDicts."""
+    """Whether records must be TensorDicts."""
     put: Callable[..., Any] | None = None
-    """What writes in place of `Writer.store`: a user's own `_add` and `_extend` of the buffer."""
+    """Replaces `Writer.store` if the user's subclass of the buffer overrides `_add` or `_extend`."""
 
     def __init__(self, gate: BufferLock, parts: Parts) -> None:
         self._gate = gate
         self._parts = parts
 
     def store(self, data: Any, single: bool, where: str, prioritize: bool = False) -> Any:
-        """Store one record or many; return their index (see `ReplayBuffer.add` and `extend`).
+        """Store one record or many and return their index (see `ReplayBuffer.add` and `extend`).
 
         Args:
-            data: what to store.
+            data: one record or many.
             single: whether it is one record.
-            where: the call that error messages name.
-            prioritize: whether to take priorities that records bring.
+            where: the name of the call in error messages.
+            prioritize: whether to use priorities that the records carry.
         """
         if self.only_tensordicts and type(data) is not TensorDict:
             _check_tensordicts(data, single, where)
         parts = self._parts
-        if parts.storage.moments:  # before the lock is taken: nobody else waits for the copies
+        # Snapshots that are being saved need copies of the slots to be overwritten. Copying before the lock is taken
+        # delays no other thread.
+        if parts.storage.moments:
             parts.storage.preserve_next(1 if single else length_hint(data))
         if self._gate.asked:
             self._gate.give_way()
@@ -92,7 +94,7 @@ class Inserter:
             return index
 
     def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
-        """Return the priorities that records bring, one each, time first; None if they bring none."""
+        """Return the priorities that records carry, one each, time first; None if they carry none."""
         return None
 
     def replace(self, index: Any, value: Any) -> None:
@@ -117,13 +119,13 @@ class Inserter:
                 parts.sampler.follow(storage)
 
     def update_priority(self, index: Any, priority: Any, generation: Any) -> None:
-        """Take priorities (see `ReplayBuffer.update_priority`)."""
+        """Set priorities (see `ReplayBuffer.update_priority`)."""
         self._gate.asked = True
         with self._gate.lock:
             self._gate.asked = False
             storage, sampler = self._parts.storage, self._parts.sampler
-            # With generations a record may be known that isn't stored any more.
-            # A tuple: `storage.shape`, a torch.Size, isn't free.
+            # With generations, an index may name a record that is no longer stored: its update is dropped, not refused.
+            # A tuple, because creating the torch.Size of `storage.shape` takes longer.
             steps = storage.num_steps if generation is None else storage.capacity_steps
             slots = slots_of_update(index, (steps, *storage.batch_shape), not sampler.takes_priorities)
             sampler.prioritize(storage, slots, priority, generation)
@@ -147,12 +149,12 @@ class Inserter:
 
 
 class TensorDictInserter(Inserter):
-    """An `Inserter` of TensorDicts, which may bring their priorities.
+    """An `Inserter` of TensorDicts, which may carry their priorities.
 
     Args:
         gate: see `Inserter`.
         parts: see `Inserter`.
-        priority_key: where priorities stand.
+        priority_key: the key of the priorities.
     """
 
     only_tensordicts = True
@@ -162,9 +164,9 @@ class TensorDictInserter(Inserter):
         self.priority_key = priority_key
 
     def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
-        """Return the priorities that records bring, after checking them."""
+        """Return the checked priorities that records carry."""
         sampler, dims = self._parts.sampler, self._parts.storage.ndim - single
-        if isinstance(data, list):  # of a storage of objects
+        if isinstance(data, list):  # records of a list storage
             found = [self._brought(record, True, 0, where) for record in data]
             known = [value for value in found if value is not None]
             return torch.cat(known) if known and len(known) == len(found) else None
@@ -179,7 +181,7 @@ class TensorDictInserter(Inserter):
         return values
 
     def _reduced(self, priority: Any, count: int, reduction: str, where: str) -> torch.Tensor:
-        """Return one priority for each of `count` records out of a priority entry."""
+        """Return one priority for each of `count` records from an entry with one or more values per record."""
         size = priority.numel() if isinstance(priority, torch.Tensor) else -1
         if size < count or (size % count if count else size):
             raise SchemaError(
@@ -191,12 +193,12 @@ class TensorDictInserter(Inserter):
     def take_priorities(
         self, data: TensorDictBase, mark: Callable[[Any], None], update: Callable[[Any, Any, Any], None]
     ) -> None:
-        """Give the records of a batch its priorities (see `TensorDictReplayBuffer.update_tensordict_priority`).
+        """Set the priorities of a batch's records (see `TensorDictReplayBuffer.update_tensordict_priority`).
 
         Args:
             data: the batch.
-            mark: the buffer's `mark_update`, which a subclass of a user's may have overridden.
-            update: its `update_priority`, likewise.
+            mark: the buffer's `mark_update`, which a user's subclass may override.
+            update: the buffer's `update_priority`, which a user's subclass may override.
         """
         with self._gate.lock:
             sampler, ndim = self._parts.sampler, self._parts.storage.ndim
@@ -207,7 +209,7 @@ class TensorDictInserter(Inserter):
             except RuntimeError as error:
                 if isinstance(error, GleanError) or not isinstance(data, LazyStackedTensorDict):
                     raise
-                # Records of unlike length: their entries can't be stacked.
+                # Records of different lengths: their entries can't be stacked.
                 found = [self._priorities(record, ndim, sampler.reduction) for record in data.unbind(0)]
                 index, priority, generation = (
                     None if any(part is None for part in column) else torch.cat(column)
@@ -219,7 +221,7 @@ class TensorDictInserter(Inserter):
                 update(index, priority, generation)
 
     def _priorities(self, data: TensorDictBase, ndim: int, reduction: str) -> tuple[Any, Any, Any]:
-        """Return the indices in a batch, or in one record of it, with their priorities and generations, or None."""
+        """Return the indices in a batch or record, its priorities or None, and its generations or None."""
         where = "update_tensordict_priority"
         index = data.get("index", None)
         if index is None:
@@ -240,7 +242,7 @@ def _check_tensordicts(data: Any, single: bool, where: str) -> None:
 
 
 def _with_column(storage: Storage, time: int, key: Any, column: Any) -> Any:
-    """Return the whole content, in the written layout, with another tensor at `key`; the content isn't changed."""
+    """Return a shallow copy of the whole content, in the written layout, with a new tensor at `key`."""
     whole = storage.get(_WHOLE)
     if not is_tensor_collection(whole):
         raise UnsupportedError(
