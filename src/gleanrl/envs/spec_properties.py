@@ -104,21 +104,29 @@ class SpecProperties:
 
     # ----------------------------------------------------------------- specs
     observation_spec = _spec(
-        "observation", EnvSpecs.full, "What `reset` and `step` return beside reward and flags."
+        "observation",
+        EnvSpecs.full,
+        "Spec of the observations: the entries that `reset` and `step` return, without rewards and flags.",
     )
     action_spec = _spec(
-        "action", EnvSpecs.short, 'The action\'s: the leaf if ``"action"`` is all, a composite otherwise.'
+        "action",
+        EnvSpecs.short,
+        'Spec of the action: a leaf if ``"action"`` is its only key, otherwise a composite.',
     )
     reward_spec = _spec(
-        "reward", EnvSpecs.short, 'The reward\'s: the leaf if ``"reward"`` is all, a composite otherwise.'
+        "reward",
+        EnvSpecs.short,
+        'Spec of the reward: a leaf if ``"reward"`` is its only key, otherwise a composite.',
     )
-    done_spec = _spec("done", EnvSpecs.short, "The flags', completed with done and terminated.")
-    state_spec = _spec("state", EnvSpecs.full, "What `step` reads beside the action.")
+    done_spec = _spec("done", EnvSpecs.short, "Spec of the flags, with done and terminated added if missing.")
+    state_spec = _spec(
+        "state", EnvSpecs.full, "Spec of the states: the entries that `step` reads, without the action."
+    )
 
     full_observation_spec = _spec("observation", EnvSpecs.full, "The same as `observation_spec`.")
-    full_action_spec = _spec("action", EnvSpecs.full, "The actions' by key.")
-    full_reward_spec = _spec("reward", EnvSpecs.full, "The rewards' by key.")
-    full_done_spec = _spec("done", EnvSpecs.full, "The flags' by key.")
+    full_action_spec = _spec("action", EnvSpecs.full, "Spec of the actions, by key.")
+    full_reward_spec = _spec("reward", EnvSpecs.full, "Spec of the rewards, by key.")
+    full_done_spec = _spec("done", EnvSpecs.full, "Spec of the flags, by key.")
     full_state_spec = _spec("state", EnvSpecs.full, "The same as `state_spec`.")
 
     observation_spec_unbatched = _unbatched("observation", EnvSpecs.full)
