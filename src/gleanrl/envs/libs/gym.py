@@ -1,9 +1,4 @@
-"""gymnasium's environments, single ones and vectors of them: `GymEnv` by name, `GymWrapper` around one.
-
-Observations that are rendered frames.
-
-Vector environments by name: gymnasium's environments, put together so that resets are left to us.
-"""
+"""`GymEnv` and `GymWrapper`: gymnasium environments by name or by instance, single or as vector environments."""
 
 from __future__ import annotations
 
@@ -44,19 +39,18 @@ PIXELS = "pixels"
 
 
 def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.Env[Any, Any]:
-    """Return `env` with its rendered frame as its observation, or as one more entry of it.
+    """Wrap `env` so that its rendered frame is its observation, or an additional entry of it; return the wrapper.
 
-    The frame's shape is found out by a reset and a rendering.
+    A reset and one rendering determine the frame's shape.
 
     Args:
         env: made with ``render_mode="rgb_array"``.
-        pixels_only: whether the frame takes the place of the observation. If not, the result is a Dict with
-            the frame under ``"pixels"``, beside the entries of a Dict observation or, for any other space,
-            ``"observation"``.
+        pixels_only: whether the frame replaces the observation. If False, the observation is a Dict: the frame is under
+            ``"pixels"``, and a Dict observation keeps its entries. Any other observation is under ``"observation"``.
 
     Raises:
         UnsupportedError: if the environment doesn't render arrays.
-        InvalidArgumentError: if the observation has an entry ``"pixels"`` already.
+        InvalidArgumentError: if the observation already has an entry ``"pixels"``.
     """
     mode = getattr(env, "render_mode", None)
     if mode != "rgb_array":
@@ -77,10 +71,10 @@ def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.En
 
 
 def observes_frames(env: Any) -> bool:
-    """Return whether an environment's observations are frames: ``(H, W, 3)`` from 0 to 255, or a Dict with `PIXELS`.
+    """Return whether `env` observes frames: a Dict with `PIXELS`, or arrays ``(H, W, 3)`` with values from 0 to 255.
 
     Args:
-        env: a single one, or a vector of them; of anything else it isn't known.
+        env: a gymnasium environment or vector environment. For any other object the result is False.
     """
     space: Any = None
     if isinstance(env, gymnasium.vector.VectorEnv):
@@ -95,10 +89,10 @@ def observes_frames(env: Any) -> bool:
 
 
 def rendering(gym_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `gymnasium.make` with a render mode that gives arrays.
+    """Return `gym_kwargs` with the render mode ``"rgb_array"``, which renders arrays.
 
     Raises:
-        InvalidArgumentError: if they ask for another render mode.
+        InvalidArgumentError: if `gym_kwargs` ask for another render mode.
     """
     mode = gym_kwargs.get("render_mode", "rgb_array")
     if mode != "rgb_array":
@@ -110,11 +104,11 @@ MODES = ("sync", "async", "vector_entry_point")
 
 
 class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Repeats each action; rewards are added up, an episode's end ends the step.
+    """Repeats each action and sums the rewards. The end of an episode ends the step early.
 
     Args:
         env: the environment.
-        num_frames: how often, at least 1.
+        num_frames: number of repetitions, at least 1.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], num_frames: int) -> None:
@@ -130,20 +124,21 @@ class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
 def make_vector(
     env_name: Any, num_envs: int, pixels_only: bool | None, frame_skip: int, gym_kwargs: Mapping[str, Any]
 ) -> VectorEnv[Any, Any, Any]:
-    """Return `num_envs` environments of one name in one vector environment.
+    """Return a vector environment of `num_envs` environments with the id `env_name`.
 
     Args:
         env_name: the id of a registered environment.
-        num_envs: how many.
-        pixels_only: None for the environment's own observations; True for rendered frames instead, False for
-            frames beside them.
-        frame_skip: how often each environment repeats an action.
-        gym_kwargs: for `gymnasium.make`; `vectorization_mode` (``"sync"`` unless given) and `vector_kwargs` for
-            `gymnasium.make_vec`.
+        num_envs: number of environments.
+        pixels_only: None for the environment's own observations. True replaces them by rendered frames; False adds the
+            frames.
+        frame_skip: number of times that each environment repeats an action.
+        gym_kwargs: keyword arguments of `gymnasium.make`. `vectorization_mode` (default ``"sync"``) and `vector_kwargs`
+            are passed to `gymnasium.make_vec`.
 
     Raises:
         InvalidArgumentError: for another `vectorization_mode`.
-        UnsupportedError: for pixels or frame skip in an environment that isn't made of single ones.
+        UnsupportedError: for pixels or frame skip with ``"vector_entry_point"``, which has no single environments to
+            wrap.
     """
     kwargs = dict(gym_kwargs)
     mode = kwargs.pop("vectorization_mode", None) or "sync"
@@ -159,7 +154,7 @@ def make_vector(
             )
         kwargs.pop("disable_env_checker", None)  # gymnasium checks single environments only
         return gymnasium.make_vec(env_name, num_envs, mode, **kwargs)
-    # What we read we copy: another copy of every observation would only cost time.
+    # The steppers copy every observation into a block. A copy in the vector environment would only cost time.
     vector_kwargs = {
         "autoreset_mode": AutoresetMode.DISABLED,
         "copy": False,
@@ -169,7 +164,7 @@ def make_vector(
 
 
 def _wrappers(pixels_only: bool | None, frame_skip: int) -> list[Callable[..., Any]]:
-    """Return what each environment is wrapped in; frames that are skipped aren't rendered."""
+    """Return the wrappers of each single environment. The frame skip is inside, so skipped frames aren't rendered."""
     found: list[Callable[..., Any]] = []
     if frame_skip > 1:
         found.append(functools.partial(FrameSkip, num_frames=frame_skip))
@@ -179,41 +174,40 @@ def _wrappers(pixels_only: bool | None, frame_skip: int) -> list[Callable[..., A
 
 
 class _AvailableEnvs:
-    """The ids that gymnasium knows when they are asked for, of the class and of its environments."""
+    """Descriptor with the ids that gymnasium has registered at the time of access, for the class and its instances."""
 
     def __get__(self, env: Any, owner: type[Any]) -> list[str]:
         return sorted(gymnasium.registry)
 
 
 class GymWrapper(GymLikeEnv):
-    """A gymnasium environment, or vector environment, that exists already.
+    """Wraps an existing gymnasium environment or vector environment.
 
-    Keys, encodings, seeds, hooks and attributes are those of `GymLikeEnv`. A vector environment may have any
-    autoreset mode; with NEXT_STEP, collectors mark the rows of its resets as no frames
-    (``("collector", "mask")`` is False).
+    For keys, encodings, seeds, hooks and attributes see `GymLikeEnv`. A vector environment may have any autoreset mode.
+    With NEXT_STEP, collectors mark the rows of resets as no frames: ``("collector", "mask")`` is False there.
 
     Args:
         env: the environment; `close` closes it.
-        categorical_action_encoding: whether Discrete and MultiDiscrete spaces, those of observations
-            included, give integers; if not, they give one-hot vectors (int64).
-        from_pixels: whether to observe rendered frames, ``(H, W, 3)`` uint8 under ``"pixels"``; the
-            environment must have been made with ``render_mode="rgb_array"``, and is reset once to find out
-            the frames' shape. Not for vector environments.
+        categorical_action_encoding: whether Discrete and MultiDiscrete spaces (also of observations) give integers. If
+            False, they give one-hot vectors (int64).
+        from_pixels: whether to observe rendered frames, ``(H, W, 3)`` uint8 under ``"pixels"``. The environment must
+            have been made with ``render_mode="rgb_array"``; one reset determines the frames' shape. Not for vector
+            environments.
         pixels_only: with `from_pixels`, whether the frame is the only observation.
-        frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the
-            step. Not for vector environments.
-        device: where TensorDicts live; None for TensorDicts without a device.
-        batch_size: ``()`` for one environment, ``[P]`` for a vector environment; None for whichever it is.
-        allow_done_after_reset: accepted for any environment; gymnasium's resets never return done.
+        frame_skip: number of times that a step repeats an action. Rewards are summed, and the end of an episode ends
+            the step. Not for vector environments.
+        device: device of the TensorDicts; None for TensorDicts without a device.
+        batch_size: ``()`` for one environment, ``[P]`` for a vector environment; None accepts either.
+        allow_done_after_reset: see `EnvBase`; gymnasium's resets never return done.
 
     Attributes:
-        available_envs: the ids that can be made; of the class, too.
-        from_pixels: whether frames are observed: by the argument, or because the environment's observations are such.
+        available_envs: the ids of all registered environments; also an attribute of the class.
+        from_pixels: whether observations are frames, either by the argument or by the environment itself.
         pixels_only: see the argument.
 
     Raises:
         InvalidTypeError: if `env` isn't a gymnasium environment.
-        SpaceError: if columns can't hold the values of one of its spaces.
+        SpaceError: if a space has no spec.
         UnsupportedError: for `from_pixels` or `frame_skip` with a vector environment, or `from_pixels` without
             rendering.
 
@@ -262,13 +256,13 @@ class GymWrapper(GymLikeEnv):
         )
 
     def _key_of(self, env: Any, from_pixels: bool, pixels_only: bool) -> str:
-        """Note whether frames are observed; return the key of an observation that isn't a Dict."""
+        """Record whether frames are observed; return the key for an observation that isn't a Dict."""
         self.from_pixels, self.pixels_only = from_pixels or observes_frames(env), pixels_only
         return PIXELS if self.from_pixels and pixels_only else "observation"
 
     @property
     def lib(self) -> ModuleType:
-        """The library that the environments come from."""
+        """The module of the library that makes the environments."""
         return gym_backend()
 
     def get_library_name(self, env: Any = None) -> str:
@@ -277,30 +271,29 @@ class GymWrapper(GymLikeEnv):
 
 
 class GymEnv(GymWrapper):
-    """A gymnasium environment by name, or several of them that step at once.
+    """A gymnasium environment by name, or several of them that step together.
 
-    Keys, encodings, seeds, hooks and attributes are those of `GymLikeEnv`. Once it was closed, by a collector at
-    the end of its budget say, the next `reset` or `rollout` makes the environment anew.
+    For keys, encodings, seeds, hooks and attributes see `GymLikeEnv`. After `close`, the next `reset` or `rollout`
+    makes a new environment. For example, a collector closes the environment at the end of its budget.
 
-    With `num_envs` the environments are put into gymnasium's SyncVectorEnv, or AsyncVectorEnv with
-    ``vectorization_mode="async"``, that leaves resets to us (``AutoresetMode.DISABLED``): no row is wasted and none
-    is masked. ``vectorization_mode="vector_entry_point"`` takes the vector environment that comes with the name
-    (CartPole has one), which is faster but resets as it was written to.
+    With `num_envs`, the environments run in gymnasium's SyncVectorEnv, or in its AsyncVectorEnv for
+    ``vectorization_mode="async"``. Their autoreset mode is DISABLED: the library resets them itself, so that every row
+    is a frame. ``vectorization_mode="vector_entry_point"`` uses the vector environment registered with the name
+    (CartPole has one). It is faster but resets in its own way.
 
-    The other arguments are those of `GymWrapper`.
+    The other arguments are described in `GymWrapper`.
 
     Args:
         env_name: the id of a registered environment.
-        num_envs: how many environments step at once, ``batch_size=[num_envs]``; 0 for one, without a batch
+        num_envs: number of environments that step together, ``batch_size=[num_envs]``; 0 for one without a batch
             dimension.
-        disable_env_checker: passed to `gymnasium.make`: whether to leave out gymnasium's own checks of every
-            step.
+        disable_env_checker: passed to `gymnasium.make`: whether to skip gymnasium's checks of every step.
         from_pixels: see `GymWrapper`; ``render_mode="rgb_array"`` is added to `gym_kwargs`.
-        **gym_kwargs: passed to `gymnasium.make`; with `num_envs`, `vectorization_mode` and `vector_kwargs` go to
-            `gymnasium.make_vec`.
+        **gym_kwargs: passed to `gymnasium.make`; with `num_envs`, `vectorization_mode` and `vector_kwargs` are passed
+            to `gymnasium.make_vec`.
 
     Raises:
-        InvalidArgumentError: if `num_envs` isn't an integer from 0.
+        InvalidArgumentError: if `num_envs` isn't a non-negative integer.
         UnsupportedError: for `from_pixels` or `frame_skip` with ``vectorization_mode="vector_entry_point"``.
 
     Examples:
@@ -345,7 +338,7 @@ class GymEnv(GymWrapper):
             pixels = {"from_pixels": from_pixels, "pixels_only": pixels_only}
             super().__init__(one(), **pixels, frame_skip=frame_skip, **options)
         else:
-            # Its parts render and repeat actions already, which GymWrapper would refuse to do for a vector.
+            # The vector's members already render and repeat actions. `GymWrapper.__init__` would reject these options.
             vector = several()
             key = self._key_of(vector, from_pixels, pixels_only)
             GymLikeEnv.__init__(self, vector, observation_key=key, frame_skip=frame_skip, **options)

@@ -1,4 +1,4 @@
-"""The choice of the library behind `GymEnv`: gymnasium, or gym by way of shimmy."""
+"""Choice of the library behind `GymEnv`: gymnasium, or gym through shimmy."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _block: ContextVar[str | None] = ContextVar(
 
 
 class set_gym_backend:
-    """Choose the library that `GymEnv` makes environments with: gymnasium, or the older gym.
+    """Choose the library with which `GymEnv` makes environments: gymnasium, or the older gym.
 
-    A context manager, a decorator, or a plain call of `set`: programs that name their backend work unchanged.
-    Environments of gym pass through the package shimmy, which gives them gymnasium's interface; with both installed
-    `GymWrapper` takes them, too.
+    Works as a context manager, as a decorator, or by a call of `set`. Programs that select a backend in one of these
+    ways run unchanged. Environments of gym need the package shimmy, which gives them gymnasium's interface. If both are
+    installed, `GymWrapper` accepts such environments, too.
 
     Args:
         backend: ``"gymnasium"`` or ``"gym"``, the module itself, or a function that returns the module.
 
     Raises:
-        UnsupportedError: for any other library, or one that isn't installed.
+        UnsupportedError: for any other library, or if a package that the library needs isn't installed.
 
     Examples:
         >>> with set_gym_backend("gymnasium"):
@@ -58,20 +58,20 @@ class set_gym_backend:
         self._before: list[Token[str | None]] = []
 
     def set(self) -> None:
-        """Make the choice for the rest of the program."""
+        """Choose the library for the rest of the program."""
         _program[0] = self._name
 
     def __enter__(self) -> set_gym_backend:
-        """Make the choice for the block."""
+        """Choose the library for the block."""
         self._before.append(_block.set(self._name))
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Take the choice back."""
+        """Restore the earlier choice."""
         _block.reset(self._before.pop())
 
     def __call__(self, function: _Function) -> _Function:
-        """Return `function`, called under this choice."""
+        """Return `function` wrapped so that it runs under this choice."""
 
         @functools.wraps(function)
         def chosen(*args: Any, **kwargs: Any) -> Any:
@@ -97,22 +97,22 @@ _LIBRARIES = (
 
 
 def get_available_libraries() -> dict[str, bool]:
-    """Return which libraries of environments are installed; this library wraps gymnasium's, TorchRL the others'."""
+    """Return for each known library whether it is installed. gleanrl wraps only gymnasium and gym."""
     return {name: importlib.util.find_spec(name) is not None for name in _LIBRARIES}
 
 
 def gym_backend(submodule: str | None = None) -> ModuleType:
-    """Return the chosen library, or its submodule of that name (``"wrappers"``, say)."""
+    """Return the module of the chosen library, or its submodule, for example ``"wrappers"``."""
     name = _block.get() or _program[0]
     return importlib.import_module(name if submodule is None else f"{name}.{submodule}")
 
 
 def named(env_name: Any, gym_kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return by which name and arguments gymnasium makes an environment of the chosen library."""
+    """Return the name and arguments with which gymnasium makes an environment of the chosen library."""
     gym = gym_backend()
     if gym is gymnasium:
         return env_name, gym_kwargs
-    importlib.import_module("shimmy")  # registers the names below
+    importlib.import_module("shimmy")  # this registers the names below
     outer = {key: gym_kwargs[key] for key in _OF_GYMNASIUM if key in gym_kwargs}
     inner = {key: value for key, value in gym_kwargs.items() if key not in outer}
     if not _has_five(gym):
@@ -122,7 +122,7 @@ def named(env_name: Any, gym_kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any
 
 
 def with_gymnasiums_interface(env: Any) -> Any:
-    """Return an environment of gym behind shimmy, if that is installed; any other one as it is."""
+    """Return an environment of gym wrapped by shimmy (if installed); return any other object unchanged."""
     gym = sys.modules.get("gym")
     if gym is None or not isinstance(env, gym.Env) or importlib.util.find_spec("shimmy") is None:
         return env
@@ -131,5 +131,5 @@ def with_gymnasiums_interface(env: Any) -> Any:
 
 
 def _has_five(gym: ModuleType) -> bool:
-    """Return whether a step of this release of gym returns five things, with terminated and truncated apart."""
+    """Return whether `step` of this gym release returns five values, with separate terminated and truncated."""
     return tuple(int(part) for part in gym.__version__.split(".")[:2]) >= (0, 26)

@@ -1,21 +1,18 @@
-"""How one value of a gymnasium space becomes one leaf of a record, and back.
+"""Codecs: conversions between values of gymnasium spaces and arrays of one leaf.
 
-A codec serves one leaf: `encode` turns what an environment returned into an array of the leaf's shape and
-dtype, `decode` turns a row of an action column into what the environment's `step` takes. Both the steppers
-and the TensorDict path convert through these objects, so that there is one rule for what is accepted.
+`Codec.encode` turns a value that an environment returned into an array of the leaf's shape and dtype. `Codec.decode`
+turns a row of an action column into the argument of the environment's `step`. The steppers and the TensorDict methods
+use the same codecs, so both accept the same values.
 
-The codec of a vector environment (`Codec.batched`) has leaves ``(P, *leaf)``. gymnasium batches values in its own
-way: P integers of a Discrete are one array, a Tuple of Boxes is a tuple of batched arrays, a Dict a dict of them.
-Codecs of choices stand in `gleanrl.envs.libs.gym_codecs`.
+The codec of a vector environment (`Codec.batched`) has leaves ``(P, *leaf)``. gymnasium batches each space in its own
+way: P integers of a Discrete are one array, a Tuple of Boxes is a tuple of batched arrays, a Dict is a dict of them.
 
-Codecs of choices: Discrete and MultiDiscrete spaces, as integers from 0 or as one-hot vectors.
+Choices (Discrete, MultiDiscrete) become integers from 0 or one-hot vectors. The codecs for one choice of one
+environment compute with Python numbers, several times as fast as NumPy on a single number. The codecs for P
+environments compute with arrays. `MultiOneHotCodec` serves both.
 
-The single environment's codecs of one choice work on Python numbers, several times as fast as NumPy on one of them;
-those of P environments on arrays. `MultiOneHotCodec` is the same for both.
-
-Spaces whose values have no single fixed shape: text, sequences, graphs, tuples of unlike elements.
-
-Their leaves are lists (see `gleanrl._arrays.ragged`): an `encode` returns the object of one record instead of an array.
+Spaces without a single fixed shape (text, sequences, graphs, tuples of different elements) have list leaves, see
+`gleanrl._arrays.ragged`. There `encode` returns the object of one record instead of an array.
 """
 
 from __future__ import annotations
@@ -43,19 +40,19 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class Codec(ABC):
-    """One leaf: its key, its spec, and the conversions between the space's values and arrays of that spec.
+    """One leaf: its key, its spec, and the conversions between values of the space and arrays of the spec.
 
-    Leaves that are lists have objects in place of arrays; see `gleanrl.envs.libs.gym_codecs`.
+    List leaves (see `ListCodec`) convert to objects instead of arrays.
 
-    Not thread-safe: a codec remembers the dtype in which its values came first.
+    Not thread-safe: a codec stores the dtype of its first value.
 
     Args:
-        key: where the leaf stands; messages name it.
+        key: path of the leaf; error messages name it.
         spec: the leaf's spec, without batch dimensions.
     """
 
     is_list = False
-    """Whether its leaf is a list of objects."""
+    """Whether the leaf is a list of objects."""
 
     def __init__(self, key: Path, spec: TensorSpec) -> None:
         assert spec.dtype is not None
@@ -69,12 +66,12 @@ class Codec(ABC):
         """Return `value` as an array of the leaf's shape and dtype; it may share memory with `value`.
 
         Raises:
-            EnvironmentContractError: naming the key, what was expected and what came.
+            EnvironmentContractError: if it doesn't fit. The message names the key, the expected and the actual value.
         """
 
     @abstractmethod
     def decode(self, row: Array) -> Any:
-        """Return what `step` takes for one row of the column; it shares no memory with `row`.
+        """Return the argument of `step` for one row of the column; it shares no memory with `row`.
 
         Raises:
             PolicyError: if the row encodes no action.
@@ -82,22 +79,22 @@ class Codec(ABC):
 
     @abstractmethod
     def batched(self, num_envs: int) -> Codec:
-        """Return the codec of the values of P environments at once, ``(P, *leaf)``, as gymnasium batches them."""
+        """Return the codec for the values of P environments, ``(P, *leaf)``, in gymnasium's batched form."""
 
     @property
     def decodes_to_itself(self) -> bool:
-        """Whether `decode` returns any row as it is."""
+        """Whether `decode` returns every row unchanged."""
         return False
 
     def decode_all(self, column: Array) -> list[Any]:
-        """Return what `step` takes for each of the T rows of ``column``, ``(T, *shape)``."""
+        """Return the argument of `step` for each of the T rows of ``column``, ``(T, *shape)``."""
         return [self.decode(column[t, ...]) for t in range(len(column))]
 
     def check_action(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Check that an action of this shape and dtype can be decoded.
 
         Raises:
-            PolicyError: naming the key, what was expected and what came.
+            PolicyError: if not. The message names the key, the expected and the actual shape and dtype.
         """
         if tuple(shape) != self.shape or dtype is not self.spec.dtype:
             raise PolicyError(
@@ -107,17 +104,17 @@ class Codec(ABC):
             )
 
     def batched_spec(self, num_envs: int) -> TensorSpec:
-        """Return the spec of P environments' leaves."""
+        """Return the spec of the leaves of P environments, ``(P, *leaf)``."""
         return self.spec.expand((num_envs, *self.shape))
 
     def fail(self, value: Any, expected: str | None = None) -> EnvironmentContractError:
-        """Return the error for a value that isn't one of the space."""
+        """Return the error for a value that isn't in the space."""
         wanted = expected or f"shape {self.shape} {self.dtype}"
         return EnvironmentContractError(f"key {as_key(self.key)!r} expected {wanted}, got {describe(value)}")
 
 
 def describe(value: Any) -> str:
-    """Return what a value is, for a message: shape and dtype of an array, type and text of anything else."""
+    """Return a description of `value` for a message: shape and dtype of an array, else type and text."""
     if isinstance(value, (np.ndarray, np.generic)):
         return f"shape {tuple(value.shape)} {value.dtype}"
     text = repr(value)
@@ -125,9 +122,9 @@ def describe(value: Any) -> str:
 
 
 def as_array(value: Any) -> tuple[Array, bool]:
-    """Return `value` as an array, and whether its dtype is one that the environment chose.
+    """Return `value` as an array, and whether the environment chose its dtype.
 
-    Python numbers and lists have no dtype of their own: they take the declared one.
+    Python numbers and lists have no dtype, so that they take the declared one.
 
     Raises:
         ValueError: if the value is no regular array of numbers.
@@ -144,16 +141,16 @@ def as_array(value: Any) -> tuple[Array, bool]:
 
 
 class ArrayCodec(Codec):
-    """Arrays as they are, or shifted by a start: Box, MultiBinary, MultiDiscrete.
+    """Arrays, unchanged or shifted by a start: Box, MultiBinary, MultiDiscrete.
 
-    The first array fixes the dtype that is accepted from then on. If it isn't the declared one, values are
-    cast to the declared one, with one warning. Any later change of shape or dtype raises.
+    The first array fixes the accepted dtype. If it differs from the declared dtype, all values are cast, with one
+    warning. Any later change of shape or dtype is an error.
 
     Args:
-        key: where the leaf stands.
+        key: path of the leaf.
         spec: its spec.
-        start: what is subtracted from observations and added to actions, ``shape``; None for nothing.
-        action_dtype: the dtype that the environment's `step` gets; None for the spec's.
+        start: array of shape ``shape``, subtracted from observations and added to actions; None for no shift.
+        action_dtype: dtype of the argument of the environment's `step`; None for the spec's dtype.
     """
 
     def __init__(
@@ -169,7 +166,7 @@ class ArrayCodec(Codec):
         self.accepted: np.dtype[Any] | None = None
 
     def encode(self, value: Any) -> Array:
-        """Return `value` as an array, after checking shape and dtype."""
+        """Return `value` as an array, after a check of its shape and dtype."""
         if type(value) is not np.ndarray or value.shape != self.shape or value.dtype is not self.accepted:
             value = self._checked(value)
         if self.start is not None:
@@ -177,19 +174,19 @@ class ArrayCodec(Codec):
         return value if value.dtype == self.dtype else value.astype(self.dtype)
 
     def decode(self, row: Array) -> Array:
-        """Return a copy of the row, in the space's dtype."""
+        """Return a copy of the row in the dtype of the space."""
         if self.start is not None:
             row = row + self.start
         return np.array(row, self.action_dtype)
 
     def batched(self, num_envs: int) -> ArrayCodec:
-        """Return the codec of arrays ``(P, *shape)``."""
+        """Return the codec for arrays ``(P, *shape)``."""
         spec = self.batched_spec(num_envs)
         start = None if self.start is None else np.broadcast_to(self.start, spec.shape)
         return ArrayCodec(self.key, spec, start, self.action_dtype)
 
     def decode_all(self, column: Array) -> list[Any]:
-        """Return the T rows of one copy of the column."""
+        """Copy the column once and return its T rows."""
         copied = self.decode(column)
         return list(copied) if copied.ndim > 1 else [copied[t, ...] for t in range(len(copied))]
 
@@ -215,7 +212,7 @@ class ArrayCodec(Codec):
         return array
 
     def _typed(self, array: Array) -> Array:
-        """Return Python numbers in the declared dtype, if it can hold them."""
+        """Convert Python numbers to the declared dtype; raise if the dtype can't hold them exactly."""
         typed = array.astype(self.dtype)
         if self.dtype.kind != "f" and not np.array_equal(typed, array):
             raise self.fail(array.tolist(), f"numbers that {self.dtype} holds")
@@ -223,7 +220,7 @@ class ArrayCodec(Codec):
 
 
 class RewardCodec(Codec):
-    """Rewards: anything that is a number, cast to the spec; arrays must have the spec's shape.
+    """Rewards: any number, cast to the spec's dtype. Arrays must have the spec's shape.
 
     A reward may lack the spec's last dimension of size 1: ``()`` fits ``(1,)``.
     """
@@ -238,15 +235,15 @@ class RewardCodec(Codec):
             if (*array.shape, 1) != self.shape:
                 raise self.fail(value)
             array = array.reshape(self.shape)
-        with np.errstate(over="ignore"):  # infinities are looked for once a batch, whatever they came from
+        with np.errstate(over="ignore"):  # a whole-batch check finds infinities of any origin
             return array.astype(self.dtype)
 
     def decode(self, row: Array) -> Any:
-        """Return the row: nobody passes a reward to an environment."""
+        """Return a copy of the row; required by the base class, although rewards are never decoded."""
         return row.copy()
 
     def batched(self, num_envs: int) -> RewardCodec:
-        """Return the codec of the rewards of P environments."""
+        """Return the codec for the rewards of P environments."""
         return RewardCodec(self.key, self.batched_spec(num_envs))
 
     def _number(self, value: Any) -> float:
@@ -262,10 +259,10 @@ class StackCodec(Codec):
     """A tuple of values of one shape and dtype, stacked along a new dimension.
 
     Args:
-        key: where the leaf stands.
+        key: path of the leaf.
         spec: the stacked spec.
         parts: the codec of each element.
-        axis: the new dimension: 0, or 1 behind that of the environments.
+        axis: index of the new dimension: 0, or 1 after the dimension of the environments.
     """
 
     def __init__(self, key: Path, spec: TensorSpec, parts: Sequence[Codec], axis: int = 0) -> None:
@@ -283,7 +280,7 @@ class StackCodec(Codec):
         return tuple(part.decode(_element(row, self.axis, i)) for i, part in enumerate(self.parts))
 
     def batched(self, num_envs: int) -> StackCodec:
-        """Return the codec of a tuple of batched values."""
+        """Return the codec for a tuple of batched values."""
         parts = [part.batched(num_envs) for part in self.parts]
         return StackCodec(self.key, self.batched_spec(num_envs), parts, self.axis + 1)
 
@@ -299,10 +296,12 @@ def _element(array: Array, axis: int, i: int) -> Array:
 
 
 def as_flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool: bools of Python and NumPy, arrays of one bool, and the integers 0 and 1.
+    """Return `value` as a bool.
+
+    Accepted are bools of Python and NumPy, arrays of one bool, and the integers 0 and 1.
 
     Raises:
-        EnvironmentContractError: for anything else; None and text have a truth value too, but not one that was meant.
+        EnvironmentContractError: for anything else. None and text have a truth value, too, but are likely mistakes.
     """
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
@@ -315,7 +314,7 @@ def as_flag(name: str, value: Any) -> bool:
 
 
 def as_flags(name: str, value: Any, num_envs: int) -> Array:
-    """Return the flags of all environments, ``(P,)`` bool: bools or the integers 0 and 1.
+    """Return the flags of P environments, ``(P,)`` bool, from bools or the integers 0 and 1.
 
     Raises:
         EnvironmentContractError: for anything else.
@@ -330,14 +329,14 @@ def as_flags(name: str, value: Any, num_envs: int) -> Array:
 
 
 class CategoricalCodec(Codec):
-    """One of n integers from `start`, as an integer from 0.
+    """One of n integers from `start`, converted to an integer from 0.
 
     Args:
-        key: where the leaf stands.
+        key: path of the leaf.
         spec: a Categorical spec of shape ``()``.
         n: the number of choices.
-        start: the smallest of the space's integers.
-        dtype: the space's dtype, which the environment's `step` gets.
+        start: the smallest integer of the space.
+        dtype: the dtype of the space, in which the environment's `step` gets the choice.
     """
 
     def __init__(self, key: Path, spec: TensorSpec, n: int, start: int, dtype: np.dtype[Any]) -> None:
@@ -350,11 +349,11 @@ class CategoricalCodec(Codec):
         return not self.shape and self.start == 0 and self.action_dtype == self.dtype
 
     def encode(self, value: Any) -> Array:
-        """Return the choice, counted from 0."""
+        """Return the choice as an integer from 0."""
         return np.asarray(self._choice(value), self.dtype)
 
     def decode(self, row: Array) -> Any:
-        """Return a scalar of the space's dtype; numbers outside the space are passed on."""
+        """Return a scalar of the space's dtype. Numbers outside the space are passed on unchecked."""
         return self.action_dtype.type(int(row) + self.start)
 
     def decode_all(self, column: Array) -> list[Any]:
@@ -362,7 +361,7 @@ class CategoricalCodec(Codec):
         return list((column + self.start).astype(self.action_dtype))
 
     def batched(self, num_envs: int) -> BatchedCategoricalCodec:
-        """Return the codec of P integers."""
+        """Return the codec for P integers."""
         return BatchedCategoricalCodec(self, self.batched_spec(num_envs))
 
     def _choice(self, value: Any) -> int:
@@ -379,15 +378,15 @@ class CategoricalCodec(Codec):
 
 
 class OneHotCodec(CategoricalCodec):
-    """One of n integers from `start`, as a vector with a single one; arguments as in `CategoricalCodec`."""
+    """One of n integers from `start`, converted to a one-hot vector; arguments as for `CategoricalCodec`."""
 
     @cached_property
     def _choices(self) -> list[Any]:
-        # NumPy scalars: gymnasium checks them faster than Python integers, and its spaces sample them.
+        # NumPy scalars, as gymnasium's spaces sample them; gymnasium checks these faster than Python integers.
         return list(np.arange(self.start, self.start + self.n).astype(self.action_dtype))
 
     def batched(self, num_envs: int) -> BatchedOneHotCodec:
-        """Return the codec of P one-hot vectors."""
+        """Return the codec for P one-hot vectors."""
         return BatchedOneHotCodec(self, self.batched_spec(num_envs))
 
     def encode(self, value: Any) -> Array:
@@ -402,7 +401,7 @@ class OneHotCodec(CategoricalCodec):
         try:
             if values.count(0) == self.n - 1:
                 return self._choices[values.index(1)]
-        except ValueError:  # the one value that isn't 0 isn't 1 either
+        except ValueError:  # the only nonzero value isn't 1
             pass
         choices = one_hot_choices(row[None])
         if choices is None:
@@ -421,11 +420,11 @@ class OneHotCodec(CategoricalCodec):
 
 
 class BatchedCategoricalCodec(Codec):
-    """P integers from a start, as integers from 0.
+    """P integers from a start, converted to integers from 0.
 
     Args:
         one: the codec of one environment.
-        spec: the spec of all, ``(P, *leaf)``.
+        spec: the spec of all environments, ``(P, *leaf)``.
     """
 
     def __init__(self, one: CategoricalCodec | BatchedCategoricalCodec, spec: TensorSpec) -> None:
@@ -436,19 +435,19 @@ class BatchedCategoricalCodec(Codec):
         self._batch = self.shape[: spec.batch_ndim]
 
     def encode(self, value: Any) -> Array:
-        """Return the choices, counted from 0."""
+        """Return the choices as integers from 0."""
         return self._choices(value).astype(self.dtype)
 
     def decode(self, row: Array) -> Array:
-        """Return integers of the space's dtype; numbers outside the space are passed on."""
+        """Return integers of the space's dtype. Numbers outside the space are passed on unchecked."""
         return (row + self.start).astype(self.action_dtype)
 
     def decode_all(self, column: Array) -> list[Any]:
-        """Return what `step` takes for each of the T rows of ``(T, P)``."""
+        """Return the argument of `step` for each of the T rows of ``(T, P)``."""
         return list(self.decode(column))
 
     def batched(self, num_envs: int) -> BatchedCategoricalCodec:
-        """Return the codec of so many such batches."""
+        """Return the codec for `num_envs` such batches."""
         return type(self)(self, self.batched_spec(num_envs))
 
     def _choices(self, value: Any) -> Array:
@@ -466,7 +465,7 @@ class BatchedCategoricalCodec(Codec):
 
 
 class BatchedOneHotCodec(BatchedCategoricalCodec):
-    """P integers from a start, as vectors with a single one; arguments as in `BatchedCategoricalCodec`."""
+    """P integers from a start, converted to one-hot vectors; arguments as for `BatchedCategoricalCodec`."""
 
     def encode(self, value: Any) -> Array:
         """Return the choices as one-hot vectors, ``(P, n)``."""
@@ -476,7 +475,7 @@ class BatchedOneHotCodec(BatchedCategoricalCodec):
         return rows
 
     def decode(self, row: Array) -> Array:
-        """Return integers of the space's dtype, the shape of `row` without its last dimension."""
+        """Return integers of the space's dtype, in the shape of `row` without its last dimension."""
         rows = row.reshape(-1, self.n)
         known = positions_of_ones(np.ascontiguousarray(rows))
         choices = one_hot_choices(rows) if known is None else np.array(known, np.int64)
@@ -486,14 +485,14 @@ class BatchedOneHotCodec(BatchedCategoricalCodec):
 
 
 class MultiOneHotCodec(Codec):
-    """Several choices, each as a one-hot vector, one behind the other; of one environment or of P.
+    """Several choices, converted to concatenated one-hot vectors; for one environment or for P.
 
     Args:
-        key: where the leaf stands.
+        key: path of the leaf.
         spec: a MultiOneHot spec.
-        nvec: the number of choices of each.
-        start: the smallest integer of each.
-        dtype: the space's dtype, which the environment's `step` gets.
+        nvec: for each choice, the number of its values.
+        start: for each choice, its smallest integer.
+        dtype: the dtype of the space, in which the environment's `step` gets the choices.
     """
 
     def __init__(self, key: Path, spec: TensorSpec, nvec: Array, start: Array, dtype: np.dtype[Any]) -> None:
@@ -503,7 +502,7 @@ class MultiOneHotCodec(Codec):
         self._batch = self.shape[:-1]
 
     def encode(self, value: Any) -> Array:
-        """Return the choices as one row of zeros and ones, or as P of them."""
+        """Return the choices as a vector of zeros and ones, or as P such vectors."""
         expected = (
             f"{len(self.nvec)} integers from {self.start.tolist()}, of {self.nvec.tolist()} values each"
         )
@@ -540,22 +539,22 @@ class MultiOneHotCodec(Codec):
         return list(self.decode(column))
 
     def batched(self, num_envs: int) -> MultiOneHotCodec:
-        """Return the codec of the choices of P environments."""
+        """Return the codec for the choices of P environments."""
         return MultiOneHotCodec(
             self.key, self.batched_spec(num_envs), self.nvec, self.start, self.action_dtype
         )
 
 
 def one_hot_choices(column: Array) -> Array | None:
-    """Return the positions of the ones in ``(T, n)``, ``(T,)`` int64; None if any row isn't one-hot.
+    """Return the positions of the ones in ``(T, n)`` as ``(T,)`` int64; None if a row has no valid choice.
 
-    Of several ones, which policies put out that mark every maximum, the first counts, and alone stays in the row: what
-    is recorded is what is done.
+    A policy that marks every maximum can write several ones. Then the first one counts, and the others are set to 0 in
+    place, so that the recorded action is the one taken.
     """
     choices, rows = column.argmax(-1), np.arange(len(column))
     if (column[rows, choices] != 1).any():
         return None
-    # A 1 in every row and as many numbers that aren't 0 as rows: a single 1 in each.
+    # A 1 in every row, and as many nonzero numbers as rows: each row has a single 1.
     if np.count_nonzero(column) != len(column):
         if ((column != 0) & (column != 1)).any():
             return None
@@ -565,7 +564,7 @@ def one_hot_choices(column: Array) -> Array | None:
 
 
 def no_choice(key: Path, rows: Array) -> PolicyError:
-    """Return the error for rows that should be one-hot and aren't."""
+    """Return the error for rows that should be one-hot but aren't."""
     shown = np.array2string(rows, threshold=16)
     return PolicyError(
         f"action {as_key(key)!r}: expected one-hot vectors (a single 1 among zeros), got {shown}"
@@ -573,16 +572,16 @@ def no_choice(key: Path, rows: Array) -> PolicyError:
 
 
 class ListCodec(Codec):
-    """One leaf whose values are objects; only observations have such."""
+    """A leaf whose values are objects. Only observations may have such leaves."""
 
     is_list = True
 
     def decode(self, row: Array) -> Any:
-        """Raise: actions are numbers."""
+        """Raise `PolicyError`, because actions must be numbers."""
         raise PolicyError(f"action {as_key(self.key)!r}: expected numbers, it is {self.spec!r}")
 
     def batched(self, num_envs: int) -> Codec:
-        """Raise: gymnasium's vectors batch such values in as many ways as there are spaces."""
+        """Raise `SpaceError`: gymnasium batches each space without a fixed shape in a different way."""
         raise SpaceError(
             f"{as_key(self.key)!r}: a vector environment's values without a fixed shape can't be taken apart; step "
             "single environments in a SerialEnv or ParallelEnv"
@@ -590,12 +589,12 @@ class ListCodec(Codec):
 
 
 class ObjectCodec(ListCodec):
-    """Values as they are: text, or what has no other form.
+    """Unchanged objects: text, and values without any other form.
 
     Args:
-        key: where the leaf stands.
-        kind: what values are instances of; None for any.
-        example: one of them.
+        key: path of the leaf.
+        kind: the class of the values; None for any.
+        example: an example value for the spec.
     """
 
     def __init__(self, key: Path, kind: type[Any] | None, example: Any) -> None:
@@ -603,17 +602,17 @@ class ObjectCodec(ListCodec):
         self.shape, self.dtype, self.kind = (), np.dtype(object), kind
 
     def encode(self, value: Any) -> Any:
-        """Return the value itself; NumPy's strings as Python's."""
+        """Return the value, with NumPy strings converted to Python strings."""
         if self.kind is not None and not isinstance(value, self.kind):
             raise self.fail(value, f"a {self.kind.__name__}")
         return str(value) if self.kind is str else value
 
 
 class SequenceCodec(ListCodec):
-    """Any number of values of one kind, as one tensor ``(n, *leaf)``.
+    """A sequence of any number of values of one space, as one tensor ``(n, *leaf)``.
 
     Args:
-        key: where the leaf stands.
+        key: path of the leaf.
         part: the codec of one value.
     """
 
@@ -623,7 +622,7 @@ class SequenceCodec(ListCodec):
         self.shape, self.dtype = tuple(self.spec.shape), part.dtype
 
     def encode(self, value: Any) -> Any:
-        """Return a new tensor of the values, which come as a tuple, or stacked in an array."""
+        """Return the values as a new tensor. `value` is a tuple of them or a stacked array."""
         if value is None:
             value = ()
         if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
@@ -634,11 +633,12 @@ class SequenceCodec(ListCodec):
 
 
 class TupleCodec(Codec):
-    """A tuple of choices as one vector, encoded as that of a MultiDiscrete space.
+    """A tuple of choices as one vector, encoded like the vector of a MultiDiscrete space.
 
     Args:
-        key: where the leaf stands.
-        inner: the vector's codec.
+        key: path of the leaf.
+        inner: the codec of the vector.
+        count: the number of choices.
     """
 
     def __init__(self, key: Path, inner: Codec, count: int) -> None:
@@ -646,7 +646,7 @@ class TupleCodec(Codec):
         self.inner, self.count = inner, count
 
     def encode(self, value: Any) -> Array:
-        """Return the encoded vector of a tuple's elements."""
+        """Encode the tuple's elements as one vector."""
         if not isinstance(value, (tuple, list)) or len(value) != self.count:
             raise self.fail(value, f"a tuple of {self.count} values")
         try:
@@ -661,17 +661,17 @@ class TupleCodec(Codec):
         return tuple(vector[..., i] for i in range(self.count))
 
     def batched(self, num_envs: int) -> TupleCodec:
-        """Return the codec of a tuple of the environments' choices."""
+        """Return the codec for a tuple of batched choices."""
         return TupleCodec(self.key, self.inner.batched(num_envs), self.count)
 
 
 def tuple_entries(value: Any) -> Any:
-    """Return a tuple as a dictionary by position; anything else as it is."""
+    """Return a tuple or list as a dictionary by position; return any other value unchanged."""
     return {str(i): item for i, item in enumerate(value)} if isinstance(value, (tuple, list)) else value
 
 
 def graph_entries(value: Any) -> Any:
-    """Return a graph's nodes, edges and links as a dictionary; anything else as it is."""
+    """Return a graph's nodes, edges and links as a dictionary; return any other value unchanged."""
     parts = ("nodes", "edges", "edge_links")
     if isinstance(value, Mapping) or not all(hasattr(value, part) for part in parts):
         return value

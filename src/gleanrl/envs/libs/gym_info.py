@@ -1,4 +1,4 @@
-"""Reading entries of gymnasium's info dictionaries into the records."""
+"""Readers that copy entries of gymnasium's info dictionaries into TensorDicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gleanrl.errors import EnvironmentContractError, InvalidArgumentError, Inval
 
 
 class BaseInfoDictReader(ABC):
-    """Reads entries of info dictionaries into records; derive from it to read what `default_info_dict_reader` can't."""
+    """Reads entries of info dictionaries. Derive from it for entries that `default_info_dict_reader` can't read."""
 
     @abstractmethod
     def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
@@ -28,26 +28,28 @@ class BaseInfoDictReader(ABC):
     @property
     @abstractmethod
     def info_spec(self) -> Composite | None:
-        """The entries' specs; None as long as they aren't known."""
+        """The specs of the entries; None while they are unknown."""
 
 
 class default_info_dict_reader(BaseInfoDictReader):
     """Reads numbers and arrays of numbers from info into entries of the same names.
 
-    An entry that an info lacks is zero in that record: environments report some things at the end of an
-    episode only. Dictionaries inside info give nested entries. Keys whose spec isn't given are found out when
-    the reader is set on an environment: it is reset and takes one random step, and what its infos hold fixes
-    shapes and dtypes (Python integers give int64, Python floats torch's default dtype).
+    An entry that an info lacks is zero in that step; some environments report entries only at the end of an episode.
+    Dictionaries inside info give nested entries.
+
+    If no spec is given, the reader learns its entries when it is set on an environment. The environment is reset and
+    takes one random step, and the two infos fix the shapes and dtypes. Python integers give int64, Python floats
+    torch's default dtype.
 
     Args:
-        keys: the entries to read, nested ones as tuples, groups with all their entries; None for those of `spec`, or,
-            without one, for everything that is a number or an array of numbers.
-        spec: the entries' specs: a mapping or a Composite, or a sequence parallel to `keys`. That of a group is a
-            mapping or a Composite.
-        ignore_private: whether names that start with an underscore are left out.
+        keys: the entries to read. Nested entries are tuples, and a group includes all of its entries. None reads all
+            entries of `spec` or, without a spec, every number and array of numbers.
+        spec: the specs of the entries: a mapping, a Composite, or a sequence parallel to `keys`. The spec of a group is
+            a mapping or a Composite.
+        ignore_private: whether to skip names that begin with an underscore.
 
     Raises:
-        InvalidArgumentError: if `keys` and `spec` don't fit together.
+        InvalidArgumentError: if `keys` and `spec` don't match.
 
     Examples:
         >>> reader = default_info_dict_reader(["speed"], spec=[Unbounded((2,))])
@@ -72,14 +74,14 @@ class default_info_dict_reader(BaseInfoDictReader):
 
     @property
     def info_spec(self) -> Composite | None:
-        """The entries' specs; None as long as they aren't known."""
+        """The specs of the entries; None while they are unknown."""
         if self._codecs is None:
             return None
         return Composite({as_key(codec.key): codec.spec for codec in self._codecs})
 
     @property
     def codecs(self) -> tuple[ArrayCodec, ...]:
-        """One codec for each entry, in the order of `encode`.
+        """The codec of each entry, in the order of `encode`.
 
         Raises:
             InvalidArgumentError: if the entries aren't known yet.
@@ -91,11 +93,10 @@ class default_info_dict_reader(BaseInfoDictReader):
         return self._codecs
 
     def learn(self, infos: Sequence[Mapping[str, Any]]) -> None:
-        """Fix the entries, shapes and dtypes from `infos`; later infos win.
+        """Fix the entries, shapes and dtypes from `infos`. If infos differ in an entry, the later one counts.
 
         Raises:
-            EnvironmentContractError: if one of the keys that were asked for is in none of the infos, or isn't
-                numeric.
+            EnvironmentContractError: if none of the infos has one of `keys`, or its value isn't numeric.
         """
         found: dict[Path, TensorSpec] = {}
         strange: dict[Path, str] = {}
@@ -122,7 +123,7 @@ class default_info_dict_reader(BaseInfoDictReader):
         self._codecs = tuple(ArrayCodec(path, found[path]) for path in wanted)
 
     def encode(self, info: Mapping[str, Any]) -> list[Array]:
-        """Return one array for each of `codecs`; zeros for what `info` lacks."""
+        """Return one array for each of `codecs`; zeros for entries that `info` lacks."""
         out: list[Array] = []
         for codec in self.codecs:
             value: Any = info
@@ -146,11 +147,11 @@ class default_info_dict_reader(BaseInfoDictReader):
 
 
 class FunctionReader(BaseInfoDictReader):
-    """A function ``read(info, tensordict)`` as a reader: its entries are the tensors that it writes for some infos.
+    """Reader made of a function ``read(info, tensordict)``. Its entries are the tensors that the function writes.
 
     Args:
-        function: writes into the TensorDict; what it returns goes on, if that isn't None.
-        infos: what it is called with once, each after the other.
+        function: writes into the TensorDict. It may return another TensorDict, which is then used instead.
+        infos: sample infos. The function is called with each of them once, to learn its entries.
     """
 
     def __init__(self, function: Callable[..., Any], infos: Sequence[Mapping[str, Any]]) -> None:
@@ -165,11 +166,11 @@ class FunctionReader(BaseInfoDictReader):
 
     @property
     def info_spec(self) -> Composite | None:
-        """The entries' specs; None if it wrote none."""
+        """The specs of the entries; None if the function wrote none."""
         return None if self._spec.is_empty() else self._spec
 
     def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
-        """Call the function; return what it returned, or `tensordict`."""
+        """Call the function and return its result, or `tensordict` if it returns None."""
         out: TensorDictBase | None = self._function(info, tensordict)
         return tensordict if out is None else out
 
@@ -197,7 +198,7 @@ def _specs_by_path(
 
 
 def _within(group: Path, paths: Iterable[Path]) -> list[Path]:
-    """Return the paths that are `group`, or below it."""
+    """Return the paths that equal `group` or lie below it."""
     return [path for path in paths if path[: len(group)] == group]
 
 
@@ -211,7 +212,7 @@ def _entries(info: Mapping[str, Any], prefix: Path = ()) -> Iterator[tuple[Path,
 
 
 def _spec_of(value: Any) -> TensorSpec | None:
-    """Return the spec of values like this one; None if it isn't made of numbers."""
+    """Return the spec for values like `value`; None if it isn't numeric."""
     try:
         array, chosen = as_array(value)
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
@@ -223,15 +224,15 @@ def _spec_of(value: Any) -> TensorSpec | None:
 
 
 def ready_reader(given: Any, ignore_private: bool, sample: Callable[[], list[Mapping[str, Any]]]) -> Any:
-    """Return the reader that is meant, which knows its entries; see `GymLikeEnv.set_info_dict_reader`.
+    """Return a reader with known entries from the argument of `GymLikeEnv.set_info_dict_reader`.
 
     Args:
-        given: the reader; None for one that reads everything.
-        ignore_private: of the latter.
-        sample: returns infos to learn entries from.
+        given: the reader; None for one that reads every numeric entry.
+        ignore_private: for `given` None: whether to skip names that begin with an underscore.
+        sample: returns infos from which the reader learns its entries.
 
     Raises:
-        InvalidArgumentError: if it neither says what it reads nor writes anything.
+        InvalidArgumentError: if the reader has no `info_spec` and writes nothing.
     """
     reader = default_info_dict_reader(ignore_private=ignore_private) if given is None else given
     if isinstance(reader, default_info_dict_reader) and reader.info_spec is None:
@@ -247,10 +248,10 @@ def ready_reader(given: Any, ignore_private: bool, sample: Callable[[], list[Map
 
 
 def with_entries_of(reader: Any, spec: Composite, reserved: Collection[str]) -> Composite:
-    """Return a spec with a reader's entries beside those that are there.
+    """Return a copy of `spec` with the entries of `reader` added.
 
     Raises:
-        InvalidArgumentError: if an entry's key is taken, or begins with one of the `reserved` names.
+        InvalidArgumentError: if the key of an entry is taken, or begins with one of the `reserved` names.
     """
     spec = spec.clone()
     taken = {as_path(key) for key in spec.keys(True, True)}
@@ -264,7 +265,7 @@ def with_entries_of(reader: Any, spec: Composite, reserved: Collection[str]) -> 
 
 
 def spec_entries(spec: Any) -> Iterator[tuple[Path, TensorSpec]]:
-    """Yield the leaves of a Composite or a mapping, those of its groups included, by path."""
+    """Yield the path and spec of each leaf of a Composite or a mapping, including nested leaves."""
     for key, entry in spec.items():
         if isinstance(entry, (Composite, Mapping)):
             yield from (((*as_path(key), *path), leaf) for path, leaf in spec_entries(entry))

@@ -1,4 +1,4 @@
-"""`GymLikeEnv`: what has gymnasium's `step`, `reset` and spaces, seen through EnvBase's protocol."""
+"""`GymLikeEnv`: an `EnvBase` around an environment with gymnasium's `step`, `reset` and spaces."""
 
 from __future__ import annotations
 
@@ -43,36 +43,36 @@ _HOOKS = (
     *("read_action", "read_obs", "read_reward", "read_done"),
     *("_output_transform", "_reset_output_transform"),
 )
-"""What a subclass may override beside `REPLACED`; a rollout then goes through these methods."""
+"""Methods that a subclass may override in addition to `REPLACED`. A rollout then calls them on TensorDicts."""
 
 
 class GymLikeEnv(EnvBase):
     """Wraps an environment that has gymnasium's `step`, `reset`, `observation_space` and `action_space`.
 
-    Observations stand under the keys of a Dict space (nested like it, ``state`` renamed to ``observation`` if
-    that is free) or, for any other space, under one key. Actions stand under ``"action"``, those of a Dict
-    space under its keys. How spaces become specs is told in `gleanrl.envs.libs.gym_spaces`.
+    The observations of a Dict space have the keys of the space, nested in the same way. Its key ``state`` is renamed to
+    ``observation`` if that name is free. Observations of any other space have one key. Actions of a Dict space have its
+    keys, all others the key ``"action"``. See `gleanrl.envs.libs.gym_spaces` for the specs of each space.
 
-    A vector environment gives a batch of P environments, ``batch_size=[P]``; whatever its autoreset mode,
-    ``"next"`` holds the observation that ended an episode, and a reset the first one of the next.
+    A vector environment is a batch of P environments, ``batch_size=[P]``. In every autoreset mode, ``"next"`` holds the
+    observation that ended an episode, and a reset returns the first observation of the next episode.
 
-    A seed is passed to the next reset and to that one only. A vector environment that isn't made of single ones
-    (gymnasium's own for CartPole, say) takes one seed for all. Attributes that this class lacks are those of the
+    A seed is passed to the next reset, and only to that one. A vector environment that isn't made of single ones, for
+    example gymnasium's own for CartPole, takes one seed for all. Attributes that this class lacks are looked up in the
     wrapped environment.
 
     Subclasses may override `read_action`, `read_obs`, `read_reward`, `read_done`, `_output_transform`,
-    `_reset_output_transform`, `_step` and `_reset`. Rollouts then call them; otherwise they step the environment
-    without building TensorDicts.
+    `_reset_output_transform`, `_step` and `_reset`. Rollouts then call these methods. Otherwise they step the
+    environment without building TensorDicts.
 
     Args:
         env: the environment; `close` closes it.
         observation_key: the key of an observation that isn't a Dict.
-        categorical_action_encoding: whether Discrete and MultiDiscrete spaces, those of observations
-            included, give integers; if not, they give one-hot vectors.
-        frame_skip: how often an action is repeated in a step; rewards are added up, an episode's end ends the
-            step. Of a vector environment: how often its parts repeat it by themselves.
-        device: where TensorDicts live; None for TensorDicts without a device.
-        batch_size: ``()`` for one environment, ``[P]`` for a vector environment; None for whichever it is.
+        categorical_action_encoding: whether Discrete and MultiDiscrete spaces (also of observations) give integers. If
+            False, they give one-hot vectors.
+        frame_skip: number of times that a step repeats an action. Rewards are summed, and the end of an episode ends
+            the step. For a vector environment: the number of repetitions that its members already do themselves.
+        device: device of the TensorDicts; None for TensorDicts without a device.
+        batch_size: ``()`` for one environment, ``[P]`` for a vector environment; None accepts either.
         allow_done_after_reset: passed to `EnvBase`; gymnasium's resets never return done.
     """
 
@@ -126,47 +126,48 @@ class GymLikeEnv(EnvBase):
         return self._simulator.env
 
     def stepped_here(self, started: bool) -> list[Any]:
-        """Return the simulators that the environment steps; see `require_independent`."""
+        """Return the simulators that this environment steps in this process; see `require_independent`."""
         return [self._env, *simulators_in(self)]
 
     @property
     def frame_skip(self) -> int:
-        """How often an action is repeated in a step."""
+        """The number of times that a step repeats an action."""
         return self._simulator.frame_skip
 
     @property
     def traits(self) -> EnvTraits:
-        """See `EnvTraits`: vector environments differ by their autoreset mode."""
+        """The optional abilities of the environment; in a vector environment they depend on the autoreset mode."""
         if not isinstance(self._simulator, VectorSimulator):
             return super().traits
         masks = self._simulator.mode is AutoresetMode.NEXT_STEP
         return replace(super().traits, masks_frames=masks, resets_some=self._simulator.partial)
 
     def _elsewhere(self, name: str) -> Any:
-        """Return the wrapped environment's attribute of that name; outer wrappers come first."""
+        """Return the attribute `name` of the wrapped environment; outer wrappers are searched first."""
         simulator = self.__dict__.get("_simulator")
         if simulator is None:
             return super()._elsewhere(name)
         env = simulator.env
         try:
             return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
-        except AttributeError:  # it lists every wrapper
+        except AttributeError:  # its message lists every wrapper
             inner = type(getattr(env, "unwrapped", env)).__name__
             raise AttributeError(
                 f"neither {type(self).__name__} nor the {inner} that it wraps has an attribute {name!r}"
             ) from None
 
     def _simulate(self, env: Any) -> None:
-        """Step `env` from now on."""
+        """Use `env` for all further steps."""
         several = isinstance(env, VectorEnv)
         if several and isinstance(env.unwrapped, SyncVectorEnv):
+            # Raises if members share a simulator: a step of one would change the other.
             require_independent(env.unwrapped.envs)
         self._simulator = (VectorSimulator if several else Simulator)(env, self._frame_skip)
 
     def _made_anew(self) -> Any:
-        """Return another environment to wrap in the place of the one that was closed; None if there is none.
+        """Return a new environment to replace the closed one; None if the class can't make one.
 
-        A reset of a closed environment asks for it, which has the spaces of the one before.
+        `reset` of a closed environment calls this. The new environment must have the same spaces.
         """
         return None
 
@@ -176,18 +177,18 @@ class GymLikeEnv(EnvBase):
             self.is_closed = False
 
     def close(self, **kwargs: Any) -> None:
-        """Close the wrapped environment; calling it again does nothing."""
+        """Close the wrapped environment. A second call does nothing."""
         super().close(**kwargs)
         self._simulator.close()
 
     def __repr__(self) -> str:
-        """Show the wrapped environment and the device."""
+        """Show the wrapped environment, the batch size and the device."""
         size = tuple(self.batch_size)
         return f"{type(self).__name__}(env={self._env}, batch_size={size}, device={self.device})"
 
     # --------------------------------------------------------------------- hooks
     def fast_encoding(self, mode: bool = True) -> GymLikeEnv:
-        """Accept what other releases need for speed: here outputs are encoded the fast way always.
+        """Do nothing, since outputs are always encoded the fast way; for programs written for other releases.
 
         Returns:
             the environment itself.
@@ -195,7 +196,7 @@ class GymLikeEnv(EnvBase):
         return self
 
     def read_action(self, action: Any) -> Any:
-        """Return what the wrapped environment's `step` takes.
+        """Return the argument of the wrapped environment's `step`.
 
         Args:
             action: the entry ``"action"``, a tensor of the action spec; for a Dict space a TensorDict with its entries.
@@ -211,10 +212,10 @@ class GymLikeEnv(EnvBase):
         return assemble(self._action, values)
 
     def read_obs(self, observations: Any) -> dict[NestedKey, torch.Tensor]:
-        """Return an observation's entries by key.
+        """Return the entries of an observation by key.
 
         Raises:
-            EnvironmentContractError: if it leaves its declared keys, shapes or dtypes.
+            EnvironmentContractError: if its keys, shapes or dtypes differ from the declared ones.
         """
         return self._tensors(leaves(self._observation), encode(self._observation, observations))
 
@@ -222,28 +223,28 @@ class GymLikeEnv(EnvBase):
         """Return a reward in the shape and dtype of the reward spec.
 
         Raises:
-            EnvironmentContractError: if it is no number, or an array of another shape.
+            EnvironmentContractError: if it isn't a number, or is an array of another shape.
         """
         return self._tensor(self._reward.encode(reward))
 
     def read_done(
         self, terminated: Any = False, truncated: Any = False, done: Any = False
     ) -> tuple[Any, Any, Any, bool]:
-        """Return ``(terminated, truncated, done, any of them)`` from what the environment returned.
+        """Return ``(terminated, truncated, done, any of them)`` from the flags that the environment returned.
 
-        The flags are bools, or arrays ``(P,)`` of a vector environment's.
+        The flags are bools, or arrays ``(P,)`` for a vector environment.
         """
         terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
         done = terminated | truncated | self._flag("done", done is not None and done)
         return terminated, truncated, done, bool(np.any(done))
 
     def _output_transform(self, result: Any) -> tuple[Any, Any, Any, Any, Any, dict[str, Any]]:
-        """Return (observation, reward, terminated, truncated, done, info) from what the environment's `step` gave."""
+        """Return (observation, reward, terminated, truncated, done, info) from the result of `step`."""
         observation, reward, terminated, truncated, info = checked_step(result)
         return observation, reward, terminated, truncated, None, info
 
     def _reset_output_transform(self, result: Any) -> tuple[Any, dict[str, Any]]:
-        """Return (observation, info) from what the environment's `reset` gave."""
+        """Return (observation, info) from the result of the environment's `reset`."""
         return checked_reset(result)
 
     def _flag(self, name: str, value: Any) -> Any:
@@ -315,34 +316,34 @@ class GymLikeEnv(EnvBase):
         }
 
     def _listed(self, value: Any) -> Any:
-        """Return a tensor on the environment's device; of another object, non-tensor data."""
+        """Return a tensor on the environment's device; wrap any other object as non-tensor data."""
         if isinstance(value, torch.Tensor):
             return value.to(self.device)
         return NonTensorData(value, device=self.device)
 
     def _tensor(self, array: Array) -> torch.Tensor:
-        """Return a tensor with a copy of `array`: environments may reuse their arrays."""
+        """Return a tensor with a copy of `array`, because environments may reuse their arrays."""
         return torch.from_numpy(np.array(array)).to(self.device)
 
     # ---------------------------------------------------------------------- info
     def set_info_dict_reader(self, info_dict_reader: Any = None, ignore_private: bool = True) -> GymLikeEnv:
-        """Read entries of info into the records from now on, beside those of readers set before.
+        """Read entries of info in every further step, in addition to the entries of earlier readers.
 
-        Call it before rollouts and collectors are made. A reader whose entries aren't known yet learns them
-        from a reset and one random step of the environment.
+        Call it before you make rollouts and collectors. If the reader's entries aren't known yet, it learns them from a
+        reset and one random step of the environment.
 
         Args:
-            info_dict_reader: None reads every number and array of numbers; or a `default_info_dict_reader`; or a
-                function ``read(info, tensordict)``, which writes the same tensors for every info; or any such
-                callable with an attribute `info_spec` (a Composite or a mapping). With a function or callable of
-                your own rollouts go through TensorDicts, which is slower.
-            ignore_private: for `info_dict_reader` None: whether names that start with an underscore are left out.
+            info_dict_reader: None reads every number and array of numbers. A `default_info_dict_reader` reads the
+                entries that it declares. A function ``read(info, tensordict)`` must write the same tensors for every
+                info. Any other callable of this form needs an attribute `info_spec` (a Composite or a mapping). With a
+                function or another callable, rollouts use TensorDicts, which is slower.
+            ignore_private: for `info_dict_reader` None: whether to skip names that begin with an underscore.
 
         Returns:
             The environment itself.
 
         Raises:
-            InvalidArgumentError: an entry's key is taken, or the reader neither says what it reads nor writes anything.
+            InvalidArgumentError: if the key of an entry is taken, or the reader has no `info_spec` and writes nothing.
         """
         reader = ready_reader(info_dict_reader, ignore_private, self._sample_infos)
         acted = {leaf.key[0] for leaf in leaves(self._action)}
@@ -353,13 +354,13 @@ class GymLikeEnv(EnvBase):
     def auto_register_info_dict(
         self, ignore_private: bool = True, *, info_dict_reader: Any = None
     ) -> GymLikeEnv:
-        """Find out what the environment's infos hold and read all of it; see `set_info_dict_reader`.
+        """Read every numeric entry of the environment's infos; see `set_info_dict_reader`.
 
-        Entries that a reset's info lacks are zero there.
+        Entries that the info of a reset lacks are zero there.
 
         Args:
-            ignore_private: whether names that start with an underscore are left out.
-            info_dict_reader: a reader to use instead of one for everything.
+            ignore_private: whether to skip names that begin with an underscore.
+            info_dict_reader: a reader to use instead of one for every entry.
 
         Returns:
             The environment itself.
@@ -367,25 +368,28 @@ class GymLikeEnv(EnvBase):
         return self.set_info_dict_reader(info_dict_reader, ignore_private)
 
     def _sample_infos(self) -> list[Mapping[str, Any]]:
-        """Return the infos of a reset and of one random step, without using up the seed that waits."""
+        """Return the infos of a reset and of one random step.
+
+        The environment is used directly, so that the seed for the next reset isn't consumed.
+        """
         env = self._env
         _, first = env.reset()
         return [first, checked_step(env.step(env.action_space.sample()))[4]]
 
     # ------------------------------------------------------------------- stepper
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
-        """Return the part that steps this environment into the rows of a block.
+        """Return a stepper that steps this environment into the rows of a block.
 
-        It is `host_stepper`, unless that is None or the device isn't the CPU.
+        It is the `host_stepper` if there is one and the device is the CPU.
         """
         stepper = self.host_stepper(rules) if on_cpu(self.device) else None
         return super().make_stepper(rules) if stepper is None else stepper
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
-        """Return a stepper that writes arrays directly.
+        """Return a stepper that writes arrays directly; None if that isn't possible.
 
-        None if a subclass overrides one of the hooks, a reader isn't a `default_info_dict_reader`, or a spec was
-        replaced by one with other keys, shapes or dtypes.
+        It isn't possible if a subclass overrides one of the hooks, or a reader isn't a `default_info_dict_reader`. Nor
+        is it if a spec was replaced by one with other keys, shapes or dtypes.
         """
         codecs = GymCodecs(self._observation, self._action, self._reward, tuple(self._readers))
         if self._overridden() or not self._as_declared(codecs):

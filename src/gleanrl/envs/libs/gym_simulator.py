@@ -1,4 +1,4 @@
-"""The gymnasium environment behind a wrapper: stepped, reset, seeded and closed in one place."""
+"""`Simulator`: steps, resets, seeds and closes the gymnasium environment inside a wrapper."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from gleanrl.errors import ClosedError, EnvironmentContractError
 
 StepResult: TypeAlias = tuple[Any, Any, Any, Any, dict[str, Any]]
-"""What gymnasium's `step` returns: observation, reward, terminated, truncated, info."""
+"""The result of gymnasium's `step`: observation, reward, terminated, truncated, info."""
 
 
 class OpenEnv:
-    """An environment that is closed once, and not used afterwards.
+    """An environment that is closed at most once and not used afterwards.
 
     Args:
         env: the environment.
@@ -26,13 +26,13 @@ class OpenEnv:
         self.closed = False
 
     def close(self) -> None:
-        """Close the environment; calling it again does nothing."""
+        """Close the environment. A second call does nothing."""
         if not self.closed:
             self.closed = True
             self.env.close()
 
     def require_open(self) -> None:
-        """Check that the simulator wasn't closed.
+        """Check that the environment wasn't closed.
 
         Raises:
             ClosedError: if it was.
@@ -42,11 +42,11 @@ class OpenEnv:
 
 
 class Simulator(OpenEnv):
-    """One gymnasium environment with a frame skip and a seed that waits for the next reset. Not thread-safe.
+    """One gymnasium environment with a frame skip and a seed for its next reset. Not thread-safe.
 
     Args:
         env: the environment.
-        frame_skip: how many times an action is repeated in one step, at least 1.
+        frame_skip: number of times that one step repeats an action, at least 1.
     """
 
     def __init__(self, env: Any, frame_skip: int = 1) -> None:
@@ -55,18 +55,19 @@ class Simulator(OpenEnv):
         self._seed: int | None = None
 
     def stepping(self) -> Callable[[Any], Any]:
-        """Return the function that takes an action: the environment's own `step` if no frame is skipped."""
+        """Return the function that takes an action; without a frame skip it is the environment's own `step`."""
         return self.env.step if self.frame_skip == 1 else self._skip
 
     def seed(self, seed: int | None) -> None:
-        """Seed the environment at its next reset, and at that one only."""
+        """Seed the environment at its next reset, and only at that one."""
         self._seed = seed
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode.
 
         Args:
-            **kwargs: what the environment's `reset` takes; a `seed` given here wins over one that waits.
+            **kwargs: arguments of the environment's `reset`. A `seed` here takes precedence over the seed set by
+                `seed`.
 
         Returns:
             The first observation and the info.
@@ -82,11 +83,11 @@ class Simulator(OpenEnv):
         return checked_reset(self.env.reset(**kwargs))
 
     def _skip(self, action: Any) -> StepResult:
-        """Repeat `action` until an episode ends, at most `frame_skip` times; rewards are added up."""
+        """Repeat `action` at most `frame_skip` times, until the episode ends; sum the rewards."""
         step, spare = self.env.step, not np.isscalar(action)
         total: Any = None
         for _ in range(self.frame_skip):
-            # An environment may change its action in place, and reuse its reward's array.
+            # The environment may change its action in place and reuse its reward's array, so both are copied.
             result = checked_step(step(copy.deepcopy(action) if spare else action))
             observation, reward, terminated, truncated, info = result
             total = copy.copy(reward) if total is None else total + reward
@@ -96,7 +97,7 @@ class Simulator(OpenEnv):
 
 
 def checked_step(result: Any) -> StepResult:
-    """Return what `step` returned, after checking that it has five parts.
+    """Return the result of `step`, after a check that it has five values.
 
     Raises:
         EnvironmentContractError: if it hasn't.
@@ -111,7 +112,7 @@ def checked_step(result: Any) -> StepResult:
 
 
 def checked_reset(result: Any) -> tuple[Any, dict[str, Any]]:
-    """Return what `reset` returned, after checking that it is a pair.
+    """Return the result of `reset`, after a check that it is a pair.
 
     Raises:
         EnvironmentContractError: if it isn't.

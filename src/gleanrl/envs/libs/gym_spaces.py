@@ -1,4 +1,4 @@
-"""From gymnasium spaces to specs and codecs: the table, and those whose values are one leaf.
+"""Conversion of gymnasium spaces to specs and codecs.
 
 | space | spec |
 | --- | --- |
@@ -11,7 +11,8 @@
 | Tuple of spaces of one kind, shape and dtype | their specs, stacked along a new first dimension |
 | Tuple of Discretes | as a MultiDiscrete |
 
-Choices count from 0, whatever the space's start. Of observations also those whose values have no fixed shape:
+Choices count from 0, regardless of the start of the space. The following spaces, whose values have no fixed shape, are
+possible for observations only:
 
 | space | spec |
 | --- | --- |
@@ -19,9 +20,9 @@ Choices count from 0, whatever the space's start. Of observations also those who
 | Sequence | the element's with a first dimension of -1; NonTensor if elements have no fixed shape |
 | Graph | ``"nodes"``, ``"edges"`` and ``"edge_links"``, each a sequence |
 | any other Tuple | one leaf for each element, called ``"0"``, ``"1"``, ... |
-| OneOf | NonTensor: the pair as it is |
+| OneOf | NonTensor: the pair, unchanged |
 
-Codecs nested like the space that they are of: Dict spaces, graphs, tuples of unlike elements.
+A space with several leaves (Dict, Graph, Tuple of different elements) gets a `Group` of codecs, nested like the space.
 """
 
 from __future__ import annotations
@@ -69,10 +70,11 @@ _CONVERSIONS: dict[type[Any], Callable[..., TensorSpec]] = {}
 def register_gym_spec_conversion(
     spec_type: type[Any],
 ) -> Callable[[Callable[..., TensorSpec]], Callable[..., TensorSpec]]:
-    """Return a decorator for the function that gives the spec of spaces of a class.
+    """Return a decorator that registers a function as the conversion from a class of spaces to specs.
 
-    It is called as ``function(space, categorical_action_encoding=...)``, for the class and those that derive from it,
-    before the conversions of this module. Values go into records as arrays of the spec, and actions come out as such.
+    The function is called as ``function(space, categorical_action_encoding=...)`` for spaces of the class and of its
+    subclasses. It takes precedence over the conversions of this module. Observations are recorded, and actions passed,
+    as arrays of its spec.
 
     Args:
         spec_type: the class of the spaces.
@@ -132,14 +134,13 @@ def _box(space: spaces.Box, key: Path) -> Codec:
 
 
 def box_spec(low: Array, high: Array, dtype: torch.dtype) -> TensorSpec:
-    """Return the spec of elements from `low` to `high`: Unbounded for floats without any finite bound."""
+    """Return the spec for elements from `low` to `high`; Unbounded for floats without any finite bound."""
     if dtype.is_floating_point:
         limits = torch.finfo(dtype)
         if (low <= limits.min).all() and (high >= limits.max).all():
             return Unbounded(shape=low.shape, dtype=dtype)
-    if (
-        low.size > LARGE and (low == low.flat[0]).all() and (high == high.flat[0]).all()
-    ):  # frames: two numbers
+    # A frame has the same bounds everywhere: two numbers replace two large arrays.
+    if low.size > LARGE and (low == low.flat[0]).all() and (high == high.flat[0]).all():
         return Bounded(low.flat[0], high.flat[0], shape=low.shape, dtype=dtype)
     return Bounded(low, high, shape=low.shape, dtype=dtype)
 
@@ -198,7 +199,7 @@ def _unlike(space: spaces.Tuple[Any], key: Path) -> SpaceError:
 
 
 def reward_spec(env: Any, size: tuple[int, ...]) -> TensorSpec:
-    """Return the reward's spec: that of a `reward_space`, or any number for each of the `size` environments."""
+    """Return the spec of the rewards of `size` environments, from `reward_space` if the environment has one."""
     space = getattr(env, "reward_space", None)
     if space is None:
         return Unbounded(shape=(*size, 1), dtype=torch.float32)
@@ -209,7 +210,7 @@ def reward_spec(env: Any, size: tuple[int, ...]) -> TensorSpec:
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
-    """Return torch's dtype of the same name.
+    """Return torch's equivalent of a NumPy dtype.
 
     Raises:
         InvalidArgumentError: if there is none.
@@ -221,7 +222,7 @@ def torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def where(key: Path) -> str:
-    """Return what messages call the space of the leaf at `key`."""
+    """Return the name of the space at `key` for error messages."""
     return repr(as_key(key)) if key else "space"
 
 
@@ -229,9 +230,9 @@ class Group:
     """The codecs of a Dict space, nested like the space.
 
     Args:
-        key: where the group stands; messages name it.
-        children: the space's name for each entry, and its codec or group.
-        entries: makes a dictionary of a value; None for values that are dictionaries.
+        key: path of the group; error messages name it.
+        children: for each name in the space, its codec or group.
+        entries: converts a value to a dictionary; None for values that are dictionaries.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class Group:
         """Append the encoded leaves of the dictionary `value` to `out`, in the order of `leaves`.
 
         Raises:
-            EnvironmentContractError: if an entry is missing, or there is one too many.
+            EnvironmentContractError: if an entry is missing or unexpected.
         """
         if self._entries is not None:
             value = self._entries(value)
@@ -258,14 +259,14 @@ class Group:
                 out.append(child.encode(value[name]))
 
     def assemble(self, values: Iterator[Any]) -> dict[str, Any]:
-        """Return the dictionary whose leaves are `values`, in the order of `leaves`."""
+        """Return the dictionary with `values` as its leaves, in the order of `leaves`."""
         return {
             name: child.assemble(values) if isinstance(child, Group) else next(values)
             for name, child in self.children.items()
         }
 
     def batched(self, num_envs: int) -> Group:
-        """Return the codecs of the dictionaries of P environments."""
+        """Return the group of codecs for P environments."""
         children = {name: child.batched(num_envs) for name, child in self.children.items()}
         return Group(self.key, children, self._entries)
 
@@ -303,23 +304,23 @@ def encode(tree: Tree, value: Any) -> list[Array]:
 
 
 def assemble(tree: Tree, values: list[Any]) -> Any:
-    """Return what `step` takes, from one decoded value for each of `leaves(tree)`."""
+    """Return the argument of `step` from one decoded value for each of `leaves(tree)`."""
     return values[0] if isinstance(tree, Codec) else tree.assemble(iter(values))
 
 
 def tree_spec(tree: Tree, batch_size: Sequence[int] = ()) -> Composite:
-    """Return the spec with every leaf of `tree` under its key; each has the dimensions of `batch_size` first."""
+    """Return the spec with every leaf of `tree` under its key; the dimensions of `batch_size` come first."""
     return Composite({as_key(leaf.key): leaf.spec for leaf in leaves(tree)}, shape=torch.Size(batch_size))
 
 
 def make_tree(space: spaces.Space[Any], key: Path, categorical: bool, lists: bool = False) -> Tree:
-    """Return the codecs of a space.
+    """Return the codec of a space, or a `Group` of codecs if its values have several leaves.
 
     Args:
-        space: the space; a Dict gives a leaf for each entry.
-        key: where its leaf stands, or where the entries of a Dict stand below.
-        categorical: whether choices are integers; if not, they are one-hot vectors.
-        lists: whether values without a fixed shape are allowed: those of observations are.
+        space: the space; a Dict has a leaf for each entry.
+        key: path of the leaf, or prefix of the paths of several leaves.
+        categorical: whether choices are integers. If False, they are one-hot vectors.
+        lists: whether values without a fixed shape are allowed, as for observations.
 
     Raises:
         SpaceError: if the space, or one inside it, has no spec; the message names it.
@@ -350,7 +351,7 @@ def make_tree(space: spaces.Space[Any], key: Path, categorical: bool, lists: boo
 
 
 def _list_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec | None:
-    """Return the codec of a space whose values have no fixed shape; None for another."""
+    """Return the codec of a space whose values have no fixed shape; None for any other space."""
     if isinstance(space, spaces.Text):
         return ObjectCodec(key, str, "a string")
     if isinstance(space, spaces.OneOf):
@@ -378,7 +379,7 @@ _NO_EDGES: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (0,))
 
 
 def _stackable(space: spaces.Tuple[Any], key: Path, categorical: bool) -> bool:
-    """Return whether the elements of a tuple are one leaf."""
+    """Return whether the elements of a tuple can be stacked to one leaf."""
     try:
         make_codec(space, key, categorical)
     except SpaceError:
@@ -387,12 +388,12 @@ def _stackable(space: spaces.Tuple[Any], key: Path, categorical: bool) -> bool:
 
 
 def action_tree(space: spaces.Space[Any], categorical: bool) -> Tree:
-    """Return the codecs of an action: a Dict's under its own keys, any other's under ``"action"``."""
+    """Return the codecs of an action. A Dict's entries keep their keys; any other action has the key ``"action"``."""
     return make_tree(space, () if isinstance(space, spaces.Dict) else ("action",), categorical)
 
 
 def check_names(role: str, tree: Tree, taken: Collection[str], space: spaces.Space[Any]) -> None:
-    """Raise SpaceError if entries would stand where other things of a record do."""
+    """Raise `SpaceError` if a leaf of `tree` has one of the `taken` names."""
     clash = sorted({leaf.key[0] for leaf in leaves(tree)}.intersection(taken))
     if clash:
         raise SpaceError(
@@ -402,7 +403,10 @@ def check_names(role: str, tree: Tree, taken: Collection[str], space: spaces.Spa
 
 
 def observation_tree(space: spaces.Space[Any], key: str, categorical: bool) -> Tree:
-    """Return the codecs of an observation: a Dict's under its own keys, any other's under `key`."""
+    """Return the codecs of an observation. A Dict's entries keep their keys; any other observation has `key`.
+
+    A Dict's ``state`` is renamed to ``observation`` if that name is free.
+    """
     if not isinstance(space, spaces.Dict):
         return make_tree(space, (key,), categorical, lists=True)
     tree = make_tree(space, (), categorical, lists=True)

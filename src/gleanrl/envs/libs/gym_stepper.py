@@ -1,10 +1,7 @@
-"""How a gymnasium environment steps into the rows of a block: the hot path of collection.
+"""`GymStepper`: steps a gymnasium environment into the rows of a block; the hot path of collection.
 
-A step costs the environment's own `step` plus about two microseconds: arrays are written through column views
-made once a block, flags are zeroed once a block and set where an episode ends, and no dictionary or
-TensorDict is built.
-
-What stands in the rows of a gymnasium environment, a single one or a vector: its columns and its actions.
+A step adds about two microseconds to the environment's own `step`. It builds no dictionary and no TensorDict. Views of
+the columns are made once per block. Flags are zeroed once per block and set only where an episode ends.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from gleanrl.errors import SchemaError
 
 @dataclass(frozen=True)
 class GymCodecs:
-    """How one environment's values become leaves and back."""
+    """The codecs of one environment: of its observations, actions, rewards and info entries."""
 
     observation: Tree
     action: Tree
@@ -40,11 +37,11 @@ class GymCodecs:
     readers: tuple[default_info_dict_reader, ...] = ()
 
     def root_leaves(self) -> list[Codec]:
-        """Return the codecs of what reset and step return beside reward and flags, info entries last."""
+        """Return the codecs of the root's leaves (without flags): the observation's, then the info entries'."""
         return [*leaves(self.observation), *(codec for reader in self.readers for codec in reader.codecs)]
 
     def encode(self, observation: Any, info: dict[str, Any]) -> list[Array]:
-        """Return one array for each of `root_leaves`; they may share memory with what came."""
+        """Return one array for each of `root_leaves`; they may share memory with `observation` and `info`."""
         arrays = encode(self.observation, observation)
         for reader in self.readers:
             arrays += reader.encode(info)
@@ -52,16 +49,16 @@ class GymCodecs:
 
 
 class GymRows:
-    """The columns of an environment's steps, and the actions that stand in a block.
+    """Columns and actions of a gymnasium environment's steps; for a single environment or a vector of them.
 
     Args:
-        codecs: the environment's conversions.
-        batch_size: ``()`` for one environment, ``(P,)`` for a vector of them.
+        codecs: the environment's codecs.
+        batch_size: ``()`` for one environment, ``(P,)`` for a vector environment.
 
     Attributes:
         root_leaves: see `GymCodecs.root_leaves`.
-        plain: the one root leaf that there is, if it is written as it came; else None.
-        actions: the codec of each action leaf with the block's column of it, ``(T, *batch, *leaf)``; see `see`.
+        plain: the codec of the only root leaf, if values are written unchanged; otherwise None.
+        actions: the codec and the block's column ``(T, *batch, *leaf)`` of each action leaf; see `see`.
     """
 
     def __init__(self, codecs: GymCodecs, batch_size: torch.Size) -> None:
@@ -74,7 +71,7 @@ class GymRows:
         self.actions: list[tuple[Codec, Array]] = []
 
     def schema(self) -> Schema:
-        """Return the columns: observations, info entries, flags; under next the same and the reward."""
+        """Return the columns: observations, info entries and flags; below ``"next"`` the same and the reward."""
         root = {codec.key: self._field(codec) for codec in self.root_leaves}
         root |= {(name,): Field(torch.Size((1,)), torch.bool) for name in FLAGS}
         outcome = {**root, ("reward",): self._field(self._codecs.reward)}
@@ -84,7 +81,7 @@ class GymRows:
         return Field(torch.Size(codec.shape[len(self._batch_size) :]), codec.spec.dtype)
 
     def copied(self, carry: Sequence[Array]) -> dict[Path, Leaf]:
-        """Return copies of a root's leaves, flags not included.
+        """Return copies of a root's leaves, without flags.
 
         Args:
             carry: an array for each of `root_leaves`.
@@ -100,7 +97,7 @@ class GymRows:
         """Read actions from `block` from now on.
 
         Raises:
-            PolicyError: if its columns don't fit the action spec.
+            PolicyError: if its columns don't match the action spec.
         """
         columns: list[Array] = []
         for codec in self._action_leaves:
@@ -110,7 +107,7 @@ class GymRows:
         self.actions = list(zip(self._action_leaves, columns, strict=True))
 
     def all_actions(self) -> Sequence[Any]:
-        """Return the actions that stand in the block already, all T, as the environment takes them."""
+        """Return all T actions of the block, decoded for the environment's `step`; they must already be written."""
         decoded = [codec.decode_all(column) for codec, column in self.actions]
         tree = self._codecs.action
         if isinstance(tree, Codec):
@@ -118,13 +115,13 @@ class GymRows:
         return [assemble(tree, list(v)) for v in zip(*decoded, strict=True)]
 
     def action(self, t: int) -> Any:
-        """Return the action of row `t`, as the environment takes it."""
+        """Return the action of row `t`, decoded for the environment's `step`."""
         values = [codec.decode(column[t]) for codec, column in self.actions]
         return assemble(self._codecs.action, values)
 
 
 def loaded(root: TensorDictBase, key: Path, shape: tuple[int, ...], dtype: torch.dtype | None) -> Array:
-    """Return a copy of an entry of a root that somebody else made; `SchemaError` unless it is as expected."""
+    """Return a copy of an entry of a foreign root; raise `SchemaError` unless it has this shape and dtype."""
     leaf = root.get(as_key(key), None)
     if not isinstance(leaf, torch.Tensor) or leaf.shape != torch.Size(shape) or leaf.dtype is not dtype:
         got = f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else "none"
@@ -136,19 +133,19 @@ _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.float16, np.i
 _REAL = (torch.float32, torch.float64)
 _NEVER = -1
 _NO_RESULT = object()
-_CACHED = 1 << 18  # bytes that a processor still has at hand when the last of them was written
+_CACHED = 1 << 18  # bytes that still fit a processor's cache when a second pass reads them
 _Array = np.ndarray
 
 
 class GymStepper(Stepper):
     """Steps one gymnasium environment; see `Stepper` for the contract.
 
-    The carry is what the environment returned last, by reference: it is valid until the next call of the
-    environment, and by then it stands in a block.
+    The carry refers to the environment's last observation without a copy. The environment may overwrite it at its next
+    call, but by then it has been copied into a block.
 
     Args:
         simulator: the environment.
-        codecs: its conversions.
+        codecs: its codecs.
         rules: see `Stepper`.
         lease: see `Stepper`.
     """
@@ -161,14 +158,14 @@ class GymStepper(Stepper):
         self._root_leaves, self._plain = self._rows.root_leaves, self._rows.plain
         self._simulator = simulator
         self._env_step = simulator.stepping()
-        # Of the first row of a block: what precedes it.
-        self._carry: Any = None  # one array where there is one plain leaf, else a list
+        # The carry: the root of the next step. `bind` writes it into row 0 of the next block.
+        self._carry: Any = None  # one array for one plain leaf, else a list
         self._carry_flags = (False, False, False)
         self._t = -1  # the last row that was written
-        self._block: Block | None = None  # the one that rows are written into
+        self._block: Block | None = None  # the block that rows are written into
         self._start = 0  # the row at which the episode began; negative if in an earlier block
         self._limit_at = _NEVER
-        # Rows at which episodes began, while the other roots are left for later.
+        # While `run` postpones the copies of roots: the rows at which episodes began, whose roots are already written.
         self._begun: list[int] | None = None
         self._shape: tuple[int, ...] = self._root_leaves[0].shape
         self._dtype: np.dtype[Any] | None = None
@@ -184,7 +181,7 @@ class GymStepper(Stepper):
 
     @property
     def steps(self) -> torch.Tensor:
-        """The steps that the episode has taken, int64 ``()``."""
+        """The number of steps that the episode has taken, int64 ``()``."""
         return torch.tensor(self._t + 1 - self._start, device="cpu")
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
@@ -214,7 +211,7 @@ class GymStepper(Stepper):
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Write into `block` from now on, the carry into its row 0."""
+        """Write into `block` from now on; copy the carry into its row 0."""
         self._simulator.require_open()
         carry = self._carry_arrays()
         self._begin(self._start - self._t - 1)
@@ -231,7 +228,8 @@ class GymStepper(Stepper):
             flags[0] = flag
 
     def _see(self, block: Block) -> None:
-        """Take views of a block's columns."""
+        """Take views of the columns of `block`."""
+        # None until all views are taken: after an error, the next `bind` must take them again.
         self._block = None
         self._rows.see(block)
         self._action_column = self._rows.actions[0][1]
@@ -246,7 +244,7 @@ class GymStepper(Stepper):
         reward = self._codecs.reward
         self._rewards = block.array(("next", "reward"))
         single = reward.shape == (1,) and reward.spec.dtype in _REAL
-        # A cell of a memoryview is written in half the time that an array's element takes.
+        # Writing a cell of a memoryview takes half as long as writing an element of an array.
         self._reward_cells: Any = memoryview(cast(Any, self._rewards.reshape(-1))) if single else None
         self._block = block
 
@@ -260,7 +258,7 @@ class GymStepper(Stepper):
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
-        """Step with the action of row `t`, and reset where the episode ends."""
+        """Step with the action of row `t`; reset if the episode ends."""
         actions = self._actions
         action = self._action(t) if actions is None else actions[t]
         result: Any = _NO_RESULT
@@ -268,7 +266,7 @@ class GymStepper(Stepper):
             result = self._env_step(action)
             obs, reward, terminated, truncated, info = result
             if self._plain is not None:
-                # NumPy would broadcast another shape and cast another dtype without a word.
+                # Without this check, NumPy would silently broadcast another shape and cast another dtype.
                 if obs.__class__ is not _Array or obs.shape != self._shape or obs.dtype is not self._dtype:
                     obs = self._odd(obs)
                 self._next_array[t] = obs
@@ -297,7 +295,11 @@ class GymStepper(Stepper):
             self._fail(t, result, cause)
 
     def run(self, block: Block) -> None:
-        """Take all steps; small roots, which nobody looks at meanwhile, are copied at once, but for those of resets."""
+        """Take all steps of `block`. Nothing reads its roots before the end, so small ones are copied in one go.
+
+        A root equals the observation of the step before, unless an episode began there. Only large roots are copied row
+        by row, because they wouldn't stay in the processor's cache.
+        """
         roots = self._root_array
         if self._plain is None or roots.nbytes > _CACHED:
             super().run(block)
@@ -313,14 +315,14 @@ class GymStepper(Stepper):
             roots[begun] = fresh
 
     def _odd(self, obs: Any) -> Array:
-        """Return an observation that isn't as the ones before, if it may be so."""
+        """Return the encoded observation of a new shape or dtype; raise if the codec doesn't accept it."""
         assert self._plain is not None
         array = self._plain.encode(obs)
         self._dtype = self._plain.accepted
         return array
 
     def _end(self, t: int, obs: Any, terminated: bool, truncated: bool) -> Any:
-        """Write the flags of an episode that ends at row `t`; return the following root's observation."""
+        """Write the flags of the episode that ends at row `t`; return the next root's observation."""
         truncated = truncated or t == self._limit_at
         for flags, flag in zip(self._next_flags, (True, terminated, truncated), strict=True):
             flags[t] = flag
@@ -338,7 +340,10 @@ class GymStepper(Stepper):
         return obs
 
     def _fail(self, t: int, result: Any, cause: BaseException) -> None:
-        """Lose the carry, so that the next rollout begins with a reset, and raise what happened."""
+        """Drop the carry, so that the next rollout begins with a reset, and raise the error as a `StepFault`.
+
+        If the environment's result doesn't have five values, that is the better explanation, so it becomes the cause.
+        """
         self._carry = None
         if not isinstance(cause, Exception) or isinstance(cause, StepFault):
             raise cause
@@ -351,7 +356,7 @@ class GymStepper(Stepper):
 
     # -------------------------------------------------------------- episodes
     def _fresh(self, t: int) -> Any:
-        """Reset the environment and return its first observation as a carry."""
+        """Reset the environment; return its first observation as a carry."""
         try:
             obs, info = self._simulator.reset()
             if self._plain is None:
@@ -365,19 +370,19 @@ class GymStepper(Stepper):
         return carry
 
     def _begin(self, start: int) -> None:
-        """Count the episode's steps from row `start` of the block."""
+        """Let the episode begin at row `start` of the block, which is negative if it began in an earlier block."""
         self._start = start
         if self.rules.max_steps is not None:
             self._limit_at = max(start + self.rules.max_steps - 1, 0)
 
     def _carry_arrays(self) -> list[Array]:
-        """Return the carry, an array for each root leaf; resets if there was no reset yet."""
+        """Return the carry as one array for each root leaf. Resets first if there is no carry."""
         if self._carry is None:
             self.reset()
         return self._carry if self._plain is None else [self._carry]
 
 
 def _object(root: TensorDictBase, key: Path) -> Any:
-    """Return what a list's leaf holds in a root that somebody else made."""
+    """Return the object that a foreign root holds for a list leaf."""
     leaf = as_leaf(root.get(as_key(key)))
     return leaf.array.item() if isinstance(leaf, ObjectColumn) else leaf.clone()

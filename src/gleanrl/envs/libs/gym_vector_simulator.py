@@ -1,13 +1,13 @@
-"""The gymnasium vector environment behind a wrapper: one place for autoreset modes, seeds and partial resets.
+"""`VectorSimulator`: the gymnasium vector environment inside a wrapper, with the same behaviour in all autoreset modes.
 
-Whatever the mode, a step returns the observations that the actions led to, and a reset of some rows the first
+In every mode, a step returns the observations that the actions led to. A reset of some rows returns the first
 observations of their new episodes:
 
-- DISABLED: the environment resets the rows that it is told to, by ``options={"reset_mask": ...}``.
-- SAME_STEP: the environment has reset the rows that ended. `step` puts their last observations (``final_obs``)
-  back and keeps the first ones until `reset` is asked for those rows.
-- NEXT_STEP: the environment spends the following step of a row that ended on its reset. Those rows are no
-  steps: `skipped` names them.
+- DISABLED: the environment resets the rows in ``options={"reset_mask": ...}``.
+- SAME_STEP: the environment has already reset the rows that ended. `step` returns their last observations
+  (``final_obs``) instead and keeps the first ones until `reset` is called for these rows.
+- NEXT_STEP: the environment uses the next step of a row that ended for its reset. Such a row is no step; `skipped`
+  marks it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FINAL = ("final_obs", "final_info", "_final_obs", "_final_info")
 
 
 class VectorSimulator(OpenEnv):
-    """P gymnasium environments that step at once. Not thread-safe.
+    """P gymnasium environments that step together. Not thread-safe.
 
     Args:
         env: the vector environment.
-        frame_skip: how often its parts repeat an action by themselves.
+        frame_skip: number of times that its members repeat an action by themselves.
 
     Raises:
-        EnvironmentContractError: if it doesn't say how it resets.
+        EnvironmentContractError: if the environment doesn't declare its autoreset mode.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], frame_skip: int = 1) -> None:
@@ -44,13 +44,13 @@ class VectorSimulator(OpenEnv):
         self.mode = autoreset_mode(env)
         known = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self.partial = known or self.mode is AutoresetMode.DISABLED
-        """Whether the environment can reset some rows and leave the others."""
-        # Without shared memory, AsyncVectorEnv's workers go on to reset at the next step after an explicit reset.
+        """Whether the environment can reset some rows without the others."""
+        # Without shared memory, the workers of AsyncVectorEnv reset at the next step even after an explicit reset.
         self._forgets = not (isinstance(env.unwrapped, AsyncVectorEnv) and not env.unwrapped.shared_memory)
         self.pending: Array | None = None
-        """NEXT_STEP: the rows that the next step resets, ``(P,)`` bool; None for none."""
+        """NEXT_STEP: the rows that the next step will reset, ``(P,)`` bool; None for no row."""
         self.skipped: Array | None = None
-        """NEXT_STEP: the rows that the last step reset; they are no steps."""
+        """NEXT_STEP: the rows that the last step reset, ``(P,)`` bool, so that they are no steps; None for no row."""
         self._first: tuple[Array, Any, dict[str, Any]] | None = None  # SAME_STEP: rows, observations, info
         self._seeds: list[int | None] = [None] * self.num_envs
         self._warned = False
@@ -64,11 +64,11 @@ class VectorSimulator(OpenEnv):
         """Step all environments.
 
         Returns:
-            As gymnasium's `step`, with the true last observation (and info) of rows that ended, and flags that
-            are ``(P,)`` bool. The arrays may be the environment's own: valid until its next call.
+            The result of gymnasium's `step`, with the true last observation (and info) of rows that ended and flags
+            ``(P,)`` bool. The arrays may belong to the environment, so they are valid only until its next call.
 
         Raises:
-            EnvironmentContractError: if the environment doesn't keep to its interface or its mode.
+            EnvironmentContractError: if the environment breaks gymnasium's interface or its autoreset mode.
         """
         obs, reward, terminated, truncated, info = checked_step(self.env.step(action))
         terminated = as_flags("terminated", terminated, self.num_envs)
@@ -86,7 +86,7 @@ class VectorSimulator(OpenEnv):
         return obs, reward, terminated, truncated, info
 
     def _last(self, ended: Array, obs: Any, info: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the observations and the info that the steps led to, the rows that `ended` included."""
+        """Return the observations and the info that the actions led to, including the rows of `ended`."""
         final = info.get("final_obs")
         if (
             final is None
@@ -107,16 +107,16 @@ class VectorSimulator(OpenEnv):
                 "environments return fresh arrays, or build the vector environment with AutoresetMode.DISABLED",
                 stacklevel=2,
             )
-        # What final_info lacks comes from wrappers around the vector environment: it belongs to this step.
+        # Entries that final_info lacks come from wrappers around the vector environment: they belong to this step.
         return last, merge_info(info, {**info, **info.get("final_info", {})}, ended)
 
     # ----------------------------------------------------------------- reset
     def seed(self, seed: int | None, static: bool = False) -> None:
-        """Seed the environments at their next reset, and at that one only: number i gets ``seed + i``.
+        """Seed the environments at their next reset, and only at that one; environment i gets ``seed + i``.
 
         Args:
-            seed: the first environment's.
-            static: whether all get `seed` itself.
+            seed: seed of the first environment; None for no seed.
+            static: whether all environments get `seed` itself.
 
         Raises:
             UnsupportedError: for `static`, if the environment takes one seed for all.
@@ -126,17 +126,17 @@ class VectorSimulator(OpenEnv):
         self._seeds = [None if seed is None else seed + (0 if static else i) for i in range(self.num_envs)]
 
     def reset(self, mask: Array | None = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Start episodes.
+        """Start new episodes.
 
         Args:
-            mask: which environments, ``(P,)`` bool; None for all.
-            **kwargs: what the environment's `reset` takes; a `seed` given here wins over one that waits.
+            mask: the environments to reset, ``(P,)`` bool; None for all.
+            **kwargs: arguments of the environment's `reset`. A `seed` here takes precedence over seeds set by `seed`.
 
         Returns:
-            The observations and the info; only the rows of `mask` mean anything.
+            The observations and the info. Only the rows of `mask` are meaningful.
 
         Raises:
-            UnsupportedError: if the environment can't reset some rows and leave the others.
+            UnsupportedError: if the environment can't reset some rows without the others.
             ClosedError: if the simulator was closed.
         """
         self.require_open()
@@ -152,7 +152,7 @@ class VectorSimulator(OpenEnv):
             self._first = (ended & ~mask, obs, info)
         if not rest.any():
             return obs, info
-        # Only gymnasium's own can do this, and they leave the other rows of their array as they are.
+        # Only gymnasium's own classes reach this line, and they leave the other rows of their array unchanged.
         fresh, fresh_info = self._reset(rest)
         return merged(obs, fresh, rest), merge_info(info, fresh_info, rest)
 
@@ -175,7 +175,7 @@ class VectorSimulator(OpenEnv):
         return result
 
     def _take_seed(self, mask: Array | None) -> Any:
-        """Return the waiting seeds of the rows to reset, and let go of them."""
+        """Return the stored seeds of the rows to reset, and clear them; None if there are none."""
         if self._seeds.count(None) == self.num_envs:
             return None
         rows = [True] * self.num_envs if mask is None else mask.tolist()
@@ -184,15 +184,16 @@ class VectorSimulator(OpenEnv):
         if all(seed is None for seed in taken):
             return None
         first = taken[0]
+        # A single number is the form that every vector environment accepts; only gymnasium's own take a list.
         chained = first is not None and taken == list(range(first, first + self.num_envs))
         return first if chained else taken
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return how `env` resets environments that ended.
+    """Return the autoreset mode that `env` declares in its metadata.
 
     Raises:
-        EnvironmentContractError: if it doesn't say.
+        EnvironmentContractError: if it declares none.
     """
     mode = (env.metadata or {}).get("autoreset_mode")
     try:
@@ -205,11 +206,11 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def with_rows(batch: Any, rows: Mapping[int, Any]) -> Any:
-    """Return a copy of batched values with single environments' values in some rows.
+    """Return a copy of batched values with some rows replaced by values of single environments.
 
     Args:
         batch: an array ``(P, *leaf)``, or a dict or tuple of such values.
-        rows: environment -> its value.
+        rows: the new value for each environment's index.
 
     Raises:
         EnvironmentContractError: if a value doesn't fit its row.
@@ -232,7 +233,7 @@ def with_rows(batch: Any, rows: Mapping[int, Any]) -> Any:
 
 
 def merged(old: Any, new: Any, mask: Array) -> Any:
-    """Return the rows of `new` where `mask` is True and those of `old` elsewhere."""
+    """Return the rows of `new` where `mask` is True and the rows of `old` elsewhere."""
     if isinstance(old, Mapping):
         return {name: merged(part, new[name], mask) for name, part in old.items()}
     if isinstance(old, tuple):
@@ -243,7 +244,7 @@ def merged(old: Any, new: Any, mask: Array) -> Any:
 
 
 def merge_info(old: Mapping[str, Any], new: Mapping[str, Any], mask: Array) -> dict[str, Any]:
-    """Return the info `old` with the rows of `mask` taken from `new`; an entry that one lacks is zero there."""
+    """Return the info `old` with the rows of `mask` taken from `new`. An entry that one of them lacks is zero there."""
     out: dict[str, Any] = {}
     for name in {**old, **new}:
         if name in _FINAL:

@@ -1,7 +1,7 @@
-"""How a gymnasium vector environment steps into the rows of a block: whole rows ``(P, ...)`` with NumPy.
+"""`VectorGymStepper`: steps a gymnasium vector environment into a block; it writes rows ``(P, ...)`` with NumPy.
 
-A step costs the environment's own `step` plus a few microseconds, whatever P: no TensorDict and no dictionary
-is built. What the autoreset modes differ in is settled in `gleanrl.envs.libs.gym_vector_simulator`.
+A step adds a few microseconds to the environment's own `step`, for any P. It builds no TensorDict and no dictionary.
+`gleanrl.envs.libs.gym_vector_simulator` handles the autoreset modes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ _Array = np.ndarray
 class VectorGymStepper(Stepper):
     """Steps a gymnasium vector environment; see `Stepper` for the contract.
 
-    The carry is what the environment returned last, by reference, as in `GymStepper`.
+    The carry refers to the environment's last observations without a copy, as in `GymStepper`.
 
-    With an environment that resets in the step after an end (NEXT_STEP) the rows of those resets are no frames:
-    the column ``("collector", "mask")`` is False there.
+    If the environment resets in the step after an end (NEXT_STEP), the rows of such resets are no frames: the column
+    ``("collector", "mask")`` is False there.
 
     Args:
         simulator: the environment.
-        codecs: its conversions, of all environments at once.
+        codecs: its codecs, batched for P environments.
         rules: see `Stepper`.
         lease: see `Stepper`.
 
     Raises:
-        UnsupportedError: for a limit of steps, if the environment can't reset some of its environments and leave the
-            others.
+        UnsupportedError: for a step limit, if the environment can't reset some rows without the others.
     """
 
     shows_nothing = True
@@ -63,17 +62,18 @@ class VectorGymStepper(Stepper):
         self._action = self._rows.action
         self._simulator = simulator
         self._masked = simulator.mode is AutoresetMode.NEXT_STEP
-        # Of the first row of a block: what precedes it.
+        # The carry: the root of the next step. `bind` writes it into row 0 of the next block.
         self._carry: list[Array] | None = None
         self._carry_flags = np.zeros((len(FLAGS), self._num_envs), np.bool_)
         self._limit = StepLimit(self.batch_size, rules.max_steps)
 
     # ----------------------------------------------------------------- carry
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Start new episodes: in all environments, or where `mask` is True."""
+        """Start new episodes in all environments, or where `mask` is True."""
         rows = None if mask is None or self._carry is None else mask.reshape(-1).cpu().numpy()
         if rows is not None and not rows.any():
             return
+        # The rows to keep are copied, since the environment may overwrite its arrays in the reset.
         old = None if rows is None else [np.array(array) for array in self._carry or ()]
         self._carry = None
         self._carry = self._fresh(0, rows, old)
@@ -82,7 +82,7 @@ class VectorGymStepper(Stepper):
 
     @property
     def steps(self) -> torch.Tensor:
-        """The steps that each episode has taken, where they are limited."""
+        """The number of steps that each episode has taken, int64 ``(P,)``; zero without a step limit."""
         return torch.from_numpy(self._limit.counts.copy())
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
@@ -102,14 +102,14 @@ class VectorGymStepper(Stepper):
         return out | {(name,): flags[k] for k, name in enumerate(FLAGS)}
 
     def schema(self) -> Schema:
-        """Return the columns of `GymRows`, and which rows are frames, if not all are."""
+        """Return the columns of `GymRows`; with NEXT_STEP also the mask of frames."""
         self._carry_arrays()
         mask = {MASK: Field(torch.Size(), torch.bool)} if self._masked else {}
         return Schema({**self._rows.schema().items(), **mask})
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Write into `block` from now on, the carry into its row 0."""
+        """Write into `block` from now on; copy the carry into its row 0."""
         self._simulator.require_open()
         carry = self._carry_arrays()
         self._last = block.num_steps - 1
@@ -125,7 +125,7 @@ class VectorGymStepper(Stepper):
             block.column(("next", name)).zero_()
         for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
             flags[0] = flag
-        self._carry_flags[:] = False  # whatever step comes next, it isn't done any more
+        self._carry_flags[:] = False  # after any further step, the root is no longer done
         self._rewards = _by_time(block, ("next", "reward"))
         self._flat_rewards, self._row = self._rewards[..., 0], (self._num_envs,)
         single = self._codecs.reward.shape == (self._num_envs, 1)
@@ -138,7 +138,7 @@ class VectorGymStepper(Stepper):
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
-        """Step with the actions of row `t`, and reset where episodes end."""
+        """Step with the actions of row `t`; reset where episodes end."""
         actions = self._actions
         try:
             action = self._action(t) if actions is None else actions[t]
@@ -177,7 +177,7 @@ class VectorGymStepper(Stepper):
     def _end(
         self, t: int, arrays: list[Array], terminated: Array, truncated: Array, over: Array | None
     ) -> list[Array]:
-        """Write the flags of the episodes that end at row `t`; return the following root's leaves."""
+        """Write the flags of the episodes that end at row `t`; return the leaves of the next root."""
         natural = terminated | truncated
         truncated = truncated if over is None else truncated | over
         done = terminated | truncated
@@ -189,7 +189,7 @@ class VectorGymStepper(Stepper):
                 for flags, flag in zip(self._root_flags, self._carry_flags, strict=True):
                     flags[t + 1] = flag
             return arrays
-        if self._masked:  # the environment resets those that ended of themselves
+        if self._masked:  # the environment itself resets the rows that it ended
             done &= ~natural
             if not np.count_nonzero(done):
                 return arrays
@@ -197,7 +197,7 @@ class VectorGymStepper(Stepper):
 
     # -------------------------------------------------------------- episodes
     def _fresh(self, t: int, mask: Array | None, old: list[Array] | None) -> list[Array]:
-        """Reset the rows of `mask`; return their first observations, and those of `old` in the other rows."""
+        """Reset the rows of `mask`; return their first observations, with the rows of `old` elsewhere."""
         try:
             obs, info = self._simulator.reset(mask)
             arrays = self._codecs.encode(obs, info)
@@ -208,11 +208,11 @@ class VectorGymStepper(Stepper):
             return arrays
         for array, fresh in zip(old, arrays, strict=True):
             where = mask.reshape(-1, *[1] * (array.ndim - 1))
-            np.copyto(array, fresh, "unsafe", where)  # in a third of the time that indexing takes
+            np.copyto(array, fresh, "unsafe", where)  # takes a third of the time of indexing
         return old
 
     def _carry_arrays(self) -> list[Array]:
-        """Return the carry, an array for each root leaf; resets if there was no reset yet."""
+        """Return the carry as one array for each root leaf. Resets first if there is no carry."""
         if self._carry is None:
             self.reset()
         assert self._carry is not None
