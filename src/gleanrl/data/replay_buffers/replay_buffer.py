@@ -191,6 +191,9 @@ class Composed(Checkpointed):
         The kernel provides the lock. If its holder dies, the kernel frees the lock and the next holder undoes the
         unfinished write.
 
+        The storage must be a `LazyTensorStorage` on the CPU or a `LazyMemmapStorage`, and the writer a ring writer. A
+        sampler with priorities or a rate limiter works in one process only, so a shared buffer can't have one.
+
         Each process has its own sampler, transforms and random sequence. An epoch of `SamplerWithoutReplacement`
         therefore covers one process only.
 
@@ -204,9 +207,7 @@ class Composed(Checkpointed):
             shared: True. A shared buffer can't be unshared.
 
         Raises:
-            UnsupportedError: a part or option that works in one process only: a storage other than a
-                `LazyTensorStorage` on the CPU or a `LazyMemmapStorage`, a sampler with priorities, a writer other than
-                the ring writers, or a rate limiter.
+            UnsupportedError: one of the parts, or the rate limiter, works in one process only.
             CapacityError: too little memory or disk space.
         """
         with self._gate.lock:

@@ -1,4 +1,4 @@
-"""Buffers that live in an actor of Ray."""
+"""Replay buffers in a Ray actor."""
 
 from gleanrl.data.replay_buffers.ray.buffer import RayReplayBuffer, RemoteTensorDictReplayBuffer
 

@@ -1,8 +1,6 @@
-"""A buffer in a Ray actor: what its clients' calls come to there.
+"""A buffer in a Ray actor: the host that executes clients' calls, and the messages between both.
 
-What a buffer's actor and its clients say to each other.
-
-Batches on their way from a buffer's actor to its clients: sent, and not handed out yet.
+Batches that the host has sent to clients count as drawn ahead until the client hands them out to its user.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import UnsupportedError
 
 SAVES = frozenset(("checkpointed_state", "dumps", "state_dict"))
-"""Methods that save what was drawn ahead, and wasn't handed out."""
+"""Methods that save the batches drawn ahead and not handed out yet."""
 _LEAVES = SAVES | {
     "__getitem__",
     "__len__",
@@ -48,53 +46,53 @@ _LEAVES = SAVES | {
 
 
 def leaves_draws(path: tuple[str, ...]) -> bool:
-    """Return whether a call leaves alone what was drawn ahead, as that of a local buffer does; those of parts do."""
+    """Return whether a call keeps the batches drawn ahead, as on a local buffer. Calls to parts always do."""
     return len(path) > 1 or path[0] in _LEAVES
 
 
 class Caller(NamedTuple):
-    """Who calls, and what became of the batches that were sent to it ahead."""
+    """Identifies a client, and says which of the batches sent ahead it has handed out."""
 
     client: bytes
-    """One process's client, and no other one's."""
+    """A random name of the client, which exists in one process."""
     era: int
-    """Counts up when the client throws away what is on its way to it."""
+    """Number of times that the client discarded the batches on their way to it."""
     taken: int
-    """The number of the last batch that it handed out."""
+    """The number of the last batch that the client handed out."""
 
 
 class Opened(NamedTuple):
-    """What a client needs to know of a buffer that was made."""
+    """The properties of a new buffer that its clients need."""
 
     depth: int
-    """Batches on their way to a client at once; 0 for none ahead."""
+    """Number of batches on their way to a client at the same time; 0 for none."""
     batch_size: int | None
-    """The buffer's."""
+    """The buffer's default batch size."""
 
 
 class BufferReply(NamedTuple):
-    """What a call came to."""
+    """The reply to a call."""
 
     value: Any
-    """A parcel of what it returned, or a `Token`."""
+    """The pickled result, or a `Token`."""
     depth: int
-    """See `Opened`; exchanging the sampler may change it."""
+    """See `Opened`; replacing the sampler may change it."""
     void: bool
-    """Whether what was sent to the caller ahead isn't to be handed out any more: the storage has another content."""
+    """Whether the client must discard all batches sent ahead, because the storage has another content."""
     stale: tuple[int, ...]
-    """The numbers of batches sent to the caller ahead whose records were overwritten: they are drawn again."""
+    """Numbers of batches sent ahead to this client whose records were overwritten. They must be drawn again."""
     warnings: tuple[Warning, ...]
-    """What it warned of."""
+    """The warnings that the call raised."""
 
 
 class Dumping(NamedTuple):
-    """Stands for a checkpoint that the actor writes in the background."""
+    """Reference to a checkpoint that the actor writes in the background."""
 
     number: int
 
 
 class Token(Enum):
-    """What stands for something that stays in the actor."""
+    """Replaces a result that stays in the actor."""
 
     BUFFER = 1
     METHOD = 2
@@ -108,16 +106,17 @@ class _Sent(NamedTuple):
 
 
 class Shipping(Prefetcher):
-    """What a buffer in an actor drew ahead: the batches that were sent to clients, in the order of their draws.
+    """The batches that a buffer in an actor has drawn ahead and sent to clients, in the order of their draws.
 
-    A batch counts as drawn ahead until its client says that it has handed it out. So a state holds it, and whatever
-    takes back what was drawn ahead begins with it, as far as what was drawn behind it is on its way to nobody else.
+    A batch counts as drawn ahead until its client reports that it was handed out. A saved state therefore contains it,
+    and `Draws.take_back` cancels it. Draws can be cancelled only from the end of the sequence. So batches drawn before
+    another client's batch count as handed out.
 
-    Not thread-safe: an actor does one thing at a time.
+    Not thread-safe: an actor executes one call at a time.
 
     Attributes:
-        client: to whom the next batch goes.
-        number: that of the last batch sent.
+        client: the client that gets the next batch.
+        number: the number of the last batch sent.
     """
 
     def __init__(self) -> None:
@@ -125,10 +124,10 @@ class Shipping(Prefetcher):
         self.client = b""
         self.number = 0
         self._sent: list[_Sent] = []
-        self._again = False  # whether the next batch is handed out at once
+        self._again = False  # whether the next batch is a repeated one, which gets no new number
 
     def take(self) -> tuple[PendingSample, Coming]:
-        """Return the oldest draw and its records, which are sent to the client."""
+        """Return the oldest draw and its records, and register it as sent to the client."""
         ticket, coming = super().take()
         if self._again:
             return ticket, coming
@@ -137,33 +136,44 @@ class Shipping(Prefetcher):
         return ticket, coming
 
     def handed_out(self, client: bytes, taken: int) -> None:
-        """Forget what a client has handed out: everything up to the number `taken`."""
+        """Forget the batches that a client has handed out: all up to the number `taken`."""
         self._sent = [sent for sent in self._sent if sent.client != client or sent.number > taken]
 
     def keep_only(self, client: bytes, taken: int) -> None:
-        """Take as handed out whatever may not be taken back by this client: what others got, and what lies before."""
+        """Count all batches as handed out that this client's call can't cancel.
+
+        These are its own batches up to `taken`, batches of other clients, and all batches drawn before one of the
+        latter.
+        """
         self.handed_out(client, taken)
         others = [place for place, sent in enumerate(self._sent, 1) if sent.client != client]
         del self._sent[: max(others, default=0)]
 
     def at_end(self, client: bytes) -> bool:
-        """Return whether the last batch under way to a client ends an epoch: the next one begins once that is over."""
+        """Return whether the last batch sent to a client ends an epoch.
+
+        The next epoch begins only after the client has handed that batch out.
+        """
         own = [sent.ticket for sent in self._sent if sent.client == client]
         return bool(own) and own[-1].ran_out
 
     def gone(self, client: bytes) -> bool:
-        """Return whether a batch under way to a client was drawn from a content that is gone."""
+        """Return whether a batch sent to a client was drawn from an earlier content of the storage."""
         return any(sent.ticket.is_gone for sent in self._sent if sent.client == client)
 
     def overtaken(self, client: bytes) -> tuple[int, ...]:
-        """Return the numbers of batches under way to a client whose records were overwritten."""
+        """Return the numbers of batches sent to a client whose records were overwritten."""
         return tuple(sent.number for sent in self._sent if sent.client == client and _is_stale(sent.ticket))
 
     @contextmanager
     def again(self, number: int) -> Iterator[PendingSample | None]:
-        """Have the buffer serve a batch that was sent before, as a local one does when its turn comes.
+        """Make the buffer serve a batch again that was sent before.
 
-        Yields its draw; None if it was taken back.
+        A local buffer checks and repairs a batch when its user takes it. Here the client requests that check for a
+        stale batch.
+
+        Yields:
+            The draw of that batch; None if it was cancelled.
         """
         found = next((sent for sent in self._sent if sent.number == number), None)
         if found is None:
@@ -178,20 +188,20 @@ class Shipping(Prefetcher):
             self._again = False
             super().clear()
 
-    # A queue, as the buffer sees it: what was sent stands before what wasn't.
+    # The buffer sees one queue: batches that were sent come before batches that weren't.
 
     def __len__(self) -> int:
         """Return the number of batches drawn and not handed out."""
         return len(self._sent) + super().__len__()
 
     def __iter__(self) -> Iterator[PendingSample]:
-        """Yield the draws that weren't handed out, the oldest first."""
+        """Yield the draws not handed out yet, the oldest first."""
         yield from (sent.ticket for sent in self._sent)
         yield from super().__iter__()
 
     @property
     def place(self) -> Any:
-        """The sampler's place before the first batch that wasn't handed out."""
+        """The sampler's position before the oldest batch not handed out."""
         return self._sent[0].ticket.place if self._sent else super().place
 
     def clear(self) -> None:
@@ -200,16 +210,16 @@ class Shipping(Prefetcher):
         super().clear()
 
     def forget_gone(self) -> None:
-        """Forget batches of a content that is gone."""
+        """Forget batches drawn from an earlier content."""
         self._sent = [sent for sent in self._sent if not sent.ticket.is_gone]
         super().forget_gone()
 
     def join(self, version: Version) -> None:
-        """Refuse: an actor's buffer isn't copied with what it sent."""
+        """Raise `NotImplementedError`: an actor's buffer is never copied."""
         raise NotImplementedError
 
     def _start(self, ticket: PendingSample) -> None:
-        """Leave it to whoever takes the batch: the request for it is waiting."""
+        """Defer the fetch to the call of `take`, which follows at once: the client's request is already waiting."""
 
 
 def _is_stale(ticket: PendingSample) -> bool:
@@ -223,10 +233,10 @@ _WRITES = frozenset(("add", "extend"))
 
 
 class BufferHost:
-    """A buffer, and what is under way to its clients.
+    """Runs in the actor: holds the buffer, and tracks the batches on their way to clients.
 
-    An actor does one thing at a time, in the order in which each client asked for it. So a client's batches come as
-    they would from a local buffer with the same `prefetch`.
+    An actor executes one call at a time, and each client's calls in their order. So a client gets the same batches as
+    from a local buffer with the same `prefetch`.
     """
 
     def __init__(self) -> None:
@@ -236,11 +246,12 @@ class BufferHost:
         self._dumps: list[Dump] = []
         self._prepared: Callable[[], None] = _nothing
         self._num_prepared = 0
-        # Views of what arrived: records are copied out of them, and nothing is written into them.
+        # Arrived records are read-only views. They are copied into the storage and never written, so torch's warning
+        # doesn't apply.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
     def open(self, making: Arrived, seed: int) -> Opened:
-        """Make the buffer of ``(class, arguments, keyword arguments)``; unseeded generators begin with `seed`."""
+        """Create the buffer from ``(class, arguments, keyword arguments)`` and seed unseeded generators with `seed`."""
         torch.manual_seed(seed)
         kind, args, options = making.open()
         self._buffer: ReplayBuffer | ReplayBufferEnsemble = kind(*args, **options)
@@ -257,13 +268,17 @@ class BufferHost:
                 draws.prefetcher = self._shipping = Shipping()
         return Opened(self._ahead(), buffer.batch_size)
 
-    # What clients ask for
+    # Calls by clients
 
     def ahead(self, client: bytes, era: int, due: tuple[int, ...]) -> PickledBatch:
-        """Return the next batches for a client, each with its number, as many as are `due`.
+        """Return the next batches for a client, each with its number, one for each element of `due`.
 
-        None in place of one that there isn't now: the client threw away what it had asked for, or an epoch has come to
-        its end. For each one `due` says what the client had taken when it was.
+        An element is None if no batch is available: the client has discarded its requests, or an epoch has ended.
+
+        Args:
+            client: the client's name.
+            era: see `Caller`.
+            due: for each batch, the number of the last batch that the client had handed out when it requested this one.
         """
         return PickledBatch([self._next(Caller(client, era, taken)) for taken in due])
 
@@ -282,7 +297,7 @@ class BufferHost:
         return shipping.number, served
 
     def again(self, caller: Caller, number: int) -> BufferReply:
-        """Return the batch of that number, drawn again, to be handed out now; None if it was taken back."""
+        """Return the batch of that number, drawn again, for immediate use; None if it was cancelled."""
         shipping, buffer, served = self._shipping, self._buffer, None
         assert shipping is not None and isinstance(buffer, ReplayBuffer)
         self._listen(caller)
@@ -290,12 +305,12 @@ class BufferHost:
         with warnings.catch_warnings(record=True) as said, shipping.again(number) as ticket:
             if ticket is not None:
                 server = buffer.server
-                server.draws.not_served(ticket)  # it counted when it was sent
+                server.draws.not_served(ticket)  # the batch was counted when it was first sent
                 served = server.as_user(server.size_of(None), None, True)
         return self._reply(caller, None if served is None else PickledBatch(served), said)
 
     def serve(self, caller: Caller, size: int | None, keys: Any, wants_info: bool) -> BufferReply:
-        """Return a batch that is drawn now, `Served`."""
+        """Return a batch that is drawn now, as `Served`."""
         self._listen(caller)
         with warnings.catch_warnings(record=True) as said:
             server = self._buffer.server
@@ -311,7 +326,10 @@ class BufferHost:
     def call(
         self, caller: Caller, path: tuple[str, ...], arguments: Arrived, data: Arrived | None = None
     ) -> BufferReply:
-        """Call a method of the buffer, or of one of its parts; `data` is its first argument if it's given."""
+        """Call a method of the buffer, or of one of its parts. `data`, if given, is its first argument.
+
+        If `extend` only copies its argument, the records are views of the message instead of copies.
+        """
         name = path[-1] if len(path) == 1 else ""
         self._listen(caller)
         if self._shipping is not None:
@@ -331,14 +349,14 @@ class BufferHost:
         return self._reply(caller, value, said)
 
     def prepare(self, caller: Caller, state: Arrived) -> BufferReply:
-        """Check a state that the buffer is to go on from; return its number, for `adopt`. One state at a time waits."""
+        """Check a state to load and return a number for `adopt`. A later call replaces an earlier state."""
         self._listen(caller)
         self._prepared = self._buffer.loading(state.open())
         self._num_prepared += 1
         return self._reply(caller, self._num_prepared, ())
 
     def adopt(self, caller: Caller, number: int) -> BufferReply:
-        """Go on from the state of that number; a second call, after an interrupt of the first, does nothing."""
+        """Load the state of that number. A second call, after an interrupt of the first, does nothing."""
         if number != self._num_prepared:
             raise UnsupportedError(
                 "loading: another state was checked since, which took this one's place; load it anew"
@@ -357,9 +375,9 @@ class BufferHost:
         setattr(self._at(path[:-1]), path[-1], value.open())
 
     def dump(self, dumping: Dumping, wait: bool) -> bool:
-        """Return whether a checkpoint in the background has ended, or is there, which raises its error.
+        """Return whether a checkpoint in the background has ended. With `wait`, whether it succeeded; raise its error.
 
-        Nobody waits here: others have something to do meanwhile.
+        The call never blocks, because an actor executes one call at a time. Clients poll instead.
         """
         dump = self._dumps[dumping.number]
         return dump.wait(0.0) if wait else dump.done()
@@ -383,15 +401,15 @@ class BufferHost:
         void, stale = (False, ()) if shipping is None else (shipping.gone(client), shipping.overtaken(client))
         return BufferReply(value, self._ahead(), void, stale, tuple(warning.message for warning in said))
 
-    # What is under way
+    # Batches on their way to clients
 
     def _ahead(self) -> int:
-        """Return how many batches are to be under way to a client."""
+        """Return the number of batches to keep on their way to a client."""
         buffer = self._buffer
         return self._depth if isinstance(buffer, ReplayBuffer) and buffer.server.draws_ahead else 0
 
     def _listen(self, caller: Caller) -> None:
-        """Take back what was under way to a client that threw it away; what is under way to others reaches them."""
+        """Cancel the batches that a client has discarded; batches of other clients still reach them."""
         if caller.era > self._eras.setdefault(caller.client, 0):
             self._eras[caller.client] = caller.era
             if self._shipping is not None and isinstance(self._buffer, ReplayBuffer):
@@ -401,4 +419,4 @@ class BufferHost:
 
 
 def _nothing() -> None:
-    """Go on as it is."""
+    """Do nothing."""

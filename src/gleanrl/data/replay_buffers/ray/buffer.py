@@ -1,4 +1,4 @@
-"""Replay buffers in a Ray actor, with the methods of those in this process."""
+"""Replay buffers in a Ray actor, with the interface of local buffers."""
 
 from __future__ import annotations
 
@@ -35,35 +35,33 @@ _NOT_OURS = {
 
 
 class RayReplayBuffer:
-    """A replay buffer in an actor of Ray, for collectors and learners in any process of the cluster.
+    """A replay buffer in a Ray actor, for collectors and learners in any process of the cluster.
 
-    It is made of the arguments that a buffer in this process would be made of, and has all of its methods and
-    attributes; each of them is a call to the actor. Pickled, it is another way to the same actor: give it to Ray's
-    tasks and actors, or as `replay_buffer=` to collectors there, which then write into it without passing through the
-    learner.
+    It takes the arguments of a local buffer and has all of its methods and attributes; each access is a call to the
+    actor. A pickled copy refers to the same actor. Pass copies to Ray's tasks and actors, or as `replay_buffer=` to
+    collectors there. These collectors then write into the buffer directly, and not through the learner's process.
 
-    What comes from it is the caller's own, in fresh memory. Errors are those that the buffer raised. `storage`,
-    `sampler`, `writer` and `transforms` stay in the actor: their attributes and methods are reached from here, too
-    (``buffer.sampler.beta = 0.7``), and ``set_storage`` and the like return None. Paths are those of the actor's
-    machine.
+    Results are copies in fresh memory. Errors are the errors that the buffer raised. `storage`, `sampler`, `writer` and
+    `transforms` stay in the actor. Their attributes and methods are available here (``buffer.sampler.beta = 0.7``), and
+    `set_storage` and similar methods return None. Paths refer to the actor's machine.
 
-    With `prefetch` so many batches are asked for while the caller is busy; of small ones half share a message, so that
-    a larger number makes them cheaper. Batches come in the order, and of the random sequence, of a local buffer. What a
-    process does to the buffer shows in its next sample, as with a local one; what others write shows behind what is on
-    its way: such a batch is whole, and its generations tell which records it is of. Each process fetches ahead for
-    itself.
+    With `prefetch`, that many batches are requested while the caller is busy. Small batches share a message, up to half
+    of that number, so a larger number makes them cheaper. Batches have the order and random sequence of a local buffer.
+    Changes by this process affect its next sample, as on a local buffer. Writes by other processes appear only after
+    the batches that are already on their way. Every batch is complete, and its generations tell which records it
+    contains. Each process prefetches for itself.
 
-    The actor lives until `shutdown`, or as long as there is any way to it. If it dies its records are gone, and every
-    call raises `WorkerCrashedError`: go on from a checkpoint (`dumps`, `loads`).
+    The actor lives until `shutdown`, or until no process refers to it. If the actor dies, its records are lost and
+    every call raises `WorkerCrashedError`. Continue from a checkpoint then (`dumps`, `loads`).
 
     Args:
-        *args: for the buffer, as of the following.
+        *args: positional arguments of the buffer.
         replay_buffer_cls: the buffer's class.
         ray_init_config: arguments of `ray.init`, if Ray isn't running in this process.
-        remote_config: what the actor needs, as Ray's options: ``num_cpus`` (0 if not given), ``memory`` in bytes,
+        remote_config: the actor's resources and other Ray options: ``num_cpus`` (default 0), ``memory`` in bytes,
             ``resources``, ``scheduling_strategy``, ``name``, ….
-        **options: for the buffer, see its class; what they hold is sent there (parts may be given as callables). A
-            `rate_limiter` and `pin_memory` are refused.
+        **options: keyword arguments of the buffer's class, which are sent to the actor. Parts may be callables.
+            `rate_limiter` and `pin_memory` aren't accepted.
 
     Raises:
         MissingLibraryError: Ray isn't installed.
@@ -127,11 +125,11 @@ class RayReplayBuffer:
         return (served.batch, served.info) if return_info else served.batch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of one whole epoch, a new one (for ever, with samplers without epochs)."""
+        """Yield the batches of one new epoch (forever with samplers without epochs)."""
         return self._server.epoch()
 
     def next(self) -> Any:
-        """Return the next batch of an iteration of the buffer's own; None once at the end of an epoch."""
+        """Return the next batch of an internal iteration; None once at the end of an epoch."""
         if self._iteration is None:
             self._iteration = iter(self)
         batch = next(self._iteration, None)
@@ -139,14 +137,14 @@ class RayReplayBuffer:
             self._iteration = None
         return batch
 
-    # All else: calls
+    # Other methods, which call the actor
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Store many records; see the buffer's class.
 
         Args:
-            data: the records; or a reference to a `serialization.Parcel` of them in Ray's object store, from where
-                they go to the actor, past this process.
+            data: the records, or a reference to a `serialization.PickledBatch` of them in Ray's object store. The
+                latter goes to the actor directly, and not through this process.
             update_priority: see the buffer's class.
 
         Returns:
@@ -161,7 +159,7 @@ class RayReplayBuffer:
         return None if dumping is None else RemoteDump(self._client, dumping)
 
     def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Go on from a checkpoint, in a folder of the actor's machine; see the buffer's class."""
+        """Load a checkpoint from a folder of the actor's machine; see the buffer's class."""
         self._client.call(("loads",), str(Folder(path).path), verify)
 
     dump, save, load = dumps, dumps, loads
@@ -169,16 +167,16 @@ class RayReplayBuffer:
     elsewhere = True
 
     def checkpointed_state(self) -> dict[str, Any]:
-        """Return the state as a part of a `Checkpoint`: all of it, with the records, comes into memory here."""
+        """Return the state for a `Checkpoint`. All of it, including the records, comes into this process's memory."""
         state: dict[str, Any] = self._client.call(("checkpointed_state",))
         return state
 
     def loading(self, state: dict[str, Any]) -> Callable[[], None]:
-        """Have the actor check what `checkpointed_state` returned; return what lets it go on from there."""
+        """Make the actor check a state from `checkpointed_state`; return the callback that loads it."""
         return self._client.loading(in_memory(state))
 
     def load_checkpointed_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `checkpointed_state` returned."""
+        """Load a state from `checkpointed_state`."""
         self.loading(state)()
 
     def __len__(self) -> int:
@@ -194,7 +192,7 @@ class RayReplayBuffer:
         self._client.call(("__setitem__",), index, value)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the buffer's class has under that name: a method to call, or a value."""
+        """Return an attribute of the buffer: a method that calls the actor, or a value."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in _PARTS:
@@ -219,28 +217,28 @@ class RayReplayBuffer:
     # Ends
 
     def shutdown(self) -> None:
-        """End the actor, if this object made it, and Ray, if it was started for it; a second call does nothing."""
+        """End the actor if this object created it, and Ray if it was started for it. A second call does nothing."""
         self._client.end(kill=self._owns)
 
     close = shutdown
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickle as another way to the actor."""
+        """Pickle as a reference to the same actor."""
         return _joined, (type(self), self._kind, self._client.actor, self._client.opened)
 
     def __repr__(self) -> str:
-        """Show the buffer, if it is there."""
+        """Show the buffer, unless it is shut down."""
         if self._client.runtime.ended:
             return f"{type(self).__name__}(shut down)"
         return f"{type(self).__name__}({self._client.call(('__repr__',))})"
 
 
 class RemoteTensorDictReplayBuffer(RayReplayBuffer):
-    """A `TensorDictReplayBuffer` in an actor of Ray.
+    """A `TensorDictReplayBuffer` in a Ray actor.
 
     Args:
         *args: see `RayReplayBuffer`.
-        **options: see `RayReplayBuffer`, and `TensorDictReplayBuffer`.
+        **options: see `RayReplayBuffer` and `TensorDictReplayBuffer`.
     """
 
     _class = TensorDictReplayBuffer
@@ -251,11 +249,11 @@ TensorDictReplayBuffer.register(RemoteTensorDictReplayBuffer)
 
 
 class RemotePart:
-    """A part of a buffer in an actor: storage, sampler, writer or transforms, by their attributes and methods.
+    """A part of a buffer in an actor (storage, sampler, writer or transforms) with its attributes and methods.
 
     Args:
-        client: this process's.
-        path: where the part is, from the buffer on.
+        client: this process's client of the actor.
+        path: the attribute names that lead from the buffer to the part.
     """
 
     _client: Client
@@ -281,11 +279,11 @@ class RemotePart:
         return int(self._client.call((*self._path, "__len__")))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return copies of what the part has there."""
+        """Return copies of the part's items at an index."""
         return self._client.call((*self._path, "__getitem__"), index)
 
     def __call__(self, batch: Any) -> Any:
-        """Return what the transforms make of a batch."""
+        """Return the result of the transforms for a batch."""
         return self._client.call((*self._path, "__call__"), batch)
 
     def __repr__(self) -> str:
@@ -294,22 +292,22 @@ class RemotePart:
 
 
 class RemoteDump:
-    """A checkpoint that an actor is writing while it goes on.
+    """A checkpoint that an actor writes in the background.
 
     Args:
-        client: this process's.
-        dumping: which one.
+        client: this process's client of the actor.
+        dumping: the reference to the checkpoint.
     """
 
     def __init__(self, client: Client, dumping: Dumping) -> None:
         self._client, self._dumping = client, dumping
 
     def done(self) -> bool:
-        """Return whether it has ended, by an error or on the disk."""
+        """Return whether the checkpoint has ended, successfully or with an error."""
         return self._client.dump(self._dumping, wait=False)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is on the disk, for so many seconds at most; return whether it is, or raise its error."""
+        """Wait at most `timeout` seconds for the checkpoint. Return whether it is on disk, or raise its error."""
         deadline = clock.Deadline(timeout)
         while not self._client.dump(self._dumping, wait=True):
             if deadline.passed():
@@ -319,7 +317,7 @@ class RemoteDump:
 
 
 class _Server(Server):
-    """Whole epochs of batches from an actor."""
+    """Serves whole epochs of batches from an actor."""
 
     of = "a buffer"
 
@@ -337,7 +335,7 @@ class _Server(Server):
 
 
 def _joined(cls: type[RayReplayBuffer], kind: type[Any], actor: Any, opened: Opened) -> RayReplayBuffer:
-    """Return another process's way to an actor."""
+    """Return a buffer that refers to another process's actor."""
     buffer = cls.__new__(cls)
     buffer._begin(kind, Client(RayRuntime(), actor, opened), False)
     return buffer

@@ -1,4 +1,4 @@
-"""A process's dealings with a buffer's actor: calls, and batches that are asked for ahead."""
+"""A process's client of a buffer's actor, for calls and for batches requested ahead."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from gleanrl.data.replay_buffers.sampling import Served
 from gleanrl.errors import WorkerCrashedError
 
 _END_S = 10.0
-"""How long the end waits for messages that are on their way, at most."""
+"""Seconds that `Client.end` waits for messages on their way, at most."""
 _MESSAGE_BYTES = 1 << 20
-"""What batches that are sent together may come to: of large ones each is sent for itself."""
+"""Size up to which several batches share a message. Larger batches are sent one by one."""
 
 
 class Client:
-    """Calls an actor, and has batches sent ahead.
+    """Calls an actor, and requests batches ahead.
 
     Any thread may call any method.
 
     Args:
-        runtime: this process's part in Ray.
-        actor: the handle of a `Host`.
+        runtime: this process's connection to Ray.
+        actor: the handle of a `BufferHost`.
+        opened: the buffer's properties.
 
     Attributes:
-        opened: what is known of the buffer.
+        opened: the buffer's properties; replies update its depth.
     """
 
     def __init__(self, runtime: RayRuntime, actor: Any, opened: Opened) -> None:
@@ -51,14 +52,14 @@ class Client:
 
     @property
     def actor(self) -> Any:
-        """The actor's handle; `ClosedError` where it can't be called any more."""
-        self.runtime.check()  # Ray would start anew
+        """The actor's handle; raises `ClosedError` after the end."""
+        self.runtime.check()  # a call would make Ray start again
         return self._actor
 
     def call(self, path: tuple[str, ...], *args: Any, **options: Any) -> Any:
-        """Call a method of the buffer, or of one of its parts; raise what it raised.
+        """Call a method of the buffer, or of one of its parts, and return its result.
 
-        A first argument that is a reference goes from Ray's object store to the actor.
+        A first argument that is an object reference goes directly from Ray's object store to the actor.
         """
         if not leaves_draws(path):
             self.throw_away()
@@ -77,17 +78,17 @@ class Client:
         self.result(self.actor.set.remote(path, PickledBatch(value)))
 
     def dump(self, dumping: Dumping, wait: bool) -> bool:
-        """Return whether a checkpoint in the background has ended, or is there; see `Host.dump`."""
+        """Return the state of a checkpoint in the background; see `BufferHost.dump`."""
         found: bool = self.result(self.actor.dump.remote(dumping, wait))
         return found
 
     def loading(self, state: Any) -> Callable[[], None]:
-        """Have the actor check a buffer's state; return what lets it go on from there."""
+        """Make the actor check a buffer's state; return the callback that loads it."""
         self.throw_away()
         return partial(self._asked, "adopt", self._asked("prepare", PickledBatch(state)))
 
     def serve(self, size: int | None, keys: Any, wants_info: bool) -> Served:
-        """Return a batch: the next one of those sent ahead if it's like them."""
+        """Return a batch: the next one sent ahead, if that has this size and all columns."""
         if self.opened.depth and keys is None and size in (None, self.opened.batch_size):
             return self._next()
         self.throw_away()
@@ -100,7 +101,7 @@ class Client:
         self._asked("new_epoch")
 
     def end(self, kill: bool) -> None:
-        """Ask for nothing any more, end the actor if `kill` says so, and this part in Ray."""
+        """Discard all requests, end the actor if `kill` is True, and disconnect from Ray."""
         if not self.runtime.ended:
             coming = self._line.coming
             self.throw_away()
@@ -108,26 +109,26 @@ class Client:
                 self.runtime.ray.kill(self._actor)
             jobs: list[Job[Any]] = [*coming, self._thread.start(_nothing)]
             end = Deadline(_END_S)
-            for job in jobs:  # batches are unpacked out of Ray's memory
+            for job in jobs:  # they read Ray's memory, which must stay mapped until they end
                 job.wait(end.remaining() or 0.0)
         self.runtime.release()
 
     def caller(self) -> Caller:
-        """Return what the actor has to know of this client."""
+        """Return this client's identification for the actor."""
         return Caller(self._name, self._line.era, self._taken)
 
     def result(self, coming: Any) -> Any:
-        """Wait for a call's end; return what it returned, or raise what it raised.
+        """Wait for a call; return its result or raise its error.
 
         Raises:
-            WorkerCrashedError: the actor is gone.
-            ClosedError: Ray is, or this part in it.
+            WorkerCrashedError: the actor, or a machine with its records, is gone.
+            ClosedError: Ray or this connection was shut down.
         """
         self.runtime.check()
         return self._of(partial(self.runtime.ray.get, coming))
 
     def _of(self, value: Callable[[], Any]) -> Any:
-        """Return what a call returned, or raise what it raised."""
+        """Return the result of `value`, with Ray's errors translated."""
         exceptions = self.runtime.ray.exceptions
         try:
             return value()
@@ -155,7 +156,7 @@ class Client:
     # Batches ahead
 
     def throw_away(self) -> None:
-        """Have nothing on its way any more; the actor takes it back with the next call."""
+        """Discard all batches on their way. The actor cancels their draws when the next call arrives."""
         with self._lock:
             self._line = _Line(self._line.era + 1)
 
@@ -171,7 +172,8 @@ class Client:
                             self._thread.start(partial(self._send, line, count))
                     else:
                         self._send(line, count if line.coming else 1)
-                        self.runtime.check()  # nothing would come any more
+                        # After the end no batch would arrive, and the wait would never end.
+                        self.runtime.check()
                         line.arrived(line.coming.popleft().result())
                     found = line.take()
                     if found is None:
@@ -179,17 +181,17 @@ class Client:
                     number, served = found
                     if number in line.stale:
                         served = self._asked("again", number)
-                        if served is None:  # another client had it taken back
+                        if served is None:  # another client's call cancelled it
                             self.throw_away()
                             continue
                     self._taken = number
                     return served
                 except BaseException:
-                    self.throw_away()  # those behind it failed alike, and may not any more
+                    self.throw_away()  # later batches have the same error, and a new request may succeed
                     raise
 
     def _send_all(self) -> None:
-        """Send the requests that are due: whatever is asked for next comes behind them."""
+        """Send all due requests, so that the next call of this client comes after them."""
         try:
             self._send(self._line, 1)
         except BaseException:
@@ -197,15 +199,15 @@ class Client:
             raise
 
     def _send(self, line: _Line, count: int) -> None:
-        """Send the requests that are due, if there are so many."""
+        """Send the due requests in one message, if there are at least `count`."""
         with line.sending:
             due = tuple(line.to_send)
             if len(due) >= count:
                 message = self.actor.ahead.remote(self._name, line.era, due).future()
                 job = Job(partial(self._unpacked, message, len(due)))
                 line.coming.append(job)
-                del line.to_send[: len(due)]  # others may be due by now
-                # The first one starts the thread, before the caller gives it anything to do.
+                del line.to_send[: len(due)]  # not all: another thread may have added requests meanwhile
+                # The first callback starts the unpacking thread, before `_next` gives it other work.
                 message.add_done_callback(lambda _: self._thread.start(job.run))
 
     def _unpacked(self, message: Future[Arrived], num_batches: int) -> _Message:
@@ -214,7 +216,7 @@ class Client:
 
 
 class _Message(NamedTuple):
-    """One that has arrived."""
+    """An arrived message."""
 
     num_batches: int
     num_bytes: int
@@ -222,20 +224,20 @@ class _Message(NamedTuple):
 
 
 class _Line:
-    """Batches that were asked for ahead, the oldest first: here, on their way, or still to be asked for.
+    """A queue of batches requested ahead, the oldest first: arrived, on their way, or not requested yet.
 
-    One message brings several small ones. Requests wait for each other until half of those ahead are due; they are
-    sent before whatever else the client asks for, so that batches are those that would be drawn one by one. What
-    belongs to a line that was given up is of no interest: the actor doesn't draw for it any more.
+    One message carries several small batches. Requests are collected until half of the batches ahead are due. All due
+    requests are sent before any other call of the client, so the batches are the same as if they were requested one by
+    one. If the client discards a line, its pending results are ignored, and the actor draws no more batches for it.
 
     Attributes:
         era: see `Caller`.
-        here: batches with their numbers; None for one that there was none of to send.
+        here: arrived batches with their numbers; None for a request that got no batch.
         coming: messages on their way.
-        to_send: requests; what the client had taken when each one was due.
-        sending: held by whoever sends them.
-        stale: numbers of batches whose records were overwritten: each is drawn again once its turn comes, as in a local
-            buffer.
+        to_send: requests not sent yet, each with the client's last handed-out number at that time.
+        sending: lock of the thread that sends the requests, which keeps messages in order.
+        stale: numbers of batches whose records were overwritten. Each is drawn again before it is handed out, as in a
+            local buffer.
     """
 
     def __init__(self, era: int) -> None:
@@ -249,30 +251,30 @@ class _Line:
         self._most = 1
 
     def fill(self, depth: int, taken: int) -> None:
-        """Ask for so many batches beside the next one."""
+        """Add requests until `depth` batches are requested in addition to the next one."""
         while self._ahead <= depth:
             self.to_send.append(taken)
             self._ahead += 1
 
     def together(self, depth: int) -> int:
-        """Return how many requests are sent together."""
+        """Return how many requests to send in one message."""
         return min((depth + 1) // 2, self._most)
 
     def arrived(self, message: _Message) -> None:
-        """Take in what a message brought."""
+        """Add a message's batches, and adjust how many batches of that size share a message."""
         self._most = max(1, _MESSAGE_BYTES * message.num_batches // max(message.num_bytes, 1))
         self.here.extend(message.batches)
 
     def take(self) -> tuple[int, Served] | None:
-        """Return the oldest batch and its number; None if there was none to send at that moment."""
+        """Return the oldest batch and its number; None if the actor had no batch for the request."""
         self._ahead -= 1
         return self.here.popleft()
 
 
 def _nothing() -> None:
-    """Come to an end at once."""
+    """Do nothing. The job of this call ends after all earlier jobs of the thread."""
 
 
 def _value(value: Any) -> Any:
-    """Return what arrived, in memory of its own."""
+    """Return a reply's value, unpickled into private memory."""
     return value.open() if isinstance(value, Arrived) else value
