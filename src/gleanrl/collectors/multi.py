@@ -220,7 +220,7 @@ class WorkersCollector(SourceCollector):
             handover = settings.handover(source, budget, storing, _storing(source), progress=progress)
             super().__init__(settings, budget, handover, weight_updater, policy)
         except BaseException:
-            # Reset first: a second interrupt may come during the close.
+            # Cleared first: if a second interrupt comes during the close, `__del__` finds nothing to shut down.
             ready, self._ready = self._ready, False
             try:
                 self._cap.lift()

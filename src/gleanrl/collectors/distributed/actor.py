@@ -1,8 +1,6 @@
-"""How nodes are made.
+"""The Ray actor of a node: its collector, the orders that it carries out, and their outcomes.
 
-What a node may collect: batches granted by the owner, who counts frames of all nodes.
-
-What a Ray actor works on: a collector like any other, which collects what it is granted.
+The owner process grants frames to nodes and counts the frames of all nodes together.
 """
 
 from __future__ import annotations
@@ -47,13 +45,12 @@ from gleanrl.errors import CapacityError, ClosedError, SchemaError, WorkerError
 
 
 class Allowance:
-    """A queue of grants, found by the frames that were collected since it was empty.
+    """A queue of grants, indexed by the number of frames collected since it was empty.
 
-    A batch that holds fewer frames than it was granted (steps that turned out to be none) leaves the rest, which is
-    granted again.
+    A batch may hold fewer frames than were granted, if some steps were no frames. The missing frames stay granted.
 
     Args:
-        num_envs: environments that step at once.
+        num_envs: number of environments that step at once.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -62,11 +59,11 @@ class Allowance:
         self._end = 0
 
     def clear(self, spent: int) -> None:
-        """Forget what is left, after so many frames."""
+        """Drop all grants that are left after `spent` frames."""
         self._grants, self._end = [], spent
 
     def add(self, grants: Iterable[Grant], spent: int) -> None:
-        """Add grants, and forget those that are used up after so many frames."""
+        """Add grants, and drop grants that are used up after `spent` frames."""
         self._grants = [(end, grant) for end, grant in self._grants if end > spent]
         for grant in grants:
             self._end += self.frames(grant, self._num_envs)
@@ -74,16 +71,16 @@ class Allowance:
 
     @staticmethod
     def frames(grant: Grant, num_envs: int) -> int:
-        """Return how many frames a grant is for."""
+        """Return the number of frames of a grant."""
         frames = grant.num_steps * num_envs
         return frames if grant.most is None else min(frames, grant.most)
 
     def left(self, spent: int) -> int:
-        """Return the frames that are granted, after so many."""
+        """Return the number of granted frames that are left after `spent` frames."""
         return max(self._end - spent, 0)
 
     def grant(self, frames: int) -> Grant | None:
-        """Return what the next batch may hold, after so many frames; None if there is none."""
+        """Return the grant of the next batch, after `frames` collected frames; None if nothing is granted."""
         for end, grant in self._grants:
             if end > frames:
                 most = end - frames
@@ -92,105 +89,106 @@ class Allowance:
 
 
 class Published(NamedTuple):
-    """Weights of the policy, as they were sent to all nodes."""
+    """One version of the policy's weights, as sent to the nodes."""
 
     number: int = 0
-    """Of this sending; 0 for none."""
+    """Counts the publications; 0 for none."""
     version: int = 0
-    """What frames say of them."""
+    """The policy version that frames carry."""
     refs: tuple[Any, ...] = ()
-    """Where they are: one reference, to a `PickledBatch`, in a tuple, so that Ray fetches it on request. None
-    where the node has them, or an attendance brought them."""
+    """A one-element tuple with the Ray reference to a `PickledBatch`. Ray resolves top-level references of a call at
+    once; inside a tuple the node fetches the weights only if it needs them. Empty if the node already has the weights,
+    or gets them with an `attend` call."""
 
 
 class Order(NamedTuple):
-    """What a node is told to collect: one batch."""
+    """An order to a node to collect one batch."""
 
     number: int
-    """Orders are numbered from 0; one that came before isn't carried out again."""
+    """Orders are numbered from 0. A node carries out each number once, even if the order is sent again."""
     grants: tuple[Grant, ...]
-    """What may be collected beyond what was granted before."""
+    """Grants in addition to earlier ones."""
     weights: Published
     afresh: bool = False
-    """Whether what was granted before, and is left, is forgotten."""
+    """Whether earlier grants that are left are dropped."""
     reset: bool = False
     """Whether all environments are reset first."""
     wanted: int = 0
     """The first order whose batch may still be needed."""
     lend: bool = False
-    """Whether the batch may stand in memory that the node lends."""
+    """Whether the batch may use memory that the node lends."""
     after: int = 0
-    """How many orders were given through the pipe before this one, which Ray brings."""
+    """For an order through Ray: how many pipe orders were sent before it."""
 
 
 class Contents(NamedTuple):
-    """What a batch holds, and where it is."""
+    """Contents and location of a batch."""
 
     part: tuple[int, int] = (0, 1)
-    """See `Collected.part`; of all nodes."""
+    """See `Collected.part`; counted over all nodes."""
     under_way: tuple[int, ...] = ()
-    """Ids of the trajectories in the batch that don't end there."""
+    """Ids of the trajectories that continue after the batch."""
     place: MemoryLocation | None = None
-    """Where the batch stands in memory that the node lends; None if it goes through the object store."""
+    """Location of the batch in memory that the node lends; None if it goes through the object store."""
 
 
 class Outcome(NamedTuple):
-    """What came of an order."""
+    """The result of an order."""
 
     number: int
     frames: int
-    """In the batch."""
+    """Frames of the batch."""
     flagged: int
     left: int
-    """Frames that are granted and not collected, as far as orders were carried out."""
+    """Frames that are granted and not collected yet, by the orders carried out so far."""
     next_id: int
-    """The first local id that no frame has."""
+    """The first unused local id."""
     stats: CollectorStats
-    """Of the node's collector."""
+    """Counters of the node's collector."""
     idle_share: float
     weights: int
-    """The number of the weights that it uses."""
+    """Number of the publication of the weights that the node uses."""
     batch: Contents = Contents()
     report: Report | None = None
-    """Of what collecting raised."""
+    """The exception of the collection, if there was one."""
     is_final: bool = False
-    """Whether the node can't go on after that."""
+    """Whether the exception ended the node's collector."""
     episodes: tuple[Episode, ...] = ()
-    """Those that have ended since the order before, the last ones of them."""
+    """The last episodes that have ended since the previous order."""
 
 
 class NodeAnswer(NamedTuple):
-    """What came of a request."""
+    """The result of a request."""
 
     value: Any = None
     report: Report | None = None
 
 
 class NodeDescription(NamedTuple):
-    """What a node's collector is like, told to its owner."""
+    """Properties of a node's collector, sent to the owner."""
 
     batch_size: torch.Size
-    """Of a batch, without time."""
+    """Batch dimensions of a batch, without time."""
     done_paths: tuple[Path, ...]
     weights: Mapping[Path, Field] | None
-    """Shapes and dtypes of the policy's; None if it has none."""
+    """Shapes and dtypes of the policy's weights; None if it has none."""
     memory: Name | None = None
-    """That which it lends, if it can be seen by its owner."""
+    """Name of the memory that the node lends; None if it lends none."""
 
 
 @dataclass(frozen=True)
 class NodeRecipe:
-    """How a node's collector is made.
+    """Config of a node's collector.
 
     Attributes:
-        collector: a class of ours.
+        collector: a collector class of this library.
         create_env_fn: its first argument.
-        keywords: its others.
-        numbering: which of the nodes it is.
+        keywords: its other arguments.
+        numbering: the node's index and the number of nodes.
         entropy: seeds the global generators of the actor's process.
         first_id: the first local id that may be used.
-        seed: of its first environment, and whether all get the same; None for none.
-        offer: what the owner would borrow; None for nothing.
+        seed: seed of the first environment, and whether all environments get the same seed; None leaves them unseeded.
+        offer: the owner's offer to borrow memory; None to lend none.
     """
 
     collector: type[SourceCollector]
@@ -203,16 +201,17 @@ class NodeRecipe:
     offer: Offer | None = None
 
     def made(self, given: Given) -> SourceCollector:
-        """Return the collector, with a policy or what makes it."""
+        """Return the collector, with the given policy or policy factory."""
         found, name = cloudpickle.loads(given.data), "policy_factory" if given.is_factory else "policy"
         return self.collector(self.create_env_fn, **self.keywords, **{name: found}, total_frames=-1)  # type: ignore[call-arg]
 
 
 class CollectorActor:
-    """A Ray actor's object. Ray calls one method at a time, in the owner's order.
+    """The Ray actor of a node. Ray calls one method at a time, in the owner's order.
 
-    The batch of an order is lent, where it was collected; or it is pickled, straight from there, after `collect` has
-    returned and before the next call: until then nobody writes there.
+    A batch stays in the memory where it was collected. The node either lends this memory to the owner, or Ray pickles
+    the batch after `collect` has returned. Ray does so before the next call, so the memory is not overwritten before it
+    is pickled.
     """
 
     def __init__(self) -> None:
@@ -220,10 +219,10 @@ class CollectorActor:
         self._lender: Lender | None = None
         self._lends = False
         self._sent = Published()
-        self._episodes = 0  # those that were told of
+        self._episodes = 0  # number of ended episodes already reported to the owner
 
     def start(self, recipe: NodeRecipe, given: Given) -> NodeAnswer:
-        """Make the collector; answer with its `NodeDescription`."""
+        """Make the collector and return its `NodeDescription`, or a `Report` of the exception."""
         try:
             seed_globals(recipe.entropy)
             self._numbering, self._first_id, self._next_id = (
@@ -248,45 +247,48 @@ class CollectorActor:
             return NodeAnswer(report=Report.of(error))
 
     def _offer(self, offer: Offer, source: Source) -> None:
-        """Have memory to lend, if the machine has any, and a collection fill it as it is."""
+        """Create memory to lend, if the machine has enough, and let a single-process source write to it directly."""
         with suppress(CapacityError):
             self._lender = Lender(offer)
         if isinstance(source, RolloutSource):
             source.target = self._target
 
     def _target(self, schema: Schema, batch_size: torch.Size, num_steps: int) -> Block | None:
-        """Return the memory that the next batch is to stand in."""
+        """Return the memory for the next batch; None to use the source's own."""
         return self._lender.block(schema, batch_size, num_steps) if self._lender and self._lends else None
 
     def attend(self, attendance: int, weights: Published) -> None:
-        """Carry out the orders that come through the pipe; see `NodeEnd.attend`.
+        """Carry out the orders in the pipe; see `NodeEnd.attend`.
 
         Args:
-            attendance: its number.
-            weights: those that are asked for meanwhile.
+            attendance: number of this call.
+            weights: the weights for orders in the pipe, which carry no references.
         """
         self._sent = weights
         self._carry_out(lambda end: end.attend(attendance))
 
     def _carry_out(self, orders: Callable[[NodeEnd], Iterator[Message]]) -> None:
-        """Carry out orders of the pipe, if there is one."""
+        """Carry out the orders that `orders` reads from the pipe, if the node has one."""
         if self._lender is None:
             return
         end = self._lender.end
         for ticket, order in orders(end):
             try:
                 end.answer(Message(ticket, self._collected(order)))
-            except Exception as error:  # the batch can't be sent: the next outcome tells of its frames
+            except Exception as error:
+                # The batch can't be pickled; the next outcome's counters include its frames.
                 end.answer(Message(ticket, Report.of(error)))
 
     def collect(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
-        """Carry out an order; return what came of it, and the batch if there is one."""
+        """Carry out an order that came through Ray. Return its outcome, and the batch if there is one to send."""
         self._carry_out(lambda end: end.given_before(order.after))
         return self._collected(order)
 
     def _collected(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
         collector, begun = self._collector, clock.monotonic()
         before, packed, report, is_final = collector.stats(), None, None, False
+        # If an interrupt hid from the owner that it had sent an order, it sends the order again. Each order is carried
+        # out once. The second outcome reports no frames, and the owner finds the missing ones in the counters.
         if order.number >= self._asked:
             self._asked = order.number + 1
             try:
@@ -326,6 +328,7 @@ class CollectorActor:
         self._allowance.add(order.grants, source.spent)
         weights = order.weights
         if weights.number != self._weights.number:
+            # `push_weights` increments the version.
             source.policy_version = weights.version - 1
             (ref,) = weights.refs or self._sent.refs
             source.push_weights(_util.ray().get(ref).view())
@@ -336,13 +339,13 @@ class CollectorActor:
             source.reset()
 
     def _pack(self, batch: TensorDictBase, part: tuple[int, int]) -> tuple[PickledBatch | None, Contents]:
-        """Return a batch with ids that no other node uses, ready to be sent."""
+        """Give a batch ids that are unique over nodes. Return it, unless it is lent, with its `Contents`."""
         if any(leaf.device.type != "cpu" for _, leaf in iter_leaves(batch) if isinstance(leaf, torch.Tensor)):
             batch = batch.to("cpu")
         ids = batch.get(as_key(IDS)).numpy()
         is_frame, local = ids >= 0, ids + self._first_id
         self._next_id = max(self._next_id, int(local.max()) + 1)
-        np.copyto(ids, self._numbering(local), where=is_frame)  # where it stands: nobody else reads it there
+        np.copyto(ids, self._numbering(local), where=is_frame)  # in place: nothing else reads the ids here
         (worker, num_workers), (node, num_nodes) = part, self._numbering
         of_all = ((worker + self._first_id) % num_workers * num_nodes + node, num_workers * num_nodes)
         under_way = {*ids[is_frame].tolist()}
@@ -353,7 +356,7 @@ class CollectorActor:
         return None if place else PickledBatch(batch), Contents(of_all, tuple(under_way), place)
 
     def ask(self, name: str, *arguments: Any, after: int = 0) -> NodeAnswer:
-        """Call one of the methods below, by its name, after so many orders of those that come through the pipe."""
+        """Call one of the methods below by name, after the first `after` orders of the pipe."""
         self._carry_out(lambda end: end.given_before(after))
         try:
             method: Callable[..., Any] = getattr(self, name)
@@ -362,7 +365,7 @@ class CollectorActor:
             return NodeAnswer(report=Report.of(error))
 
     def seed(self, seed: int, static_seed: bool) -> int:
-        """Seed environments, random actions and what policies draw with, and reset; return the last seed used."""
+        """Seed environments, random actions and global generators, and reset. Return the last seed that was used."""
         seed_globals([seed])
         return self._collector.set_seed(seed, static_seed)
 
@@ -371,7 +374,7 @@ class CollectorActor:
         self._collector.reset(**kwargs)
 
     def save(self) -> dict[str, Any]:
-        """Return the collector's state: that after what is under way, which the owner's state lacks."""
+        """Return the collector's state, which is ahead of the owner's state by the batches under way."""
         state = self._collector.state_dict()
         if isinstance(self._collector.source, RolloutSource):
             state = checkpoint.ahead(state)
@@ -382,17 +385,17 @@ class CollectorActor:
         self._collector.source.loading(_of_collector(state), strict)
 
     def load(self, state: Mapping[str, Any], strict: bool) -> tuple[CollectorStats, tuple[Episode, ...]]:
-        """Go on from a saved state; return the counters, and the last episodes that have ended."""
+        """Load a saved state. Return the counters and the last ended episodes."""
         self._collector.load_state_dict(_of_collector(state), strict=strict)
         self._first_id = max(self._first_id, int(state.get("first_id", 0)))
-        self._weights = Published()  # those of the state are others
+        self._weights = Published()  # the loaded weights belong to no publication
         self._allowance.clear(self._collector.source.spent)
         stats, recent = self._collector.stats(), self._collector.source.recent_episodes()
         self._episodes = stats.episodes
         return stats, tuple(recent)
 
     def close(self) -> None:
-        """End the collector."""
+        """Shut the collector down."""
         self._collector.shutdown()
 
 
@@ -409,19 +412,19 @@ def _of_collector(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def handed_out(stats: CollectorStats) -> int:
-    """Return the frames of all batches."""
+    """Return the number of delivered frames, flagged ones included."""
     return stats.delivered + stats.flagged
 
 
 @dataclass(frozen=True)
 class NodeMaker:
-    """How a node's actor is made.
+    """Config of a node's Ray actor.
 
     Attributes:
-        recipe: of its collector.
-        given: where what its policy is made of stands in the object store.
-        options: of the actor.
-        num_lent: batches that it may have lent at once; 0 if all go through the object store.
+        recipe: config of its collector.
+        given: Ray reference to the pickled policy or policy factory.
+        options: Ray options of the actor.
+        num_lent: how many batches the node may have lent at once; 0 sends all through the object store.
     """
 
     recipe: NodeRecipe
@@ -430,25 +433,25 @@ class NodeMaker:
     num_lent: int = 0
 
     def started(self, ray: Any, recipe: NodeRecipe, deadline: Deadline) -> Starting:
-        """Have an actor made, and what it works on, by a recipe like this one's."""
+        """Start an actor and its collector, configured by `recipe`."""
         offer = Offer.of(self.num_lent) if self.num_lent else None
         actor = ray.remote(CollectorActor).options(**self.options).remote()
         return Starting(actor, actor.start.remote(replace(recipe, offer=offer), self.given), deadline, offer)
 
 
 class Starting(NamedTuple):
-    """A node that is being made."""
+    """A node that is starting."""
 
     actor: Any
     ref: Any
-    """Where its answer will be."""
+    """Reference to the answer of `CollectorActor.start`."""
     deadline: Deadline
-    """By when it must be there."""
+    """Deadline for this answer."""
     offer: Offer | None
 
 
 def unlike(found: Mapping[int, NodeDescription], number: int) -> SchemaError | None:
-    """Return the error if a node isn't like the others."""
+    """Return an error if a node's batches differ from the batches of the other nodes, else None."""
     other = min(found)
     one, first = found[number], found[other]
     if one == first._replace(weights=one.weights, memory=one.memory):

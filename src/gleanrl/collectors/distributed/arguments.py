@@ -1,4 +1,4 @@
-"""What keywords of collectors with nodes mean: mostly one value for each node."""
+"""Translation of the keyword arguments of collectors with Ray nodes, mostly to one value for each node."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CLASSES: dict[str, type[SourceCollector]] = {
     "sync": MultiSyncDataCollector,
     "async": MultiaSyncDataCollector,
 }
-"""What nodes collect with, by the names that users give it."""
+"""Collector classes of nodes, by the names that users pass."""
 _BYPASSED = ("iterator", "__iter__", "next", "take", "rollout", "reset", "set_seed")
 _OPTIONS = {"num_cpus": 1}
-"""What a node's actor asks for, if nothing else is said."""
+"""Default Ray options of a node's actor."""
 _OWN_OPTIONS = ("max_restarts", "max_task_retries", "max_concurrency", "concurrency_groups")
 _OURS = (
     *("create_env_fn", "policy", "policy_factory", "frames_per_batch", "total_frames", "init_random_frames"),
@@ -40,15 +40,20 @@ _OURS = (
     *("update_at_each_batch", "trajs_per_batch", "trajs_per_write", "traj_format", "pre_collect_hook"),
     *("post_collect_hook", "progress", "interruptor", "return_same_td", "num_workers"),
 )
-"""Keywords of collectors that a collector with nodes sees to itself, or has no use for."""
+"""Collector keywords that a collector with nodes handles itself, or has no use for."""
 _fleets = itertools.count()
 
 
 def class_of(collector_class: Any, num_workers: int, sync: bool = False) -> type[SourceCollector]:
-    """Return the class of the nodes' collectors; `sync` says whether each batch has a share of every node.
+    """Return the collector class of the nodes.
+
+    Args:
+        collector_class: a name of `CLASSES`, or a collector class.
+        num_workers: number of workers of each node.
+        sync: whether each batch has a share of every node.
 
     Raises:
-        InvalidArgumentError, UnsupportedError: nodes can't collect with it; or not with so many workers.
+        InvalidArgumentError, UnsupportedError: nodes can't use this class, or not with this number of workers.
     """
     found = CLASSES.get(collector_class) if isinstance(collector_class, str) else collector_class
     if found is None:
@@ -83,10 +88,10 @@ def class_of(collector_class: Any, num_workers: int, sync: bool = False) -> type
 
 
 def count_of(create_env_fn: Any, num_collectors: Any) -> int:
-    """Return how many nodes there are.
+    """Return the number of nodes.
 
     Raises:
-        MissingArgumentError: nothing says it.
+        MissingArgumentError: neither argument determines the number.
     """
     if num_collectors is not None:
         return positive("num_collectors", num_collectors)
@@ -98,13 +103,14 @@ def count_of(create_env_fn: Any, num_collectors: Any) -> int:
 
 
 def environments_of(create_env_fn: Any, count: int, num_workers: int, kwargs: Sequence[Any]) -> list[Any]:
-    """Return what each node's collector gets as its ``create_env_fn``: a list if it has workers.
+    """Return each node's ``create_env_fn``: a list if the node has workers.
 
     Args:
-        create_env_fn: for all nodes, or a list with an entry for each; entries may be lists with one for each worker.
-        count: of the nodes.
-        num_workers: of each node; 0 for collectors without.
-        kwargs: of each node, for callables.
+        create_env_fn: one value for all nodes, or a list with an entry for each. Entries may be lists with one value
+            for each worker.
+        count: number of nodes.
+        num_workers: number of workers of each node; 0 for collectors without workers.
+        kwargs: keyword arguments of each node's callables.
     """
     found = []
     for entry, given in zip(each("create_env_fn", create_env_fn, count), kwargs, strict=True):
@@ -120,8 +126,8 @@ def keywords_of(collector_kwargs: Any, count: int) -> list[dict[str, Any]]:
     """Return the further keywords of each node's collector.
 
     Raises:
-        InvalidTypeError: they aren't dictionaries.
-        UnsupportedError: one is the business of the collector with nodes.
+        InvalidTypeError: an entry is not a dictionary.
+        UnsupportedError: a keyword belongs to the collector with nodes.
     """
     found = []
     for given in each("collector_kwargs", collector_kwargs, count):
@@ -137,11 +143,11 @@ def keywords_of(collector_kwargs: Any, count: int) -> list[dict[str, Any]]:
 
 
 def options_of_actors(remote_configs: Any, count: int) -> list[dict[str, Any]]:
-    """Return the options of each node's actor.
+    """Return the Ray options of each node's actor.
 
     Raises:
-        InvalidTypeError: they aren't dictionaries.
-        UnsupportedError: one would let Ray do what the collector sees to.
+        InvalidTypeError: an entry is not a dictionary.
+        UnsupportedError: an option would hand a task of the collector to Ray, such as restarts.
     """
     found = []
     for given in each("remote_configs", remote_configs, count):
@@ -166,15 +172,15 @@ def makers_of_nodes(
     options: Sequence[Mapping[str, Any]],
     num_lent: int,
 ) -> list[NodeMaker]:
-    """Return how nodes are made; what their policies are made of is put into the object store once.
+    """Return the configs of the nodes. Each distinct policy or factory is put into the object store once.
 
     Args:
-        ray: the module.
-        collector: the class of their collectors.
-        environments: of each.
-        keywords: of each.
-        policies: the policy, or None and what makes it (or a list with one for each).
-        options: of each actor.
+        ray: the module `ray`.
+        collector: class of the nodes' collectors.
+        environments: ``create_env_fn`` of each node.
+        keywords: further keywords of each node.
+        policies: the policy and the policy factory, one of them None. The factory may be a list with one for each node.
+        options: Ray options of each actor.
         num_lent: see `NodeMaker`.
     """
     count, fleet = len(environments), next(_fleets)

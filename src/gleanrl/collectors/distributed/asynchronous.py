@@ -1,4 +1,4 @@
-"""Batches of one node each, in the order in which they arrive: no node waits for another."""
+"""Batches of one node each, in the order of their arrival. No node waits for another."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.errors import UnsupportedError
 
 _ORDERS = 2
-"""Orders of a node that are under way: it goes on while the last batch is on its way."""
+"""Maximum number of orders of a node under way. With two, the node collects while its last batch is on its way."""
 
 
 class AsynchronousNodes(NodeSource):
-    """Keeps every node collecting: while one of its batches is on its way it collects the next one.
+    """Keep every node collecting: a node collects its next batch while the last one is on its way.
 
     Args:
         runtime: Ray.
@@ -35,20 +35,20 @@ class AsynchronousNodes(NodeSource):
         self._turn = 0
 
     def lay_out(self, num_steps: int) -> None:
-        """Take note of the steps of a full batch."""
+        """Store the number of steps of a full batch."""
         self._frames = num_steps * self.width
 
     @property
     def rounds(self) -> int:
-        """Batches that every node has delivered, on average."""
+        """Mean number of delivered batches per node."""
         return self.fleet.now.ledger.batches // self.num_nodes
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return the next node's batch.
+        """Return the batch of the next ready node.
 
         Raises:
-            Exception: what a node raised; batches of the others are delivered later.
-            WorkerError: a node was lost, and isn't made anew.
+            Exception: the exception of a node. Batches of other nodes are delivered by later calls.
+            WorkerError: a node was lost and is not restarted.
         """
         self.lose("interrupted")
         begin = clock.monotonic()
@@ -69,20 +69,23 @@ class AsynchronousNodes(NodeSource):
         return Collected(batch, taken, outcome.batch.part)
 
     def _batch(self, number: int, arrival: ReceivedShare, lend: bool) -> Any:
-        """Return a node's batch, or where it is; None if it was lost with its machine."""
+        """Return a node's batch, or a reference to it; None if the batch was lost with its machine."""
         if self._by_reference and not self.fleet.now.nodes[number].losses.number:
             return arrival.batch
         share = self.fleet.fetched(number, arrival)
         if share is None or self._by_reference:
-            return share and arrival.batch  # of a node that was lost once: it's here
+            return share and arrival.batch  # fetched first: a batch of a node that was ever lost may be gone
         return share.view() if lend else share.own(self._pool)
 
     def collect(self, grant: Grant) -> Collected:
-        """Refuse: nodes collect ahead, within the budget."""
+        """Raise an error: nodes collect ahead, within the budget."""
         raise UnsupportedError("rollout: nodes that collect asynchronously collect within the budget only")
 
     def _order_all(self, budget: Grants) -> None:
-        """Keep every node busy, as far as the budget goes; one batch for each before the second for any."""
+        """Send orders to all nodes, as far as the budget allows.
+
+        Each node gets one batch before any node gets a second one, so that the end of the budget is shared evenly.
+        """
         grants: dict[int, list[Grant]] = {number: [] for number in range(self.num_nodes)}
         ordered = 0
         on_their_way = sum(node.coming for node in self.fleet.now.nodes)
@@ -103,17 +106,20 @@ class AsynchronousNodes(NodeSource):
         return not node.down and not node.unwanted and len(node.calls) < _ORDERS
 
     def _pending(self, number: int) -> int:
-        """Return how many batches of a node are granted, or waiting."""
+        """Return how many batches of a node are granted, or ready and not delivered."""
         node = self.fleet.now.nodes[number]
         return len(node.ready) + max(len(node.calls), -(-node.owed // self._frames))
 
     def _has_frames_left(self, number: int) -> bool:
-        """Return whether a node was granted frames that no order under way asks for."""
+        """Return whether a node was granted frames that no order under way covers."""
         node = self.fleet.now.nodes[number]
         return node.owed > len(node.calls) * self._frames
 
     def _next_ready(self) -> int | None:
-        """Return a node whose batch is there: the next one in turn, so that none is passed over for quicker ones."""
+        """Return a node with a ready batch; None if no batch is ready.
+
+        Nodes take turns, so that fast nodes can't starve slow ones.
+        """
         for number in (*range(self._turn, self.num_nodes), *range(self._turn)):
             if self.fleet.now.nodes[number].ready:
                 self._turn = number + 1
@@ -121,7 +127,7 @@ class AsynchronousNodes(NodeSource):
         return None
 
     def lose(self, reason: str) -> None:
-        """Discard the open batch, and what its node has collected since: that would have a hole before it."""
+        """Discard the open batch and the node's later frames, which would otherwise follow a gap."""
         if self._open is not None:
             self.fleet.discard(self._open, reason)
         self._open = None

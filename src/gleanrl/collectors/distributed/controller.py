@@ -1,7 +1,4 @@
-"""Orders, outcomes, losses and requests: the owner's dealings with its nodes.
-
-How nodes get their orders: those on their owner's machine lend it memory, and have pipes; all others have Ray.
-"""
+"""The owner's side of nodes: sends orders and requests, receives outcomes, and restarts lost nodes."""
 
 from __future__ import annotations
 
@@ -43,10 +40,10 @@ from gleanrl.errors import WorkerCrashedError, WorkerTimeoutError
 
 
 class NearNodes:
-    """The nodes on their owner's machine, by their numbers. One thread at a time.
+    """The nodes on the owner's machine, by index. One thread at a time.
 
     Args:
-        ray: the module.
+        ray: the module `ray`.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -54,36 +51,37 @@ class NearNodes:
         self._arrivals = Arrivals(ray)
 
     def meet(self, number: int, name: Name | None, offer: Offer) -> None:
-        """Take note of a node, if it is a near one; see `Borrowed.opened`."""
+        """Add a node if it is on this machine; see `Borrowed.opened`."""
         found = Borrowed.opened(name, offer)
         if found is not None:
             self._borrowed[number] = found
 
     def forget(self, number: int) -> None:
-        """Forget a node, if it's one of these."""
+        """Remove a node, if it is one of these."""
         self._borrowed.pop(number, None)
 
     def __contains__(self, number: int) -> bool:
-        """Return whether a node is one of these."""
+        """Return whether a node is on this machine."""
         return number in self._borrowed
 
     def share(self, number: int, place: MemoryLocation) -> NodeShare:
-        """Return a batch that a node has lent."""
+        """Return a batch in memory lent by a node."""
         return self._borrowed[number].share(place)
 
     def give(self, number: int, actor: Any, order: Order, last: Outcome) -> tuple[Any, Any]:
-        """Give a node an order; return where its outcome and its batch will be, see `Call`.
+        """Send an order to a node. Return the future outcome and batch, as in `Call`.
 
-        One whose last batch was lent gets it through its pipe: what is answered there is small.
+        If the node's last batch was lent, the order goes through its pipe, because the answer is small. Otherwise it
+        goes through Ray.
 
         Args:
-            number: the node's.
-            actor: the node's.
-            order: with all that its weights are.
-            last: what came of its last order.
+            number: index of the node.
+            actor: Ray handle of the node.
+            order: the order, with the references of its weights.
+            last: the outcome of the node's last order.
         """
         weights = order.weights
-        known = weights._replace(refs=())  # Ray keeps books of every reference
+        known = weights._replace(refs=())  # Ray tracks every reference that it passes, which costs time
         if last.batch.place is not None and number in self._borrowed:
             line = self._borrowed[number].line
             line.attend(actor, weights)
@@ -94,57 +92,58 @@ class NearNodes:
         return outcome, batch
 
     def let_go(self, number: int) -> int:
-        """Have a node leave its pipe for a call of Ray; return how many orders it was given there before."""
+        """Make a node leave its pipe before a Ray call. Return the number of pipe orders sent before."""
         return self._borrowed[number].line.leave() if number in self._borrowed else 0
 
     def first(self, number: int) -> Message | None:
-        """Return the first answer of a node that has come and wasn't dropped."""
+        """Return a node's first answer that has arrived and was not dropped; None if there is none."""
         return self._borrowed[number].line.first() if number in self._borrowed else None
 
     def drop(self, number: int) -> None:
-        """Drop that answer."""
+        """Drop the first answer of a node."""
         if number in self._borrowed:
             self._borrowed[number].line.drop()
 
     def go_on(self, number: int, actor: Any) -> None:
-        """Have a node attend that was given orders which it hasn't carried out."""
+        """Make a node attend its pipe again, because it has orders left there."""
         self._borrowed[number].line.attend(actor)
 
     @property
     def attendances(self) -> dict[Any, int]:
-        """The nodes, by Ray's references to calls in which they attend: they are there if one ended, or its node."""
+        """Nodes by the reference of their current `attend` call. It is ready once the call or the node has ended."""
         lines = {number: borrowed.line for number, borrowed in self._borrowed.items()}
         return {line.attendance: number for number, line in lines.items() if line.attendance is not None}
 
     def ended(self, number: int) -> None:
-        """Note that a node doesn't attend any more."""
+        """Record that a node's `attend` call has ended."""
         self._borrowed[number].line.ended()
 
     def wait(self, numbers: Sequence[int], refs: Sequence[Any], seconds: float | None) -> list[Any]:
-        """Wait until an answer of one of the nodes has come, or a reference is there; see `Arrivals.wait`."""
+        """Wait until an answer of a node arrives or a reference is ready; see `Arrivals.wait`."""
         return self._arrivals.wait([self._borrowed[number].line for number in numbers], refs, seconds)
 
 
 LOST = "worker"
-"""Why frames of a node that was lost are discarded."""
+"""Reason for which the frames of a lost node are discarded."""
 
 
 class NodeController:
-    """Gives orders to nodes, takes what comes of them, and makes lost nodes anew. One thread at a time.
+    """Send orders to nodes, receive their outcomes, and restart lost nodes. One thread at a time.
 
-    What counts stands in `now`; an interrupt comes before or after each of its changes. An order that was given and not
-    noted is given again under the same number, and the node doesn't carry it out twice.
+    `now` holds the authoritative state. An interrupt comes before or after each change of it, never in between. If an
+    interrupt hides that an order was sent, the order is sent again with the same number. The node does not carry it out
+    twice.
 
     Args:
         runtime: Ray.
-        makers: of the nodes.
-        restarts: what becomes of lost ones.
-        made_again: returns the recipe of a node that was lost, given its number.
-        start_s: how long a node may take to start, placement included; None for ever.
+        makers: configs of the nodes.
+        restarts: decides whether lost nodes are restarted.
+        made_again: returns the config of a lost node's replacement, by index.
+        start_s: how many seconds a node may take to start, including placement; None for no limit.
 
     Attributes:
-        now: where the collection stands.
-        actors: Ray's handles, of the nodes.
+        now: state of the collection.
+        actors: Ray handles of the nodes.
     """
 
     def __init__(
@@ -168,17 +167,17 @@ class NodeController:
 
     @property
     def description(self) -> NodeDescription:
-        """What the nodes' collectors are like."""
+        """Description of the nodes' collectors; all are alike."""
         return self._descriptions[0]
 
-    # ----------------------------------------------------------------- members
+    # ----------------------------------------------------------------- nodes
     def add(self, makers: Sequence[NodeMaker]) -> None:
-        """Start further nodes, and wait for them; if one can't be started all of them end.
+        """Start further nodes, and wait for them. If one can't be started, all new nodes are ended.
 
         Raises:
-            SchemaError: their batches differ from the others'.
-            WorkerTimeoutError: one wasn't started in time.
-            Exception: what making a collector raised.
+            SchemaError: their batches differ from the other nodes' batches.
+            WorkerTimeoutError: a node did not start in time.
+            Exception: the exception of a node's collector constructor.
         """
         first = len(self._makers)
         new = range(first, first + len(makers))
@@ -203,7 +202,11 @@ class NodeController:
         self.actors[number] = self._starting[number].actor
 
     def _started(self, number: int, ref: Any) -> None:
-        """Take note of a node that was made, or couldn't be."""
+        """Record that a node has started, or handle its failure.
+
+        A failure of a replacement counts as a loss of the node. A failure of a first start is raised, since the
+        arguments are probably wrong.
+        """
         offer = self._starting.pop(number).offer
         answer = self._got(number, ref)
         if answer is None:
@@ -222,7 +225,7 @@ class NodeController:
             raise error
 
     def _late(self, number: int) -> None:
-        """Count a node that wasn't made in time as lost."""
+        """Handle a node that did not start in time, like a failed start."""
         del self._starting[number]
         error = WorkerTimeoutError(
             f"node {number} didn't start within {self._start_s} s: it asks for {dict(self._makers[number].options)}, "
@@ -240,14 +243,14 @@ class NodeController:
     def order(
         self, number: int, grants: Sequence[Grant], num_envs: int, weights: Published, afresh: bool = False
     ) -> None:
-        """Tell a node to collect a batch.
+        """Order a batch from a node.
 
         Args:
-            number: of the node.
-            grants: what it may collect beyond what it was granted before.
-            num_envs: environments that step at once there.
-            weights: that it uses.
-            afresh: whether what is left of earlier grants is forgotten.
+            number: index of the node.
+            grants: grants in addition to earlier ones.
+            num_envs: number of environments of the node that step at once.
+            weights: the weights to collect with.
+            afresh: whether earlier grants that are left are dropped.
         """
         node = self.now.nodes[number]
         afresh |= node.afresh
@@ -266,14 +269,15 @@ class NodeController:
         )
 
     def wait(self, *others: Any) -> None:
-        """Wait until an outcome has arrived, a node was made or is to be made, or one of `others` is there.
+        """Wait until an outcome has arrived, a node has started or is due for a restart, or one of `others` is ready.
 
         Raises:
-            Exception: what a node raised, if its batch is wanted.
-            WorkerError: a node was lost, and isn't made anew.
+            Exception: the exception of a node whose batch is wanted.
+            WorkerError: a node was lost and is not restarted.
         """
         self._runtime.check()
         self._revive()
+        # A node answers in order, so only its first order under way can be answered next.
         heads = {number: node.calls[0].outcome for number, node in enumerate(self.now.nodes) if node.calls}
         near = [number for number, head in heads.items() if isinstance(head, int)]
         if any(self._heard(number) for number in near):
@@ -305,14 +309,14 @@ class NodeController:
                 yield node.losses.verdict
 
     def _heard(self, number: int) -> bool:
-        """Take what came through a node's pipe; return whether anything did."""
+        """Process the answers in a node's pipe. Return whether there were any."""
         heard = False
         while (message := self._near.first(number)) is not None:
             heard, calls = True, self.now.nodes[number].calls
             if calls and calls[0].outcome == message.ticket:
                 self._answered(number, message.value)
             elif any(call.outcome == message.ticket for call in calls):
-                break  # what was ordered before comes by Ray
+                break  # an earlier order's answer comes through Ray; this one waits for it
             self._near.drop(number)
         calls = self.now.nodes[number].calls
         if calls and isinstance(calls[0].outcome, int):
@@ -320,7 +324,7 @@ class NodeController:
         return heard
 
     def _answered(self, number: int, value: Any) -> None:
-        """Take what came of a node's first order under way, which went through its pipe."""
+        """Process the answer of a node's first order under way, which came through its pipe."""
         if isinstance(value, Report):
             self._unsent(number)
             raise value.error(self._origin(number))
@@ -328,7 +332,7 @@ class NodeController:
         self._arrived(number, outcome, batch and StoredShare(batch))
 
     def _attended(self, number: int, ref: Any) -> None:
-        """Take note of a call in which a node attended, which has ended."""
+        """Record the end of a node's `attend` call. If the call failed, the node is lost."""
         if self._near.attendances.get(ref) == number:
             try:
                 self._ray.get(ref)
@@ -339,7 +343,7 @@ class NodeController:
 
     def _receive(self, number: int, ref: Any) -> None:
         calls = self.now.nodes[number].calls
-        if calls and calls[0].outcome == ref:  # else the node was lost just now
+        if calls and calls[0].outcome == ref:  # otherwise the node was lost just now
             outcome = self._got(number, ref)
             if outcome is not None:
                 self._arrived(number, outcome, calls[0].batch)
@@ -358,7 +362,7 @@ class NodeController:
             raise error
 
     def _got(self, number: int, ref: Any) -> Any:
-        """Return what a node's call gave; None if the node was lost."""
+        """Return the result of a node's call; None if the node was lost."""
         try:
             return self._ray.get(ref)
         except self._runtime.losses as error:
@@ -371,11 +375,14 @@ class NodeController:
             raise error.as_instanceof_cause() from None
 
     def _unsent(self, number: int) -> None:
-        """Drop a node's first order under way, whose batch couldn't be sent: the next outcome tells of its frames."""
+        """Drop a node's first order under way, whose batch can't be sent.
+
+        The counters of the next outcome include the batch's frames.
+        """
         self.now = self.now.with_node(number, calls=self.now.nodes[number].calls[1:])
 
     def fetched(self, number: int, arrival: ReceivedShare) -> NodeShare | None:
-        """Return a node's batch; None if it was lost with its machine, and is discarded."""
+        """Return a node's batch. If the batch was lost with its machine, discard the node's frames and return None."""
         if isinstance(arrival.batch, NodeShare):
             return arrival.batch
         try:
@@ -385,28 +392,29 @@ class NodeController:
             return None
 
     def discard(self, number: int, reason: str) -> None:
-        """Discard what a node has collected since its last batch; its next order begins with a reset."""
+        """Discard the frames that a node has collected since its last batch. Its next order begins with a reset."""
         self.now = self.now.discarding(number, reason)
 
     def discard_all(self, reason: str) -> None:
-        """Discard what all nodes have collected since their last batches."""
+        """Discard the frames that all nodes have collected since their last batches."""
         for number, node in enumerate(self.now.nodes):
             if node.calls or node.ready:
                 self.discard(number, reason)
 
     def settle(self, deadline: Deadline | None = None) -> None:
-        """Wait until no order is under way, or a deadline has passed."""
+        """Wait until no order is under way, or the deadline has passed."""
         while any(node.calls for node in self.now.nodes) and not (deadline and deadline.passed()):
             self.wait()
 
     # ------------------------------------------------------------------ losses
     def _lost(self, number: int, error: BaseException) -> None:
-        """Count what a lost node had under way; raise, unless another one is to take its place."""
+        """Count the frames of a lost node as discarded. Raise an error unless the node is restarted."""
         node = self.now.nodes[number]
         before = [other.losses for other in self.now.nodes]
         losses = self._restarts.after_loss(before, number, node.served, node.owed)
         self.now = self.now.losing(number, node.owed, LOST, losses)
-        self._kill(number)  # afterwards: an interrupt before that leaves what tells of the loss
+        # After the count: if an interrupt comes earlier, the dead actor still reports the loss.
+        self._kill(number)
         self._starting.pop(number, None)
         if isinstance(losses.verdict, str):
             with suppress(Exception):
@@ -414,7 +422,7 @@ class NodeController:
             raise WorkerCrashedError(f"node {number} was lost: {error}; {losses.verdict}") from error
 
     def _revive(self) -> None:
-        """Make those nodes anew whose time has come."""
+        """Start the lost nodes whose restart is due."""
         for number, node in enumerate(self.now.nodes):
             verdict = node.losses.verdict
             if node.down and number not in self._starting and isinstance(verdict, Deadline):
@@ -430,10 +438,14 @@ class NodeController:
 
     # ---------------------------------------------------------------- requests
     def ask(self, name: str, arguments: Mapping[int, tuple[Any, ...]] | None = None) -> list[Any]:
-        """Call a method of nodes; return what each gave, in their order.
+        """Call a method of nodes and return the results, in node order.
 
-        Nodes answer after the orders that they were given before. One that is lost meanwhile is asked again once it was
-        made anew.
+        Nodes answer after the orders that were sent before. A node that is lost meanwhile is asked again after its
+        restart.
+
+        Args:
+            name: name of the method.
+            arguments: positional arguments by node; None calls all nodes without arguments.
         """
         self._runtime.check()
         given = dict.fromkeys(range(len(self.actors)), ()) if arguments is None else dict(arguments)
@@ -443,6 +455,7 @@ class NodeController:
             for number, values in given.items():
                 actor = self.actors[number]
                 if number not in answers and not self.now.nodes[number].down:
+                    # A restarted node has a new actor, which has not been asked yet.
                     if number not in asked or asked[number][0] is not actor:
                         after = self._near.let_go(number)
                         asked[number] = actor, actor.ask.remote(name, *values, after=after)
@@ -461,7 +474,7 @@ class NodeController:
         return [answers[number].value for number in given]
 
     def close(self, close_s: float = 0.0) -> None:
-        """End all nodes: those that haven't ended by themselves after so many seconds are killed."""
+        """End all nodes. Nodes that have not ended by themselves after `close_s` seconds are killed."""
         self.closed = True
         try:
             if close_s and not self._runtime.ended:

@@ -1,13 +1,13 @@
-"""Memory that a node lends to its owner: where both are on one machine, batches stand in blocks that both map.
+"""Transport of batches, orders and answers between the owner process and its nodes.
 
-Orders and answers through pipes, for nodes on their owner's machine: a call of Ray takes ten times as long.
+A node on the owner's machine lends its memory: it collects into blocks that both processes map, and the owner copies
+each batch once. Its orders and answers go through pipes, because a call of Ray takes ten times as long. All other nodes
+use Ray calls and the object store.
 
-A node *attends* in a call of Ray, which brings it the weights, and whose end tells what became of it. Meanwhile it
-carries out what comes through its pipe, until it's told to leave or a while has passed: other calls have their turn
-then. Each says how many orders were given before it, and those that are left in the pipe come first: whichever way they
-take, a node carries out its owner's orders and requests in their sequence.
-
-How batches travel from a node to its owner: lent, or through the object store. Nobody else has to know which.
+A node *attends* its pipe during a Ray call, `CollectorActor.attend`. The call brings the weights, and its end reports
+whether the node failed. The node carries out orders from the pipe until the owner tells it to leave, or until a second
+has passed. Then other Ray calls can run. Every order and request counts the pipe orders sent before it, and the node
+carries out pipe orders that are left first. So a node keeps its owner's sequence over both ways.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from gleanrl.collectors.batch_columns import IDS
 from gleanrl.errors import CapacityError
 
 _ATTENDS_S = 1.0
-"""How long a node attends: what else asks something of its actor waits no longer than that, and a batch."""
+"""Longest time of one `attend` call. Other Ray calls of the actor wait no longer than this, plus one batch."""
 _LOOKS_S = 1.0
-"""How often references are looked at, should Ray not have told that one is there."""
+"""Interval of polling Ray references, in case Ray missed a notification."""
 
 
 class Message(NamedTuple):
-    """An order that goes through a pipe, or what came of it."""
+    """An order in a pipe, or its answer."""
 
     ticket: int
-    """Of the order; see `Line.give`."""
+    """Number of the order; see `Line.give`."""
     value: Any
 
 
 class PipeNames(NamedTuple):
-    """What a node calls its owner's ends of the pipes."""
+    """The owner's ends of the pipes, as file descriptors in the node's process."""
 
     orders: int
     answers: int
 
 
 class NodeEnd:
-    """The node's side."""
+    """The node's side of the pipes."""
 
     def __init__(self) -> None:
         self._held = Descriptors()
@@ -71,15 +71,15 @@ class NodeEnd:
         self._poller.register(orders, select.POLLIN)
         self._left = 0
         self._kept: Message | None = None
-        """An order that was read and is to wait for a call of Ray."""
+        """An order that was read and has to wait for a Ray call."""
 
     def attend(self, attendance: int) -> Iterator[Message]:
-        """Yield orders as they come, until told to leave or a while has passed, or the owner ended.
+        """Yield orders as they arrive, until told to leave, until a second has passed, or until the owner ended.
 
         Args:
-            attendance: its number; one that the owner has ended already yields nothing.
+            attendance: number of this call. If the owner has ended it already, nothing is yielded.
         """
-        self._held.close(*self.names)  # the owner has opened them: the pipe ends with it
+        self._held.close(*self.names)  # the owner has opened its own: the pipe ends with the owner
         deadline = Deadline(_ATTENDS_S)
         with suppress(ChannelClosed):
             while self._left < attendance:
@@ -89,7 +89,7 @@ class NodeEnd:
                 yield from self._next()
 
     def given_before(self, count: int) -> Iterator[Message]:
-        """Yield the first so many orders that were ever given, those of them that are left in the pipe."""
+        """Yield the orders that are left in the pipe, among the first `count` orders ever sent."""
         with suppress(ChannelClosed):
             while self._kept or self._poller.poll(0):
                 for message in self._next():
@@ -99,7 +99,7 @@ class NodeEnd:
                     yield message
 
     def _next(self) -> Iterator[Message]:
-        """Yield the order that comes next, if that is one."""
+        """Yield the next message if it is an order. Otherwise it tells the node to leave."""
         found: Message | int | None = self._kept
         self._kept = None
         if found is None:
@@ -111,25 +111,25 @@ class NodeEnd:
             self._left = found
 
     def answer(self, answer: Message) -> None:
-        """Send what came of an order.
+        """Send the answer of an order.
 
         Raises:
-            Exception: it can't be pickled; nothing was sent then.
+            Exception: the answer can't be pickled. Nothing was sent.
         """
         with suppress(ChannelClosed):
             self._end.send(_dumped(answer))
 
 
 class Line:
-    """The owner's side. Interrupts may come anywhere: what is sent twice does no harm.
+    """The owner's side of the pipes. Interrupts may come anywhere: repeated messages have no effect.
 
     Args:
-        held: takes the descriptors.
-        process: the node's.
-        names: what it calls its pipes.
+        held: owns the descriptors.
+        process: process id of the node.
+        names: descriptors of the pipes in the node's process.
 
     Raises:
-        OSError: it hasn't such pipes.
+        OSError: the process has no such pipes.
     """
 
     def __init__(self, held: Descriptors, process: int, names: PipeNames) -> None:
@@ -141,29 +141,33 @@ class Line:
         self._begun, self._left, self._noted = 0, 0, 0
         self._weights: Any = None
         self.attendance: Any = None
-        """Ray's reference to the last attendance, unless its end was noted."""
+        """Ray's reference to the last `attend` call, until its end was recorded."""
 
     def attend(self, actor: Any, weights: Any = None) -> None:
-        """Have a node attend that doesn't, or has other weights.
+        """Make a node attend its pipe, unless it does so already with the same weights.
 
         Args:
-            actor: the node's.
-            weights: `Published`; None for those that it was given last.
+            actor: Ray handle of the node.
+            weights: a `Published`; None for the weights of the last call.
         """
         weights = self._weights if weights is None else weights
         if self._noted == self._begun > self._left and weights == self._weights:
             return
         self.leave()
-        self._begun += 1  # first: one whose call was made and not noted is ended by the next one
+        self._begun += 1  # counted first: if an interrupt hides this call, the next one ends it
         self.attendance = actor.attend.remote(self._begun, weights)
         self._noted, self._weights = self._begun, weights
 
     def ended(self) -> None:
-        """Note that the last attendance has ended."""
+        """Record that the last `attend` call has ended."""
         self._left, self.attendance = max(self._left, self._noted), None
 
     def leave(self) -> int:
-        """Have the node leave, so that what Ray brings next needn't wait; return how many orders come before that."""
+        """Tell the node to leave, so that the next Ray call need not wait for the end of its `attend` call.
+
+        Returns:
+            The number of orders sent through the pipe so far.
+        """
         if self._begun > self._left:
             self._send(self._begun)
             self._left = self._begun
@@ -172,15 +176,15 @@ class Line:
         return self._given
 
     def give(self, order: Any) -> int:
-        """Send an order; return its ticket: orders are counted from 0."""
+        """Send an order and return its ticket: orders are numbered from 0."""
         ticket = self._given
-        self._given += 1  # first: no two have the same one
+        self._given += 1  # counted first: after an interrupt, no later order reuses the ticket
         self._send(Message(ticket, order))
         return ticket
 
     def _send(self, message: Any) -> None:
         self._finish()
-        with suppress(ChannelClosed):  # that it ended is seen by its attendance
+        with suppress(ChannelClosed):  # the end of its `attend` call reports that the node ended
             self._end.send(_dumped(message))
 
     def _finish(self) -> None:
@@ -188,11 +192,11 @@ class Line:
             self._end.finish()
 
     def pull(self) -> None:
-        """Take what stands in the pipe, which is readable."""
+        """Read the available data of the pipe, which must be readable."""
         self._end.pull()
 
     def first(self) -> Message | None:
-        """Return the first answer that has come and wasn't dropped."""
+        """Return the first answer that has arrived and was not dropped; None if there is none."""
         try:
             found = self._end.first()
         except ChannelClosed:
@@ -206,10 +210,12 @@ class Line:
 
 
 class Arrivals:
-    """Waits for lines and for references of Ray at once.
+    """Wait for lines and for Ray references at the same time.
+
+    Callbacks of the references write to a pipe, which is polled together with the lines.
 
     Args:
-        ray: the module.
+        ray: the module `ray`.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -221,12 +227,12 @@ class Arrivals:
         self._watched: set[Any] = set()
 
     def wait(self, lines: Collection[Line], refs: Sequence[Any], seconds: float | None) -> list[Any]:
-        """Wait until something came over a line, or a reference is there; return the references that are.
+        """Wait until a line has data or a reference is ready. Return the ready references.
 
         Args:
-            lines: what comes over them is pulled.
-            refs: the others.
-            seconds: how long at most; None for ever.
+            lines: the lines. Their available data is read.
+            refs: the references.
+            seconds: how long to wait; None for no limit.
         """
         if not lines:
             found: list[Any] = self._ray.wait(refs, num_returns=1, timeout=seconds)[0]
@@ -244,18 +250,18 @@ class Arrivals:
         return self._there(refs) if self._reading in ready or not ready else []
 
     def _watch(self, refs: Sequence[Any]) -> None:
-        """Have Ray ring when one of them is there."""
+        """Register a callback for every new reference."""
         new = [ref for ref in refs if ref not in self._watched]
         self._watched = set(refs)
         for ref in new:
             ref.future().add_done_callback(self._ring)
 
     def _ring(self, _: Any = None) -> None:
-        with suppress(BlockingIOError):  # it has rung already
+        with suppress(BlockingIOError):  # the pipe is full, so the waiter wakes anyway
             os.write(self._writing, b".")
 
     def _there(self, refs: Sequence[Any]) -> list[Any]:
-        """Return those of the references that are there; if there are any they are looked for again next time."""
+        """Return the ready references. If there are any, the next wait checks again at once."""
         with suppress(BlockingIOError):
             os.read(self._reading, 1 << 12)
         found: list[Any] = self._ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []
@@ -270,95 +276,95 @@ def _dumped(message: Any) -> bytes:
 
 
 class NodeShare(ABC):
-    """A batch that is here, in memory that isn't its owner's: only to be read, and only until the node's next order."""
+    """A received batch in foreign memory: read-only, and valid until the node's next order."""
 
     @abstractmethod
     def view(self) -> TensorDictBase:
-        """Return the batch where it stands."""
+        """Return the batch in its current memory, without a copy."""
 
     @abstractmethod
     def own(self, pool: BufferPool) -> TensorDictBase:
-        """Return the batch in memory of its own."""
+        """Return a copy of the batch."""
 
     @abstractmethod
     def block(self) -> tuple[Block, torch.device | None]:
-        """Return the batch's columns where they stand, and what it says of its device."""
+        """Return the batch's columns in their current memory, and its ``device``."""
 
 
 class StoredShare(NodeShare):
     """A batch in the object store.
 
     Args:
-        parcel: it.
+        parcel: the serialized batch.
     """
 
     def __init__(self, parcel: Arrived) -> None:
         self._parcel = parcel
 
     def view(self) -> TensorDictBase:
-        """Return the batch where it stands."""
+        """Return the batch in the object store's memory, without a copy."""
         batch: TensorDictBase = self._parcel.view()
         return batch
 
     def own(self, pool: BufferPool) -> TensorDictBase:
-        """Return the batch in memory of its own, that of the parcels' own pool."""
+        """Return a copy of the batch. Its memory comes from the parcels' pool, not from `pool`."""
         batch: TensorDictBase = self._parcel.open()
         return batch
 
     def block(self) -> tuple[Block, torch.device | None]:
-        """Return the batch's columns where they stand, and what it says of its device."""
+        """Return the batch's columns in the object store's memory, and its ``device``."""
         batch = self.view()
         columns, size = [*flatten(batch).values()], batch.batch_size
         return Block(Schema.of(batch), size[:-1], size[-1], columns=columns, borrowed=True), batch.device
 
 
 class LentShare(NodeShare):
-    """A batch in memory that its node has lent.
+    """A batch in memory lent by its node.
 
     Args:
-        block: it.
-        device: what it says of its device.
+        block: the columns.
+        device: the batch's ``device``.
     """
 
     def __init__(self, block: Block, device: torch.device | None) -> None:
         self._block, self._device = block, device
 
     def view(self) -> TensorDictBase:
-        """Return the batch where it stands."""
+        """Return the batch in the node's memory, without a copy."""
         batch: TensorDictBase = self._block.batch(None, self._device)
         return batch
 
     def own(self, pool: BufferPool) -> TensorDictBase:
-        """Return the batch in memory of its own."""
+        """Return a copy of the batch."""
         batch: TensorDictBase = self._block.copied(pool).batch(None, self._device)
         return batch
 
     def block(self) -> tuple[Block, torch.device | None]:
-        """Return the batch's columns where they stand, and what it says of its device."""
+        """Return the batch's columns in the node's memory, and its ``device``."""
         return self._block, self._device
 
 
 _MEMORY = "/memfd:gleanrl"
-"""What descriptors of segments show at."""
+"""Prefix of the link target of a segment's descriptor in ``/proc``."""
 _TOKEN_BYTES = 16
 
 
 class Offer(NamedTuple):
-    """What an owner says to a node that is made."""
+    """The owner's offer to borrow memory, sent to a new node."""
 
     token: bytes
-    """Random bytes, which the node writes into its memory: whoever reads them there sees the same memory."""
+    """Random bytes, which the node writes into its memory. If the owner reads them back, both see the same memory."""
     num_blocks: int
-    """Batches that the node may have lent at once."""
+    """How many batches the node may have lent at once."""
 
     @classmethod
     def of(cls, num_blocks: int) -> Offer:
-        """Return one that was never made before."""
+        """Return an offer with a fresh token."""
         return cls(os.urandom(_TOKEN_BYTES), num_blocks)
 
 
 class Name(NamedTuple):
-    """What a process calls memory of its own, and the pipes through which its owner talks to it."""
+    """Names of a node's lent memory and pipes, as process id and file descriptors."""
 
     process: int
     descriptor: int
@@ -366,26 +372,26 @@ class Name(NamedTuple):
 
 
 class MemoryLocation(NamedTuple):
-    """Where a batch stands in the memory of a node."""
+    """Location of a batch in the memory of a node."""
 
     layout: bytes
-    """The region and the device that batches say, pickled: they are mostly those of the last batch."""
+    """The memory region and the batch's ``device``, pickled. Mostly equal to the last batch's, so the owner can skip
+    the parsing."""
     block: int
     num_steps: int
 
 
 class Lender:
-    """The node's side: gives blocks to fill, as long as there are any that aren't lent.
+    """The node's side of lent memory: provides blocks to fill, as long as not all are lent.
 
-    A block belongs to the owner from the answer that names it until an order says that its batch isn't needed any
-    more. Nobody else has to see to the memory: the kernel frees it when neither process has it any longer, however
-    they end.
+    A block belongs to the owner from the answer that names it, until an order reports that its batch is no longer
+    needed. No cleanup is needed: the kernel frees the memory when both processes have ended, even if they were killed.
 
     Args:
-        offer: the owner's.
+        offer: the owner's offer.
 
     Raises:
-        CapacityError: the machine hasn't the memory.
+        CapacityError: the machine lacks the memory.
     """
 
     def __init__(self, offer: Offer) -> None:
@@ -397,23 +403,23 @@ class Lender:
         self._layout: bytes | None = None
         self._device: torch.device | None = None
         self._lent: dict[int, int] = {}
-        """The orders whose batches stand in blocks, by block."""
+        """Lent blocks, with the number of the order whose batch each one holds."""
         self._given = 0
-        """The block that was given to fill last."""
+        """The block that was last provided to be filled."""
         self.end = NodeEnd()
-        """Of the pipes."""
+        """The node's side of the pipes."""
 
     @property
     def name(self) -> Name:
-        """What the memory and the pipes are called."""
+        """The names by which the owner opens the memory and the pipes."""
         return Name(os.getpid(), self._segment.descriptor, self.end.names)
 
     def take_back(self, before: int) -> None:
-        """Have the blocks of orders with numbers below that again."""
+        """Reclaim the blocks of all orders with numbers below `before`."""
         self._lent = {block: number for block, number in self._lent.items() if number >= before}
 
     def block(self, schema: Schema, batch_size: Sequence[int], num_steps: int) -> Block | None:
-        """Return a block to fill; None if there is none: all are lent, memory is short, or it would have lists."""
+        """Return a block to fill. None if all are lent, memory is short, or the schema has object columns."""
         free = next((number for number in range(self._num_blocks) if number not in self._lent), None)
         if (
             free is None
@@ -425,11 +431,14 @@ class Lender:
         return self._blocks[free].leading(num_steps)
 
     def lend(self, order: int, batch: TensorDictBase) -> MemoryLocation | None:
-        """Lend the block that a batch stands in, or one that it is copied into; None if there is none.
+        """Lend the block that holds a batch. A batch in other memory is copied into a block first.
 
         Args:
-            order: the number of the order that it was collected for.
+            order: number of the batch's order.
             batch: ``[*batch, T]``, on the CPU.
+
+        Returns:
+            The location; None if there is no block.
         """
         if not self._stands_in_given(batch):
             leaves = flatten(batch)
@@ -448,7 +457,7 @@ class Lender:
         return bool(blocks) and blocks[self._given].column(IDS).data_ptr() == ids.data_ptr()
 
     def _has_room(self, rows: SharedRows) -> bool:
-        """Return whether blocks hold such batches; they are laid out anew where that disturbs nobody."""
+        """Return whether the blocks fit such batches. If they don't and none is lent, they are laid out again."""
         now = self._region and self._region.rows
         if (
             now
@@ -468,11 +477,12 @@ class Lender:
 
 
 class Borrowed:
-    """The owner's side: the memory of one node, seen from here.
+    """The owner's side of lent memory: the memory of one node.
 
     Args:
-        held: its descriptor; it is closed with this object, and what was borrowed stays readable.
-        line: to the node.
+        held: owns the descriptor and closes it with this object. Borrowed batches stay readable.
+        descriptor: the node's memory.
+        line: the pipes to the node.
     """
 
     def __init__(self, held: Descriptors, descriptor: int, line: Line) -> None:
@@ -484,7 +494,11 @@ class Borrowed:
 
     @classmethod
     def opened(cls, name: Name | None, offer: Offer) -> Borrowed | None:
-        """Return a node's memory; None if it has none, or it can't be seen from here, as that of another machine."""
+        """Open a node's memory. None if it has none, or if it is on another machine and can't be opened.
+
+        The checks guard against another process with the node's process id: one on the owner's machine, while the node
+        is elsewhere, or a later one after the node ended.
+        """
         if name is None:
             return None
         shown = f"/proc/{name.process}/fd/{name.descriptor}"
@@ -494,16 +508,16 @@ class Borrowed:
             held = Descriptors()
             (descriptor,) = held.take(memory_of(name.process, name.descriptor))
             if os.pread(descriptor, _TOKEN_BYTES, OWN * 8) != offer.token:
-                return None  # another machine's process of that number
+                return None  # a process with the same id; the node is on another machine
             line = Line(held, name.process, name.pipes)
             if not os.path.samestat(os.stat(shown), os.fstat(descriptor)):
-                return None  # it ended meanwhile, and another one has its number
+                return None  # the node ended meanwhile, and another process got its id
             return cls(held, descriptor, line)
         except (OSError, CapacityError):
             return None
 
     def share(self, place: MemoryLocation) -> LentShare:
-        """Return a batch of which the node has told."""
+        """Return the batch at a location that the node reported."""
         if place.layout != self._layout:
             region, self._device = pickle.loads(place.layout)
             self._blocks = [self._segment.block(region, number) for number in range(region.num_blocks)]

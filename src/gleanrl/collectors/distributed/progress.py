@@ -1,4 +1,4 @@
-"""Where a collection on nodes stands, as one immutable value."""
+"""State of a collection on nodes, as one immutable value."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from gleanrl.collectors.workers.progress import Consumed, Losses
 
 
 class Call(NamedTuple):
-    """An order on its way."""
+    """An order under way."""
 
     number: int
     frames: int
-    """That it grants."""
+    """Number of frames that it grants."""
     outcome: Any
-    """Where the outcome will be: a reference, or the ticket of an order that went through a pipe."""
+    """The future outcome: a Ray reference, or the ticket of a pipe order."""
     batch: Any
-    """Where the batch will be, unless it is lent or comes with the outcome."""
+    """Ray reference to the future batch; unused if the batch is lent or comes with the outcome."""
 
 
 class ReceivedShare(NamedTuple):
-    """An outcome with a batch that is wanted."""
+    """An outcome with a wanted batch."""
 
     outcome: Outcome
     batch: Any
-    """Where it is: a reference, or the share itself, which is lent."""
+    """A Ray reference, or the share itself if it is lent."""
 
 
 class Unwanted(NamedTuple):
-    """Orders whose batches are discarded as they arrive."""
+    """Marks orders whose batches are discarded on arrival."""
 
     reason: str
     before: int
@@ -40,78 +40,79 @@ class Unwanted(NamedTuple):
 
 
 NOTHING = Outcome(-1, 0, 0, 0, 0, FrameCounts().stats(), 0.0, 0)
-"""What came of orders that nobody gave."""
+"""The outcome of a node that has carried out no order."""
 
 
 class NodeState(NamedTuple):
-    """Where one node stands."""
+    """State of one node."""
 
     asked: int = 0
-    """Orders that were given to its actor."""
+    """Number of orders sent to its actor."""
     calls: tuple[Call, ...] = ()
-    """Those that are under way, in order."""
+    """Orders under way, in order."""
     ready: tuple[ReceivedShare, ...] = ()
-    """What has arrived and wasn't handed out."""
+    """Batches that have arrived and were not delivered."""
     unwanted: Unwanted | None = None
     reset: bool = False
     """Whether its next order begins with a reset."""
     afresh: bool = False
-    """Whether its next order begins with forgetting what is left of earlier grants."""
+    """Whether its next order first drops earlier grants that are left."""
     next_id: int = 0
-    """The first local id that no frame has."""
+    """The first unused local id."""
     served: int = 0
-    """Batches that it has made, whatever actor it had."""
+    """Number of collected batches, over all its actors."""
     outcome: Outcome = NOTHING
-    """The last one of its actor."""
+    """The last outcome of its current actor."""
     former: tuple[int, int] = (0, 0)
-    """Frames and episodes of the actors that it had before."""
+    """Frames and episodes of its former actors."""
     losses: Losses = Losses()
     down: bool = True
     """Whether it has no actor that is ready for orders."""
 
     @property
     def owed(self) -> int:
-        """Frames that it was granted and that haven't arrived."""
+        """Number of granted frames that have not arrived."""
         return (0 if self.afresh else self.outcome.left) + sum(call.frames for call in self.calls)
 
     @property
     def wanted(self) -> int:
         """The first order whose batch may still be needed."""
-        # Maybe of an actor that was lost: no harm done.
+        # May belong to a lost actor. Its order numbers can only delay that blocks are reclaimed.
         here = [arrival.outcome.number for arrival in self.ready]
         return min([self.asked, *here, *(call.number for call in self.calls)])
 
     @property
     def coming(self) -> int:
-        """Frames of it that are on their way to the user, at most."""
+        """Maximum number of its frames on their way to the user."""
         return (0 if self.unwanted else self.owed) + sum(arrival.outcome.frames for arrival in self.ready)
 
 
 class NodeProgress(NamedTuple):
-    """Where a collection stands. It goes from one to the next by one assignment, which no interrupt can cut."""
+    """State of the collection. One assignment replaces it, so an interrupt can't leave it half changed."""
 
     ledger: FrameCounts
     nodes: tuple[NodeState, ...]
     under_way: Mapping[tuple[int, int], tuple[int, ...]] = MappingProxyType({})
-    """The trajectories that don't end in what was handed out last, by node and part of its batches."""
+    """Trajectories that continue after the last delivered batch, by node and part of its batches."""
     recent: tuple[Episode, ...] = ()
-    """The last episodes that have ended, of all nodes, in the order of their arrival."""
+    """The last ended episodes of all nodes, in the order of arrival."""
 
     def with_node(self, number: int, **changes: Any) -> NodeProgress:
-        """Return it with other values for one node."""
+        """Return a copy with changed values for one node."""
         node = self.nodes[number]._replace(**changes)
         return self._replace(nodes=(*self.nodes[:number], node, *self.nodes[number + 1 :]))
 
     def arriving(self, number: int, outcome: Outcome, batch: Any) -> NodeProgress:
-        """Return it after the outcome of a node's first order under way has arrived; see `ReceivedShare.batch`.
+        """Return the state after the outcome of a node's first order under way; for `batch` see `ReceivedShare.batch`.
 
-        Batches that the node has made and that nobody can find any more, since an interrupt came between an order and
-        its note, are discarded, and what follows them: it would have a hole before it.
+        The node's counters may include a batch that never arrived, because an interrupt came between sending the order
+        and recording it. That batch and all later ones are discarded; otherwise a trajectory would have a gap.
         """
         node, ledger = self.nodes[number], self.ledger
         call, calls, before = node.calls[0], node.calls[1:], node.outcome.stats
         for reason, frames in outcome.stats.reasons.items():
             ledger = ledger.discarding(frames - before.reasons.get(reason, 0), reason)
+        # Frames in the node's counters that belong to no outcome received so far.
         missing = handed_out(outcome.stats) - handed_out(before) - outcome.frames
         unwanted = node.unwanted.reason if node.unwanted and call.number < node.unwanted.before else ""
         reason = unwanted or ("interrupted" if missing else "")
@@ -134,7 +135,7 @@ class NodeProgress(NamedTuple):
         return after.discarding(number, reason) if missing and not unwanted else after
 
     def discarding(self, number: int, reason: str) -> NodeProgress:
-        """Return it with all that a node has collected discarded, and all that is under way unwanted."""
+        """Return the state after all ready batches of a node are discarded and its orders under way are unwanted."""
         node = self.nodes[number]
         frames = sum(arrival.outcome.frames for arrival in node.ready)
         after = self._replace(ledger=self.ledger.discarding(frames, reason))
@@ -142,7 +143,14 @@ class NodeProgress(NamedTuple):
         return after.with_node(number, ready=(), unwanted=unwanted, reset=True, afresh=True)
 
     def losing(self, number: int, frames: int, reason: str, losses: Losses) -> NodeProgress:
-        """Return it after a node's actor was lost, with so many frames; whoever comes next begins afresh."""
+        """Return the state after a node lost its actor. The next actor starts from scratch.
+
+        Args:
+            number: index of the node.
+            frames: frames that are lost with the actor.
+            reason: reason of their discard.
+            losses: the node's losses, including this one.
+        """
         node = self.nodes[number]
         stats = node.outcome.stats
         fresh = NodeState(
@@ -156,7 +164,10 @@ class NodeProgress(NamedTuple):
         return after.with_node(number, **fresh._asdict())
 
     def delivering(self, taken: Consumed) -> NodeProgress:
-        """Return it after a batch was handed out; the same if it was already."""
+        """Return the state after a batch was delivered.
+
+        A batch that was already delivered changes nothing, so an interrupted call can be repeated.
+        """
         for number, batch in taken.shares.items():
             ready = self.nodes[number].ready
             if not ready or ready[0].batch != batch:

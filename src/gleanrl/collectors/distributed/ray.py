@@ -1,7 +1,4 @@
-"""Other names of the collector on Ray, whose programs were written for torch.distributed and torch RPC.
-
-The public collector whose nodes are Ray actors, on this machine or on others.
-"""
+"""The public collectors whose nodes are Ray actors, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -43,63 +40,71 @@ from gleanrl.errors import BatchSizeError, IndexRangeError, UnsupportedError
 
 
 class RayCollector(SourceCollector):
-    """Collects in Ray actors, each with a collector of its own: on this machine, or on all of a cluster.
+    """Collect in Ray actors, each with its own collector, on this machine or on a cluster.
 
-    One machine needs no preparation. On a cluster, start the program on any of its machines with
-    ``ray_init_config={"address": "auto"}``; all need the same Python environment. Environments and the policy reach the
-    nodes by cloudpickle.
+    A single machine needs no preparation. On a cluster, start the program on any machine with
+    ``ray_init_config={"address": "auto"}``. All machines need the same Python environment. Environments and the policy
+    are sent to the nodes with cloudpickle.
 
-    Each batch is written into Ray's object store once, from the memory where it was collected, and read from there
-    once; into a `RayReplayBuffer` it goes past the learner, unless somebody is to see it before. The policy's weights
-    are put there once a version; they are compared with the last ones at every hand-over, and every batch is collected
-    with one version of them. When they are sent is as in `WorkersCollector`.
+    A node on this machine lends the memory in which it collects, and each batch is copied once. Other nodes write each
+    batch to Ray's object store once, and it is read from there once. Batches for a `RayReplayBuffer` bypass the
+    learner, unless the collector post-processes them.
 
-    What an environment or the policy raises in a node is raised here. A node that is lost (its process, its machine, or
-    what its own workers can't get over) is a `WorkerCrashedError`, and the collector ends; with
-    ``on_worker_error="restart"`` another one is made, wherever Ray finds a place, with seeds and trajectories of its
-    own, while the others go on. The frames that a lost node was granted and hadn't delivered are counted as discarded
-    (``"worker"``): how many of them it had made nobody can say.
+    The policy's weights are put into the object store once per version. They are compared with the last version at
+    every handover. Every batch is collected with one version. The rules for sending them are the ones of
+    `WorkersCollector`.
+
+    An exception of the environment or the policy in a node is raised here. A node may be lost with its process or
+    machine, or because it can't recover from the loss of workers. This raises `WorkerCrashedError`, and the
+    collector ends. With ``on_worker_error="restart"`` a new node replaces it, on any machine with room, with its own
+    seeds and trajectories. All other nodes continue meanwhile. The granted frames that a lost node had not delivered
+    are counted as discarded (``"worker"``). It is unknown how many of them were collected.
 
     Args:
-        create_env_fn: a callable that makes an environment, or one that nobody has used; or a list with an entry for
-            each node, which may be lists with an entry for each of its workers.
+        create_env_fn: a callable that makes an environment, or an unused environment; or a list with an entry for each
+            node. Entries may be lists with one value for each of the node's workers.
         policy: as in `SyncDataCollector`. Nodes have copies of it.
-        policy_factory: a callable that makes the policy in each node, instead of `policy`; or a list of them.
+        policy_factory: a callable that makes the policy in each node, instead of `policy`; or a list of callables.
         frames_per_batch: frames of a batch.
-        total_frames: frames to deliver; -1 or None for endless. The last batches are short if need be.
-        device: fills whichever of `env_device` and `policy_device` are unset; one for all, or a list of each node's.
-        storing_device: where batches are delivered, here; None for the CPU.
-        env_device: where environments are moved to, in the nodes.
-        policy_device: where policies run there.
-        max_frames_per_traj: see `SyncDataCollector`; so for `init_random_frames`, `reset_at_each_iter`, `postproc`,
-            `split_trajs`, `exploration_type`, `replay_buffer`, `extend_buffer`, `trust_policy`, `no_cuda_sync`,
-            `trajs_per_batch`, `trajs_per_write`, `traj_format`, `track_policy_version`, `pre_collect_hook`,
-            `post_collect_hook`, `nonfinite` and `progress`.
-        collector_class: what nodes collect with: ``"single"``, a `SyncDataCollector`; ``"sync"``, a
-            `MultiSyncDataCollector`; ``"async"``, a `MultiaSyncDataCollector`; or such a class.
-        collector_kwargs: its further keywords, ``cat_results`` or ``create_env_kwargs`` say; or a list of each node's.
-        num_workers_per_collector: workers of each node, with ``"sync"`` and ``"async"``.
-        sync: whether every batch has a share of each node, ``[nodes, *batch, T]``, and nothing is stepped between two
-            batches; else each is one node's, ``[*batch, T]``, and nodes collect ahead.
-        ray_init_config: arguments of `ray.init`, if Ray doesn't run yet; without an address Ray starts here, and ends
-            with the last collector and buffer that use it.
-        remote_configs: options of the actors, ``num_cpus``, ``num_gpus``, ``memory`` or ``resources`` say; or a list of
-            each one's. They ask for one CPU if nothing else is said.
-        num_collectors: how many nodes there are; None for as many as `create_env_fn` has entries.
-        update_after_each_batch: whether the weights of `policy` are sent at every hand-over, whatever was sent before.
-        max_weight_update_interval: after how many batches of a node at most it gets them; -1 for no such limit.
+        total_frames: frames to deliver; -1 or None for endless. The last batches may be shorter.
+        device: default of `env_device` and `policy_device`; one for all nodes, or a list with one for each.
+        storing_device: device that batches are delivered on, in this process; None for the CPU.
+        env_device: device that environments are moved to, in the nodes.
+        policy_device: device that policies run on, in the nodes.
+        max_frames_per_traj: see `SyncDataCollector`. The same holds for `init_random_frames`, `reset_at_each_iter`,
+            `postproc`, `split_trajs`, `exploration_type`, `replay_buffer`, `extend_buffer`, `trust_policy`,
+            `no_cuda_sync`, `trajs_per_batch`, `trajs_per_write`, `traj_format`, `track_policy_version`,
+            `pre_collect_hook`, `post_collect_hook`, `nonfinite` and `progress`.
+        collector_class: the nodes' collector: ``"single"`` for `SyncDataCollector`, ``"sync"`` for
+            `MultiSyncDataCollector`, ``"async"`` for `MultiaSyncDataCollector`; or one of these classes or a subclass.
+        collector_kwargs: further keywords of the nodes' collectors, such as ``cat_results`` or ``create_env_kwargs``;
+            or a list with a dictionary for each node.
+        num_workers_per_collector: number of workers of each node, with ``"sync"`` and ``"async"``.
+        sync: whether every batch has a share of each node, ``[nodes, *batch, T]``, and environments are not stepped
+            between batches. Otherwise each batch comes from one node, ``[*batch, T]``, and nodes collect ahead.
+        ray_init_config: arguments of `ray.init`, if Ray is not running yet. Without an address Ray starts on this
+            machine, and ends with the last collector and buffer that use it.
+        remote_configs: Ray options of the actors, such as ``num_cpus``, ``num_gpus``, ``memory`` or ``resources``; or a
+            list with a dictionary for each node. The default is one CPU.
+        num_collectors: number of nodes; None for the number of entries of `create_env_fn`.
+        update_after_each_batch: whether the weights of `policy` are sent at every handover, regardless of earlier
+            updates.
+        max_weight_update_interval: maximum number of batches of a node between updates of its weights; -1 for no
+            maximum.
         weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector.
         on_worker_error: ``"raise"``, or ``"restart"``; for nodes, and for their workers.
-        max_restarts: nodes that may be made anew in the collector's life; likewise.
-        timeouts: how long nodes may take to start, and their workers for a step; None for the defaults of `Timeouts`.
+        max_restarts: maximum number of replaced nodes during the collector's life, and of replaced workers in each
+            node.
+        timeouts: time limits for the start of nodes and for the steps of their workers; None for the defaults of
+            `Timeouts`.
 
     Raises:
-        MissingLibraryError: Ray isn't installed; it comes with the extra ``ray``.
-        InvalidArgumentError: for a bad value; it names the argument (also a ValueError).
-        LengthError: if a list hasn't one entry for each node (also a ValueError).
-        SchemaError: if nodes' batches differ in their dimensions (also a RuntimeError).
-        UnsupportedError: for arguments that can't work together; it says which.
-        WorkerTimeoutError: if a node isn't started in time: the cluster may lack what `remote_configs` ask for.
+        MissingLibraryError: Ray is not installed. It is part of the extra ``ray``.
+        InvalidArgumentError: an argument has a bad value; the message names it (also a ValueError).
+        LengthError: a list does not have one entry for each node (also a ValueError).
+        SchemaError: the nodes' batches differ in their dimensions (also a RuntimeError).
+        UnsupportedError: arguments exclude each other; the message says which.
+        WorkerTimeoutError: a node did not start in time. The cluster may lack the resources of `remote_configs`.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -112,7 +117,7 @@ class RayCollector(SourceCollector):
     _ready = False
     _nodes: NodeSource
     _joined: int | None = None
-    """How shares of a synchronous batch are put together; see `Arrangement.dim`."""
+    """How shares of a synchronous batch are joined; see `ShareLayout.dim`."""
 
     def __init__(
         self,
@@ -190,6 +195,7 @@ class RayCollector(SourceCollector):
         self._keywords = [
             {**keywords, **{name: place[number] for name, place in places.items()}} for number in range(count)
         ]
+        # Batches may stay in the object store only if this process neither changes nor reads them.
         seen = (storing, postproc, post_collect_hook, trajs_per_batch, split_trajs or None)
         by_reference = (
             isinstance(replay_buffer, RayReplayBuffer)
@@ -197,6 +203,7 @@ class RayCollector(SourceCollector):
             and not sync
             and all(one is None for one in seen)
         )
+        # The workers of an asynchronous node collect ahead as well, up to two batches each.
         ahead = 2 * workers + 1 if issubclass(collector, MultiaSyncDataCollector) else 2
         moved = any(map(is_placed, places["device"], places["policy_device"]))
         self.policy = initialised(policy, _first(environments[0]))
@@ -216,15 +223,17 @@ class RayCollector(SourceCollector):
                 by_reference,
             )
             source = self._nodes = self._source(company)
-            self._ready = True  # from here on the last reference's end ends the nodes
+            self._ready = True  # from here on `__del__` ends the nodes
             budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
             source.lay_out(budget.steps_per_batch)
             handover = settings.handover(source, budget, storing, storing, progress=progress)
             super().__init__(settings, budget, handover, weight_updater, policy)
         except BaseException:
-            ready, self._ready = self._ready, False  # at first: a second interrupt may come while it closes
+            # Cleared first: if a second interrupt comes during the close, `__del__` finds nothing to shut down.
+            ready, self._ready = self._ready, False
             if ready:
-                with suppress(Exception):  # the first error is the cause
+                with suppress(Exception):
+                    # An error of closing would hide the first error, which is the cause.
                     self._nodes.close()
             self._runtime.release()
             raise
@@ -259,19 +268,19 @@ class RayCollector(SourceCollector):
 
     @property
     def num_workers(self) -> int:
-        """Nodes."""
+        """Number of nodes."""
         return self._nodes.num_nodes
 
     def local_policy(self) -> Any:
-        """Return the policy whose weights the nodes' copies get."""
+        """Return the policy whose weights are sent to the nodes."""
         return self.policy
 
     def remote_collectors(self) -> list[Any]:
-        """Return the nodes' Ray actors; None for one that is being made anew."""
+        """Return the nodes' Ray actors; None for a node that is being restarted."""
         return list(self._nodes.fleet.actors)
 
     def stop_remote_collectors(self) -> None:
-        """End the nodes, and with them the collector; Ray goes on until `shutdown`."""
+        """End the nodes, and the collector with them. Ray keeps running until `shutdown`."""
         self.closed = True
         self.stop()
         self._nodes.end()
@@ -287,14 +296,15 @@ class RayCollector(SourceCollector):
         """Start further nodes.
 
         Args:
-            create_env_fn: of one more node, or a list of several.
-            num_envs: workers of each; as the others have them.
-            policy: that of the others, or None.
+            create_env_fn: for one node, or a list with one entry for each of several nodes.
+            num_envs: number of workers of each node. It must equal the present nodes' number.
+            policy: the present nodes' policy, or None.
             collector_kwargs: see the constructor.
-            remote_configs: likewise.
+            remote_configs: see the constructor.
 
         Raises:
-            UnsupportedError: batches have a share of each node, or are of whole trajectories; or another policy.
+            UnsupportedError: the collector is synchronous or delivers whole trajectories, or the policy or the number
+                of workers differs.
         """
         if self._sync or self.settings.trajs_per_batch is not None:
             raise UnsupportedError(
@@ -317,7 +327,7 @@ class RayCollector(SourceCollector):
 
 
 def _interval_of(max_weight_update_interval: Any, update_after_each_batch: bool) -> int | None:
-    """Return after how many batches weights are sent at the latest; None for no such number."""
+    """Return the maximum number of batches between weight updates; None for no maximum."""
     interval = integer("max_weight_update_interval", max_weight_update_interval, -1)
     if interval == -1:
         return None
@@ -335,17 +345,17 @@ def _first(environment: Any) -> Any:
 class DistributedDataCollector(RayCollector):
     """A `RayCollector` with a node for each entry of `create_env_fn`.
 
-    Nodes are placed by Ray: on this machine, or, with ``ray_init_config={"address": "auto"}``, on those of its cluster.
+    Ray places the nodes: on this machine, or with ``ray_init_config={"address": "auto"}`` on its cluster.
 
     Args:
         create_env_fn: a list with an entry for each node.
         policy: see `RayCollector`.
         frames_per_batch: frames of a batch; with `sync` a multiple of the number of nodes.
         sync: see `RayCollector`.
-        **keywords: see there.
+        **keywords: see `RayCollector`.
 
     Raises:
-        BatchSizeError: frames that can't be divided among the nodes (also a RuntimeError).
+        BatchSizeError: the frames can't be divided among the nodes (also a RuntimeError).
     """
 
     def __init__(
@@ -372,10 +382,10 @@ class DistributedDataCollector(RayCollector):
         """Send weights to the nodes; see `SyncDataCollector`.
 
         Args:
-            policy_or_weights: see there.
-            worker_ids: numbers of nodes, from 0; None for all.
-            worker_rank: one node, counted from 1, as it was in torch.distributed.
-            **named: see there.
+            policy_or_weights: see `SyncDataCollector`.
+            worker_ids: indices of nodes, from 0; None for all.
+            worker_rank: one node, counted from 1 as ranks of torch.distributed.
+            **named: see `SyncDataCollector`.
 
         Raises:
             IndexRangeError: there is no such node.
@@ -388,18 +398,18 @@ class DistributedDataCollector(RayCollector):
 
 
 class DistributedSyncDataCollector(RayCollector):
-    """A `RayCollector` whose batches have a share of each node: nothing is stepped between two of them.
+    """A `RayCollector` whose batches have a share of each node. The environments are not stepped between two batches.
 
     Args:
         create_env_fn: a list with an entry for each node.
         policy: see `RayCollector`.
         frames_per_batch: frames of a batch; a multiple of the number of nodes.
-        total_frames: likewise; -1 or None for endless.
-        update_interval: every how many batches the policy's current weights are sent.
+        total_frames: frames to deliver, also a multiple of the number of nodes; -1 or None for endless.
+        update_interval: number of batches between two updates with the policy's current weights.
         **keywords: see `RayCollector`.
 
     Raises:
-        BatchSizeError: frames that can't be divided among the nodes (also a RuntimeError).
+        BatchSizeError: the frames can't be divided among the nodes (also a RuntimeError).
     """
 
     def __init__(
@@ -432,12 +442,14 @@ class DistributedSyncDataCollector(RayCollector):
 
 
 class RPCDataCollector(RayCollector):
-    """A `RayCollector` with a node for each entry of `create_env_fn`; shares of nodes follow each other in dimension 0.
+    """A `RayCollector` with a node for each entry of `create_env_fn`.
+
+    Shares of nodes are concatenated in dimension 0.
 
     Args:
         create_env_fn: a list with an entry for each node.
         policy: see `RayCollector`.
-        **keywords: see there.
+        **keywords: see `RayCollector`.
     """
 
     _joined = 0
@@ -457,11 +469,11 @@ class RPCDataCollector(RayCollector):
         """Send weights to the nodes; see `SyncDataCollector`.
 
         Args:
-            policy_or_weights: see there.
-            worker_ids: numbers of nodes; None for all.
-            workers: the same.
+            policy_or_weights: see `SyncDataCollector`.
+            worker_ids: indices of nodes; None for all.
+            workers: another name of `worker_ids`.
             wait: no effect: every batch that a node begins from now on is collected with these weights.
-            **named: see there.
+            **named: see `SyncDataCollector`.
         """
         super().update_policy_weights_(
             policy_or_weights, worker_ids=workers if worker_ids is None else worker_ids, **named
@@ -469,7 +481,7 @@ class RPCDataCollector(RayCollector):
 
 
 def _require_even(create_env_fn: Any, keywords: dict[str, Any], **frames: int) -> None:
-    """Raise unless frames can be divided among the nodes."""
+    """Raise an error unless the frames can be divided among the nodes."""
     count = keywords.get("num_collectors") or (
         len(create_env_fn) if isinstance(create_env_fn, Sequence) else 1
     )

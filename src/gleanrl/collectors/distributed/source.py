@@ -1,4 +1,4 @@
-"""Nodes as a source of batches: what both kinds have in common."""
+"""`NodeSource`: the common part of synchronous and asynchronous collection on Ray nodes."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from gleanrl.errors import ClosedError, IndexRangeError, LengthError
 
 _SETTLE_S, _CLOSE_S = 1.0, 5.0
 _LATER = 40
-"""Nodes that are added have local ids from two to this power on, which the first ones never reach."""
+"""Added nodes have local ids from multiples of 2**40 on, which the ids of the first nodes never reach."""
 
 
 @dataclass(frozen=True)
 class Company:
-    """What nodes are made of.
+    """Config of all nodes of a source.
 
     Attributes:
-        makers: of the nodes.
-        restarts: what becomes of lost ones.
-        policy: the user's, whose weights are followed; None if it is made in the nodes.
-        following: until when.
+        makers: configs of the nodes.
+        restarts: decides whether lost nodes are restarted.
+        policy: the user's policy, whose weights the nodes follow; None if the nodes make the policy.
+        following: until when nodes follow the policy.
         interval: see `BroadcastWeights`.
-        start_s: how long a node may take to start; None for ever.
-        ahead: batches that a node is granted at a time.
-        by_reference: whether batches are left in the object store: they go to a buffer that takes them from there.
+        start_s: how many seconds a node may take to start; None for no limit.
+        ahead: number of batches that a node is granted at once.
+        by_reference: whether batches stay in the object store, for a buffer that accepts references.
     """
 
     makers: Sequence[NodeMaker]
@@ -64,11 +64,11 @@ class Company:
 
 
 class NodeSource(Source):
-    """Collectors in Ray actors. One caller at a time; `push_weights` at any time.
+    """Collect on Ray nodes. One caller thread at a time, except for `push_weights`.
 
     Args:
         runtime: Ray.
-        company: what they are made of.
+        company: config of the nodes.
     """
 
     pushes_anytime = True
@@ -89,16 +89,16 @@ class NodeSource(Source):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that there are, or will be again."""
+        """Number of nodes, including nodes that are being restarted."""
         return len(self._recipes)
 
     @property
     def width(self) -> int:
-        """Environments that step at once in a node."""
+        """Number of environments of a node that step at once."""
         return max(1, self.description.batch_size.numel())
 
     def add(self, makers: Sequence[NodeMaker]) -> None:
-        """Start further nodes, whose ids nobody else has.
+        """Start further nodes, with trajectory ids that no other node uses.
 
         Raises:
             ClosedError: the nodes have ended.
@@ -108,6 +108,8 @@ class NodeSource(Source):
         first, count = self._recipes[0].numbering.num_workers, len(self._recipes)
         fresh = []
         for number, maker in enumerate(makers, count):
+            # Node i of the first N has the global ids that are i modulo N. A new node shares the remainder of an old
+            # one, but begins at a local id that the old node never reaches.
             row, place = divmod(number, first)
             recipe = replace(
                 maker.recipe,
@@ -134,7 +136,7 @@ class NodeSource(Source):
         )
 
     def _seed_of(self, number: int, generation: int) -> tuple[int, bool] | None:
-        """Return the seed of a node that takes the place of another one, or comes later: one of its own."""
+        """Return a private seed for a replacement or for an added node; None without a seed."""
         if self._seed is None:
             return None
         seed, static_seed, step = self._seed
@@ -143,22 +145,22 @@ class NodeSource(Source):
 
     @abstractmethod
     def lay_out(self, num_steps: int) -> None:
-        """Take note of the steps of a full batch, once they are known."""
+        """Store the number of steps of a full batch, once it is known."""
 
     # ---------------------------------------------------------------- weights
     @property
     @abstractmethod
     def rounds(self) -> int:
-        """Batches that every node has delivered, on average."""
+        """Mean number of delivered batches per node."""
 
     def refresh_weights(self) -> None:
-        """Publish the current weights of the user's policy, if they are followed."""
-        self._runtime.check()  # Ray would start anew
+        """Publish the current weights of the user's policy if nodes follow it."""
+        self._runtime.check()  # without this check, a call after the end of Ray would start Ray again
         self.weights.refresh(self.rounds)
 
     @property
     def policy_version(self) -> int:
-        """How often the policy got other weights by the user's hands."""
+        """Number of weight updates by the user."""
         return self.weights.version
 
     @policy_version.setter
@@ -167,15 +169,15 @@ class NodeSource(Source):
 
     @property
     def oldest_version(self) -> int:
-        """The lowest version that is meant for a node."""
+        """The lowest version that is published for a node."""
         return self.weights.oldest_version(self.num_nodes)
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Publish weights; nodes take them before their next batch.
+        """Publish weights. Nodes use them from their next batch on.
 
         Args:
-            weights: for all of `worker_ids`.
-            worker_ids: numbers of nodes, one or several; None for all.
+            weights: the weights, for all of `worker_ids`.
+            worker_ids: indices of nodes, one or several; None for all.
         """
         self._runtime.check()
         nodes = None
@@ -189,12 +191,12 @@ class NodeSource(Source):
         self.weights.push(weights, nodes, self.rounds)
 
     def stop_following(self) -> None:
-        """Publish weights that are pushed only."""
+        """Stop publishing the user's current weights. From now on only `push_weights` publishes."""
         self.weights.stop_following()
 
     # --------------------------------------------------------------- controls
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset the environments of all nodes, or of those for which `index`, a list of bools, says so."""
+        """Reset the environments of all nodes, or of the nodes selected by `index`, a list of bools."""
         chosen: Sequence[int] = range(self.num_nodes)
         if index is not None:
             flags = [bool(flag) for flag in index]
@@ -206,7 +208,8 @@ class NodeSource(Source):
         self._begin_anew("reset", dict.fromkeys(chosen, (kwargs,)))
 
     def set_seed(self, seed: int, static_seed: bool) -> int:
-        """Seed the environments of all nodes, and reset; return the last seed that was used."""
+        """Seed the environments of all nodes, and reset. Return the last seed that was used."""
+        # The first node's answer shows how many seeds a node uses.
         (last,) = self._begin_anew("seed", {0: (seed, static_seed)})
         step = 0 if static_seed else last - seed + 1
         self._seed = seed, static_seed, step
@@ -215,7 +218,7 @@ class NodeSource(Source):
         return found[-1]
 
     def _begin_anew(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
-        """Have nodes reset by a request; what they have collected since their last batch is discarded."""
+        """Make nodes reset by a request. Their frames since the last delivered batch are discarded."""
         for number in arguments:
             self.fleet.discard(number, "reset")
         answers = self.fleet.ask(name, arguments)
@@ -224,7 +227,7 @@ class NodeSource(Source):
         return answers
 
     def save(self) -> dict[str, Any]:
-        """Return the state of every node under ``"worker0"`` and so on; what is under way isn't part of it."""
+        """Return the state of each node under ``"worker0"`` and so on, without batches under way."""
         if self.fleet.closed:
             if self._last_state is None:
                 raise ClosedError("state_dict: the nodes have ended, and with them what is to be saved")
@@ -240,7 +243,10 @@ class NodeSource(Source):
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
-        """Return what goes on from a saved state of as many nodes, with new trajectories: none keeps its id."""
+        """Check a saved state for the same number of nodes, and return the change that loads it.
+
+        Every trajectory begins anew, with a new id, because nodes collect ahead of the delivered frames.
+        """
         names = [f"worker{number}" for number in range(self.num_nodes)]
         checkpoint.check_entries(
             state, {"frames", "iter", *names}, strict, f"this collector has {self.num_nodes} nodes"
@@ -264,7 +270,7 @@ class NodeSource(Source):
             for number, (found, _) in zip(parts, loaded_nodes, strict=True):
                 outcome = now.nodes[number].outcome._replace(stats=found, left=0, weights=0)
                 now = now.with_node(number, reset=False, outcome=outcome)
-            # When the episodes of a state ended isn't known: those of all nodes take turns.
+            # The state doesn't say when episodes ended, so the nodes' episodes are interleaved.
             ranked = [(-rank, one) for _, recent in loaded_nodes for rank, one in enumerate(reversed(recent))]
             recent = tuple(one for _, one in sorted(ranked, key=lambda one: one[0])[-NUM_RECENT:])
             ledger = replace(counts or now.ledger, spent=counted.spent, batches=counted.batches)
@@ -284,11 +290,11 @@ class NodeSource(Source):
     # ------------------------------------------------------------------ counts
     @property
     def spent(self) -> int:
-        """Frames that were delivered and count against the budget."""
+        """Delivered frames that count against the budget."""
         return self.fleet.now.ledger.spent
 
     def stats(self) -> CollectorStats:
-        """Return the counters, as far as batches have arrived."""
+        """Return a snapshot of the counters, for the batches that have arrived."""
         workers = tuple(self._worker_stats(number) for number in range(self.num_nodes))
         mean_return, mean_length = means_of(self.fleet.now.recent)
         return replace(
@@ -300,7 +306,7 @@ class NodeSource(Source):
         )
 
     def recent_episodes(self) -> Sequence[Episode]:
-        """Return the last episodes of all nodes that have ended, as their batches arrived."""
+        """Return the last ended episodes of all nodes, in the order of arrival."""
         return self.fleet.now.recent
 
     def _worker_stats(self, number: int) -> WorkerStats:
@@ -319,7 +325,7 @@ class NodeSource(Source):
         )
 
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
-        """Count the open batch as handed out and return `batch`, what became of it."""
+        """Count the open batch as delivered and return `batch`, its post-processed form."""
         # One line: an interrupt comes before the assignment, or after the batch was returned.
         return (batch, self._become(collected.after))[0]
 
@@ -327,7 +333,10 @@ class NodeSource(Source):
         self.fleet.now = self.fleet.now.delivering(taken)
 
     def end(self) -> None:
-        """End the nodes; what they have under way is discarded."""
+        """End the nodes. Their batches under way are discarded.
+
+        The state is saved first, if all nodes answer in time, so that `save` works after the end.
+        """
         fleet = self.fleet
         if fleet.closed or self._runtime.ended:
             return
@@ -339,7 +348,7 @@ class NodeSource(Source):
         fleet.close(_CLOSE_S)
 
     def close(self, close_env: bool = True) -> None:
-        """End the nodes, and this part in Ray."""
+        """End the nodes and release Ray."""
         try:
             self.end()
         finally:

@@ -1,4 +1,4 @@
-"""Batches of which every node makes its share: nothing is stepped between two of them."""
+"""Batches with a share of every node. The environments are not stepped between two batches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gleanrl.data.trajectories import MASK
 
 
 class Joining:
-    """A batch that shares are copied into, each by one call of the core.
+    """A batch under construction. Each share is copied into it by one call of the native core.
 
     Args:
-        arrangement: how they are put together.
-        steps: of each node's share, in the order of the nodes.
-        first: the columns of one of them, and what it says of its device.
-        pool: where large columns come from.
+        arrangement: how shares are joined.
+        steps: number of steps of each node's share, in node order.
+        first: the columns of one share, and the ``device`` of its batch.
+        pool: provides memory for large columns.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class Joining:
             copy_columns(self._places[number], share.columns)
 
     def batch(self) -> Any:
-        """Return the batch, once all shares were taken."""
+        """Return the batch after all shares were taken.
+
+        If a share was cut short, the planned places don't fit. All shares are then copied again, by their true lengths.
+        """
         found = {number: self._shares[number].num_steps for number in self._steps}
         if found == self._steps:
             return self._block.batch(None, self._device)
@@ -70,12 +73,12 @@ class Joining:
 
 
 class SynchronousNodes(NodeSource):
-    """Asks every node for a share of each batch, and waits for all of them.
+    """Request a share of each batch from every node, and wait for all shares.
 
     Args:
         runtime: Ray.
         company: see `NodeSource`.
-        dim: how shares are put together; see `ShareLayout.dim`.
+        dim: how shares are joined; see `ShareLayout.dim`.
     """
 
     def __init__(self, runtime: RayRuntime, company: Company, dim: int | None) -> None:
@@ -85,25 +88,25 @@ class SynchronousNodes(NodeSource):
         self._pool = BufferPool()
 
     def lay_out(self, num_steps: int) -> None:
-        """Nothing to note: every grant says how many steps it is for."""
+        """Do nothing: every grant contains its number of steps."""
 
     @property
     def rounds(self) -> int:
-        """Batches that were delivered: every node has a share in each."""
+        """Number of delivered batches, in each of which every node has a share."""
         return self.fleet.now.ledger.batches
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return the next batch that `budget`, which isn't spent, grants."""
+        """Return the next batch that `budget` grants. The budget must not be spent."""
         grant = budget.grant(self.spent)
         assert grant is not None, "the budget is spent"
         return self.collect(grant)
 
     def collect(self, grant: Grant) -> Collected:
-        """Return a batch.
+        """Return a batch with a share of each node.
 
         Raises:
-            Exception: what a node raised; the shares of the others are discarded.
-            WorkerError: a node was lost, and isn't made anew.
+            Exception: the exception of a node. The shares of all other nodes are discarded.
+            WorkerError: a node was lost and is not restarted.
         """
         self.lose("interrupted")
         begin = clock.monotonic()
@@ -113,13 +116,14 @@ class SynchronousNodes(NodeSource):
         joining: Joining | None = None
         left = {number: given.num_steps for number, given in wanted.items()}
         try:
+            # A share that was lost with its node is ordered again, so each round orders all missing ones.
             while left:
                 self._order_missing(wanted)
                 nodes = self.fleet.now.nodes
                 here = [number for number in left if nodes[number].ready]
                 for number in here:
                     share = self.fleet.fetched(number, nodes[number].ready[0])
-                    if share is not None:  # it's copied while others are still being made
+                    if share is not None:  # copied while other nodes still collect
                         block, device = share.block()
                         joining = joining or Joining(
                             self._arrangement, dict(left), (block, device), self._pool
@@ -139,7 +143,7 @@ class SynchronousNodes(NodeSource):
         self.fleet.discard_all(reason)
 
     def _order_missing(self, wanted: dict[int, Grant]) -> None:
-        """Order a share of every node that has none under way."""
+        """Order a share of every node that has neither a share nor an order under way."""
         for number, grant in wanted.items():
             node = self.fleet.now.nodes[number]
             if not node.down and not node.ready and not node.calls:

@@ -1,4 +1,4 @@
-"""The policy's weights on their way to the nodes: put into the object store once a version, fetched by each node."""
+"""Transport of the policy's weights to the nodes: one put into the object store per version, fetched by each node."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gleanrl.errors import PolicyError
 
 
 class BroadcastWeights:
-    """The owner's side. `push` and `mark` may be called by one thread while another one calls `refresh`.
+    """The owner's side. One thread may call `push` and `mark` while another thread calls `refresh`.
 
-    Weights that are followed are put again only if they have changed, which is seen by comparing them with those that
-    were put last.
+    While the nodes follow the user's policy, its weights are put again only if they have changed. That is checked by
+    comparing them with the last put.
 
     Args:
-        ray: the module.
-        policy: the user's, whose current weights are followed; None if only the nodes have one.
-        fields: of the weights, as the nodes have them; None if the policy has none.
-        following: until when.
-        interval: after how many batches of a node, at most, it gets the policy's current weights, whatever it was given
-            before; None for never.
+        ray: the module `ray`.
+        policy: the user's policy, whose current weights the nodes follow; None if only the nodes have one.
+        fields: shapes and dtypes of the nodes' weights; None if the policy has none.
+        following: until when nodes follow the policy.
+        interval: number of batches after which a node gets the policy's current weights, regardless of earlier pushes;
+            None for never.
     """
 
     def __init__(
@@ -46,33 +46,32 @@ class BroadcastWeights:
         self._fields = fields
         self._follows = self._policy is not None
         self._all, self._own = Published(), dict[int, Published]()
-        self._last: dict[Path, torch.Tensor] | None = (
-            None  # the policy's, as they were put; in the object store
-        )
+        # The policy's last published weights, in the object store's memory.
+        self._last: dict[Path, torch.Tensor] | None = None
         self._batches = 0
         self._lock = threading.Lock()
-        """Held by whoever publishes."""
+        """Held while weights are published."""
         self.puts = 0
-        """How often weights were put into the object store."""
+        """Number of puts into the object store."""
 
     @property
     def version(self) -> int:
-        """How often the policy got other weights by the user's hands: the latest version that a node has."""
+        """Number of updates by the user, which is the latest version of any node."""
         return max(self._all.version, *(own.version for own in self._own.values()), 0)
 
     def oldest_version(self, num_nodes: int) -> int:
-        """Return the lowest version that is meant for one of so many nodes."""
+        """Return the lowest version that is published for any of the first `num_nodes` nodes."""
         return min(self.latest(node).version for node in range(num_nodes))
 
     def latest(self, node: int) -> Published:
-        """Return the weights that a node's next batch is collected with."""
+        """Return the weights for a node's next batch."""
         return self._own.get(node, self._all)
 
     def refresh(self, batches: int) -> None:
-        """Publish the current weights of the user's policy if they are followed, or the interval has passed.
+        """Publish the current weights of the user's policy if nodes follow it, or if the interval has passed.
 
         Args:
-            batches: that every node was told to collect so far, on average.
+            batches: mean number of batches per node so far.
         """
         with self._lock:
             due = self._interval is not None and batches - self._batches >= max(self._interval, 1)
@@ -90,16 +89,17 @@ class BroadcastWeights:
         return not all(torch.equal(leaf, last[path]) for path, leaf in found.items())
 
     def push(self, weights: Any, nodes: list[int] | None, batches: int) -> None:
-        """Publish weights; nodes take them before their next batch.
+        """Publish weights. Nodes use them from their next batch on.
 
         Args:
             weights: see `PolicyWeights.push`.
-            nodes: which of them; None for all.
+            nodes: which nodes; None for all.
             batches: see `refresh`.
 
         Raises:
-            PolicyError: there are none to take.
-            SchemaError, InvalidTypeError: they don't fit; nothing has changed then.
+            PolicyError: weights were passed for a policy without weights, or none were passed and only the nodes have
+                the policy.
+            SchemaError, InvalidTypeError: the weights don't fit. Nothing has changed.
         """
         if self._fields is None:
             if weights is not None:
@@ -130,18 +130,18 @@ class BroadcastWeights:
             self._own = {**self._own, **dict.fromkeys(nodes, made)}
 
     def mark(self, version: int) -> None:
-        """Have frames say a later version of the same weights, since somebody else has sent others."""
+        """Let frames carry a later version of the same weights, after a weight updater sent weights by other means."""
         with self._lock:
             self._all = self._all._replace(version=version)
             self._own = {node: own._replace(version=version) for node, own in self._own.items()}
 
     def stop_following(self) -> None:
-        """Publish weights that are pushed only."""
+        """Stop publishing the user's current weights. From now on only `push` publishes."""
         with self._lock:
             self._follows = False
 
     def _matched(self, weights: TensorDictBase) -> dict[Path, torch.Tensor]:
-        """Return weights by their paths in the nodes' policy; raise if they don't fit."""
+        """Return weights by their paths in the nodes' policy; raise an error if they don't fit."""
         assert self._fields is not None
         target = _record({path: _blank(field) for path, field in self._fields.items()})
         pairs = matched_weights(weights, target)
@@ -149,15 +149,15 @@ class BroadcastWeights:
 
     # ------------------------------------------------------------------- state
     def parse(self, states: Mapping[int, Any], strict: bool, arguments: Mapping[str, Any]) -> LoadedPolicy:
-        """Return what saved policies of nodes stand for, checked.
+        """Check saved policies of nodes.
 
         Args:
-            states: state dictionaries, by node.
+            states: state dictionaries by node.
             strict: whether a missing or unexpected entry is an error.
-            arguments: of the policy's `load_state_dict`.
+            arguments: further arguments of the policy's `load_state_dict`.
 
         Raises:
-            SchemaError, InvalidTypeError: they don't fit.
+            SchemaError, InvalidTypeError: the states don't fit.
         """
         assert self._fields is not None
         states = {node: self._unwrapped(state) for node, state in states.items()}
@@ -173,7 +173,10 @@ class BroadcastWeights:
         return LoadedPolicy(found, kept, strict, arguments)
 
     def _unwrapped(self, state: Any) -> Any:
-        """Return a state dictionary by the names of the policy itself; nodes' may be those of a wrapper around it."""
+        """Return a state dictionary under the names of the user's policy.
+
+        A node's policy may be wrapped, which puts ``"module."`` before each name.
+        """
         prefix = "module."
         own = any(path[0] == "module" for path in self._fields or ())
         if own or not isinstance(state, Mapping) or not all(name.startswith(prefix) for name in state):
@@ -181,25 +184,26 @@ class BroadcastWeights:
         return {name.removeprefix(prefix): value for name, value in state.items()}
 
     def adopt(self, loaded: LoadedPolicy) -> None:
-        """Give the user's policy and the nodes weights that were parsed."""
+        """Load checked weights into the user's policy and publish them to the nodes."""
         first = next(iter(loaded.found.values()))
         if self._policy is not None:
             self._policy.load_state_dict(loaded.of_policy, strict=loaded.strict, **loaded.arguments)
         with self._lock:
             self._put(first, self.version)
             for node, found in loaded.found.items():
+                # A node with other weights gets its own publication. Following must stop, as it would overwrite these.
                 if not all(torch.equal(leaf, first[path]) for path, leaf in found.items()):
                     self._put(found, self.version, [node])
                     self._follows = False
 
 
 class LoadedPolicy(NamedTuple):
-    """Saved policies that were checked."""
+    """Saved policies after all checks."""
 
     found: Mapping[int, Mapping[Path, torch.Tensor]]
     """Weights by node."""
     of_policy: Mapping[str, Any]
-    """What the user's policy loads."""
+    """State dictionary for the user's policy."""
     strict: bool
     arguments: Mapping[str, Any]
 
@@ -209,7 +213,7 @@ def _leaves(policy: torch.nn.Module) -> dict[Path, torch.Tensor]:
 
 
 def _here(leaf: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's values on the CPU; its own memory if that is there."""
+    """Return the tensor's values on the CPU, without a copy if they are there."""
     return leaf.detach() if leaf.is_meta else leaf.detach().cpu()
 
 
