@@ -1,15 +1,20 @@
-"""Checkpoints: states in folders, complete or not there at all. This layer knows nothing of whose states they are.
+"""Checkpoints: states in folders.
 
-- `values`: states as JSON and arrays, and back. Nothing that is read is ever executed.
-- `manifest`: the file that says what belongs to a checkpoint; checked before anything is believed.
-- `segments`: rows of columns, cut into what is written, linked and read by itself.
-- `files`: which extents are written, and which are those of another checkpoint (`earlier`); `packs`: the data files
-  that they get; `reading`: the same, read.
-- `migrations`: what earlier formats become.
-- `background`: commits by a thread.
-- `folder`: the folder that a user names: commits, what is complete in it, leftovers.
+A checkpoint is complete, or it doesn't exist. This layer doesn't know the states' owners.
 
-A folder holds a file ``LOCK`` and checkpoints ``ckpt-<number>-<id>``, each under a name never used before: data files
-``000000.bin`` and so on, and ``manifest.json``. A checkpoint is written in ``tmp-<id>``, every file synced, the
-manifest last; then it gets its name by one rename, and the folder is synced. What has another name is no checkpoint.
+- `tree_codec`: states as JSON and arrays, and back. Reading never executes code.
+- `manifest`: the file that lists the parts of a checkpoint, checked before use, and the migrations of earlier formats.
+- `row_segments`: rows of columns, cut into segments that are written, linked and read separately.
+- `writer`: the bytes to write, and the links to an earlier checkpoint. `incremental`: the earlier checkpoint, and the
+  data files. `reader`: the reading of data files.
+- `async_dump`: commits by a background thread.
+- `folder`: the folder that a user names: commits, loads, and removal of leftovers.
+- `hdf5`: states as HDF5 files.
+
+A folder contains a file ``LOCK`` and checkpoints ``ckpt-<number>-<id>``. A checkpoint contains data files
+(``000000.bin`` and so on) and ``manifest.json``. All other names are ignored.
+
+A commit writes into ``tmp-<id>`` and syncs every file, with the manifest last. Then it renames the folder once, and
+syncs the parent folder. Each checkpoint gets a name that was never used before. A swap under one name would take two
+renames, and a crash between them would lose the checkpoint.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while their owner goes on."""
+"""Checkpoints that a background thread writes while the program continues."""
 
 from __future__ import annotations
 
@@ -14,50 +14,52 @@ from gleanrl.errors import UnsupportedError
 
 
 class Dump:
-    """A checkpoint that is being written by a thread; the interpreter's end waits for it.
+    """A checkpoint that a thread is writing. The interpreter's exit waits for it.
 
-    The thread takes a seventh of a processor for the records, so that others go on: a GB takes some five seconds. Once
-    somebody waits for as long as it takes, it no longer rests.
+    The thread uses a seventh of a processor, so that it hardly delays other threads; a GB takes about five seconds.
+    Once a caller waits without a timeout, the thread works at full speed.
 
-    Any thread may ask. A forked process has no such thread: the dump stays its parent's.
+    Any thread may call the methods. A forked child has no such thread, and the dump belongs to its parent.
 
     Args:
-        folder: where to.
-        kind: what it is a state of.
-        state: see `Folder.commit`; nobody else changes it.
-        keep: how many checkpoints there are to be.
+        folder: the folder of the checkpoint.
+        kind: the kind of the state's owner.
+        state: see `Folder.commit`; the caller must not change it.
+        keep: the number of checkpoints to keep.
     """
 
     def __init__(self, folder: Folder, kind: str, state: Any, keep: int) -> None:
         for items in items_in(state):
             items.own()
-        for source in sources_in(state):  # memory is given, lest writers wait for the disk
+        # A quarter of the free memory may hold copies, so that writers to the buffer don't wait for the disk.
+        for source in sources_in(state):
             source.room = max(source.room, (available_memory() or 0) // 4)
-        left = [state]  # the thread lets go of it once it's written
+        # `pop` below takes the last reference, so that the state is freed right after the write.
+        left = [state]
         self._folder, self._process, self._told = folder, os.getpid(), False
         self._hurry = threading.Event()
         self._job = Job(lambda: folder.commit(kind, left.pop(), keep, self._hurry))
         try:
             threading.Thread(target=self._job.run, name="gleanrl-dump").start()
-        except RuntimeError:  # the interpreter is about to end, and starts no threads
+        except RuntimeError:  # The interpreter is exiting and starts no threads any more.
             self._job.run()
 
     def done(self) -> bool:
-        """Return whether it has ended, by an error or on the disk."""
+        """Return whether the dump has ended, with or without an error."""
         self._check_process()
         return self._job.ended
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended.
+        """Wait until the dump has ended.
 
         Args:
-            timeout: seconds; None for as long as it takes.
+            timeout: seconds; None for no limit.
 
         Returns:
-            Whether it is on the disk, and whole; False if the time was too short.
+            Whether the complete checkpoint is on the disk; False after a timeout.
 
         Raises:
-            CheckpointError: something can't be saved, or another process writes there.
+            CheckpointError: a part of the state can't be saved, or another process writes there.
             OSError: the disk is full, or fails.
         """
         self._check_process()
@@ -70,12 +72,12 @@ class Dump:
         return True
 
     def settle(self) -> None:
-        """Wait until it has ended; raise its error unless somebody was told of it."""
+        """Wait until the dump has ended; raise its error unless `wait` has already raised it."""
         if self._process == os.getpid() and not (self._told and self._job.ended):
             self.wait()
 
     def end(self) -> None:
-        """Wait until it has ended, well or not: then a load finds it, or what was there before."""
+        """Wait until the dump has ended, and ignore its error. A load then finds its checkpoint, or an earlier one."""
         if self._process == os.getpid():
             self._hurry.set()
             self._job.join()
@@ -87,5 +89,5 @@ class Dump:
             )
 
     def __repr__(self) -> str:
-        """Show where it is written."""
+        """Show the folder and whether the dump has ended."""
         return f"{type(self).__name__}({str(self._folder.path)!r}, done={self._job.ended})"

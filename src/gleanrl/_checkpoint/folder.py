@@ -1,4 +1,4 @@
-"""The folder that a user names: checkpoints in it are complete, or they aren't there."""
+"""The folder that a user names, with its checkpoints: commits, loads, and removal of leftovers."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ from gleanrl.errors import (
     IncompleteCheckpointError,
 )
 
-_CHECKPOINT = re.compile(r"ckpt-([0-9]{8,})-[0-9a-f]{32}")  # 8 digits are written, more after a larger number
+# Numbers are written with 8 digits, larger ones with more.
+_CHECKPOINT = re.compile(r"ckpt-([0-9]{8,})-[0-9a-f]{32}")
 _LEFTOVER = re.compile(r"(tmp|trash)-[0-9a-f]{32}")
 _LOCK, _MANIFEST = "LOCK", "manifest.json"
 _NOT_PLAIN = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
-_MOST_LISTINGS = 100  # of a folder in which each checkpoint is removed before it is read
+_MOST_LISTINGS = 100  # Most listings of a folder whose checkpoints are removed before they are read.
 _LIBRARIES = ("torch", "tensordict", "numpy")
 _SHOWN = 4  # names in a message
-_REMEMBERED = 8  # folders of which this process knows what it wrote last
-# Any thread writes it, without a lock. It's believed of that path only, while the manifest has that hash.
+_REMEMBERED = 8  # Most folders whose last commit this process remembers.
+# The last commit of this process by folder, with the hash of its manifest. Any thread writes it without a lock. An
+# entry is used only if path and hash match the folder, so a stale one does no harm.
 _written: dict[Path, tuple[bytes, Earlier]] = {}
 
 
@@ -53,10 +55,10 @@ class Found:
     """A checkpoint that was loaded.
 
     Attributes:
-        path: where it is.
-        kind: what it is a state of.
-        state: its value.
-        skipped: why newer ones weren't taken, by their names.
+        path: its folder.
+        kind: the kind of the state's owner.
+        state: the state.
+        skipped: for each newer damaged checkpoint, its name and the damage.
     """
 
     path: Path
@@ -66,38 +68,38 @@ class Found:
 
 
 class Folder:
-    """Commits and loads checkpoints. Several processes may use one folder; one writes at a time.
+    """Commits and loads checkpoints. Several processes may use one folder; only one may write at a time.
 
     Args:
-        path: the folder; it's made by the first commit.
+        path: the folder; the first commit creates it.
 
     Raises:
         InvalidArgumentError: the path is empty (also a ValueError).
     """
 
     def __init__(self, path: os.PathLike[str] | str) -> None:
-        # A dump may be under way when the current directory changes.
+        # Absolute, because the current directory may change while a dump is running.
         self.path = Path(named("path", os.fspath(path))).absolute()
 
     # ---------------------------------------------------------------- writing
     def commit(self, kind: str, state: Any, keep: int = 1, aside: Event | None = None) -> Path:
-        """Write a checkpoint; once this returns, it is on the disk.
+        """Write a checkpoint, and return its path once it is on the disk.
 
-        Whatever ends the process or the machine meanwhile: the folder holds the checkpoints that it held, or this one,
-        too. Older ones than the last `keep` are removed, and so is what killed processes left.
+        A crash of the process or the machine at any moment leaves the earlier checkpoints, with or without the new one.
+        Checkpoints older than the last `keep` are removed. So are the leftovers of killed processes.
 
-        What the newest checkpoint holds already is in links to its files: each checkpoint is complete by itself.
+        Data that the newest checkpoint already has become links to its files. Each checkpoint is complete by itself.
 
         Args:
-            kind: what it is a state of.
-            state: a value of the kinds that `values` names.
-            keep: how many checkpoints there are to be, 1 or more.
-            aside: given if it's done beside something more urgent: see `FileWriter`.
+            kind: the kind of the state's owner.
+            state: a value of the kinds that `tree_codec` lists.
+            keep: the number of checkpoints to keep, 1 or more.
+            aside: an event for a background commit; see `FileWriter`.
 
         Raises:
-            CheckpointError: the state can't be saved; or another process is writing, which it names; or the folder
-                holds checkpoints of something else.
-            OSError: the disk is full, or fails; nothing is left of the attempt.
+            CheckpointError: the state can't be saved; or another process is writing, which the message names; or the
+                folder holds checkpoints of another kind.
+            OSError: the disk is full, or fails. The incomplete checkpoint is removed.
         """
         try:
             return self._alone(partial(self._commit, kind, state, positive("keep", keep), aside))
@@ -106,6 +108,12 @@ class Folder:
                 source.close()
 
     def _commit(self, kind: str, state: Any, keep: int, aside: Event | None) -> Path:
+        """Write a checkpoint while the lock is held; return its path.
+
+        The order makes the commit atomic. `_write` syncs all files before the rename, so that the final name never
+        refers to missing bytes. The folder is synced after it, so that the name is on the disk when this returns. Older
+        checkpoints are removed last, so that at least one is complete at any moment.
+        """
         names = self._names()
         self._collect(names)
         older = self._checkpoints(names)
@@ -128,7 +136,8 @@ class Folder:
         except BaseException:
             with suppress(OSError):
                 files.remove_tree(draft)
-            with suppress(OSError):  # a name that isn't surely on the disk is none
+            # The rename may have happened without its sync. A crash could then undo it, so the checkpoint is removed.
+            with suppress(OSError):
                 self._remove(place)
             raise
         _note(self.path, manifest, written)
@@ -137,6 +146,7 @@ class Folder:
 
     @staticmethod
     def _write(writer: FileWriter, kind: str, state: Any) -> bytes:
+        """Write the data files and then the manifest, and sync them; return the manifest's bytes."""
         tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
         manifest = Manifest(kind, tree, *writer.write(), _libraries()).encoded()
         if len(manifest) > MOST_BYTES:
@@ -148,7 +158,7 @@ class Folder:
         return manifest
 
     def _newest(self, checkpoints: list[tuple[int, Path]]) -> Earlier | None:
-        """Return the first of checkpoints, for links to its files; None for none, and if nothing can be told of it."""
+        """Return the newest checkpoint, for links to its files; None if there is none or if its manifest is damaged."""
         for _, path in checkpoints[:1]:
             with suppress(CheckpointError):
                 manifest = _manifest_bytes(path / _MANIFEST)
@@ -159,7 +169,8 @@ class Folder:
         return None
 
     def _alone(self, commit: Callable[[], Path]) -> Path:
-        """Return what a commit returns, during which no other one writes here."""
+        """Run a commit while holding the folder's lock; return its result."""
+        # With a checkpoint in it, the folder's name is already on the disk.
         if not self._checkpoints(self._names()):
             files.make_lasting_dir(self.path)
         owner, lock = identity(), self.path / _LOCK
@@ -173,6 +184,7 @@ class Folder:
         try:
             return files.while_locked(lock, owner.encode(), work)
         except OSError as cause:
+            # An error of the commit itself, and not of the lock.
             if begun:
                 raise
             if isinstance(cause, BlockingIOError):
@@ -188,10 +200,10 @@ class Folder:
             ) from cause
 
     def _names(self) -> list[str]:
-        """Return what is in the folder; nothing if it isn't there.
+        """Return the names in the folder; an empty list if it doesn't exist.
 
         Raises:
-            CheckpointError: a file is there, or above it.
+            CheckpointError: the path, or a parent of it, is a file.
             OSError: the operating system refuses.
         """
         try:
@@ -203,9 +215,9 @@ class Folder:
             ) from cause
 
     def _collect(self, names: list[str]) -> None:
-        """Remove what processes have left that were killed; the lock is held, so that they aren't at it any more.
+        """Remove the leftovers of killed processes. The lock is held, so no process is still using them.
 
-        What can't be removed stays, with a warning: it's no checkpoint, and in nobody's way.
+        A leftover that can't be removed stays, with a warning. It has no checkpoint's name, so later calls ignore it.
         """
         removals = [
             partial(files.remove_tree, self.path / name) for name in names if _LEFTOVER.fullmatch(name)
@@ -219,7 +231,7 @@ class Folder:
                 )
 
     def _retire(self, checkpoints: list[tuple[int, Path]]) -> None:
-        """Remove older checkpoints; the newest one is complete, whether that succeeds or not."""
+        """Remove older checkpoints. An error is only a warning, because the new checkpoint is already complete."""
         try:
             for _, old in checkpoints:
                 self._remove(old)
@@ -227,36 +239,37 @@ class Folder:
             warnings.warn(f"{self.path}: older checkpoints are still there: {cause}", stacklevel=4)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint: it's none from the first moment on."""
+        """Remove a checkpoint. The rename comes first, so that a half-removed folder never has a checkpoint's name."""
         gone = self.path / f"trash-{uuid.uuid4().hex}"
         files.rename(path, gone)
         files.remove_tree(gone)
 
     # ---------------------------------------------------------------- reading
     def _checkpoints(self, names: list[str]) -> list[tuple[int, Path]]:
-        """Return number and path of what is called like a checkpoint, the newest first."""
+        """Return the number and path of each entry with a checkpoint's name, newest first."""
         found = [
             (int(match[1]), self.path / name) for name in names if (match := _CHECKPOINT.fullmatch(name))
         ]
         return sorted(found, reverse=True)
 
     def load(self, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> Found:
-        """Return the newest checkpoint that is whole; a warning says which newer ones aren't, and why.
+        """Return the newest complete checkpoint. A warning names newer damaged ones, with their damage.
 
-        Another process may write into the folder meanwhile: the folder is listed again while its checkpoints change.
+        Another process may write to the folder during the call. So the folder is listed again until two listings agree.
 
-        Rows in segments (`Stored`) are read by who takes them, straight to their place, and compared there.
+        Rows in segments (`Stored`) are read by the callback `take`, directly into their final memory, and verified
+        there.
 
         Args:
-            verify: whether checksums are compared; sizes are always.
-            take: gets kind and state, reads rows, and returns what is to be found instead of the state; if it raises
-                `CorruptCheckpointError`, an older checkpoint is tried. None for the state itself, whose rows are read
-                twice then: they are compared before.
+            verify: whether checksums are compared; sizes always are.
+            take: a callback that receives kind and state, reads rows, and returns the value for `Found.state`. If it
+                raises `CorruptCheckpointError`, an older checkpoint is tried. With None, `Found.state` is the state
+                itself. Its rows are verified now, and read again later.
 
         Raises:
-            IncompleteCheckpointError: there is none.
-            CorruptCheckpointError: those that there are are damaged; it says where.
-            IncompatibleCheckpointError: a later library wrote the newest one.
+            IncompleteCheckpointError: the folder holds no complete checkpoint.
+            CorruptCheckpointError: all checkpoints are damaged; the message names the files.
+            IncompatibleCheckpointError: a later release wrote the newest one.
             CheckpointError: a writer removed each checkpoint while it was read.
         """
         flag("verify", verify)
@@ -274,7 +287,8 @@ class Folder:
                     kind, state = read(path, verify, take)
                 except CorruptCheckpointError as damage:
                     if path.name not in self._names():
-                        break  # a writer has removed it since it was listed, after a newer one was complete
+                        # A writer has removed it since the listing, after it completed a newer one. So list again.
+                        break
                     skipped[path.name] = str(damage)
                     continue
                 if skipped:
@@ -289,12 +303,12 @@ class Folder:
 def expecting(
     path: os.PathLike[str] | str, kind: str, take: Callable[[dict[str, Any]], Any]
 ) -> Callable[[str, Any], None]:
-    """Return what takes a state of one kind only, for `Folder.load`.
+    """Return a callback for `Folder.load` that accepts the state of one kind only.
 
     Args:
-        path: the folder that was given, for messages.
-        kind: what `Folder.commit` was told.
-        take: gets the state.
+        path: the folder that the user gave, for messages.
+        kind: the `kind` that `Folder.commit` got.
+        take: receives the state.
     """
 
     def checked(found: str, state: Any) -> None:
@@ -306,11 +320,11 @@ def expecting(
 
 
 def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> tuple[str, Any]:
-    """Return kind and state of one checkpoint; see `Folder.load`.
+    """Return the kind and state of one checkpoint; see `Folder.load`.
 
     Raises:
-        CorruptCheckpointError: it is damaged; it says where.
-        IncompatibleCheckpointError: a later library wrote it.
+        CorruptCheckpointError: the checkpoint is damaged; the message names the file.
+        IncompatibleCheckpointError: a later release wrote it.
     """
     manifest = Manifest.decoded(_manifest_bytes(path / _MANIFEST))
     reader = FileReader(path, manifest.files, manifest.extents, verify)
@@ -321,7 +335,7 @@ def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None
 
 
 def _hint(names: Sequence[str]) -> str:
-    """Return what to say of a folder that holds no checkpoint, but something else."""
+    """Return a hint for the error about a folder that holds other entries but no checkpoint."""
     if _MANIFEST in names:
         return ", it is one itself: give the folder above it"
     others = sorted(name for name in names if name != _LOCK and not _LEFTOVER.fullmatch(name))
@@ -335,12 +349,15 @@ def _hint(names: Sequence[str]) -> str:
 
 @cache
 def _libraries() -> dict[str, str]:
-    # What was never installed, a source tree on the path, has no metadata.
+    # The library itself may be a source tree on the path, which has no metadata.
     return {"gleanrl": __version__, **{name: version(name) for name in _LIBRARIES}}
 
 
 def _note(folder: Path, manifest: bytes, written: Earlier) -> None:
-    """Remember what was written last into a folder: that saves reading it again, which takes longer than writing."""
+    """Remember the last commit of a folder.
+
+    The next commit then need not read it, which takes longer than writing it.
+    """
     _written.pop(folder, None)
     _written[folder] = sha256(manifest).digest(), written
     for old in list(_written)[:-_REMEMBERED]:

@@ -1,8 +1,8 @@
-"""States as HDF5 files, which any program reads: columns under their names, and everything else beside them.
+"""States as HDF5 files, which other programs can read. Columns are datasets under their names.
 
-A file begins with 512 bytes that HDF5 leaves to its users: a line with the hash of all that follows, so that damage is
-found before a parser sees it. Then follow ``records``, a dataset for each column, and ``state``: ``tree``, as JSON, and
-its arrays as bytes.
+A file begins with 512 bytes that HDF5 leaves to its users. They hold a line with the hash of the rest, so that damage
+is found before a parser reads the file. The group ``records`` has one dataset for each column. The group ``state`` has
+``tree``, the rest of the state as JSON, and its arrays as bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gleanrl._checkpoint.tree_codec import LARGE_BYTES, ArrayPieces, Decoder, En
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 FORMAT = 2
-"""The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
+"""The version of the layout that this library writes. It also reads the earlier versions in `manifest.HDF5`."""
 _HEAD_BYTES = 512
 _MAGIC = b"gleanrl h5 sha256 "
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # HDF5's; in files of this library it follows the head
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"  # HDF5's signature; in files of this library it follows the head.
 _CHUNK_BYTES = 1 << 20
-_FILTERS = frozenset((1, 2, 3, 32000))  # deflate, shuffle, fletcher32, lzf: none of them is a plugin
-_MOST_RATIO = 1100  # deflate makes at most 1032 bytes of one
+_FILTERS = frozenset((1, 2, 3, 32000))  # deflate, shuffle, fletcher32, lzf; none of them loads a plugin
+_MOST_RATIO = 1100  # Deflate expands one byte to at most 1032. A higher ratio is a forged size.
 
 
 def write(
@@ -41,11 +41,11 @@ def write(
     """Write a file, piece by piece.
 
     Args:
-        file: an empty one, which can be read and written anywhere; it's flushed between pieces, where h5py is left and
-            nobody waits for it.
-        state: a value of the kinds that `values` names.
-        columns: by their names, in which ``/`` makes groups.
-        options: of `h5py.Group.create_dataset`, for columns.
+        file: an empty file that can be read and written at any position. It is flushed between pieces, outside of
+            h5py's locks, so that its `flush` may block.
+        state: a value of the kinds that `tree_codec` lists.
+        columns: the columns by name; ``/`` in a name makes groups.
+        options: options of `h5py.Group.create_dataset` for the columns.
 
     Raises:
         CheckpointError: the state can't be saved, or h5py refuses an option.
@@ -78,6 +78,7 @@ def write(
                 _write_column(file, records, name, column, options)
             except (TypeError, ValueError) as cause:
                 raise CheckpointError(f"h5_kwargs: {dict(options)} for a column {name!r}: {cause}") from cause
+    # The hash comes last, so that an incomplete file is never valid.
     file.seek(_HEAD_BYTES)
     found = hashlib.sha256()
     while part := file.read(LARGE_BYTES):
@@ -88,7 +89,7 @@ def write(
 
 
 def _head(found: Any) -> bytes:
-    """Return what a file begins with, given the hash of what follows."""
+    """Return the head of a file with the hash of its rest."""
     return (_MAGIC + found.hexdigest().encode() + b"\n").ljust(_HEAD_BYTES, b"\0")
 
 
@@ -108,7 +109,7 @@ def _write_column(
     made = records.create_dataset(name, shape, dtype, **options)
     if not width:
         return
-    step = made.chunks[0] if made.chunks else 1  # a chunk is compressed once
+    step = made.chunks[0] if made.chunks else 1  # Whole chunks, so that each is compressed only once.
     step *= max(1, LARGE_BYTES // (step * width))
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
@@ -123,17 +124,17 @@ def _rows(column: torch.Tensor | ArrayPieces, start: int, stop: int, dtype: np.d
 
 
 def is_foreign(data: Array) -> bool:
-    """Return whether bytes are a whole file of another program, rather than a damaged one of this library."""
+    """Return whether the bytes are a whole file of another program, rather than a damaged file of this library."""
     head = data[: len(_MAGIC)].tobytes()
     behind = data[_HEAD_BYTES : _HEAD_BYTES + len(_SIGNATURE)].tobytes()
     return not _MAGIC.startswith(head) and behind != _SIGNATURE and bool(data.any())
 
 
 def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the state and the columns of a file's bytes.
+    """Return the state and the columns in a file's bytes.
 
     Raises:
-        CorruptCheckpointError: it is damaged, or something that `encoded` doesn't write.
+        CorruptCheckpointError: the file is damaged, or `write` didn't write it.
         MissingLibraryError: h5py isn't installed.
     """
     if data[:_HEAD_BYTES].tobytes() != _head(hashlib.sha256(data[_HEAD_BYTES:].data)):
@@ -164,13 +165,19 @@ def _column(files: _Datasets, name: str, kind: Mapping[str, Any]) -> torch.Tenso
 
 
 class _Datasets:
-    """The datasets of a file that hold their data themselves: nothing leads to other files, or needs a plugin."""
+    """Reads datasets whose data are in the file itself: none refers to another file, or needs a plugin."""
 
     def __init__(self, h5py: Any, root: Any) -> None:
         self._h5py, self._root = h5py, root
 
     def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None = None) -> Array:
-        """Return a dataset of this dtype and shape; None for any one dimension."""
+        """Return a dataset, which must have this dtype and shape.
+
+        With None as the shape, it has one dimension of any size.
+
+        Links are refused because a foreign file could use them to read other files. The size is checked before memory
+        is allocated.
+        """
         found = self._root
         for part in name.split("/"):
             if not isinstance(found.get(part, getlink=True), self._h5py.HardLink):

@@ -1,7 +1,4 @@
-"""Data files that are being written: packs, to which extents are appended, and links to earlier ones.
-
-An earlier checkpoint, as one that is being written sees it: what it has, and which of its files are worth a link.
-"""
+"""Incremental checkpoints: the earlier checkpoint that data can be linked from, and the data files being written."""
 
 from __future__ import annotations
 
@@ -24,9 +21,10 @@ from gleanrl._os.atomic_files import NewFile
 from gleanrl._os.threads import for_each
 from gleanrl.errors import CorruptCheckpointError
 
-_GARBAGE = 0.5  # of the bytes that are needed: so many that aren't may lie beside them in linked files
-_MOST_FILES, _BYTES_A_FILE = 32, 1 << 25  # that are linked; more where each has so many bytes
-_MERGED = 3  # files that are written anew, at least, once there are too many
+_GARBAGE = 0.5  # The most unneeded bytes in linked files, as a share of the checkpoint's size.
+# The most linked files. Larger checkpoints may link one for each `_BYTES_A_FILE`.
+_MOST_FILES, _BYTES_A_FILE = 32, 1 << 25
+_MERGED = 3  # The fewest files whose content is rewritten once there are too many.
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,9 @@ class SegmentTable:
     """Rows of an earlier checkpoint.
 
     Attributes:
-        layout: how they lie.
-        identity: their name.
-        extents: one for each segment.
+        layout: their layout.
+        identity: the identity of the rows, see `Segmented`.
+        extents: one extent for each segment.
     """
 
     layout: SegmentLayout
@@ -44,21 +42,21 @@ class SegmentTable:
     extents: Extents
 
     def common(self, layout: SegmentLayout) -> int:
-        """Return how many segments, the first ones, are cut like those of a layout of the same step."""
+        """Return how many of the first segments have the same rows in a layout with the same step."""
         rows = min(layout.rows, self.layout.rows)
         return layout.count if layout.rows == self.layout.rows else rows // layout.step
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """A checkpoint that may hold some of the same bytes.
+    """A checkpoint that may contain some of the bytes to write.
 
     Attributes:
         path: its folder.
-        kind: what it is a state of.
+        kind: the kind of the state's owner.
         files: its data files.
         arrays: the extents of each large array, in the order of the tree.
-        tables: all rows, likewise.
+        tables: all rows in segments, in the order of the tree.
     """
 
     path: Path
@@ -69,9 +67,10 @@ class Earlier:
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> Earlier:
-        """Return a checkpoint by what is noted of it.
+        """Return the checkpoint that a manifest describes.
 
-        What isn't as it should be is none, what stands where others do included.
+        Malformed entries are skipped, and so are entries whose extents belong to another entry. Skipped data are
+        written again.
         """
         contents = _Contents(manifest.extents)
         for node in stored_in(manifest.state):
@@ -82,7 +81,7 @@ class Earlier:
         return cls(path, manifest.kind, manifest.files, contents.arrays, contents.tables)
 
     def table(self, number: int, layout: SegmentLayout) -> SegmentTable | None:
-        """Return the rows that stand where the `number`-th ones of the new checkpoint do, if they lie alike."""
+        """Return the `number`-th rows of this checkpoint if their fields and step match `layout`, or None."""
         if number >= len(self.tables):
             return None
         table = self.tables[number]
@@ -90,20 +89,20 @@ class Earlier:
         return table if alike else None
 
     def place(self, file: int) -> str:
-        """Return where a file is, by its number."""
+        """Return the path of a data file, by its number."""
         return f"{self.path}/{self.files[file].name}"
 
     def worth_keeping(self, needed: Mapping[int, int], total: int) -> set[int]:
         """Return the files that are worth a link.
 
-        What else is needed is written anew, so that what nobody needs any more goes with its file, and there is no more
-        of that than half of what the checkpoint has. Files with the largest share of it go first; so do small ones
-        where there are many, of which a few become one.
+        Needed data in all other files are rewritten, so that files with garbage can be dropped. Garbage stays below
+        half of the checkpoint's size. Files with the largest share of garbage are dropped first. If there are too many
+        files, the data of a few small ones are rewritten together.
 
         Args:
-            needed: by the number of a file, how many of its bytes the new checkpoint needs, or may: what turns out
-                to be otherwise, once it's compared, is left to the next checkpoint.
-            total: how many it has.
+            needed: for each file, how many of its bytes the new checkpoint may need. The later comparison may find some
+                of them changed. The next checkpoint then counts them as garbage.
+            total: the bytes of the new checkpoint.
         """
         sizes = {number: self.files[number].size for number in needed}
         kept = sorted(needed, key=lambda number: needed[number] / sizes[number], reverse=True)
@@ -119,7 +118,7 @@ class Earlier:
 
 
 class _Contents:
-    """What is found in extents."""
+    """Collects the arrays and rows that a manifest's extents hold."""
 
     def __init__(self, extents: Extents) -> None:
         self.arrays: list[Extents] = []
@@ -150,24 +149,24 @@ class _Contents:
         self.arrays.append(self._extents.take(places if self._new(places) else places[:0]))
 
     def _new(self, numbers: Array) -> bool:
-        """Return whether nothing else stands in any of these extents."""
+        """Return whether these extents are distinct and belong to no earlier entry, and mark them as taken."""
         free = not self._taken[numbers].any() and len(set(numbers.tolist())) == len(numbers)
         self._taken[numbers] = True
         return free
 
 
-_SYNCS = 16  # files that are synced at the same time: the disk empties its cache once for those that wait
-_FEW, _FEW_BYTES = 4, 1 << 23  # files that one thread syncs in less time than it takes to start others
-_UNSYNCED = 64  # files in a batch; while one is synced, another one is written
-_UNSYNCED_BYTES = 1 << 28  # about as many in a batch
+_SYNCS = 16  # Files that are synced at the same time. One flush of the disk's cache serves all waiting syncs.
+_FEW, _FEW_BYTES = 4, 1 << 23  # For fewer files or bytes, starting threads takes longer than the syncs.
+_UNSYNCED = 64  # The most unsynced files. One thread syncs a batch of them while another writes.
+_UNSYNCED_BYTES = 1 << 28  # the same limit in bytes
 
 
 class Pack:
-    """A file to which extents are appended, by one thread at a time.
+    """A data file to which one thread at a time appends extents.
 
     Args:
-        number: of the file.
-        path: where; its name is the file's.
+        number: the number of the file.
+        path: its path; the last part is its name in the manifest.
     """
 
     def __init__(self, number: int, path: str) -> None:
@@ -175,26 +174,27 @@ class Pack:
         self.file = NewFile(path, ())
 
     def append(self, pieces: Iterable[Any]) -> None:
-        """Write more.
+        """Append bytes.
 
         Args:
-            pieces: anything with the buffer protocol.
+            pieces: objects with the buffer protocol.
         """
         self.size += self.file.append(pieces)
 
     def cut(self, size: int) -> None:
-        """Let only so many bytes be there."""
+        """Shorten the file to `size` bytes."""
         self.file.cut(size)
         self.size = size
 
 
 class Packs:
-    """All data files of a folder, and others that belong to it.
+    """All data files of a checkpoint that is being written, and its other files.
 
-    Any thread may use `pack`, `link`, `refuses` and `sync_some`; the others are its owner's, while nobody does.
+    Any thread may call `pack`, `link`, `refuses` and `sync_some`. Only the owner may call the other methods, and only
+    while no other thread uses this object.
 
     Args:
-        folder: where.
+        folder: the folder of the new checkpoint.
         earlier: another checkpoint on the same file system; None for no links.
     """
 
@@ -202,19 +202,20 @@ class Packs:
         self._folder, self._earlier = folder, earlier
         self._files: list[Pack | DataFile] = []
         self._links: dict[int, int | None] = {}
-        # Of the two above, and of what is unsynced where not only the owner is at it.
+        # Protects the two fields above. While several threads write, it also protects the unsynced files.
         self._lock = threading.Lock()
-        self._begun: deque[Pack] = deque()  # nobody writes these now
+        # Packs that aren't full and that no thread uses. `pop` and `append` are atomic, so they need no lock.
+        self._begun: deque[Pack] = deque()
         self._unsynced: deque[NewFile] = deque()
         self._unsynced_bytes = 0
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """The data files, by their numbers."""
+        """The data files, in the order of their numbers."""
         return tuple(DataFile(file.name, file.size) for file in self._files)
 
     def close(self) -> None:
-        """Let go of files that weren't synced because of an error."""
+        """Close the files that an error has left unsynced."""
         while self._begun:
             self._begun.pop().file.close()
         while self._unsynced:
@@ -222,7 +223,10 @@ class Packs:
 
     @contextmanager
     def pack(self, room: int) -> Iterator[Pack]:
-        """Give a pack which nobody else has within the ``with`` block; once it has `room` bytes, it is full."""
+        """Provide a pack that only this ``with`` block uses.
+
+        A pack of `room` bytes or more is full and isn't provided again.
+        """
         try:
             pack = self._begun.pop()
         except IndexError:
@@ -238,11 +242,11 @@ class Packs:
             self._end(pack)
 
     def own(self, name: str, fill: Callable[[NewFile], tuple[int, ...]]) -> Extent:
-        """Give an extent a file of its own.
+        """Write a separate file with one extent; return the extent.
 
         Args:
-            name: of the file; its number stands before it if there is one of that name already.
-            fill: writes it, and returns its checksums.
+            name: the name of the file. If it is taken, the file's number is put before it.
+            fill: writes the file, and returns its checksums.
         """
         taken = any(file.name == name for file in self._files)
         pack = self._new(lambda number: f"{number:06d}-{name}" if taken else name)
@@ -268,7 +272,11 @@ class Packs:
             self._unsynced_bytes += pack.size
 
     def link(self, file: int) -> int | None:
-        """Return the number of a link to a file of the earlier checkpoint, by that one's number; None for no links."""
+        """Link a file of the earlier checkpoint; return the number of the link, or None if it can't be linked.
+
+        Args:
+            file: the number of the file in the earlier checkpoint.
+        """
         if self._earlier is None:
             return None
         with self._lock:
@@ -285,38 +293,38 @@ class Packs:
         return number
 
     def refuses(self, file: int) -> bool:
-        """Return whether a link to a file of the earlier checkpoint was tried in vain."""
+        """Return whether linking this file of the earlier checkpoint has failed before."""
         return self._links.get(file, file) is None
 
     def add(self, name: str, data: bytes) -> None:
-        """Write one more file of that name, which is no data file."""
+        """Write a further file that isn't a data file, such as the manifest."""
         self._unsynced.append(NewFile(f"{self._folder}/{name}", [data]))
 
     def start(self) -> None:
-        """Let what stands in files that aren't full be on its way to the disk; what stands in others is."""
+        """Start writeback of files that aren't full. Full files are already in writeback."""
         for pack in self._begun:
             pack.file.start()
 
     def sync_some(self, unhurried: bool) -> None:
-        """Sync what has been ended, if that is much.
+        """Sync full files if many are unsynced.
 
         Args:
-            unhurried: whether one file is synced after the other.
+            unhurried: whether to sync one file after the other.
         """
         if len(self._unsynced) >= _UNSYNCED or self._unsynced_bytes >= _UNSYNCED_BYTES:
             self._sync_batch(unhurried)
 
     def sync(self, unhurried: bool) -> None:
-        """Return once all that was written until now is on the disk, with its names."""
+        """Return once all written files are on the disk, with their names."""
         while self._begun:
             self._end(self._begun.pop())
         while len(self._unsynced) > _UNSYNCED:
             self._sync_batch(unhurried)
-        # Together: each waits for the disk once.
+        # Files and folder together, because one flush of the disk can serve all of them.
         self._sync_batch(unhurried, partial(fs.sync_dir, self._folder))
 
     def _sync_batch(self, unhurried: bool, *others: Callable[[], object]) -> None:
-        """Sync files, many at a time, and make other calls beside."""
+        """Sync one batch of files, several at a time, and make other calls at the same time."""
         with self._lock:
             files = [self._unsynced.popleft() for _ in range(min(_UNSYNCED, len(self._unsynced)))]
             self._unsynced_bytes = 0

@@ -1,13 +1,11 @@
-"""The manifest: what belongs to a checkpoint. Everything in it is checked before it's believed.
+"""The manifest, which lists the parts of a checkpoint. All of it is checked before it is used.
 
-Extents of data files in tables: what is done to all of them at once takes no time, however many there are.
+`Extents` keeps the extents of data files in arrays, so that an operation on all of them takes no loop.
 
-What earlier formats become: for each kind of file a table, from a format to what makes the next one of it.
-
-A function gets the tree of JSON that was read, which is its own to change, and returns that of the next format. It's
-run before anything in the tree is checked or believed, so that it needs no checks of its own: what it stumbles over
-is damage. A format that checkpoints of a release have keeps its function for ever, and `tests/checkpoint/golden` has
-a checkpoint of it.
+For each kind of file, a table of migrations maps a format to the function that converts it to the next format. The
+function receives the JSON tree, which it may change, and returns the converted tree. It runs before the tree is
+checked. So it needs no checks, and any error that it raises means damage. The migration of a released format is never
+removed, and `tests/_checkpoint/golden` has a checkpoint of each.
 """
 
 from __future__ import annotations
@@ -29,37 +27,37 @@ from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
 Array = np.ndarray[Any, Any]
 
 BLOCK_BYTES = 1 << 22
-"""Bytes of an extent that have one checksum."""
+"""The bytes of an extent that share one checksum."""
 
 
 class Extent(NamedTuple):
-    """Bytes that follow each other in a file, and belong to no other extent."""
+    """Consecutive bytes of a data file that belong to no other extent."""
 
     file: int
-    """Its number among the files."""
+    """The number of its file."""
     offset: int
-    """Where they begin."""
+    """The first byte."""
     size: int
-    """How many they are."""
+    """The number of bytes."""
     checksums: tuple[int, ...]
-    """crc32 of each `BLOCK_BYTES` of them."""
+    """The crc32 of each block of `BLOCK_BYTES`."""
 
     @property
     def stop(self) -> int:
-        """Where they end."""
+        """The byte after the last one."""
         return self.offset + self.size
 
     def within(self, file: int) -> Extent:
-        """Return the same place in another file."""
+        """Return the same range in another file."""
         return Extent(file, self.offset, self.size, self.checksums)
 
 
 class Extents:
-    """Extents in an order of theirs.
+    """A sequence of extents, stored as arrays.
 
     Args:
-        places: file, offset and size of each, ``(n, 3)`` int64.
-        checksums: of all their blocks, one extent after the other, ``(m,)`` uint32. Nobody writes on either.
+        places: file, offset and size of each extent, ``(n, 3)`` int64; never written again.
+        checksums: the checksums of all blocks, one extent after the other, ``(m,)`` uint32; never written again.
     """
 
     def __init__(self, places: Array, checksums: Array) -> None:
@@ -67,7 +65,7 @@ class Extents:
 
     @classmethod
     def of(cls, extents: Iterable[Extent]) -> Extents:
-        """Return the table of extents."""
+        """Return the table of some extents."""
         each = [*extents]
         places = np.array([extent[:3] for extent in each], np.int64).reshape(-1, 3)
         checksums = chain.from_iterable(extent.checksums for extent in each)
@@ -75,10 +73,10 @@ class Extents:
 
     @classmethod
     def together(cls, parts: Sequence[tuple[Array, Extents]], count: int) -> Extents:
-        """Return `count` extents out of parts, of which each says where its ones belong, ``(n,)`` int64.
+        """Return `count` extents, merged from parts. Each part comes with the positions of its extents, ``(n,)`` int64.
 
         Raises:
-            ValueError: one is missing, or there twice.
+            ValueError: a position is missing, or occurs twice.
         """
         numbers = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in parts)])
         places = np.concatenate([np.empty((0, 3), np.int64), *(part.places for _, part in parts)])
@@ -90,28 +88,29 @@ class Extents:
 
     @property
     def files(self) -> Array:
-        """The number of each one's file, ``(n,)`` int64."""
+        """The number of each extent's file, ``(n,)`` int64."""
         return self.places[:, 0]
 
     @property
     def sizes(self) -> Array:
-        """The bytes of each one, ``(n,)`` int64."""
+        """The bytes of each extent, ``(n,)`` int64."""
         return self.places[:, 2]
 
     @property
     def blocks(self) -> Array:
-        """How many checksums each one has, ``(n,)`` int64."""
+        """The number of each extent's checksums, ``(n,)`` int64."""
         return -(-self.sizes // BLOCK_BYTES)
 
     def take(self, numbers: Array) -> Extents:
-        """Return those of these numbers, ``(k,)`` int64."""
+        """Return the extents at these positions, ``(k,)`` int64."""
         blocks = self.blocks
         starts, counts = (blocks.cumsum() - blocks)[numbers], blocks[numbers]
+        # The position of each checksum within its extent: 0, 1, … for each of them.
         within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
         return Extents(self.places[numbers], self.checksums[np.repeat(starts, counts) + within])
 
     def within(self, files: Array) -> Extents:
-        """Return the same places in other files, ``files[i]`` in the place of file ``i``."""
+        """Return the same ranges in other files: file ``i`` becomes ``files[i]``."""
         places = self.places.copy()
         places[:, 0] = files[places[:, 0]]
         return Extents(places, self.checksums)
@@ -123,19 +122,19 @@ class Extents:
         return tuple(map(Extent._make, zip(*self.places.T.tolist(), checksums, strict=True)))
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of extents."""
         return len(self.places)
 
     def __getitem__(self, number: int) -> Extent:
-        """Return one."""
+        """Return one extent."""
         return self._each[number]
 
     def __iter__(self) -> Iterator[Extent]:
-        """Yield all of them."""
+        """Iterate over the extents."""
         return iter(self._each)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether others are the same, in the same order."""
+        """Return whether two tables have the same extents in the same order."""
         return (
             isinstance(other, Extents)
             and np.array_equal(self.places, other.places)
@@ -145,7 +144,7 @@ class Extents:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Show all of them."""
+        """Show all extents."""
         return f"{type(self).__name__}({self._each})"
 
 
@@ -154,7 +153,7 @@ Migrations = Mapping[int, Callable[[Tree], Tree]]
 
 
 def _with_extents(tree: Tree) -> Tree:
-    """Let each file, which has checksums itself, be one extent of that number."""
+    """Convert format 3 to 4: each file, which had checksums itself, becomes one extent with the file's number."""
     files = tree["files"]
     return {
         **tree,
@@ -169,24 +168,26 @@ def _packed(numbers: Iterable[int], size: int) -> str:
 
 
 MANIFESTS: Migrations = {1: lambda tree: tree, 2: lambda tree: tree, 3: _with_extents}
-"""Of manifests. The second format has one kind of value more, rows in segments; the third two, of non-tensor data; the
-fourth many extents in a file."""
+"""Migrations of manifests.
+
+Format 2 added rows in segments. Format 3 added two kinds of non-tensor data. Format 4 added several extents in a file.
+"""
 HDF5: Migrations = {1: lambda tree: tree}
-"""Of the trees in HDF5 files. The second format has the two kinds of non-tensor data."""
+"""Migrations of the trees in HDF5 files. Format 2 added the two kinds of non-tensor data."""
 
 
 def migrated(tree: Tree, newest: int, steps: Migrations, what: str) -> Tree:
-    """Return a tree of the newest format.
+    """Return a tree converted to the newest format.
 
     Args:
-        tree: of any format, which stands under ``"format"``.
+        tree: a tree of any format, with its number under ``"format"``.
         newest: the format that this library writes.
         steps: one of the tables above.
-        what: the tree is of, for messages.
+        what: a name of the file for messages.
 
     Raises:
-        CorruptCheckpointError: the tree isn't of the format that it says.
-        IncompatibleCheckpointError: a later library wrote it, or one so early that nothing here reads it.
+        CorruptCheckpointError: the tree doesn't have the format that it states.
+        IncompatibleCheckpointError: a later release wrote it, or it is older than any release.
     """
     version = tree.get("format")
     if type(version) is not int or version < 0:
@@ -208,33 +209,33 @@ def migrated(tree: Tree, newest: int, steps: Migrations, what: str) -> Tree:
 
 
 FORMAT = 4
-"""The version of the layout that this library writes; it reads this one, and earlier ones as `migrations` says."""
+"""The version of the layout that this library writes. It also reads the earlier versions in `MANIFESTS`."""
 MOST_BYTES = 1 << 26
-"""The longest manifest that is read."""
+"""Size of the longest manifest that is read, in bytes."""
 _NO_HASH = "0" * 64
 _ARRAYS = ("$tensor", "$file")
 _BEGIN = b'{"sha256":"'
 
 
 class DataFile(NamedTuple):
-    """A file of extents; some of it may belong to none."""
+    """A data file. Some of its bytes may belong to no extent."""
 
     name: str
-    """``000000.bin`` and so on, or that of an attachment."""
+    """``000000.bin`` and so on, or the name of an attachment."""
     size: int
-    """Its bytes."""
+    """In bytes."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of.
+    """The parts of a checkpoint.
 
     Attributes:
-        kind: what it is a state of, ``"ReplayBuffer"`` say.
-        state: the tree of its state (see `values`).
+        kind: the kind of the state's owner, for example ``"ReplayBuffer"``.
+        state: the tree of the state (see `tree_codec`).
         files: its data files.
-        extents: the parts of them that hold something, by the numbers that stand for them in the tree.
-        libraries: with which versions it was written, by name.
+        extents: the used parts of the files. The tree refers to them by number.
+        libraries: the versions of the libraries that wrote it, by name.
     """
 
     kind: str
@@ -244,7 +245,10 @@ class Manifest:
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
-        """Return the manifest's bytes: JSON, which begins with the hash of itself with zeros in the hash's place."""
+        """Return the manifest as JSON bytes that begin with their hash.
+
+        The hash is computed with zeros in its place.
+        """
         body = {
             "sha256": _NO_HASH,
             "format": FORMAT,
@@ -259,11 +263,11 @@ class Manifest:
 
     @classmethod
     def decoded(cls, data: bytes) -> Manifest:
-        """Return the manifest of `encoded` bytes.
+        """Return the manifest in `encoded` bytes.
 
         Raises:
-            CorruptCheckpointError: they are damaged.
-            IncompatibleCheckpointError: a later library wrote them, or one before any release.
+            CorruptCheckpointError: the bytes are damaged.
+            IncompatibleCheckpointError: a later release wrote them, or their format is older than any release.
         """
         if len(data) > MOST_BYTES:
             raise CorruptCheckpointError(f"manifest: more than {MOST_BYTES} bytes")
@@ -285,7 +289,7 @@ class Manifest:
 
 
 def stored_in(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a tree of JSON that say where rows and arrays stand, in the order of the tree."""
+    """Yield the nodes of a JSON tree that refer to rows or arrays, in the order of the tree."""
     left = [tree]
     while left:
         part = left.pop()
@@ -299,7 +303,7 @@ def stored_in(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def arrays_in(tree: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the objects of a tree that say where arrays stand, and under which key."""
+    """Yield the nodes of a tree that refer to arrays, each with the key of the reference."""
     for node in stored_in(tree):
         for key in _ARRAYS:
             if key in node:
@@ -307,7 +311,7 @@ def arrays_in(tree: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def columns_in(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a tree that say where columns of a storage's records in some form stand."""
+    """Yield the nodes of a tree that refer to columns of a storage's records."""
     left = [tree]
     while left:
         part = left.pop()
@@ -322,7 +326,7 @@ def columns_in(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def file_name(number: int) -> str:
-    """Return the name of a data file."""
+    """Return the name of a data file, by its number."""
     return f"{number:06d}.bin"
 
 
@@ -344,13 +348,16 @@ def _data_file(entry: Any, number: int) -> DataFile:
 
 
 def _encoded_extents(extents: Extents) -> dict[str, str]:
-    """Return a table of all extents, which is read in no time however many there are."""
+    """Return all extents as two base64 tables, which decode without a loop over the extents."""
     places, checksums = extents.places.astype("<i8"), extents.checksums.astype("<u4")
     return {"extents": b64encode(places.tobytes()).decode(), "crc32": b64encode(checksums.tobytes()).decode()}
 
 
 def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> Extents:
-    """Return extents that are within their files, and apart: else a small file could be said to hold a lot."""
+    """Return the extents, after a check that they lie within their files and don't overlap.
+
+    Otherwise a small file could claim to contain any amount of data.
+    """
     table, checksums = _table(body, "extents", "<i8", (-1, 3)), _table(body, "crc32", "<u4", (-1,))
     numbers, offset, size = table.T
     if table.size:

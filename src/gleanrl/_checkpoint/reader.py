@@ -1,4 +1,4 @@
-"""Data files, read: each byte once, into the place where it stays, and compared with its checksum on the way."""
+"""Reading of data files: each byte once, directly into its final memory, with checksums compared on the way."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ from gleanrl._os import files as fs
 from gleanrl._os.parallel_read import Reading, Spread, Target, Targets, read_files, spread_rows
 from gleanrl.errors import CorruptCheckpointError
 
-_CALL_BYTES, _CALL_PIECES = 1 << 28, 1 << 18  # read by one call, for which interrupts wait
-_FEW_BYTES = 1 << 22  # read by one thread
+# The most that one call reads. An interrupt is raised only after the call.
+_CALL_BYTES, _CALL_PIECES = 1 << 28, 1 << 18
+_FEW_BYTES = 1 << 22  # Up to this size, one thread reads.
 _THREADS = 2
-_NOTHING: Array = np.empty((0, 2), np.int64)  # memory for no bytes
+_NOTHING: Array = np.empty((0, 2), np.int64)  # no memory to read into
 
 
 class FileReader:
-    """Reads arrays and rows out of the data files of a checkpoint: first `fill`, then the others, and last `finish`.
+    """Reads arrays and rows from the data files of a checkpoint.
+
+    Call `fill` first, then `fetch` and `rows`, and `finish` last.
 
     Args:
         folder: the checkpoint.
-        files: those of its manifest.
-        extents: likewise.
-        verify: whether checksums are compared; sizes are always.
+        files: the files of its manifest.
+        extents: the extents of its manifest.
+        verify: whether checksums are compared; sizes always are.
 
     Raises:
-        CorruptCheckpointError: a file is missing, of another size, or not a plain file.
+        CorruptCheckpointError: a file is missing, has another size, or isn't a plain file.
     """
 
     def __init__(self, folder: Path, files: Sequence[DataFile], extents: Extents, verify: bool) -> None:
         self._paths = [f"{folder}/{file.name}" for file in files]
         self._extents, self._verify = extents, verify
-        self._reached: dict[int, int] = {}  # where the last array ends, of each extent of arrays
+        self._reached: dict[int, int] = {}  # For each extent of arrays, the end of its last array.
         self._rows: list[Stored] = []
-        self._later: set[int] = set()  # extents that are read by who takes their rows
+        self._later: set[int] = set()  # extents that are read later, when their rows are loaded
         for path, file in zip(self._paths, files, strict=True):
             try:
                 size = fs.size_at(path)
@@ -57,14 +60,14 @@ class FileReader:
                 raise CorruptCheckpointError(f"{path}: {size} bytes instead of {file.size}")
 
     def fill(self, tree: Any, unread: bool = False) -> None:
-        """Read the arrays of a state's tree, and put each one in the tree in place of what was noted of it.
+        """Read the arrays of a state's tree, and replace each reference in the tree by its array.
 
         Args:
-            tree: of a state.
-            unread: whether columns with extents of their own are left there, for who takes them (`Unread`).
+            tree: the tree of a state.
+            unread: whether columns with separate extents become `Unread`, to be read later into their final memory.
 
         Raises:
-            CorruptCheckpointError: an array stands nowhere, or where another one does, or was damaged.
+            CorruptCheckpointError: a reference is invalid, overlaps another array, or its bytes are damaged.
         """
         pieces: dict[int, list[tuple[int, int]]] = {}
         columns = {id(node) for node in columns_in(tree)} if unread else ()
@@ -75,7 +78,7 @@ class FileReader:
         self._read(pieces)
 
     def _left(self, places: list[tuple[int, int, int]]) -> Unread | None:
-        """Return an array that is left in its extents; None if it's short, or these aren't its own."""
+        """Return an unread array for these pieces, or None if it is empty or shares its extents."""
         numbers = [number for number, _, _ in places]
         extents = [self._extents[number] for number in numbers]
         size = sum(extent.size for extent in extents)
@@ -88,7 +91,7 @@ class FileReader:
         return Unread(torch.uint8, (size,), tuple(self._reading(number, _NOTHING) for number in numbers))
 
     def _place(self, places: list[tuple[int, int, int]], pieces: dict[int, list[tuple[int, int]]]) -> Array:
-        """Return memory for an array, whose pieces are noted to be read, extent by extent."""
+        """Allocate memory for an array, and add its pieces to the pieces to read, by extent."""
         data: Array = np.empty(sum(count for _, _, count in places), np.uint8)
         at = data.ctypes.data
         for number, offset, count in places:
@@ -97,13 +100,14 @@ class FileReader:
                 raise CorruptCheckpointError(
                     f"an array at {[number, offset, count]}, where another one stands"
                 )
+            # The bytes before the array are read to nowhere, so that the checksums of whole blocks can be compared.
             pieces.setdefault(number, []).extend([(0, gap), (at, count)] if gap else [(at, count)])
             self._reached[number] = offset + count
             at += count
         return data
 
     def _checked(self, noted: Any) -> list[tuple[int, int, int]]:
-        """Return extent, offset in it and bytes of each piece of an array."""
+        """Return the extent, the offset in it and the bytes of each piece of an array."""
         found: list[tuple[int, int, int]] = []
         if not isinstance(noted, list):
             raise CorruptCheckpointError("an array without a place")
@@ -121,7 +125,7 @@ class FileReader:
         return found
 
     def _read(self, pieces: dict[int, list[tuple[int, int]]]) -> None:
-        """Read extents of arrays to their ends, as far as anybody wants or compares them."""
+        """Read extents of arrays; with `verify`, to their ends, so that all checksums can be compared."""
         for number, parts in pieces.items():
             if self._verify and (rest := self._extents[number].size - self._reached.get(number, 0)):
                 parts.append((0, rest))
@@ -132,14 +136,14 @@ class FileReader:
         return Reading(self._paths[file], offset, size, pieces, checksums if self._verify else ())
 
     def fetch(self, array: Any, size: int) -> Array | Unread:
-        """Return the bytes of an array, in memory of their own, or unread.
+        """Return the bytes of an array, in private memory or unread.
 
         Args:
-            array: what `fill` put into the tree.
-            size: how many there are.
+            array: the value that `fill` put into the tree.
+            size: the expected number of bytes.
 
         Raises:
-            CorruptCheckpointError: it put nothing there, or another number of bytes.
+            CorruptCheckpointError: `fill` put no array there, or one of another size.
         """
         found = array.shape[0] if isinstance(array, Unread) else getattr(array, "size", None)
         if found != size:
@@ -147,15 +151,15 @@ class FileReader:
         return array
 
     def rows(self, first: int, layout: SegmentLayout, identity: str) -> Stored:
-        """Return rows, which aren't read yet.
+        """Return rows that will be read later.
 
         Args:
-            first: number of the extent of their first segment.
-            layout: how they lie.
+            first: the number of the extent of their first segment.
+            layout: their layout.
             identity: see `Segmented`.
 
         Raises:
-            CorruptCheckpointError: the extents aren't of that layout.
+            CorruptCheckpointError: the extents don't match the layout, or hold other data.
         """
         numbers = range(first, first + layout.count)
         fits = layout.count <= len(self._extents) and numbers.stop <= len(self._extents)
@@ -169,13 +173,13 @@ class FileReader:
         return stored
 
     def finish(self, rows: bool) -> None:
-        """Compare the checksums of extents that hold nothing.
+        """Compare the checksums of extents that no array or row refers to.
 
         Args:
-            rows: whether those of rows, too; they are compared when these are read.
+            rows: whether to compare the checksums of rows, too. Otherwise they are compared when the rows are read.
 
         Raises:
-            CorruptCheckpointError: something was damaged.
+            CorruptCheckpointError: bytes are damaged.
         """
         if not self._verify:
             return
@@ -189,8 +193,8 @@ class Stored(Segmented):
     """Rows in the files of a checkpoint.
 
     Args:
-        segments: where each one stands, into nothing yet.
-        layout: how they lie.
+        segments: the file range of each segment, without memory to read into.
+        layout: their layout.
         identity: see `Segmented`.
     """
 
@@ -201,11 +205,11 @@ class Stored(Segmented):
         """Read the rows into the first rows of columns, ``[rows or more, *shape]`` each, on any device.
 
         Args:
-            columns: where to.
-            behind: how many of the rows, the first ones, come behind the others.
+            columns: the destinations.
+            behind: rotates the rows: the first `behind` of them are placed after all others.
 
         Raises:
-            CorruptCheckpointError: a file is damaged; columns hold something then.
+            CorruptCheckpointError: a file is damaged. The columns may be partly overwritten then.
         """
         layout = self.layout
         if not layout.count:
@@ -216,14 +220,18 @@ class Stored(Segmented):
             self._read_some(np.arange(first, min(first + at_once, layout.count)), columns, behind)
 
     def _read_some(self, numbers: Array, columns: Sequence[torch.Tensor], behind: int) -> None:
-        """Read segments that follow each other; see `read`."""
+        """Read consecutive segments; see `read`.
+
+        Columns that aren't contiguous CPU memory are read into temporary memory and copied.
+        """
         layout, rows = self.layout, self.layout.rows
         starts = numbers * layout.step
         stops = np.minimum(starts + layout.step, rows)
         begin, end = int(starts[0]), int(stops[-1])
-        middle = np.clip(behind, starts, stops)  # what is before it goes elsewhere than what is behind it
+        # A segment that contains row `behind` is split there, because its two parts have separate destinations.
+        middle = np.clip(behind, starts, stops)
         edges, counts = np.stack((starts, middle), 1), np.stack((middle - starts, stops - middle), 1)
-        # Of each column: before, behind, padding.
+        # For each column: the rows before the split, the rows from it on, and the padding.
         pieces = np.zeros((len(numbers), len(columns), 3, 2), np.int64)
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         for place, (column, width) in enumerate(zip(columns, layout.widths, strict=True)):
@@ -244,7 +252,7 @@ class Stored(Segmented):
                 column[first : first + stop - start].copy_(part[start - begin : stop - begin])
 
     def check(self) -> None:
-        """Compare checksums only.
+        """Compare the checksums without storing any rows.
 
         Raises:
             CorruptCheckpointError: a file is damaged.
@@ -252,7 +260,7 @@ class Stored(Segmented):
         _read_all(segment._replace(into=_table([(0, segment.size)])) for segment in self._segments)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all columns in memory.
+        """Return all columns in new memory.
 
         Raises:
             CorruptCheckpointError: a file is damaged.
@@ -263,10 +271,10 @@ class Stored(Segmented):
 
 
 def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) -> None:
-    """Copy rows of columns to where they go, out of their files or out of memory.
+    """Copy rows of columns to their targets, from files or from memory.
 
     Raises:
-        CorruptCheckpointError: a file is damaged; targets hold something then.
+        CorruptCheckpointError: a file is damaged. The targets may be partly overwritten then.
     """
     parts: list[Reading] = []
     held: list[tuple[Array, Sequence[Target]]] = []
@@ -283,7 +291,7 @@ def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) ->
 
 
 def all_read(columns: Sequence[Any]) -> list[Any]:
-    """Return columns, of which those that are unread are in memory of their own.
+    """Return the columns, with unread ones read into new memory.
 
     Raises:
         CorruptCheckpointError: a file is damaged.
@@ -304,12 +312,12 @@ def all_read(columns: Sequence[Any]) -> list[Any]:
 
 
 def _table(pieces: Sequence[tuple[int, int]]) -> Array:
-    """Return addresses and sizes as a `Reading` has them."""
+    """Return addresses and sizes in the form that `Reading` expects."""
     return np.array(pieces, np.int64).reshape(-1, 2)
 
 
 def _read_all(parts: Iterable[Reading]) -> None:
-    """Read parts of files, some at a time."""
+    """Read parts of files in batches."""
     for some in _batches(parts):
         threads = _THREADS if sum(part.size for part in some) > _FEW_BYTES else 1
         damage = read_files(some, BLOCK_BYTES, threads)
@@ -331,5 +339,5 @@ def _batches(parts: Iterable[Reading]) -> Iterator[list[Reading]]:
 
 
 def _cut_at(row: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return a span in one piece, or two where one ends at `row`."""
+    """Return a span, split at `row` if the row lies inside it."""
     return [(start, row), (row, stop)] if start < row < stop else [(start, stop)]

@@ -1,4 +1,4 @@
-"""Rows of columns in segments: what is written, kept from an earlier checkpoint, and read, one extent for each."""
+"""Rows of columns in segments. Each segment is one extent that is written, linked to an earlier checkpoint, or read."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """How rows lie in segments: of each segment the fields one after the other, each from a multiple of 64 on.
+    """The layout of rows in segments. A segment holds its columns one after the other, each aligned to 64 bytes.
 
     Attributes:
         fields: dtype and shape of a row of each column.
-        rows: how many there are.
-        step: rows in a segment; the last one may have less.
+        rows: the number of rows.
+        step: rows in a segment; the last one may have fewer.
     """
 
     fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
@@ -43,16 +43,19 @@ class SegmentLayout:
     def fitting(
         cls, fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: int, capacity: int
     ) -> SegmentLayout:
-        """Return a layout for a storage that has room for `capacity` rows, however many there are now.
+        """Return a layout for a storage with room for `capacity` rows.
 
-        A hundredth of the rows, one after the other, touches less than a fiftieth of the bytes where these are many; a
-        segment is never large, so that a large storage does better than that, and never tiny, because each has its line
-        in the manifest.
+        The segment size doesn't depend on the current `rows`.
+
+        The size is a compromise. With small segments, a change of few rows rewrites few bytes. If 1 % of consecutive
+        rows change in a large storage, less than 2 % of its bytes are rewritten. Segments aren't tiny either, because
+        each needs an entry in the manifest.
         """
         width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in fields)
         size = min(max(width * capacity // _PARTS, _LEAST_BYTES), _MOST_BYTES)
         step = max(size // max(width, 1), 1)
-        # A round number: many rows need no padding, and columns are cut at pages, where they are copied fastest.
+        # A round number of rows: most columns then need no padding and are cut at page boundaries, where copies are
+        # fastest.
         unit = min(1 << max(step.bit_length() - 2, 0), _PAGE_BYTES)
         return cls(tuple(fields), rows, (step + unit // 2) // unit * unit)
 
@@ -63,7 +66,7 @@ class SegmentLayout:
 
     @property
     def count(self) -> int:
-        """How many segments there are."""
+        """The number of segments."""
         return -(-self.rows // self.step)
 
     def span(self, number: int) -> tuple[int, int]:
@@ -71,7 +74,7 @@ class SegmentLayout:
         return number * self.step, min((number + 1) * self.step, self.rows)
 
     def touched(self, start: int, stop: int) -> range:
-        """Return the segments that hold one of the rows ``[start, stop)``."""
+        """Return the segments that contain any of the rows ``[start, stop)``."""
         stop = min(stop, self.rows)
         return range(start // self.step, -(-stop // self.step)) if start < stop else range(0)
 
@@ -98,7 +101,7 @@ class SegmentLayout:
         return self._whole * (self.count - 1) + self.size(self.count - 1) if self.count else 0
 
     def places(self, number: int) -> Iterator[tuple[int, int]]:
-        """Yield where each column stands in a segment: offset and bytes."""
+        """Yield the offset and size of each column within a segment, in bytes."""
         start, stop = self.span(number)
         offset = 0
         for width in self.widths:
@@ -107,7 +110,7 @@ class SegmentLayout:
             offset += _aligned(size)
 
     def columns(self, number: int, data: Array) -> list[torch.Tensor]:
-        """Return the columns that a segment's bytes hold, ``[rows, *shape]`` each: views."""
+        """Return views of the columns in a segment's bytes, ``[rows, *shape]`` each."""
         start, stop = self.span(number)
         return [
             torch.from_numpy(data[offset : offset + size]).view(dtype).view(stop - start, *shape)
@@ -117,11 +120,11 @@ class SegmentLayout:
         ]
 
     def pieces(self, number: int, columns: Sequence[torch.Tensor | Array]) -> list[Array]:
-        """Return a segment's bytes, one piece after the other: views of columns, and padding.
+        """Return a segment's bytes as consecutive pieces: views of the columns, and padding.
 
         Args:
-            number: of the segment.
-            columns: ``[rows or more, *shape]`` each, or all bytes of one (see `bytes_of`).
+            number: the number of the segment.
+            columns: ``[rows or more, *shape]`` each, or all bytes of a column (see `bytes_of`).
         """
         start, stop = self.span(number)
         found = []
@@ -136,18 +139,18 @@ class SegmentLayout:
         return found
 
     def empty(self) -> list[torch.Tensor]:
-        """Return memory for the columns on the CPU, ``[rows, *shape]`` each."""
+        """Return new CPU memory for the columns, ``[rows, *shape]`` each."""
         return empty_columns(self.fields, self.rows)
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A tensor that isn't empty, in extents of its own that aren't read yet.
+    """A non-empty tensor in separate extents that haven't been read.
 
     Attributes:
-        dtype: of the tensor.
-        shape: with its rows first.
-        parts: its bytes, one extent after the other, into nothing yet.
+        dtype: the dtype of the tensor.
+        shape: its shape, with the rows first.
+        parts: the file ranges of its bytes in order, without memory to read into.
     """
 
     dtype: torch.dtype
@@ -161,28 +164,31 @@ class Unread:
 
 
 class Fresh(list[Any]):
-    """Columns in memory that nobody else has, like the generations beside them: who is given them may keep it."""
+    """Columns in private memory, including their generations. The receiver may keep the memory."""
 
 
 class Segmented(ABC):
-    """Rows of columns that are moved segment by segment, and never all at once unless somebody asks for that."""
+    """Rows of columns that are moved segment by segment. Only `tensors` moves all of them at once."""
 
     layout: SegmentLayout
     identity: str
-    """A name for these rows as they are at this moment; no other rows ever have it."""
+    """Identifies these rows in their present state; no other rows ever have the same identity."""
 
     @abstractmethod
     def tensors(self) -> list[torch.Tensor]:
-        """Return all columns in memory, ``[rows, *shape]`` each; at most once."""
+        """Return all columns in memory, ``[rows, *shape]`` each. May be called once."""
 
 
 class SavedRows(Segmented):
-    """Rows to be written. Each segment is settled, taken or skipped by any thread between `begin` and `close`."""
+    """Rows to be written.
+
+    Between `begin` and `close`, any thread may call `settled`, `take` or `skip` for a segment.
+    """
 
     room = 24 << 20
-    """Bytes of segments that may be copied for writers before somebody takes them; who needs more of it waits."""
+    """Bytes of copied segments that may wait to be taken. Threads that need more copies wait for a `take`."""
     first = 0
-    """The segment that is best taken first; those behind it follow, around the end."""
+    """The best segment to take first; the following ones come next, wrapping around the end."""
 
     def __init__(self, layout: SegmentLayout) -> None:
         self.layout = layout
@@ -190,55 +196,58 @@ class SavedRows(Segmented):
 
     @abstractmethod
     def unchanged(self, earlier: str) -> Array | None:
-        """Return which segments hold what they held in rows of that identity, ``(n,)`` bool; None if nothing tells."""
+        """Return which segments are unchanged since the rows with that identity, ``(n,)`` bool; None if unknown."""
 
     def position(self, number: int) -> int:
-        """Return how many segments are best taken before one."""
+        """Return the position of a segment in `order`."""
         return (number - self.first) % self.layout.count
 
     def order(self) -> list[int]:
-        """Return the segments in the order in which they are best taken."""
+        """Return the segments in the best order to take them."""
         return sorted(range(self.layout.count), key=self.position)
 
     @abstractmethod
     def begin(self) -> None:
-        """Say that every segment will be taken or skipped soon: who is held up by that may wait for it."""
+        """Announce that every segment will be taken or skipped soon.
+
+        Only from then on may threads wait for a `take`.
+        """
 
     @abstractmethod
     def look(self, number: int) -> list[Array] | None:
-        """Return a segment's bytes, piece after piece, where they live; None if they were written on already.
+        """Return a segment's bytes as consecutive live views, or None if the segment has already been changed.
 
-        They may be written on while somebody reads them: `settled` tells.
+        Other threads may change the bytes during the read; call `settled` afterwards to find out.
         """
 
     @abstractmethod
     def settled(self, number: int) -> bool:
-        """Return whether a segment wasn't written on since `look`, and say that it isn't needed then."""
+        """Return whether a segment is unchanged since `look`. If so, the segment isn't needed any more."""
 
     @abstractmethod
     def take(self, number: int) -> Array:
-        """Return a segment's bytes, ``(n,)`` uint8, in memory of their own."""
+        """Return a copy of a segment's bytes, ``(n,)`` uint8. The segment isn't needed any more."""
 
     @abstractmethod
     def give(self, data: Array) -> None:
-        """Give back the memory that `take` returned."""
+        """Return memory of `take` for reuse."""
 
     @abstractmethod
     def pick(self, column: int, rows: Array | slice) -> Array:
-        """Return any rows of a column, ``(k, bytes of a row)`` uint8, as often as anybody asks.
+        """Return some rows of a column, ``(k, bytes of a row)`` uint8. May be called any number of times.
 
         Args:
-            column: its number.
-            rows: theirs, ``(k,)`` int64, or a slice; of segments that weren't settled, taken or skipped.
+            column: the number of the column.
+            rows: row numbers, ``(k,)`` int64, or a slice. Their segments must not be settled, taken or skipped yet.
         """
 
     @abstractmethod
     def skip(self, numbers: Sequence[int]) -> None:
-        """Say that segments aren't needed."""
+        """Declare that some segments aren't needed any more."""
 
     @abstractmethod
     def close(self) -> None:
-        """Say that no segment is needed any more; may be done twice."""
+        """Declare that no segment is needed any more. Further calls have no effect."""
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all columns in memory."""
@@ -259,7 +268,7 @@ class SavedRows(Segmented):
 def empty_columns(fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: int) -> list[torch.Tensor]:
     """Return memory for columns on the CPU, ``[rows, *shape]`` each.
 
-    One array for all: large ones get large pages, which the short columns share with the long ones.
+    All columns share one array. A large array uses large pages, which then also serve the short columns.
     """
     sizes = [rows * dtype.itemsize * math.prod(shape) for dtype, shape in fields]
     starts = [*accumulate(map(_aligned, sizes), initial=0)]
@@ -273,9 +282,13 @@ def empty_columns(fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: i
 
 
 def bytes_of(tensor: torch.Tensor) -> Array:
-    """Return the bytes of a tensor, in its order, ``(n,)`` uint8; a view where it's contiguous and on the CPU."""
+    """Return the bytes of a tensor in row-major order, ``(n,)`` uint8.
+
+    The result is a view if the tensor is contiguous and on the CPU.
+    """
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # a single number is contiguous with any stride
+    # A tensor with one element is contiguous with any stride, but `view` needs stride 1.
+    flat = flat.as_strided(flat.shape, (1,))
     found: Array = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     return found
 
@@ -287,7 +300,7 @@ def rows_of(column: torch.Tensor) -> Array:
 
 
 def rows_at(data: Array, rows: Array | slice) -> Array:
-    """Return rows of ``(n, bytes of a row)``, copied; quickly where they follow each other."""
+    """Return a copy of rows of ``(n, bytes of a row)``. A slice is copied faster than an index array."""
     return data[rows].copy() if isinstance(rows, slice) else data.take(rows, 0)
 
 

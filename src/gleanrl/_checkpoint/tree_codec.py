@@ -1,10 +1,10 @@
-"""States as plain values: a tree of JSON, whose tensors stand in arrays of bytes beside it.
+"""States as plain values: a JSON tree, with the tensors in separate byte arrays.
 
-What can be saved is a short list: None, booleans, integers, floats, strings, bytes, lists, tuples, dictionaries,
-tensors, TensorDicts, also with non-tensor data of these kinds, `torch.Size`, dtypes and devices. Everything else is
-refused by name. Reading makes these kinds and no others.
+Only these values can be saved: None, booleans, integers, floats, strings, bytes, lists, tuples, dictionaries, tensors,
+`torch.Size`, dtypes, devices, and TensorDicts. A TensorDict may contain non-tensor data of these kinds. Any other value
+is refused with its path and type. Reading creates values of these kinds only, and never executes code.
 
-JSON as checkpoints have it: finite numbers, integers of 64 bits, no key twice, no spaces.
+The JSON of checkpoints is restricted: finite numbers, 64-bit integers, no duplicate keys, no spaces.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _LARGEST_INTEGER = 2**63
 
 
 def encoded(tree: Any) -> bytes:
-    """Return the bytes of a tree of null, booleans, numbers, strings, lists and dictionaries."""
+    """Return the JSON bytes of a tree of null, booleans, numbers, strings, lists and dictionaries."""
     return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
 
 
 def decoded(data: bytes, what: str) -> dict[str, Any]:
-    """Return the object that stands in bytes.
+    """Return the JSON object in some bytes.
 
     Args:
-        data: from anybody.
-        what: they are, for messages.
+        data: untrusted bytes.
+        what: a name of the bytes for messages.
 
     Raises:
-        CorruptCheckpointError: they are no object as above.
+        CorruptCheckpointError: the bytes aren't a JSON object with the restrictions above.
     """
     try:
         found = json.loads(
@@ -102,16 +102,16 @@ _DTYPES = {
 }
 _MOST_DEPTH = 64
 ATTACHED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.h5")
-"""Names of attachments: they can't lead out of a folder."""
+"""Valid names of attachments. They can't lead out of a folder."""
 _LARGEST = 2**63
 _SCALARS = frozenset((int, str, bool, float, type(None)))
 LARGE_BYTES = 1 << 20
-"""From this size on an array has files of its own: those that didn't change needn't be written again."""
+"""An array of this size or more has separate extents, so that unchanged parts need not be written again."""
 _IDENTITY = re.compile(r"[0-9a-f]{32}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return what a dtype is called in checkpoints; `CheckpointError` for one that can't be saved."""
+    """Return the name of a dtype in checkpoints; raise `CheckpointError` for one that can't be saved."""
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise CheckpointError(f"tensors of {dtype} can't be saved")
@@ -119,12 +119,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Attachment:
-    """Bytes that are a file of their own in a checkpoint, for other programs to read.
+    """Bytes that become a separate file of a checkpoint, for other programs to read.
 
     Args:
-        name: of the file, as `ATTACHED` says; a number stands before it where the name is taken.
-        content: ``(n,)`` uint8, or what writes the file: it is called with an empty one, which can be read and written
-            anywhere.
+        name: the name of the file, see `ATTACHED`. If it is taken, a number is put before it.
+        content: ``(n,)`` uint8, or a function that writes the file. It receives an empty file that can be read and
+            written at any position.
     """
 
     def __init__(self, name: str, content: Array | Callable[[BinaryIO], object]) -> None:
@@ -140,16 +140,16 @@ class Attachment:
         return np.frombuffer(file.getbuffer(), np.uint8)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the bytes."""
+        """Return the name and the bytes for pickle."""
         return Attachment, (self.name, self.data)
 
 
 class ArrayPieces:
-    """A tensor that is made piece by piece when it's written, by several threads.
+    """A tensor whose bytes are made piece by piece during the write, by several threads.
 
     Args:
-        dtype: of the tensor.
-        shape: with its rows first.
+        dtype: the dtype of the tensor.
+        shape: its shape, with the rows first.
         make: returns the bytes of rows ``[start, stop)``, ``(rows, bytes of a row)`` uint8.
     """
 
@@ -162,13 +162,13 @@ class ArrayPieces:
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
     def cut(self, size: int) -> Iterator[tuple[int, int]]:
-        """Yield rows ``[start, stop)``, of about so many bytes, that are all of them."""
+        """Yield consecutive ranges ``[start, stop)`` of about `size` bytes that cover all rows."""
         rows = max(size // max(self.width, 1), 1)
         for start in range(0, self.shape[0], rows):
             yield start, min(start + rows, self.shape[0])
 
     def tensor(self) -> torch.Tensor:
-        """Return it in memory."""
+        """Return the whole tensor in memory."""
         made = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         if made.numel():
             data = rows_of(made)
@@ -177,15 +177,15 @@ class ArrayPieces:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the tensor."""
+        """Pickle as the whole tensor."""
         return torch.Tensor.detach, (self.tensor(),)
 
 
 class Later(ABC):
-    """A value that is made when it is written, of another one.
+    """A value that is derived from another one when it is written.
 
     Args:
-        of: what it is made of.
+        of: the value to derive it from.
     """
 
     def __init__(self, of: Any) -> None:
@@ -193,11 +193,11 @@ class Later(ABC):
 
     @abstractmethod
     def make(self) -> Any:
-        """Return it."""
+        """Return the derived value."""
 
 
 class Items(Later):
-    """Objects in a list of their own, which others may have, too; to another process they go as the list."""
+    """A list of objects that other code may still use. Other processes receive it as a plain list."""
 
     def make(self) -> list[Any]:
         """Return the list."""
@@ -205,7 +205,7 @@ class Items(Later):
         return found
 
     def own(self) -> None:
-        """Take copies of the objects: whoever has them goes on while they are written."""
+        """Copy the objects, so that other code may change its objects while these are written."""
         self.of = copy.deepcopy(self.of)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -214,12 +214,12 @@ class Items(Later):
 
 
 def sources_in(state: Any) -> Iterator[SavedRows]:
-    """Yield the rows that stand in a state, in no order."""
+    """Yield the `SavedRows` in a state, in no particular order."""
     return (part for part in _parts_in(state) if isinstance(part, SavedRows))
 
 
 def items_in(state: Any) -> Iterator[Items]:
-    """Yield the lists of objects that stand in a state, in no order."""
+    """Yield the `Items` in a state, in no particular order."""
     return (part for part in _parts_in(state) if isinstance(part, Items))
 
 
@@ -227,9 +227,10 @@ def _parts_in(state: Any) -> Iterator[SavedRows | Items]:
     left, seen = [state], set[int]()
     while left:
         part = left.pop()
-        if type(part) in _SCALARS or id(part) in seen:  # most are, and nothing else is told so soon
+        # Most values are scalars, and this test is the cheapest.
+        if type(part) in _SCALARS or id(part) in seen:
             continue
-        seen.add(id(part))  # which may stand in itself
+        seen.add(id(part))  # A container may contain itself.
         if isinstance(part, dict):
             left += part.values()
         elif isinstance(part, (list, tuple)):
@@ -241,13 +242,13 @@ def _parts_in(state: Any) -> Iterator[SavedRows | Items]:
 
 
 class Encoder:
-    """Turns values into a tree of JSON.
+    """Converts values to a JSON tree.
 
     Args:
-        store: takes the bytes of a tensor; returns what is noted of where they stand.
-        attach: likewise for attachments; None where there can't be any.
-        segments: likewise for rows, see `FileWriter.segments`.
-        pieces: likewise for tensors that are made when they are written; None for making them at once.
+        store: receives the bytes of a tensor; returns the reference for the tree.
+        attach: the same for attachments; None if there can't be any.
+        segments: the same for rows, see `FileWriter.segments`.
+        pieces: the same for `ArrayPieces`; None to make such tensors at once.
     """
 
     def __init__(
@@ -263,16 +264,16 @@ class Encoder:
         """Return the tree of a value.
 
         Args:
-            value: what to save.
-            where: how it is reached, for messages.
-            depth: what it is nested in.
+            value: the value to save.
+            where: its path, for messages.
+            depth: the depth of nesting.
 
         Raises:
-            CheckpointError: for what can't be saved; it names the place and the type.
+            CheckpointError: the value can't be saved; the message names its path and type.
         """
         if depth > _MOST_DEPTH:
             raise CheckpointError(f"{where[:100]}…: it's nested more than {_MOST_DEPTH} times")
-        if type(value) is dict:  # first: most are one of these
+        if type(value) is dict:  # First, because most values are dictionaries.
             return self._mapping(value, where, depth + 1)
         if isinstance(value, list):
             return self._list(value, where, depth + 1)
@@ -361,12 +362,12 @@ class Encoder:
 
 
 class Decoder:
-    """Turns a tree of JSON into values again.
+    """Converts a JSON tree to values.
 
     Args:
-        fetch: returns the bytes that `Encoder` was given, from what was noted of them, and their number; those of a
-            tensor may be unread.
-        rows: returns rows, by the number of their first extent, their layout and name; None where there can't be any.
+        fetch: returns the bytes of an array, from its reference in the tree and its size; a tensor may be unread.
+        rows: returns rows, from the number of their first extent, their layout and their identity; None if there can't
+            be any.
     """
 
     def __init__(
@@ -380,7 +381,7 @@ class Decoder:
         """Return the value of a tree.
 
         Raises:
-            CorruptCheckpointError: it isn't a tree of a value.
+            CorruptCheckpointError: the tree doesn't describe a value.
         """
         if depth > _MOST_DEPTH:
             raise CorruptCheckpointError(f"the state is nested more than {_MOST_DEPTH} times")
@@ -470,14 +471,14 @@ _MAKERS: dict[str, tuple[Callable[[Decoder, dict[str, Any], int], Any], frozense
         ("$stack", Decoder._non_tensors, "dim"),
     )
 }
-"""For each kind of value what makes it, and the keys that its object has."""
+"""For each kind of value, its function in `Decoder` and the keys of its JSON object."""
 
 
 def layout_of(tree: Mapping[str, Any]) -> tuple[SegmentLayout, int, str]:
-    """Return the layout of rows, the number of their first extent, and their name.
+    """Return the layout of rows, the number of their first extent, and their identity.
 
     Raises:
-        CorruptCheckpointError: the tree isn't one of rows.
+        CorruptCheckpointError: the tree doesn't describe rows.
     """
     first, rows, step = _sizes([tree["$rows"], tree["rows"], tree["step"]])
     identity, fields = tree["id"], tree["fields"]

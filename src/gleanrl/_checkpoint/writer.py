@@ -1,4 +1,4 @@
-"""What a checkpoint's data files get: arrays and segments of rows with checksums, or what an earlier checkpoint has."""
+"""Writing of a checkpoint's data files: arrays and row segments with checksums, or links to an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -25,49 +25,52 @@ from gleanrl._os.threads import for_each
 from gleanrl.errors import CheckpointError
 
 FILE_BYTES = 1 << 26
-"""With so many a file is full, and so is an extent of small arrays."""
-_FILES, _LEAST_FILE_BYTES = 8, 1 << 22  # that all is divided into, where each gets so many
-_COARSE_BYTES = 1 << 26  # of an array that is cut into few pieces
-_PIECE_BYTES = 1 << 18  # compared at once
-_FEW_BYTES = 1 << 22  # written by one thread: two would mostly hand the interpreter to each other
-_THREADS = 2  # that write: as many as keep a disk busy
-_SHARE_ASIDE = 0.15  # of a processor
-_STINT_BYTES = 1 << 18  # written between two rests: nobody who has to run waits longer than that takes
+"""A file of this size is full, and so is an extent of small arrays."""
+# Files that the data are divided into, and the smallest size of such a file.
+_FILES, _LEAST_FILE_BYTES = 8, 1 << 22
+_COARSE_BYTES = 1 << 26  # A larger array is cut into larger pieces.
+_PIECE_BYTES = 1 << 18  # bytes of one comparison
+# Up to this size one thread writes; two would mostly wait for each other's interpreter lock.
+_FEW_BYTES = 1 << 22
+_THREADS = 2  # Threads that write; two keep a disk busy.
+_SHARE_ASIDE = 0.15  # share of a processor for a background write
+# Bytes written between two rests of a background write. Other threads wait no longer than one such write.
+_STINT_BYTES = 1 << 18
 
 
 @dataclass(slots=True)
 class _Job:
-    """An extent that is to be written, unless it's found to be the same."""
+    """An extent to write, unless an earlier checkpoint has the same bytes."""
 
     number: int
     size: int
     pieces: list[Array]
-    """Its bytes; empty where they are a segment's, or made."""
+    """Its bytes; empty if they come from `make` or `source`."""
     make: Callable[[], Array] | None = None
     """Returns its bytes."""
     source: SavedRows | None = None
     segment: int = 0
     earlier: Extent | None = None
-    """What may be the same in an earlier checkpoint."""
+    """The extent of an earlier checkpoint that may have the same bytes."""
 
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows whose segments are to be there."""
+    """Rows whose segments belong to the checkpoint."""
 
     source: SavedRows
     first: int
     """The number of the extent of the first segment."""
     table: SegmentTable | None
-    """What an earlier checkpoint has of them."""
+    """The rows of the earlier checkpoint at the same position, if they have the same layout."""
     same: Array
-    """Which segments are the same there, for sure, ``(n,)`` bool."""
+    """Which segments are known to be the same there, ``(n,)`` bool."""
     alike: Array
-    """Which others may be, as nothing is known of them."""
+    """Which segments may be the same there and must be compared, ``(n,)`` bool."""
 
     @property
     def jobs(self) -> Iterator[_Job]:
-        """What is to be done of the segments that aren't the same."""
+        """The jobs of all segments that aren't known to be the same."""
         layout = self.source.layout
         for segment in np.flatnonzero(~self.same).tolist():
             job = _Job(self.first + segment, layout.size(segment), [], None, self.source, segment)
@@ -76,22 +79,23 @@ class _Rows:
             yield job
 
     def within(self, extents: Extents) -> SegmentTable:
-        """Return the rows as they stand in all extents."""
+        """Return the rows with their extents, selected from all extents."""
         layout = self.source.layout
         return SegmentTable(layout, self.source.identity, extents.take(self.first + np.arange(layout.count)))
 
 
 class FileWriter:
-    """Collects what is to be written, and writes it into data files of a folder; used in a ``with`` block.
+    """Collects data, and writes them to data files of a folder. Used in a ``with`` block.
 
-    What an earlier checkpoint has, be it known or found by comparing bytes, isn't written: its file gets a link. All
-    else stands one after the other in few files. Much is written by several threads.
+    Data that an earlier checkpoint has aren't written; its file is linked instead. Changes are known from the rows'
+    source or found by comparing bytes. All other data are written one after the other into few files, by several
+    threads if there are many.
 
     Args:
-        folder: where; nothing else is in it.
+        folder: the new folder, which is empty.
         earlier: another checkpoint on the same file system; None for no links.
-        aside: so that others are held up as little as can be: one thread writes, and rests most of the time until this
-            is set; None for all haste from the beginning.
+        aside: an event, for a background write. Until it is set, one thread writes and rests most of the time, so that
+            other threads are hardly delayed. None for full speed from the start.
     """
 
     def __init__(self, folder: Path, earlier: Earlier | None = None, aside: Event | None = None) -> None:
@@ -99,23 +103,23 @@ class FileWriter:
         self._aside, self._pace = aside, Pace(_SHARE_ASIDE)
         self._jobs: list[_Job] = []
         self._rows: list[_Rows] = []
-        self._large: list[Array] = []  # the extents of each large array
-        self._shared: _Job | None = None  # the extent that takes small arrays
-        self._count = self._room = 0  # how many extents there are to be
-        self._linked: list[tuple[Array, Extents]] = []  # segments that are there, with their numbers
-        self._extents: dict[int, Extent] = {}  # the others that are there
+        self._large: list[Array] = []  # the numbers of the extents of each large array
+        self._shared: _Job | None = None  # the extent for small arrays
+        self._count = self._room = 0  # the number of extents so far, and the size at which a file is full
+        self._linked: list[tuple[Array, Extents]] = []  # linked segments, with the numbers of their extents
+        self._extents: dict[int, Extent] = {}  # all other extents that are written or linked
         self._all = Extents.of(())
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Return the writer."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let go of files that weren't synced because of an error."""
+        """Close files that an error has left unsynced."""
         self._packs.close()
 
     def store(self, data: Array) -> list[list[int]]:
-        """Take the bytes of an array, which aren't changed until `write`; return where they will stand.
+        """Add the bytes of an array; return their future position. The caller must not change them before `write`.
 
         Returns:
             ``[extent, offset, bytes]`` for each piece, in order.
@@ -134,13 +138,13 @@ class FileWriter:
         return [place]
 
     def _store_large(self, data: Array) -> list[list[int]]:
-        """Cut an array into extents, each of which may be as it was."""
+        """Cut a large array into extents. Unchanged ones can be linked separately."""
         step = _step(data.size)
         pieces = [data[begin : begin + step] for begin in range(0, data.size, step)]
         return self._places([self._add(piece.size, [piece]) for piece in pieces])
 
     def pieces(self, value: ArrayPieces) -> list[list[int]]:
-        """Take a tensor of `LARGE_BYTES` or more that `write` makes; return where it will stand, as `store` does."""
+        """Add a tensor of at least `LARGE_BYTES`, which `write` will make; return its position as `store` does."""
         jobs = []
         for start, stop in value.cut(_step(value.width * value.shape[0])):
             jobs.append(self._add((stop - start) * value.width, []))
@@ -148,7 +152,7 @@ class FileWriter:
         return self._places(jobs)
 
     def _places(self, jobs: list[_Job]) -> list[list[int]]:
-        """Return where the pieces of one more large array will stand, each of which may be as it was."""
+        """Return the future position of a large array, and find the extents of the earlier one to compare it with."""
         position = len(self._large)
         before = [] if self._earlier is None else self._earlier.arrays[position : position + 1]
         self._large.append(np.array([job.number for job in jobs]))
@@ -158,13 +162,10 @@ class FileWriter:
         return [[job.number, 0, job.size] for job in jobs]
 
     def attach(self, attachment: Attachment) -> list[list[int]]:
-        """Take what gets a file of its own, which is written here and now.
-
-        Returns:
-            Where it stands, as `store` says.
+        """Write an attachment to a separate file now; return its position, as `store` does.
 
         Raises:
-            CheckpointError: its name isn't one of an attachment.
+            CheckpointError: its name isn't valid for an attachment.
         """
         name, content = attachment.name, attachment.content
         if not ATTACHED.fullmatch(name):
@@ -186,7 +187,10 @@ class FileWriter:
         return [[number, 0, found.size]]
 
     def segments(self, source: SavedRows) -> int:
-        """Take rows; return the number of the extent of their first segment, which those of the others follow."""
+        """Add rows; return the number of the extent of their first segment.
+
+        The other segments have the numbers after it.
+        """
         layout = source.layout
         first = self._reserve(layout.count)
         table = None if self._earlier is None else self._earlier.table(len(self._rows), layout)
@@ -195,13 +199,13 @@ class FileWriter:
             known, common = source.unchanged(table.identity), table.common(layout)
             if known is None:
                 alike[:common] = True
-            else:  # what changed would be compared in vain
+            else:  # The source knows all changes, so the other segments need no comparison.
                 same[:common] = known[:common]
         self._rows.append(_Rows(source, first, table, same, alike))
         return first
 
     def _reserve(self, count: int) -> int:
-        """Return the number of the first one of so many more extents."""
+        """Reserve `count` extent numbers; return the first one."""
         first = self._count
         self._count += count
         return first
@@ -212,7 +216,7 @@ class FileWriter:
         return job
 
     def write(self) -> tuple[tuple[DataFile, ...], Extents]:
-        """Write everything; return files and extents, which aren't surely on the disk before `sync`."""
+        """Write all data; return files and extents. They are on the disk only after `sync`."""
         total = sum(job.size for job in self._jobs) + sum(extent.size for extent in self._extents.values())
         total += sum(rows.source.layout.total for rows in self._rows)
         self._room = min(max(total // _FILES, _LEAST_FILE_BYTES), FILE_BYTES)
@@ -221,7 +225,7 @@ class FileWriter:
         try:
             for rows in self._rows:
                 rows.source.begin()
-            for rows in self._rows:  # first: nobody has to keep for long what isn't needed
+            for rows in self._rows:  # First, so that writers to the buffer don't have to copy these segments.
                 self._link(rows)
             jobs = self._in_order()
             left = sum(job.size for job in jobs)
@@ -236,7 +240,7 @@ class FileWriter:
         return self._packs.files, self._all
 
     def _choose(self, earlier: Earlier, total: int) -> None:
-        """Write anew what stands in files of which little is needed, or of which there are too many."""
+        """Decide which files of the earlier checkpoint may be linked; data in its other files are written again."""
         needed = Counter[int]()
         for job in self._jobs:
             if job.earlier is not None:
@@ -261,7 +265,7 @@ class FileWriter:
                 rows.same[gone] = rows.alike[gone] = False
 
     def _link(self, rows: _Rows) -> None:
-        """Have segments that are known to be the same in links, as far as there can be any."""
+        """Link segments that are known to be the same. If a file can't be linked, its segments are written."""
         if self._earlier is None or rows.table is None or not rows.same.any():
             return
         numbers, found = np.flatnonzero(rows.same), rows.table.extents
@@ -276,7 +280,7 @@ class FileWriter:
         rows.source.skip(numbers.tolist())
 
     def _in_order(self) -> list[_Job]:
-        """Return what is to be written in the order in which it is best taken."""
+        """Return the jobs in the best order: arrays first, then segments by the order of their source."""
         jobs = [*self._jobs, *(job for rows in self._rows for job in rows.jobs)]
 
         def place(job: _Job) -> int:
@@ -285,26 +289,26 @@ class FileWriter:
         return sorted(jobs, key=place)
 
     def as_earlier(self, path: Path, kind: str) -> Earlier:
-        """Return what `write` has written, for the next one.
+        """Return the written checkpoint as the earlier one of the next commit.
 
         Args:
-            path: where the folder is then.
-            kind: what it is a state of.
+            path: the final path of the folder.
+            kind: the kind of the state's owner.
         """
         arrays = [self._all.take(numbers) for numbers in self._large]
         tables = [rows.within(self._all) for rows in self._rows]
         return Earlier(path, kind, self._packs.files, arrays, tables)
 
     def add(self, name: str, data: bytes) -> None:
-        """Write one more file of that name."""
+        """Write a further file that isn't a data file."""
         self._packs.add(name, data)
 
     def sync(self) -> None:
-        """Return once what was written until now is on the disk, with its names."""
+        """Return once all written files are on the disk, with their names."""
         self._packs.sync(self._unhurried)
 
     def _put(self, job: _Job) -> None:
-        """Write an extent, or link it where it's found to be the same."""
+        """Write an extent, or link it if an earlier checkpoint has the same bytes."""
         found = self._stored(job) if job.source is None else self._taken(job.source, job)
         self._extents[job.number] = found
         self._packs.sync_some(self._unhurried)
@@ -319,7 +323,7 @@ class FileWriter:
         return found
 
     def _taken(self, source: SavedRows, job: _Job) -> Extent:
-        """Write a segment from where it lives; from a copy if it was written on meanwhile."""
+        """Write a segment directly from live memory. If another thread changed it meanwhile, write a copy instead."""
         number = job.segment
         live = source.look(number)
         same = None if live is None else self._same(job, live)
@@ -330,7 +334,7 @@ class FileWriter:
                 found = self._appended(pack, live)
                 if source.settled(number):
                     return found
-                pack.cut(found.offset)  # some of it is from before a write, and some from after it
+                pack.cut(found.offset)  # The bytes are torn: a write of another thread came in between.
             data = source.take(number)
             try:
                 return self._appended(pack, [data])
@@ -348,7 +352,7 @@ class FileWriter:
         return Extent(pack.number, start, pack.size - start, found)
 
     def _rest(self) -> None:
-        """Leave the processor to others, unless there is haste."""
+        """Rest, if this is a background write that no caller waits for."""
         if self._unhurried:
             self._pace.keep()
 
@@ -357,20 +361,21 @@ class FileWriter:
         return self._aside is not None and not self._aside.is_set()
 
     def _same(self, job: _Job, pieces: list[Array]) -> Extent | None:
-        """Return the earlier extent, linked, if it has these very bytes."""
+        """Link and return the earlier extent if it has exactly these bytes; otherwise return None."""
         if job.earlier is None or self._earlier is None:
             return None
         before = job.earlier.file
         if self._packs.refuses(before) or not _has(self._earlier.place(before), job.earlier, pieces):
             return None
-        if checksums(pieces) != job.earlier.checksums:  # which were forged
+        # The bytes are equal but the checksums aren't, so the earlier manifest is wrong.
+        if checksums(pieces) != job.earlier.checksums:
             return None
         file = self._packs.link(before)
         return None if file is None else job.earlier.within(file)
 
 
 def _has(path: str, extent: Extent, pieces: list[Array]) -> bool:
-    """Return whether an extent of a file has these very bytes."""
+    """Return whether an extent of a file has exactly these bytes."""
     try:
         with files.reading(path) as file:
             at, buffer = extent.offset, np.empty(_PIECE_BYTES, np.uint8)
@@ -381,12 +386,12 @@ def _has(path: str, extent: Extent, pieces: list[Array]) -> bool:
                         return False
                     at += part.size
             return at == extent.stop
-    except OSError:  # then it's written
+    except OSError:  # An unreadable file has no usable bytes; the caller writes them.
         return False
 
 
 def checksums(pieces: Iterable[Any]) -> tuple[int, ...]:
-    """Return the checksums of all blocks of bytes that lie one piece after the other; the last one may be short."""
+    """Return the crc32 of each block of the concatenated pieces. The last block may be short."""
     found: list[int] = []
     block: list[memoryview] = []
     room = BLOCK_BYTES
@@ -402,7 +407,7 @@ def checksums(pieces: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _step(size: int) -> int:
-    """Return about how many bytes each piece of a large array has."""
+    """Return the piece size for a large array of `size` bytes."""
     return LARGE_BYTES // 2 if size <= _COARSE_BYTES else BLOCK_BYTES
 
 
