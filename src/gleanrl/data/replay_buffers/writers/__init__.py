@@ -1,4 +1,4 @@
-"""Writers: where new records go."""
+"""Writers, which decide where new records go."""
 
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.writers.base import ImmutableDatasetWriter, Writer

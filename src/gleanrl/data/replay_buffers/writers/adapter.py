@@ -1,4 +1,4 @@
-"""Writers by the protocol that other releases have."""
+"""Adapter for writers that follow the protocol of other releases."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _NEEDED = ("register_storage", "add", "extend", "state_dict", "load_state_dict")
 
 
 def as_writer(writer: Any) -> Any:
-    """Return a writer as buffers use it (see `view_of`); what is none stays as it is."""
+    """Return a writer in the form that buffers use (see `view_of`); return any other object unchanged."""
     return view_of(writer, Writer, FamiliarWriter, _METHODS, _NEEDED)
 
 
 class FamiliarWriter(Adapter, Writer):
-    """Writes by `add` and `extend`, which call the storage's `set` by themselves and return the index."""
+    """Adapter that writes by a user's `add` and `extend`, which call the storage's `set` and return the index."""
 
     __slots__ = ()
 
     def register_storage(self, storage: Storage) -> None:
-        """Write to `storage` from now on."""
+        """Write to `storage` from now on; a user's method of this name is called, too."""
         super().register_storage(storage)
         if not self.own.isdisjoint({"add", "extend"}):
             storage.takes_one = True
@@ -35,7 +35,7 @@ class FamiliarWriter(Adapter, Writer):
             self.part.register_storage(storage.given if self.foreign else storage)
 
     def store(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
-        """Have the user's method write, and return its index."""
+        """Write by the user's method, and return its index."""
         name = "add" if single else "extend"
         if name not in self.own:
             return super().store(data, single, dim_extend, where)
@@ -45,23 +45,24 @@ class FamiliarWriter(Adapter, Writer):
         storage = self.storage
         version = storage.version
         index = self.part.add(data) if single else self.part.extend(data)
+        # A storage of another library changes behind its view, so its version may have missed the write.
         if storage.version == version:
             storage.note_written(index)
         return index
 
     def place(self, prepared: Prepared) -> Placement | Selection:
-        """Return where the user's class places records, if it does so by itself."""
+        """Return the placement of records by a user's class that overrides `place` itself."""
         return super().place(prepared)  # type: ignore[safe-super]
 
     def emptied(self) -> None:
-        """Tell that the storage was emptied."""
+        """Report that the storage was emptied."""
         if "_empty" in self.own:
             self.call("_empty")
 
     # State
 
     def snapshot(self) -> Any:
-        """Return the state; the user's own where there is one."""
+        """Return the state: the user's own state if its class defines one."""
         return self.saved() if "state_dict" in self.own else super().snapshot()
 
     def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Any:
@@ -77,7 +78,7 @@ class FamiliarWriter(Adapter, Writer):
         return self.parsed(state, self.part.trial(stored) if ours else None)
 
     def adopt(self, value: Any) -> None:
-        """Go on from a value."""
+        """Continue from a value."""
         if isinstance(value, SavedAttributes):
             self.restore(value)
         else:

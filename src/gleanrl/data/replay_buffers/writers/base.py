@@ -1,7 +1,4 @@
-"""What a writer is: it decides where new records go.
-
-No writer at all: a dataset that is only read.
-"""
+"""The interface of writers, and a writer for datasets that are only read."""
 
 from __future__ import annotations
 
@@ -24,26 +21,25 @@ from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
 class NoState(NamedTuple):
-    """The state of a writer that has none."""
+    """The state of a writer without state."""
 
 
 class Writer(Part, Stateful[Any]):
     """Turns prepared records into a placement in one storage.
 
-    `place` decides and changes nothing that shows; the storage takes the records and moves on. The buffer calls it
-    under its lock. A writer belongs to one buffer (see `Part`) and keeps no
-    position of its own where the storage knows it: whatever was written, cleared or loaded without the writer
-    counts.
+    `place` decides and has no visible effect; then the storage takes the records and moves its end. The buffer calls a
+    writer under its lock. A writer belongs to one buffer (see `Part`). It keeps no position if the storage has one, so
+    that it also takes writes, clears and loads into account that were made without it.
 
     Args:
-        compilable: has no effect: compiled programs call buffers, they don't contain them.
+        compilable: has no effect: compiled programs call buffers, but don't contain them.
     """
 
     _storage: Storage | None = None
     _tried_for: StorageState | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a class with `add` or `extend` of its own do without `place` (see `FamiliarWriter`)."""
+        """Let a class that overrides `add` or `extend` leave out `place` (see `FamiliarWriter`)."""
         super().__init_subclass__(**options)
         if overridden(cls, "add", "extend", of=Writer):
             make_concrete(cls, ("place",))
@@ -59,7 +55,7 @@ class Writer(Part, Stateful[Any]):
         return self._storage
 
     def register_storage(self, storage: Storage) -> None:
-        """Write to `storage` from now on, after what it holds.
+        """Write to `storage` from now on, after the records that it holds.
 
         Raises:
             InvalidArgumentError: the writer belongs to a buffer with another storage.
@@ -75,31 +71,31 @@ class Writer(Part, Stateful[Any]):
             storage.takes_one = True
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise if the writer can't write to `storage`; a buffer asks before it takes either."""
+        """Raise if the writer can't write to `storage`; a buffer calls this before it takes either of them."""
 
     def check_write(self, data: Any, where: str) -> None:
-        """Raise if `data` isn't for this writer; nothing, not even the schema, was changed yet.
+        """Raise if this writer doesn't accept `data`; nothing has changed so far, not even the schema.
 
         Args:
-            data: records as they are to be stored, one or many, behind the inverse transforms.
+            data: one record or many, in the form to be stored, after the inverse transforms.
             where: the call that error messages name.
         """
 
     @abstractmethod
     def place(self, prepared: Prepared) -> Placement | Selection:
-        """Return where prepared records go; nothing changes.
+        """Return the slots for prepared records; nothing changes.
 
         Returns:
-            A `Placement` for a run of time steps, or a `Selection` for chosen records in slots of their own.
+            A `Placement` for consecutive time steps, or a `Selection` for chosen records with one slot each.
         """
 
     def store(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
         """Write one record or many and return their index (see `ReplayBuffer.add` and `extend`).
 
         Args:
-            data: the records; a list was joined before.
-            single: whether it is one time step without its time dimension.
-            dim_extend: the dimension that is time.
+            data: the records, not as a list: the caller has joined a list.
+            single: whether `data` is one time step without its time dimension.
+            dim_extend: the time dimension.
             where: the call that error messages name.
         """
         self.check_write(data, where)
@@ -129,18 +125,18 @@ class Writer(Part, Stateful[Any]):
             return self.store(joined, False, 0, "extend")
 
     def emptied(self) -> None:
-        """Learn that the storage was emptied."""
+        """Note that the storage was emptied."""
 
     def _empty(self) -> None:
-        """Begin anew: nothing to do, the storage knows where a ring goes on."""
+        """Do nothing: the storage knows where a ring continues."""
 
     def check_clear(self) -> None:
         """Raise if the storage may not be emptied."""
 
-    # State: a writer without one says nothing
+    # State; the defaults are for writers without state
 
     def snapshot(self) -> Any:
-        """Return what the writer knows of the stored records beside what they say; nothing by default."""
+        """Return data about the stored records that the records themselves don't hold; none by default."""
         return NoState()
 
     def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Any:
@@ -148,26 +144,26 @@ class Writer(Part, Stateful[Any]):
 
         Args:
             state: what `state_dict` returned.
-            stored: what it has to fit; None for what the writer's storage holds.
+            stored: the storage or state that it has to fit; None for the writer's storage.
 
         Raises:
-            SchemaError: a state that doesn't fit.
+            SchemaError: the state doesn't fit.
         """
         StateReader(state, f"a {type(self).__name__}")
         return NoState()
 
     def adopt(self, value: Any) -> None:
-        """Go on from a value, with the storage that holds what it was parsed for."""
+        """Continue from a value, with the storage that it was parsed for."""
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on from a saved state; in a `trial` it's only checked."""
+        """Continue from a saved state; during a `trial` the state is only checked."""
         value = self.parse(state_dict, self._tried_for)
         if self._tried_for is None:
             self.adopt(value)
 
     @contextmanager
     def trial(self, stored: StorageState) -> Iterator[None]:
-        """Check what is loaded against records that the storage doesn't hold yet."""
+        """Check loaded states against `stored` during a ``with`` block; the storage doesn't hold these records yet."""
         self._tried_for = stored
         try:
             yield
@@ -175,38 +171,39 @@ class Writer(Part, Stateful[Any]):
             self._tried_for = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the storage: a buffer registers its own with the copy."""
+        """Return the attributes to pickle: without the storage, because a buffer registers its own with the copy."""
         return {**super().__getstate__(), "_storage": None}
 
 
 def no_index(storage: Storage) -> torch.Tensor:
-    """Return what a write returns that stored nothing."""
+    """Return the index of a write that stored nothing."""
     shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
     return torch.empty(shape, dtype=torch.int64, device="cpu")
 
 
 def index_of(placement: Placement | Selection, storage: Storage, single: bool) -> Any:
-    """Return what a write returns: an int, slots ``(n,)``, or coordinates ``(n, ndim)``; -1 for what didn't stay."""
+    """Return the index of a write: an int, slots ``(n,)`` or coordinates ``(n, ndim)``; -1 for records not stored."""
     if isinstance(placement, Selection):
         return int(placement.returned[0]) if single else placement.returned
     start, count, skipped = placement.start, placement.num_steps, placement.skipped
     if storage.ndim == 1 and single:
         return start
-    steps = torch.from_numpy(np.arange(start, start + count, dtype=np.int64))  # half the time of torch.arange
+    # By NumPy, which takes half the time of torch.arange.
+    steps = torch.from_numpy(np.arange(start, start + count, dtype=np.int64))
     if start + count > placement.capacity:
         steps %= placement.capacity
     if storage.ndim > 1:
         steps = torch.cartesian_prod(
             steps, *(torch.arange(size, device="cpu") for size in storage.batch_shape)
         )
-    if skipped:  # they are overwritten by the same write
+    if skipped:  # later steps of the same write overwrite them
         gone = torch.full((skipped * storage.rows_per_step, *steps.shape[1:]), -1, device="cpu")
         steps = torch.cat([gone, steps])
     return steps
 
 
 def _spread(index: Any, kept: torch.Tensor, single: bool) -> Any:
-    """Return an index with -1 for the given rows that aren't kept, ``(given,)`` bool."""
+    """Return the index of all given rows: -1 for rows that aren't in `kept`, ``(given,)`` bool."""
     if single:
         return index if kept.all() else -1
     spread = torch.full(kept.shape, -1, dtype=torch.int64, device="cpu")
@@ -215,10 +212,10 @@ def _spread(index: Any, kept: torch.Tensor, single: bool) -> Any:
 
 
 class ImmutableDatasetWriter(Writer):
-    """Refuses every write and `empty`: what the storage holds stays as it is.
+    """Refuses every write and `empty`: the stored records never change.
 
-    Restoring a saved state is no write: `load_state_dict` of the buffer works, also with the state of a buffer
-    that had another writer.
+    Loading a saved state is not a write. `load_state_dict` of the buffer works, even with the state of a buffer that
+    had another writer.
 
     Examples:
         >>> import torch
@@ -247,5 +244,5 @@ class ImmutableDatasetWriter(Writer):
         )
 
     def parse(self, state: Any, stored: Any = None) -> NoState:
-        """Accept every state: whatever position it names isn't needed."""
+        """Accept every state: this writer needs no position."""
         return NoState()

@@ -1,4 +1,4 @@
-"""The writers of the members of an ensemble."""
+"""The writers of a buffer ensemble."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
 class WriterEnsemble(Shown):
-    """Several writers side by side; each member of an ensemble is written through itself.
+    """Several writers; each member of an ensemble is written to through its own writer.
 
-    It isn't a `Writer`: there is no one place where new records would go.
+    It isn't a `Writer`, because an ensemble as a whole has no place for new records.
 
     Args:
         writers: one for each buffer.
 
     Raises:
-        InvalidArgumentError: no writers.
+        InvalidArgumentError: no writer is given.
 
     Examples:
         >>> from gleanrl.data.replay_buffers import RoundRobinWriter
@@ -47,7 +47,7 @@ class WriterEnsemble(Shown):
         return iter(self._writers)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the writer at an int, an ensemble of them at a slice, list or tensor."""
+        """Return the writer at an int, or an ensemble of the writers at a slice, list or tensor."""
         chosen = members_at(index, len(self._writers))
         if isinstance(chosen, int):
             return self._writers[chosen]
@@ -66,7 +66,7 @@ class WriterEnsemble(Shown):
         return {"writers": [writer.state_dict() for writer in self._writers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give each writer its saved state.
+        """Continue each writer from its saved state.
 
         Raises:
             SchemaError: another number of writers, or a state that doesn't fit; nothing changed.
@@ -75,7 +75,7 @@ class WriterEnsemble(Shown):
 
 
 def refuse(where: str) -> NoReturn:
-    """Raise `UnsupportedError`: an ensemble is read, its members are written."""
+    """Raise `UnsupportedError`, because users write to the members of an ensemble, not to the ensemble."""
     raise UnsupportedError(
         f"{where}: an ensemble is only read; write to one of its members, ensemble[0].{where}(...)"
     )

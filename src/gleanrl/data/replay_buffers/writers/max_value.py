@@ -1,7 +1,4 @@
-"""The writer that keeps the best records of all that were offered.
-
-Which of the stored records are the worst: ranks and ages by slot, the worst ones in order.
-"""
+"""A writer that keeps the best of all records offered so far, and the ranking that finds the worst stored ones."""
 
 from __future__ import annotations
 
@@ -25,33 +22,33 @@ from gleanrl.errors import GleanError, InvalidArgumentError, MissingKeyError, No
 Floats: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 Integers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 
-_TAIL = 1024  # records kept in order at least, once the order matters
+_TAIL = 1024  # records that a pass over all ranks puts in order
 
 
 class Ranking:
-    """The ranks of the records in slots ``[0, size)``, and their ages for equal ranks: the older one is better.
+    """The ranks and ages of the records in slots ``[0, size)``; of equal ranks the older record is the better one.
 
-    The worst records are kept in order (the *tail*), every other one is better than all of them. When the tail
-    is used up, the next one is found in one pass over all ranks, so that a replacement costs
-    O(capacity / 1024) on average, and O(log) of what is written.
+    The worst records are kept in order (the *tail*); every other record is better than each of them. When the tail is
+    used up, one pass over all ranks finds the next one. So a replacement costs O(capacity / 1024) on average, in
+    addition to the sorting of the written records.
 
     Memory: 16 bytes for each slot.
 
     Args:
-        capacity: slots.
-        ranks: of the records stored, ``(size,)``; no NaN.
-        ages: when they came, ``(size,)``, each number once; the smallest came first.
+        capacity: number of slots.
+        ranks: ranks of the stored records, ``(size,)``; no NaN.
+        ages: order of arrival, ``(size,)``, each number once; the smallest arrived first.
     """
 
     def __init__(self, capacity: int, ranks: Floats, ages: Integers) -> None:
         self.size = len(ranks)
-        # Untouched pages of these cost nothing.
+        # Pages that are never written take no memory.
         self.ranks: Floats = np.empty(capacity, np.float64)
         self.ages: Integers = np.empty(capacity, np.int64)
         self.ranks[: self.size] = ranks
         self.ages[: self.size] = ages
         self._next_age = int(ages.max()) + 1 if self.size else 0
-        self._tail: Integers = np.empty(0, np.int64)  # slots, the worst one last
+        self._tail: Integers = np.empty(0, np.int64)  # slots; the worst one is the last
 
     def worst(self, count: int) -> Integers:
         """Return the slots of the `count` worst records (at most `size`), the worst one first."""
@@ -60,7 +57,7 @@ class Ranking:
         return self._tail[len(self._tail) - count :][::-1]
 
     def put(self, slots: Integers, ranks: Floats) -> None:
-        """Learn that new records came to `slots`, each once, in this order; slots beyond `size` follow it."""
+        """Record new records at `slots`, each once, in order of arrival; slots from `size` on extend the ranking."""
         if not len(slots):
             return
         tail = self._tail[~np.isin(self._tail, slots)]
@@ -69,7 +66,7 @@ class Ranking:
         self._next_age += len(slots)
         self.size = max(self.size, int(slots.max()) + 1)
         if len(tail):
-            # The newest of equals is the worst one: what equals the tail's best belongs to the tail.
+            # The newest of equal records is the worst one, so a new record that equals the tail's best belongs to it.
             among = slots[ranks <= self.ranks[tail[0]]]
             if len(among):
                 tail = self._ordered(np.concatenate([tail, among]))[-2 * _TAIL :]
@@ -85,7 +82,7 @@ class Ranking:
         self._tail = self._ordered(slots)[-count:]
 
     def _ordered(self, slots: Integers) -> Integers:
-        """Return `slots`, the best one first."""
+        """Return `slots` sorted, the best one first."""
         return slots[np.lexsort((self.ages[slots], -self.ranks[slots]))]
 
     def check_valid(self) -> None:
@@ -106,42 +103,42 @@ _REDUCTIONS = {
 
 
 class Ages(NamedTuple):
-    """In which order the stored records came."""
+    """The order in which the stored records arrived."""
 
     ages: torch.Tensor
-    """The place of each slot's record in that order, ``(records,)`` int64."""
+    """Position of each slot's record in that order, ``(records,)`` int64."""
 
 
 class _Placed(NamedTuple):
     slots: Any  # (n,) int64, in the order of the records
-    ranks: Floats  # theirs
-    version: Version  # of the storage once they are stored
+    ranks: Floats  # (n,) of the records
+    version: Version  # the storage's version after they are stored
 
     def fills(self, changes: list[Change]) -> bool:
         return np.array_equal(np.sort(self.slots), slots_in(changes).numpy())
 
 
 class TensorDictMaxValueWriter(Writer, Follower[Storage]):
-    """Keeps the records of the highest rank: the storage's content is the top of everything ever offered.
+    """Keeps the records of the highest ranks among all records ever offered.
 
-    A record's rank is the value at `rank_key`, reduced to one number and compared as float64. A record whose
-    rank equals that of a stored one doesn't replace it; where one of several equal ones has to go, the one
-    that came last goes. `extend` returns -1 for a record that isn't stored once the call has ended.
+    A record's rank is the value at `rank_key`, reduced to one number and compared as float64. A record whose rank
+    equals that of a stored one doesn't replace it. If one of several equal records has to be evicted, it is the one
+    that arrived last. `extend` returns -1 for a record that isn't stored when the call returns.
 
-    The ranks are those of the stored records: after the storage was written, cleared or loaded by itself they
-    are read again (and of equal ones the lowest slot counts as the first that came).
+    The ranks always belong to the stored records. They are read again after the storage was written, cleared or loaded
+    without the writer. Of equal records, the one in the lowest slot then counts as the oldest.
 
     Memory: 16 bytes for each slot.
 
     Args:
-        rank_key: where the value stands.
-        reduction: how several values of a record become one number: ``"sum"``, ``"mean"``, ``"max"``,
-            ``"min"`` or ``"median"``.
+        rank_key: key of the value.
+        reduction: how several values of a record are reduced to one number: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``
+            or ``"median"``.
         compilable: has no effect, see `Writer`.
 
     Raises:
-        InvalidArgumentError: another reduction; when a buffer takes the writer, a storage with more than one
-            batch dimension.
+        InvalidArgumentError: another reduction. Also when a buffer takes the writer and the storage has several batch
+            dimensions or no size limit.
 
     Examples:
         >>> import torch
@@ -165,8 +162,8 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         self.rank_key = as_key(key_argument("rank_key", rank_key))
         self.reduction = reduction
         self._ranking: Ranking | None = None
-        self._placed: _Placed | None = None  # what is about to be stored, or was stored last
-        self._ages: torch.Tensor | None = None  # of a state whose records weren't looked at yet
+        self._placed: _Placed | None = None  # the records that are about to be stored, or were stored last
+        self._ages: torch.Tensor | None = None  # the loaded ages, until the next `sync` reads the records
 
     # Taking a storage
 
@@ -185,18 +182,18 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         self._read(storage)
 
     def sync(self, storage: Storage) -> None:
-        """Bring the ranks in step with what `storage` holds."""
+        """Bring the ranks in sync with the records of `storage`."""
         super().sync(storage)
         self._ages = None
 
     def _look_at_all(self, storage: Storage) -> None:
-        """Read the ranks of what is stored; without ages that fit, the slots' order stands for them."""
+        """Read the ranks of all stored records; without ages that fit, the slots' order gives their ages."""
         ranks, ages = self._read(storage), self._ages
         known = np.arange(len(ranks)) if ages is None or len(ages) != len(ranks) else ages.numpy()
         self._ranking = Ranking(storage.max_size, ranks, known)
 
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
-        """Take in what the writer placed; whatever somebody else changed is read again with all the rest."""
+        """Add the records that this writer placed; after any other change, read all ranks again."""
         placed, ranking = self._placed, self._ranking
         mine = placed is not None and placed.version == storage.version
         if ranking is None or placed is None or not mine or not placed.fills(changes):
@@ -217,7 +214,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         return self._ranks(storage.get(slice(None)), len(storage), "writer")
 
     def _ranks(self, records: Any, count: int, where: str) -> Floats:
-        """Return the ranks of `count` records: one collection ``[count, ...]``, a single one, or a list."""
+        """Return the ranks of `count` records: one collection ``[count, ...]``, a single record, or a list."""
         check_collections(self, records, where)
         if isinstance(records, list):
             values = [self._value(record, where).reshape(1, -1) for record in records]
@@ -249,19 +246,19 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
     # Writing
 
     def check_write(self, data: Any, where: str) -> None:
-        """Raise unless `data` are TensorDicts with a rank each."""
+        """Raise unless `data` are TensorDicts and each has a rank."""
         check_collections(self, data, where)
         count = len(data) if isinstance(data, list) or data.batch_dims else 1
         if count:
             self._ranks(data, count, where)
 
     def place(self, prepared: Prepared) -> Selection:
-        """Return which of the records are among the best, and where they go."""
+        """Return which of the records are among the best, and their slots."""
         storage, ranking = self.storage, self._current()
         ranks = self._offered(storage, prepared)
         capacity, stored, count = storage.max_size, len(storage), len(ranks)
         free = min(capacity - stored, count)
-        best = np.argsort(-ranks, kind="stable")  # of equal ones the first comes first
+        best = np.argsort(-ranks, kind="stable")  # stable: of equal ranks the first record is the better one
         evicted = self._beaten(ranking, ranks[best[free:]])
         rows = np.sort(best[: free + len(evicted)])
         slots = np.concatenate([np.arange(stored, stored + free), evicted])
@@ -276,12 +273,12 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
 
     @staticmethod
     def _beaten(ranking: Ranking, challengers: Floats) -> Any:
-        """Return the slots that challengers, the best one first, take over from the worst ones stored."""
+        """Return the slots of the worst stored records that the challengers (the best one first) replace."""
         if not len(challengers) or not ranking.size:
             return np.empty(0, np.int64)
         hopeful = int((challengers > ranking.ranks[ranking.worst(1)]).sum())
         worst = ranking.worst(min(hopeful, ranking.size))
-        # Challengers fall and the worst ones rise: once one doesn't win, none that follows does.
+        # The ranks of challengers fall and those to beat rise: once a challenger doesn't win, no later one does.
         return worst[: int((challengers[: len(worst)] > ranking.ranks[worst]).sum())]
 
     def _offered(self, storage: Storage, prepared: Prepared) -> Floats:
@@ -294,13 +291,13 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
     # State
 
     def snapshot(self) -> Ages:
-        """Return in which order the stored records came; their ranks are read from the storage."""
+        """Return the order in which the stored records arrived; their ranks are read from the storage."""
         ranking = self._current()
         order = np.argsort(np.argsort(ranking.ages[: ranking.size]))
         return Ages(torch.from_numpy(order))
 
     def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Ages:
-        """Return a saved order of as many records as are stored, which have ranks; `SchemaError` for anything else."""
+        """Return a saved order of arrival; raise `SchemaError` unless it fits the records and all have ranks."""
         stored = self.storage if stored is None else stored
         count = stored.num_steps
         if count and isinstance(stored, StorageState):
@@ -319,17 +316,17 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         return Ages(ages)
 
     def adopt(self, value: Ages) -> None:
-        """Go on with the records that the storage holds, in the order in which they had come."""
+        """Continue with the stored records in the saved order of arrival."""
         self._ages = value.ages
         self.unfollow()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the storage, with the order of its records."""
+        """Return the attributes to pickle: without the storage, with the order of its records."""
         ages = self._ages if self._ranking is None else self.snapshot().ages
         return {**super().__getstate__(), "_ages": ages, "_ranking": None, "followed": None, "_placed": None}
 
     def check_valid(self) -> None:
-        """Raise AssertionError unless the ranks are those of the stored records; for tests."""
+        """Raise AssertionError unless the ranks in memory equal the ranks of the stored records; for tests."""
         ranking = self._current()
         assert np.array_equal(ranking.ranks[: ranking.size], self._read(self.storage))
         ranking.check_valid()

@@ -1,4 +1,4 @@
-"""The ring writers: oldest out first."""
+"""Ring writers, which overwrite the oldest record first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gleanrl.errors import SchemaError
 
 
 class Cursor(NamedTuple):
-    """Where a ring goes on."""
+    """The time step that the next write of a ring starts at."""
 
     cursor: int
 
 
 class _OtherName:
-    """A writer's cursor by another name, over which a subclass may assign an attribute of its own."""
+    """Alias of a writer's cursor; without `__set__`, so that a subclass may assign an attribute of this name."""
 
     def __get__(self, writer: RoundRobinWriter | None, owner: type[Any]) -> Any:
         return self if writer is None else writer.cursor
@@ -30,9 +30,9 @@ class _OtherName:
 class RoundRobinWriter(Writer):
     """Writes one time step after the other and starts again at the first when the storage is full.
 
-    Of a write longer than the storage the newest steps stay, where they would stand had the steps been
-    written one by one. The position is the storage's own (`Storage.end`): after a storage was written,
-    cleared or loaded by itself, the writer goes on behind the newest record that it holds.
+    If a write is longer than the storage, its newest steps are stored in the slots they would have if the steps were
+    written one by one. The position is the storage's own (`Storage.end`). So after a storage was written, cleared or
+    loaded without the writer, it continues after the newest record.
 
     Examples:
         >>> import torch
@@ -49,7 +49,7 @@ class RoundRobinWriter(Writer):
         """The time step that the next write starts at."""
         return self.storage.end
 
-    _cursor = _OtherName()  # a private name that programs do use
+    _cursor = _OtherName()  # a private name of other releases that programs use
 
     def place(self, prepared: Prepared) -> Placement:
         """Return the next steps of the ring."""
@@ -64,15 +64,16 @@ class RoundRobinWriter(Writer):
         return new_tuple(Placement, (start, count, skipped, evicted, length, capacity))
 
     def snapshot(self) -> Cursor:
-        """Return the cursor, which is the storage's."""
+        """Return the storage's cursor."""
         return Cursor(self.cursor)
 
     def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Cursor:
-        """Return a saved cursor that leaves no gap behind what is stored; `SchemaError` for anything else."""
+        """Return a saved cursor that leaves no gap after the stored steps; raise `SchemaError` for any other state."""
         stored = self.storage if stored is None else stored
         capacity, num_steps = stored.capacity_steps, stored.num_steps
         reader = StateReader(state, f"a {type(self).__name__}")
-        if isinstance(stored, StorageState) and stored.moved is not None:  # of another ring
+        # A ring of another size: its records were moved, so its cursor says nothing here.
+        if isinstance(stored, StorageState) and stored.moved is not None:
             reader.integer("cursor")
             return Cursor(stored.end)
         cursor = reader.integer("cursor", 0, capacity - 1)
@@ -84,11 +85,11 @@ class RoundRobinWriter(Writer):
         return Cursor(cursor)
 
     def adopt(self, value: Cursor) -> None:
-        """Go on at a cursor."""
+        """Continue at a cursor."""
         self.storage.end = value.cursor
 
     def check_valid(self) -> None:
-        """Raise AssertionError unless the cursor stands where the stored part allows; for tests."""
+        """Raise AssertionError if the cursor leaves the ring or a gap after the stored steps; for tests."""
         stored, capacity = self.storage.num_steps, self.storage.capacity_steps
         assert 0 <= self.cursor < capacity
         assert stored == capacity or self.cursor == stored
@@ -97,7 +98,7 @@ class RoundRobinWriter(Writer):
 class TensorDictRoundRobinWriter(RoundRobinWriter):
     """A `RoundRobinWriter` for TensorDicts and tensorclasses; it refuses other records.
 
-    Nothing is written into the data: the ``index`` of a sample comes from its draw.
+    It writes nothing into the data: the ``index`` of a sample is set at its draw.
     """
 
     def check_write(self, data: Any, where: str) -> None:
@@ -110,8 +111,8 @@ def check_collections(writer: Any, data: Any, where: str) -> None:
     """Raise `SchemaError` unless `data` is a TensorDict, a tensorclass or a list of them.
 
     Args:
-        writer: who asks.
-        data: what is to be written.
+        writer: the writer that checks; the message names its class.
+        data: the data to be written.
         where: the call that the message names.
     """
     for record in data if isinstance(data, list) else (data,):
