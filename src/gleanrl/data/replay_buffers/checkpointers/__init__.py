@@ -1,4 +1,4 @@
-"""How a storage's records are written into a checkpoint: `rb.storage.checkpointer = FlatStorageCheckpointer()`."""
+"""Checkpointers, the forms of records on disk: `rb.storage.checkpointer = FlatStorageCheckpointer()` sets one."""
 
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.checkpointers.base import (

@@ -1,7 +1,4 @@
-"""What every checkpointer does: states of storages in another form, and back, bit for bit.
-
-Records written as they are.
-"""
+"""The interface of checkpointers, which convert a storage's state into a form for checkpoints and back bit for bit."""
 
 from __future__ import annotations
 
@@ -27,28 +24,28 @@ _PACKED = "packed"
 
 
 class StorageCheckpointerBase(ABC):
-    """Abstract: writes a storage's records into checkpoints in a form of its own.
+    """Abstract: writes a storage's records into checkpoints in its own form.
 
-    Whatever the form, loading gives every record back bit for bit. A checkpoint says in which form it was written, so
-    that it can be loaded whatever checkpointer the storage has.
+    Loading restores every record bit for bit, in any form. A checkpoint names its form, so that a storage with any
+    checkpointer can load it.
 
-    `pack` and `unpack` are all that a form consists of. A class that replaces them gets tensors, whatever the class
-    before it took.
+    A form consists of `pack` and `unpack` alone. A class that overrides one of them gets tensors, even if its base
+    class takes segments.
     """
 
     form: ClassVar[str]
-    """What the form is called in checkpoints."""
+    """The form's name in checkpoints."""
     takes_segments: ClassVar[bool] = False
-    """Whether `pack` and `unpack` bear rows in segments, generations first, in the place of ``"columns"``."""
+    """Whether `pack` and `unpack` accept rows in segments as ``"columns"``; the generations are the first column."""
     makes_columns: ClassVar[bool] = False
-    """Whether `unpack` takes columns that are `Unread`, and nobody else has the memory of those that it returns."""
+    """Whether `unpack` accepts `Unread` columns and returns columns whose memory nothing else uses."""
     _forms: ClassVar[dict[str, type[StorageCheckpointerBase]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Note the form, to find it when a checkpoint is loaded.
+        """Register the form, so that loading a checkpoint finds it.
 
         Raises:
-            UnsupportedError: the class replaces `dumps` or `loads`, which checkpoints of buffers don't call.
+            UnsupportedError: the class overrides `dumps` or `loads`, which checkpoints of buffers don't call.
         """
         super().__init_subclass__(**kwargs)
         for name in ("dumps", "loads"):
@@ -58,6 +55,7 @@ class StorageCheckpointerBase(ABC):
                     "pack() and unpack() instead"
                 )
         if {"pack", "unpack"} & cls.__dict__.keys():
+            # A base class's flags describe its own `pack` and `unpack`, which this class replaces.
             cls.takes_segments = cls.__dict__.get("takes_segments", False)
             cls.makes_columns = cls.__dict__.get("makes_columns", False)
         if "form" in cls.__dict__:
@@ -68,36 +66,36 @@ class StorageCheckpointerBase(ABC):
         """Return a storage's state in this form.
 
         Args:
-            state: from `Storage.state_dict`.
+            state: the state that `Storage.state_dict` returned.
 
         Raises:
-            CheckpointError: it can't be written so.
+            CheckpointError: this form can't hold the state.
         """
 
     @classmethod
     @abstractmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state that `pack` was given; it may be in the memory of `packed`, which is nobody's any more.
+        """Return the state that `pack` was called with; it may reuse the memory of `packed`, which the caller gives up.
 
         Raises:
-            CorruptCheckpointError: `packed` is nothing that it returned.
+            CorruptCheckpointError: `pack` can't have returned `packed`.
         """
 
     def packed(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a storage's state in this form, with the form's name."""
+        """Return a storage's state in this form, together with the form's name."""
         given = state if self.takes_segments else with_tensors(state)
         return {"form": self.form, _PACKED: self.pack(given)}
 
     def packed_later(self, state: Mapping[str, Any]) -> Later:
-        """Return what becomes `packed` when it is written."""
+        """Return a value that becomes the result of `packed` when it is written."""
         return _Packed(self, state)
 
     @classmethod
     def unpacked(cls, state: Any) -> dict[str, Any]:
-        """Return the state that any checkpointer's `packed` was given.
+        """Return the state that `packed` of any checkpointer was called with.
 
         Raises:
-            IncompatibleCheckpointError: nobody here knows the form.
+            IncompatibleCheckpointError: no class in this program has registered the form.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get(_PACKED), Mapping):
             raise CorruptCheckpointError("a storage's state without a form")
@@ -119,11 +117,11 @@ class StorageCheckpointerBase(ABC):
             raise CorruptCheckpointError(f"the storage isn't in the form {kind.form!r}: {cause}") from cause
 
     def dumps(self, storage: Any, path: os.PathLike[str] | str, keep: int = 1) -> None:
-        """Write a checkpoint of a storage alone; see `ReplayBuffer.dumps`."""
+        """Write a checkpoint of one storage; see `ReplayBuffer.dumps`."""
         Folder(path).commit(_STORAGE, self.packed_later(storage.moment_dict()), keep)
 
     def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Load the newest checkpoint of a storage alone; see `ReplayBuffer.loads`."""
+        """Load the newest checkpoint of one storage; see `ReplayBuffer.loads`."""
 
         def take(kind: str, state: Any) -> None:
             if kind != _STORAGE:
@@ -138,7 +136,7 @@ class StorageCheckpointerBase(ABC):
 
 
 class _Packed(Later):
-    """A storage's state in a checkpointer's form; to another process it goes in memory."""
+    """A storage's state that is packed when it is written; for another process it is pickled with tensors in memory."""
 
     def __init__(self, checkpointer: StorageCheckpointerBase, state: Mapping[str, Any]) -> None:
         super().__init__(state)
@@ -152,10 +150,10 @@ class _Packed(Later):
 
 
 def with_tensors(state: Any) -> Any:
-    """Return a storage's state with all its columns in memory, be they rows in segments, and objects in plain lists.
+    """Return a storage's state with all columns as tensors in memory, and objects in plain lists.
 
     Raises:
-        CorruptCheckpointError: the segments are damaged, or hold something else.
+        CorruptCheckpointError: the segments of rows are damaged, or hold something else.
     """
     columns = state.get("columns") if isinstance(state, Mapping) else None
     if isinstance(state, Mapping) and isinstance(items := state.get("items"), Items):
@@ -169,7 +167,7 @@ def with_tensors(state: Any) -> Any:
 
 
 def _read(state: Any) -> Any:
-    """Return a storage's state whose columns are read, if they weren't."""
+    """Return a storage's state with all `Unread` columns read."""
     columns = state.get("columns") if isinstance(state, Mapping) else None
     if not isinstance(columns, list) or not any(isinstance(column, Unread) for column in columns):
         return state
@@ -177,10 +175,10 @@ def _read(state: Any) -> Any:
 
 
 def in_memory(state: Any) -> Any:
-    """Return the state of buffers with the columns of all their storages in memory, for another process.
+    """Return the state of buffers with the columns of all storages in memory, for another process.
 
     Raises:
-        CorruptCheckpointError: segments are damaged.
+        CorruptCheckpointError: the segments of rows are damaged.
     """
     if isinstance(state, Mapping):
         return with_tensors({name: in_memory(part) for name, part in state.items()})
@@ -188,7 +186,7 @@ def in_memory(state: Any) -> Any:
 
 
 class TensorStorageCheckpointer(StorageCheckpointerBase):
-    """Writes records as they are, the stored ones only: what storages do by themselves.
+    """Writes the stored records unchanged: the default of storages.
 
     Examples:
         >>> import tempfile, torch
@@ -206,16 +204,19 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     takes_segments = True
 
     def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state as it is."""
+        """Return the state unchanged."""
         return dict(state)
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state as it is; its columns may be rows that are still in their files."""
+        """Return the state unchanged; its columns may be rows that are still in their files."""
         return dict(packed)
 
 
 class ListStorageCheckpointer(TensorStorageCheckpointer):
-    """Writes the objects of lists: tensors, TensorDicts, numbers, strings, and containers of them, no others."""
+    """Writes the objects of list storages.
+
+    They may be tensors, TensorDicts, numbers, strings, and containers of them, but no other objects.
+    """
 
     form = "list"

@@ -1,7 +1,4 @@
-"""Whole buffers in checkpoints.
-
-Storages of an ensemble in checkpoints.
-"""
+"""Saving and loading whole buffers, and the storages of an ensemble."""
 
 from __future__ import annotations
 
@@ -20,61 +17,65 @@ from gleanrl.errors import CorruptCheckpointError
 
 
 class Checkpointed(ABC):
-    """What is saved with `dumps`, and goes on with `loads`."""
+    """An object that `dumps` saves and `loads` restores."""
 
     kind: ClassVar[str]
-    """What checkpoints of it are called."""
+    """The object's name in checkpoints."""
     elsewhere: ClassVar[bool] = False
-    """Whether it is in another process, which may be lost: when several parts are to go on, it comes first."""
+    """Whether it is in another process. That process may be lost, so of several objects this one is restored first."""
 
     @abstractmethod
     def checkpointed_state(self) -> dict[str, Any]:
-        """Return the state for `Folder.commit`: records get the form of the storages' checkpointers when it is written.
+        """Return the state for `Folder.commit`; records are packed by the storages' checkpointers when it is written.
 
-        It is the state of this moment, whoever writes meanwhile; they are held up a little until it is committed.
+        The state is that of the present moment, even if records are written before it is committed. Until then, writers
+        may have to wait a little.
         """
 
     @abstractmethod
     def loading(self, state: dict[str, Any]) -> Callable[[], None]:
-        """Return what goes on from what `checkpointed_state` returned, with whatever checkpointers; it can't fail.
+        """Return a callback that restores what `checkpointed_state` returned; the callback can't fail.
+
+        The state may have been written with any checkpointers.
 
         Raises:
-            CheckpointError: it returned nothing like it; nothing changed.
-            SchemaError: it doesn't fit; nothing changed.
+            CheckpointError: the state isn't one of such an object; nothing changed.
+            SchemaError: the state doesn't fit; nothing changed.
         """
 
     @abstractmethod
     def end_trajectories(self, ids: Collection[int]) -> None:
-        """Mark the last stored step of trajectories that nobody goes on with as truncated, and done.
+        """Mark the last stored step of trajectories that no collector will continue as truncated and done.
 
         Args:
-            ids: theirs, as ``("collector", "traj_ids")`` holds them; unknown ones are none.
+            ids: their ids, as stored in ``("collector", "traj_ids")``; unknown ids are ignored.
         """
 
     def load_checkpointed_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `checkpointed_state` returned; see `loading`."""
-        self.loading(copy.deepcopy(state))()  # what is loaded keeps the memory that it is given
+        """Restore what `checkpointed_state` returned; see `loading`."""
+        self.loading(copy.deepcopy(state))()  # a loaded part keeps the memory of the state, so pass a copy
 
     def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> Dump | None:
-        """Write a checkpoint: once this returns, it is on the disk, and whole.
+        """Write a checkpoint; when this returns, the checkpoint is complete and on the disk.
 
-        It holds what `state_dict` holds: the stored records, all parts with their random numbers, transforms, batches
-        drawn ahead. `storage.checkpointer` says in which form records are written. Whatever ends the process or the
-        machine meanwhile, the folder holds its earlier checkpoint, or this one, too.
+        It holds what `state_dict` holds: the stored records, all parts with their random generators, transforms, and
+        batches drawn ahead. `storage.checkpointer` defines the form of the records. If the process or the machine stops
+        meanwhile, the folder holds its earlier checkpoint, and this one only if it is complete.
 
         Args:
-            path: a folder, which is made if need be; repeated dumps may go to the same one.
-            keep: how many complete checkpoints it is to hold; older ones are removed once this one is complete.
-            wait: False for writing in the background: others go on writing and sampling, and the checkpoint is of the
-                moment of this call. What is overwritten before it's on the disk takes memory, a quarter of the free at
-                most. A dump waits for the one before it, and raises its error if nobody was told.
+            path: a folder, which is created if it doesn't exist; repeated dumps may use the same one.
+            keep: number of complete checkpoints to keep; older ones are removed once this one is complete.
+            wait: False writes in the background, while writing and sampling continue. The checkpoint holds the state at
+                this call. Records that are overwritten before they are on the disk take memory, at most a quarter of
+                the free memory. A dump waits for the previous one, and raises its error if the caller hasn't seen that
+                yet.
 
         Returns:
-            None; for ``wait=False`` the dump, to ask it whether it is done, and to wait for it.
+            None; with ``wait=False`` the dump, which tells whether it is done and can be waited for.
 
         Raises:
-            CheckpointError: something can't be saved, which it names; or another process writes there.
-            OSError: the disk is full, or fails; nothing is left of the attempt.
+            CheckpointError: a value that the message names can't be saved, or another process writes to the folder.
+            OSError: the disk is full or fails; the attempt leaves nothing behind.
         """
         positive("keep", keep)
         flag("wait", wait)
@@ -89,33 +90,33 @@ class Checkpointed(ABC):
         return dump
 
     def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Go on from the newest checkpoint that is whole; a warning names those that aren't.
+        """Restore the newest complete checkpoint; a warning names newer ones that are damaged.
 
-        The buffer, empty or filled, has parts like those of the one that was saved. Nothing that is read is executed.
-        A dump of this buffer that is under way is waited for.
+        The buffer, empty or filled, needs parts of the same kinds as the saved one. Loading executes no code from the
+        files. It waits for a running dump of this buffer.
 
         Args:
-            path: the folder that `dumps` was given.
-            verify: whether checksums are compared; sizes are always.
+            path: the folder given to `dumps`.
+            verify: whether checksums are compared; sizes always are.
 
         Raises:
-            CheckpointError: there is none, or it is damaged; it names the file. Nothing changed.
-            SchemaError: it doesn't fit. Nothing changed.
+            CheckpointError: there is no checkpoint, or it is damaged; the message names the file. Nothing changed.
+            SchemaError: the checkpoint doesn't fit. Nothing changed.
         """
         if self in _dumps:
             _dumps[self].end()
         Folder(path).load(verify, expecting(path, self.kind, lambda state: self.loading(state)()))
 
     def dump(self, *args: Any, **kwargs: Any) -> Dump | None:
-        """Do what `dumps` does."""
+        """Alias of `dumps`."""
         return self.dumps(*args, **kwargs)
 
     def save(self, *args: Any, **kwargs: Any) -> Dump | None:
-        """Do what `dumps` does."""
+        """Alias of `dumps`."""
         return self.dumps(*args, **kwargs)
 
     def load(self, *args: Any, **kwargs: Any) -> None:
-        """Do what `loads` does."""
+        """Alias of `loads`."""
         self.loads(*args, **kwargs)
 
 
@@ -123,10 +124,10 @@ _dumps: weakref.WeakKeyDictionary[Checkpointed, Dump] = weakref.WeakKeyDictionar
 
 
 def with_records(state: Any) -> dict[str, Any]:
-    """Return the state of a buffer whose storage's state is in any form.
+    """Return the state of a buffer, with its storage's state unpacked from any form.
 
     Raises:
-        CorruptCheckpointError: it isn't one.
+        CorruptCheckpointError: `state` isn't the state of a buffer.
     """
     if not isinstance(state, dict) or "_storage" not in state:
         raise CorruptCheckpointError("a buffer without a storage")
@@ -134,9 +135,9 @@ def with_records(state: Any) -> dict[str, Any]:
 
 
 class StorageEnsembleCheckpointer:
-    """Writes the storages of a `StorageEnsemble`, each in the form of its own checkpointer, in one commit.
+    """Writes the storages of a `StorageEnsemble` in one commit, each in the form that its checkpointer defines.
 
-    That is what the ensemble's own `dumps` and `loads` do.
+    The ensemble's `dumps` and `loads` do the same.
 
     Examples:
         >>> import tempfile, torch
@@ -155,5 +156,5 @@ class StorageEnsembleCheckpointer:
         storage.dumps(path, keep)
 
     def loads(self, storage: Checkpointed, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Load the newest checkpoint into the ensemble's storages, or into none; see `ReplayBuffer.loads`."""
+        """Load the newest checkpoint into all storages of the ensemble, or into none; see `ReplayBuffer.loads`."""
         storage.loads(path, verify)

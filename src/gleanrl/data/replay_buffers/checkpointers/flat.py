@@ -1,7 +1,4 @@
-"""Records without what they say twice: an observation stands under ``"next"``, and again in the step that follows.
-
-Records as trajectories, one after the other, each observation once.
-"""
+"""Checkpointers that write each observation once, instead of under ``"next"`` and again in the following step."""
 
 from __future__ import annotations
 
@@ -37,18 +34,18 @@ from gleanrl.errors import CorruptCheckpointError
 
 
 class FlatStorageCheckpointer(StorageCheckpointerBase):
-    """Writes each observation once: of an entry under ``"next"`` only the rows that the next step doesn't repeat.
+    """Writes each observation once: of an entry under ``"next"``, only the rows that the following step doesn't repeat.
 
-    Which rows these are is found by comparing bytes: ends of trajectories, the newest step, and whatever else differs
-    (data of n steps, streams that were written in turns). So loading is exact for any data, and what isn't repeated
-    costs nothing but its own bytes.
+    The checkpointer finds these rows by comparing bytes. They are the ends of trajectories, the newest step, and any
+    other row that differs (in n-step data, or in streams that were written alternately). So loading is exact for any
+    data, and rows that aren't repeated cost no more than their own bytes.
 
     Args:
-        done_keys: has no effect: nothing is assumed of flags.
-        reward_keys: has no effect: rewards are kept as they are.
+        done_keys: has no effect: the form doesn't depend on flags.
+        reward_keys: has no effect: rewards are kept unchanged.
 
     Raises:
-        CheckpointError: when it writes: flags with more elements than the storage has slots.
+        CheckpointError: at a dump, a flag has more elements than the storage has slots.
     """
 
     form = "flat"
@@ -59,7 +56,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         self.done_keys, self.reward_keys = done_keys, reward_keys
 
     def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state with the rows of ``"next"`` that the following step doesn't repeat."""
+        """Return the state with only those rows of ``"next"`` that the following step doesn't repeat."""
         if "columns" not in state:
             return dict(state)
         paths = paths_of(state)
@@ -87,7 +84,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         apart, paths, columns = state.pop("apart"), paths_of(state), list(state["columns"])
         width = prod(state["batch_shape"])
         count = state["num_steps"] * width
-        # What stands under "next" is the row that was written after: around the end, the first ones come last.
+        # An entry under "next" repeats the row that was written after it. Around the ring, the first rows come last.
         following = TrajectoryRuns(np.array([0, width]), np.array([count - width, 0]))
         plan: Plan = {}
         for place, column in enumerate(columns):
@@ -95,6 +92,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
                 if column.shape[0] != count:
                     raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
                 plan[place] = [(place, IN_PLACE)]
+        # Check all row numbers first: `spread` copies in C++ without checking bounds, and the file may be damaged.
         for position, kept in apart.items():
             path = paths[position]
             if path[:1] != ("next",) or columns[position] is not None:
@@ -118,7 +116,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
 
 
 def _following(state: Mapping[str, Any]) -> Array:
-    """Return the row that was written after each row, in the same column of the batch; the newest has the oldest."""
+    """Return the row that was written after each row, in the same stream; after the newest row, the oldest."""
     width = prod(state["batch_shape"])
     count = state["num_steps"] * width
     after = np.arange(width, count + width)
@@ -127,22 +125,22 @@ def _following(state: Mapping[str, Any]) -> Array:
 
 
 class NestedStorageCheckpointer(StorageCheckpointerBase):
-    """Writes records as trajectories, one after the other, each observation once.
+    """Writes records as trajectories, one after the other, with each observation once.
 
-    Beside the columns stands where trajectories begin (``offsets``), so that a reader can make nested tensors of them
-    without copying: ``torch.nested.nested_tensor_from_jagged(column, offsets)``. Columns that stand under ``"next"``,
-    too, have one row more in each trajectory, what came last: ``offsets + torch.arange(len(offsets))``.
+    ``offsets`` next to the columns holds where trajectories begin. So a reader can make nested tensors of them without
+    copying: ``torch.nested.nested_tensor_from_jagged(column, offsets)``. A column that also exists under ``"next"`` has
+    one row more in each trajectory, the last observation. Its offsets are ``offsets + torch.arange(len(offsets))``.
 
-    The rows left out are found by comparing bytes, so that any data come back exactly; data that repeat nothing (of n
-    steps, or of streams that were written in turns) are kept as they are.
+    The checkpointer finds the rows to leave out by comparing bytes, so that loading is exact for any data. Data that
+    repeat nothing are kept unchanged: n-step data, or streams that were written alternately.
 
     Args:
-        done_keys: flags under ``"next"`` that end trajectories; None for ``"done"``, ``"terminated"``, ``"truncated"``,
-            wherever they stand. What comes back doesn't depend on them.
-        reward_keys: has no effect: rewards are kept as they are.
+        done_keys: flags under ``"next"`` that end trajectories. None for ``"done"``, ``"terminated"`` and
+            ``"truncated"`` at any depth. The loaded data don't depend on them.
+        reward_keys: has no effect: rewards are kept unchanged.
 
     Raises:
-        CheckpointError: when it writes: flags with more elements than the storage has slots.
+        CheckpointError: at a dump, a flag has more elements than the storage has slots.
     """
 
     form = "nested"
@@ -153,7 +151,7 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
         self.done_keys, self.reward_keys = done_keys, reward_keys
 
     def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state with its columns as trajectories, and ``offsets``."""
+        """Return the state with its columns as trajectories, and with ``offsets``."""
         if "columns" not in state:
             return dict(state)
         paths = paths_of(state)
@@ -168,7 +166,7 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state with its rows in their places."""
+        """Return the state with its rows at their original positions."""
         state = dict(packed)
         if "columns" in state:
             check_rows(state)
@@ -178,7 +176,7 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
 
 
 def flags_of(keys: Any) -> tuple[Any, ...]:
-    """Return which flags end trajectories: last keys, and whole paths."""
+    """Return the flags that end trajectories, each as its last key or as its whole path."""
     if keys is None:
         return DONE
     several = keys if isinstance(keys, list) else (keys,) if isinstance(keys, str) else tuple(keys)

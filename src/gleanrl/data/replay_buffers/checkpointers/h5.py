@@ -1,4 +1,4 @@
-"""Records as trajectories in an HDF5 file."""
+"""A checkpointer that writes records as trajectories into an HDF5 file."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ -]*")
 
 
 class H5StorageCheckpointer(StorageCheckpointerBase):
-    """Writes records as trajectories, as `NestedStorageCheckpointer` does, into an HDF5 file, which can be compressed.
+    """Writes records as trajectories (see `NestedStorageCheckpointer`) into an HDF5 file, which can be compressed.
 
-    The file holds a dataset for each column, ``records/next/reward`` say, whatever the number of trajectories. Within
-    a checkpoint it is one more file, and whole by itself: copied from there, it can be loaded alone.
+    The file holds one dataset for each column, ``records/next/reward`` for example, for any number of trajectories. In
+    a checkpoint it is an additional file, and it is complete by itself: a copy of it can be loaded alone.
 
-    A path that ends in ``.h5`` is such a file: `dumps` puts it there once it is whole, in place of an older one. What a
-    killed process leaves beside it is removed by the next `dumps` into that folder.
+    A path that ends in ``.h5`` names such a file. `dumps` replaces an older file only when the new one is complete. If
+    a process is killed meanwhile, the next `dumps` into that folder removes its unfinished file.
 
     Args:
-        checkpoint_file: its name within a checkpoint: letters, digits, ``.``, ``_`` and ``-``, and ``.h5`` at the end.
+        checkpoint_file: name of the file within a checkpoint: letters, digits, ``.``, ``_`` and ``-``, and ``.h5`` at
+            the end.
         done_keys: see `NestedStorageCheckpointer`.
-        reward_keys: has no effect: rewards are kept as they are.
-        h5_kwargs: of `h5py.Group.create_dataset`, as a dictionary or pairs: ``compression`` (``"gzip"``, ``"lzf"``, or
-            a level of gzip, 0 to 9), ``compression_opts``, ``shuffle``, ``fletcher32``, ``chunks``. None for data as
-            they are. Chunks are of about 1 MiB unless you say otherwise.
+        reward_keys: has no effect: rewards are kept unchanged.
+        h5_kwargs: options of `h5py.Group.create_dataset`, as a dictionary or pairs: ``compression`` (``"gzip"``,
+            ``"lzf"``, or a level of gzip, 0 to 9), ``compression_opts``, ``shuffle``, ``fletcher32``, ``chunks``. None
+            for no compression. Chunks have about 1 MiB unless `h5_kwargs` says otherwise.
 
     Raises:
         InvalidArgumentError: another name of a file, or other options.
-        MissingLibraryError: h5py isn't installed; it comes with the extra ``h5``.
-        CheckpointError: when it writes: flags with more elements than the storage has slots, or h5py refuses a value.
+        MissingLibraryError: h5py isn't installed; the extra ``h5`` installs it.
+        CheckpointError: at a dump, a flag has more elements than the storage has slots, or h5py refuses a value.
     """
 
     form = "h5"
@@ -82,7 +83,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         self._nested = NestedStorageCheckpointer(done_keys, reward_keys)
 
     def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the file."""
+        """Return the file, which is written later."""
         return {"file": Attachment(self.checkpoint_file, partial(self._write, state))}
 
     def _write(self, state: Mapping[str, Any], file: BinaryIO) -> None:
@@ -114,15 +115,15 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         return NestedStorageCheckpointer.unpack(state)
 
     def dumps(self, storage: Any, path: os.PathLike[str] | str, keep: int = 1) -> None:
-        """Write a checkpoint of a storage alone; see `ReplayBuffer.dumps`.
+        """Write a checkpoint of one storage; see `ReplayBuffer.dumps`.
 
         Args:
             storage: the storage.
             path: a folder, or a file if it ends in ``.h5``.
-            keep: how many checkpoints a folder is to hold; 1 for a file.
+            keep: number of checkpoints that a folder keeps; 1 for a file.
 
         Raises:
-            CheckpointError: a directory of that file's name is there; see `ReplayBuffer.dumps` for folders.
+            CheckpointError: `path` ends in ``.h5`` and is a directory. See `ReplayBuffer.dumps` for folders.
         """
         place = Path(os.fspath(path))
         if place.suffix != ".h5":
@@ -145,12 +146,12 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
                     source.close()
 
     def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Load a storage alone; see `ReplayBuffer.loads`.
+        """Load one storage; see `ReplayBuffer.loads`.
 
         Args:
             storage: the storage.
             path: a folder, or a file if it ends in ``.h5``.
-            verify: whether checksums of a folder's files are compared; those of HDF5 files always are.
+            verify: whether checksums of a folder's files are compared. Checksums of HDF5 files always are.
 
         Raises:
             IncompatibleCheckpointError: another program wrote the file.
@@ -164,7 +165,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
 
 
 def _read(place: Path) -> dict[str, Any]:
-    """Return the state in a file that stands alone."""
+    """Return the state in a file outside of a checkpoint."""
     try:
         with files.reading(place) as file:
             data = np.empty(files.size_of(file), np.uint8)

@@ -1,4 +1,4 @@
-"""TensorDicts as trajectories, each observation once, and back: what the checkpointers do, for data in one's hands."""
+"""Hooks of other releases that convert TensorDicts to trajectories, each observation once, and back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OFFSETS, _LENGTHS, _SIZES = (("trajectories", name) for name in ("offsets", "le
 
 
 class _Hook:
-    """Keys, and how data lie in them; see `TED2Flat`."""
+    """The keys that hooks use, and the conversions that they share; see `TED2Flat`."""
 
     def __init__(
         self,
@@ -91,16 +91,18 @@ def _streams(shape: torch.Size, shift: int) -> Streams:
 class TED2Flat(_Hook):
     """Puts trajectories one after the other, each observation once; see `NestedStorageCheckpointer`.
 
-    What it returns has no batch dimensions: a row for each step, and for keys that stand under ``"next"``, too, one
-    more for each trajectory; ``("trajectories", "offsets")`` says where they begin. `Flat2TED` gives back tensors and
-    batch size exactly, whatever the data, on the CPU.
+    The result has no batch dimensions. It has one row for each step. A key that also exists under ``"next"`` has one
+    more row for each trajectory. ``("trajectories", "offsets")`` holds where trajectories begin. `Flat2TED` restores
+    tensors and batch size exactly for any data, on the CPU.
 
     Args:
         done_key: has no effect: all of `done_keys` are read.
-        shift_key: where stands which step is the oldest; set the attribute `shift`, 0 otherwise.
-        is_full_key: where stands whether the data are a full ring; set the attribute `is_full`, False otherwise.
-        done_keys: flags under ``"next"`` that end trajectories. What comes back doesn't depend on them.
-        reward_keys: has no effect: rewards are kept as they are.
+        shift_key: key of the result that holds the position of the oldest step. The attribute `shift` sets it, 0 by
+            default.
+        is_full_key: key of the result that holds whether the data are a full ring. The attribute `is_full` sets it,
+            False by default.
+        done_keys: flags under ``"next"`` that end trajectories. The restored data don't depend on them.
+        reward_keys: has no effect: rewards are kept unchanged.
 
     Examples:
         >>> import torch
@@ -118,8 +120,8 @@ class TED2Flat(_Hook):
         """Return the trajectories of ``[*batch, steps]``.
 
         Args:
-            data: tensors only.
-            path: a folder to map the result in; None for memory. It's no checkpoint: nothing is synced.
+            data: a TensorDict that holds only tensors.
+            path: a folder for the result as memory maps; None for memory. It is not a checkpoint: nothing is synced.
 
         Raises:
             CheckpointError: other data.
@@ -129,16 +131,16 @@ class TED2Flat(_Hook):
 
 
 class Flat2TED(_Hook):
-    """Gives back what `TED2Flat` was given; with the same arguments.
+    """Restores the data given to `TED2Flat`; use the same arguments.
 
-    `done_key`, `done_keys` and `reward_keys` have no effect: what was left out is known from the rows.
+    `done_key`, `done_keys` and `reward_keys` have no effect: the rows show which ones were left out.
     """
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        """Return the steps, ``[*batch, steps]``; in `out`, if that is given.
+        """Return the steps, ``[*batch, steps]``; in `out` if that is given.
 
         Raises:
-            CorruptCheckpointError: data that `TED2Flat` didn't make.
+            CorruptCheckpointError: `TED2Flat` didn't make the data.
         """
         return self._ted(data, out)
 
@@ -147,7 +149,7 @@ class TED2Nested(_Hook):
     """Makes nested tensors of trajectories, ``[trajectories]``, each observation once; see `TED2Flat`."""
 
     def __call__(self, data: TensorDictBase, path: File | None = None) -> TensorDictBase:
-        """Return the trajectories of ``[*batch, steps]``, one step or more; see `TED2Flat`."""
+        """Return the trajectories of ``[*batch, steps]``, at least one step; see `TED2Flat`."""
         flat = self._flat(data)
         leaves = flatten(flat)
         offsets, count = leaves.pop(_OFFSETS), len(flat[_OFFSETS]) - 1
@@ -165,13 +167,13 @@ class TED2Nested(_Hook):
 
 
 class Nested2TED(_Hook):
-    """Gives back what `TED2Nested` was given; see `Flat2TED`."""
+    """Restores the data given to `TED2Nested`; see `Flat2TED`."""
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        """Return the steps, ``[*batch, steps]``; in `out`, if that is given.
+        """Return the steps, ``[*batch, steps]``; in `out` if that is given.
 
         Raises:
-            CorruptCheckpointError: data that `TED2Nested` didn't make.
+            CorruptCheckpointError: `TED2Nested` didn't make the data.
         """
         flat, own = TensorDict({}, []), self._own()[2:]
         for path, leaf in _leaves(data).items():
@@ -183,7 +185,7 @@ class Nested2TED(_Hook):
 
 
 class H5Split(_Hook):
-    """Makes an entry of each trajectory of `TED2Nested`: ``"traj_0000"`` and so on, views of what it is given."""
+    """Makes one entry of each trajectory in the result of `TED2Nested`: ``"traj_0000"`` and so on, as views."""
 
     def __call__(self, data: TensorDictBase) -> TensorDictBase:
         """Return the trajectories, without batch dimensions."""
@@ -196,10 +198,10 @@ class H5Split(_Hook):
 
 
 class H5Combine(_Hook):
-    """Gives back what `H5Split` was given."""
+    """Restores the data given to `H5Split`."""
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        """Return the nested tensors, ``[trajectories]``; in `out`, if that is given."""
+        """Return the nested tensors, ``[trajectories]``; in `out` if that is given."""
         parts = [flatten(data[name]) for name in sorted(data.keys())]
         own, made = (_LENGTHS, *self._own()[2:]), TensorDict({}, [len(parts)])
         for path in parts[0]:
@@ -213,7 +215,7 @@ class H5Combine(_Hook):
 
 
 def _leaves(data: TensorDictBase) -> dict[Path, torch.Tensor]:
-    """Return the leaves, nested tensors among them."""
+    """Return the leaves by path, nested tensors included."""
     return {as_path(key): data.get(key) for key in data.keys(include_nested=True, leaves_only=True)}
 
 
@@ -226,10 +228,10 @@ _LOADING = (Flat2TED, Nested2TED, H5Combine)
 
 
 def save_form(hook: Any) -> StorageCheckpointerBase:
-    """Return the checkpointer that writes what a `TED2Flat`, `TED2Nested` or `H5Split` makes of records.
+    """Return the checkpointer that writes records in the form of a `TED2Flat`, `TED2Nested` or `H5Split`.
 
     Raises:
-        UnsupportedError: anything else, classes derived from these, too: what they do otherwise would have no effect.
+        UnsupportedError: any other object, also one of a derived class, whose overrides would have no effect.
     """
     if type(hook) not in _SAVING:
         raise _no_hook("register_save_hook", hook, _SAVING)
@@ -237,7 +239,7 @@ def save_form(hook: Any) -> StorageCheckpointerBase:
 
 
 def check_load_hook(hook: Any) -> None:
-    """Raise `UnsupportedError` for anything but a `Flat2TED`, `Nested2TED` or `H5Combine`; see `save_form`."""
+    """Raise `UnsupportedError` unless the hook is a `Flat2TED`, `Nested2TED` or `H5Combine`; see `save_form`."""
     if type(hook) not in _LOADING:
         raise _no_hook("register_load_hook", hook, _LOADING)
 

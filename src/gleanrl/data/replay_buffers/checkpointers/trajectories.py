@@ -1,10 +1,8 @@
-"""Rows as trajectories, with each observation once, and back, byte for byte: what the forms are made of.
+"""Conversion of rows to trajectories with each observation once, and back, byte for byte.
 
-What stands under ``"next"`` is a *twin* if the same key stands beside it. Where a step's twins are what the next step
-holds, byte for byte, they are left out; a trajectory ends where they aren't, and where a flag says so. So a column
-with a twin gets a row for each step and one for each trajectory, and any data come back exactly.
-
-Rows of a storage's columns, wherever they are: what the forms are made of, piece by piece.
+A column under ``"next"`` is a *twin* if its key also exists outside of ``"next"``. A twin's row is left out if it
+equals, byte for byte, the row of the next step. A trajectory ends where a row differs, and where a flag is set. So a
+column with a twin gets one row for each step and one for each trajectory, and any data are restored exactly.
 """
 
 from __future__ import annotations
@@ -26,38 +24,38 @@ from gleanrl.errors import CheckpointError, CorruptCheckpointError
 
 Field = tuple[torch.dtype, tuple[int, ...]]
 _BLOCK_BYTES = 1 << 22
-_FEW_WORDS = 16  # of a row, compared one column of them after the other
+_FEW_WORDS = 16  # rows of at most so many words are compared by columns: `any` is slow on short rows
 
 
 class RowReader(ABC):
     """Columns of equal length.
 
     Attributes:
-        fields: dtype and shape of a row of each; None for what isn't a tensor.
+        fields: dtype and shape of a row of each column; None for a column that isn't a tensor.
     """
 
     fields: Sequence[Field | None]
 
     @abstractmethod
     def pick(self, place: int, rows: Array | slice) -> Array:
-        """Return rows of a column, ``(k, bytes of a row)`` uint8, in memory of their own.
+        """Return rows of a column, ``(k, bytes of a row)`` uint8, in fresh memory.
 
         Args:
-            place: of the column.
-            rows: their numbers, ``(k,)`` int64, or all from one to another.
+            place: position of the column.
+            rows: row numbers, ``(k,)`` int64, or a slice of them.
         """
 
     @abstractmethod
     def whole(self, place: int) -> Any:
-        """Return a column as it is."""
+        """Return a column unchanged."""
 
     def width(self, place: int) -> int:
-        """Return the bytes of a row; 0 for what isn't a tensor."""
+        """Return the bytes of a row; 0 for a column that isn't a tensor."""
         field = self.fields[place]
         return 0 if field is None else field[0].itemsize * prod(field[1])
 
     def made(self, place: int, count: int, make: Callable[[int, int], Array]) -> ArrayPieces:
-        """Return a tensor of `count` rows like those of a column; `make` returns the bytes of ``[start, stop)``."""
+        """Return a tensor of `count` rows like a column's; `make` returns the bytes of rows ``[start, stop)``."""
         field = self.fields[place]
         assert field is not None
         return ArrayPieces(field[0], (count, *field[1]), make)
@@ -67,13 +65,13 @@ class RowReader(ABC):
         return self.made(place, len(index), lambda start, stop: self.pick(place, run_of(index[start:stop])))
 
     def unlike(self, place: int, other: int, rows: Array, following: Array) -> Array:
-        """Return where rows of one column aren't the rows of another one that follow, ``(k,)`` bool, byte for byte.
+        """Return where rows of one column differ from the following rows of another one, ``(k,)`` bool, byte for byte.
 
         Args:
-            place: of the one.
-            other: of the other one, with as many bytes in a row.
-            rows: of the one, ``(k,)`` int64.
-            following: of the other one, one for each.
+            place: position of the one column.
+            other: position of the other column, which has as many bytes in a row.
+            rows: rows of the one column, ``(k,)`` int64.
+            following: row of the other column to compare with each of them, ``(k,)`` int64.
         """
         found = np.zeros(len(rows), bool)
         size = max(1, _BLOCK_BYTES // self.width(place))
@@ -86,7 +84,7 @@ class RowReader(ABC):
 
 
 def run_of(rows: Array) -> Array | slice:
-    """Return row numbers as a slice where they follow each other: such rows are copied at once."""
+    """Return row numbers as a slice if they are consecutive, because a slice is copied at once."""
     if not len(rows) or rows[-1] - rows[0] != len(rows) - 1 or not (rows[1:] > rows[:-1]).all():
         return rows
     return slice(int(rows[0]), int(rows[-1]) + 1)
@@ -105,10 +103,10 @@ def _differ(one: Array, other: Array) -> Array:
 
 
 class InMemory(RowReader):
-    """Columns that nobody writes on.
+    """Columns in memory that no thread writes to.
 
     Args:
-        columns: ``[rows, *shape]`` each, on any device, and others.
+        columns: ``[rows, *shape]`` each, on any device; or objects that aren't tensors.
     """
 
     def __init__(self, columns: Sequence[Any]) -> None:
@@ -121,20 +119,21 @@ class InMemory(RowReader):
 
     def pick(self, place: int, rows: Array | slice) -> Array:
         """Return rows of a column."""
-        if place not in self._bytes:  # a copy, unless they follow each other on the CPU
+        # Cached, because `rows_of` copies a column that isn't contiguous or not on the CPU.
+        if place not in self._bytes:
             self._bytes[place] = rows_of(self._columns[place])
         return rows_at(self._bytes[place], rows)
 
     def whole(self, place: int) -> Any:
-        """Return a column as it is."""
+        """Return a column unchanged."""
         return self._columns[place]
 
 
 class AtMoment(RowReader):
-    """Columns as they are at one moment, whatever is written meanwhile.
+    """Columns with the rows of one moment, even if a writer changes them meanwhile.
 
     Args:
-        source: generations, then the columns; somebody closes it.
+        source: the generations, then the columns. The caller closes it.
     """
 
     def __init__(self, source: SavedRows) -> None:
@@ -147,21 +146,21 @@ class AtMoment(RowReader):
         return self._source.pick(place + 1, rows)
 
     def whole(self, place: int) -> ArrayPieces:
-        """Return a column as it is."""
+        """Return a column, whose rows are read when it is written."""
         return self.made(place, self._source.layout.rows, lambda *span: self.pick(place, slice(*span)))
 
     def generations(self) -> ArrayPieces:
-        """Return the generations."""
+        """Return the generations, which are read when they are written."""
         pick = self._source.pick
         return ArrayPieces(torch.int64, (self._source.layout.rows,), lambda *span: pick(0, slice(*span)))
 
 
 def laid_out(state: Mapping[str, Any], lay: Callable[[RowReader], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a storage's state with what a form makes of its columns.
+    """Return a storage's state with its columns replaced by the entries that a form makes of them.
 
     Args:
-        state: from `Storage.state_dict`, or `Storage.moment_dict`, whose tensors are made when they are written.
-        lay: returns entries of the state; `ArrayPieces` in it, or in dictionaries and lists in it, are tensors.
+        state: from `Storage.state_dict` or `Storage.moment_dict`. Tensors of the latter are made when they are written.
+        lay: returns entries of the state. `ArrayPieces` in them, also within dictionaries and lists, become tensors.
     """
     columns = state["columns"]
     if isinstance(columns, SavedRows):
@@ -179,7 +178,7 @@ def _with_tensors(value: Any) -> Any:
 
 
 def typed(rows: Array, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Return the column of rows of bytes."""
+    """Return rows of bytes as a column of the given dtype and shape."""
     if not rows.size:
         return torch.empty(len(rows), *shape, dtype=dtype, device="cpu")
     return torch.from_numpy(rows).view(dtype).reshape(len(rows), *shape)
@@ -194,14 +193,14 @@ _FIRST = np.zeros(1, np.int64)
 
 
 class TrajectoryRuns(NamedTuple):
-    """Where rows go that follow each other: see `Target`."""
+    """Destinations of consecutive rows; see `Target` for the fields."""
 
     starts: Array
     to: Array
     stride: int = 1
 
     def with_gaps(self, rows: Array) -> TrajectoryRuns:
-        """Return the same without some rows, ``(k,)`` int64, before which, or behind which, runs end."""
+        """Return the destinations without some rows, ``(k,)`` int64; after each of these rows, a run begins."""
         starts = np.append(self.starts, rows)
         order = starts.argsort(kind="stable")
         return TrajectoryRuns(starts[order], np.append(self.to, np.full(len(rows), -1))[order], self.stride)
@@ -212,11 +211,12 @@ IN_PLACE = TrajectoryRuns(_FIRST, _FIRST)
 
 @dataclass(frozen=True)
 class Streams:
-    """In which order rows were written.
+    """The order in which rows were written.
 
     Attributes:
-        order: the rows, ``(n,)`` int64: stream after stream, in each one the oldest first. A range where they lie so.
-        length: rows in each stream.
+        order: row numbers, ``(n,)`` int64: stream after stream, the oldest row of each first. A range if rows are in
+            this order.
+        length: number of rows in each stream.
     """
 
     order: Array | range
@@ -224,19 +224,19 @@ class Streams:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Streams:
-        """Return those of a storage's state: each place of the batch is one."""
+        """Return the streams of a storage's state: each position of the batch is a stream."""
         steps, width = state["num_steps"], prod(state["batch_shape"])
         if width == 1 and state["end"] % max(steps, 1) == 0:
             return cls(range(steps), steps)
-        times = np.roll(np.arange(steps), -state["end"])  # a ring that isn't full ends where it began
+        times = np.roll(np.arange(steps), -state["end"])  # no effect if `end` is `steps`: the ring isn't full
         return cls(np.add.outer(np.arange(width), times * width).reshape(-1), steps)
 
     def rows(self) -> Array:
-        """Return the rows, ``(n,)`` int64."""
+        """Return the row numbers, ``(n,)`` int64."""
         return np.arange(len(self.order)) if isinstance(self.order, range) else self.order
 
     def runs(self, cuts: Array) -> TrajectoryRuns:
-        """Return which rows of the columns those in this order are; `cuts`, rising from 0 on, begin runs, too."""
+        """Return where rows in this order belong in the columns; runs also begin at `cuts`, which rise from 0 on."""
         if isinstance(self.order, range) or len(self.order) < 2:
             return TrajectoryRuns(cuts, cuts)
         steps = np.diff(self.order)
@@ -248,9 +248,9 @@ class Streams:
 
 
 def check_rows(state: Mapping[str, Any]) -> None:
-    """Raise `CorruptCheckpointError` unless a state that was read holds lists, and as many rows as it says.
+    """Raise `CorruptCheckpointError` unless a loaded state holds lists, and as many rows as it states.
 
-    To iterate over an array takes what its shape says, not what it holds.
+    These checks come first, because a loop over a damaged array takes as long as its shape states, not its data.
     """
     steps, batch, generations = state["num_steps"], state["batch_shape"], state["generations"]
     columns, paths = state["columns"], state["format"]["paths"]
@@ -275,7 +275,7 @@ def paths_of(state: Mapping[str, Any]) -> list[Path]:
 
 
 def twins(paths: Sequence[Path], rows: RowReader) -> Iterable[tuple[int, int]]:
-    """Yield the places of a column under ``"next"``, and of the same key beside it, where both are alike."""
+    """Yield the positions of each twin under ``"next"`` and of its counterpart, if their fields are equal."""
     for place, path in enumerate(paths):
         if path[:1] != ("next",) or path[1:2] == ("next",) or path[1:] not in paths or not rows.width(place):
             continue
@@ -285,7 +285,7 @@ def twins(paths: Sequence[Path], rows: RowReader) -> Iterable[tuple[int, int]]:
 
 
 def check_flags(paths: Sequence[Path], shapes: Sequence[Sequence[int]], done: Collection[Any]) -> None:
-    """Raise `CheckpointError` for flags with more elements than a storage has slots."""
+    """Raise `CheckpointError` if a flag has more elements than a storage has slots."""
     for path, shape in zip(paths, shapes, strict=True):
         if is_flag(path, done) and prod(shape) != 1:
             raise CheckpointError(
@@ -296,7 +296,7 @@ def check_flags(paths: Sequence[Path], shapes: Sequence[Sequence[int]], done: Co
 
 
 def is_flag(path: Path, done: Collection[Any]) -> bool:
-    """Return whether a path under ``"next"`` is one of the flags, which are named by path or by their last key."""
+    """Return whether a path under ``"next"`` is one of the flags, which are given by path or by their last key."""
     return path[:1] == ("next",) and (path[-1] in done or path[1:] in done or path in done)
 
 
@@ -306,14 +306,15 @@ def split(
     """Return columns as trajectories, one after the other.
 
     Args:
-        paths: of the columns.
-        rows: ``n`` of them; what isn't a tensor stays as it is.
-        streams: their order.
+        paths: paths of the columns.
+        rows: the columns, n rows each; a column that isn't a tensor stays unchanged.
+        streams: order of the rows.
         done: flags that end trajectories.
 
     Returns:
-        The columns, `ArrayPieces` of ``n`` rows, or of ``n + trajectories`` None for two twins; and where the
-        trajectories begin, and the last one ends: ``(trajectories + 1,)`` int64.
+        The columns and the offsets. A column is `ArrayPieces` of n rows. Of two twins, one has n + trajectories rows
+        and the other is None. The offsets, ``(trajectories + 1,)`` int64, hold where each trajectory begins, and where
+        the last one ends.
     """
     order, count = streams.rows(), len(streams.order)
     everything = run_of(order)
@@ -329,7 +330,8 @@ def split(
         (place, beside, np.append(rows.unlike(place, beside, order[:-1], order[1:]), False))
         for place, beside in (twins(paths, rows) if count else ())
     ]
-    # One whose rows mostly differ would end trajectories everywhere, and make the others large: it stays whole.
+    # A twin whose rows mostly differ would end a trajectory at nearly every step, which makes all other columns larger.
+    # Such a twin is stored whole.
     shared = [twin for twin in found if 2 * np.count_nonzero(twin[2] & ~ends) <= count]
     for _, _, differs in shared:
         ends |= differs
@@ -349,7 +351,10 @@ def split(
 
 
 def _shared(rows: RowReader, place: int, beside: int, source: Array, final: Array) -> ArrayPieces:
-    """Return a column and the last rows of its twin: those at `source`, of the twin where `final` says so."""
+    """Return a column that includes the last rows of its twin.
+
+    Row i is row `source[i]` of the twin if `final[i]` is set, otherwise of the column itself.
+    """
 
     def make(start: int, stop: int) -> Array:
         data = rows.pick(beside, source[start:stop])
@@ -361,10 +366,10 @@ def _shared(rows: RowReader, place: int, beside: int, source: Array, final: Arra
 
 
 def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offsets: torch.Tensor) -> list[Any]:
-    """Return the columns that `split` was given, in memory of their own, of those that it returned, be they unread.
+    """Return the columns that `split` was called with, in fresh memory; the given columns may be unread.
 
     Raises:
-        CorruptCheckpointError: it returned no such columns.
+        CorruptCheckpointError: `split` can't have returned such columns.
     """
     count, begins = len(streams.order), offsets.numpy()
     steps = np.diff(begins)
@@ -373,7 +378,7 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         or not len(begins)
         or begins[0]
         or begins[-1] != count
-        or (begins > count).any()  # so that no difference overflows
+        or (begins > count).any()  # otherwise the differences in `steps` may overflow
         or (steps <= 0).any()
     ):
         raise CorruptCheckpointError("trajectories that aren't the storage's rows")
@@ -382,6 +387,8 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         for place, path in enumerate(paths)
         if columns[place] is None and path[1:] in paths
     }
+    # A shared column holds n + 1 rows for a trajectory of n steps. Its rows but the last are the column, and its rows
+    # but the first are the twin. Each row number is shifted by the number of trajectories before it.
     apart, runs = streams.runs(_FIRST), streams.runs(begins[:-1] if count else _FIRST)
     numbers = np.searchsorted(begins, runs.starts, "right") - 1
     first = begins[:-1] + np.arange(len(steps))
@@ -399,12 +406,13 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
 
 
 def spread_out(columns: Sequence[Any], count: int, plan: Plan) -> list[Any]:
-    """Return columns in memory of their own.
+    """Return columns in fresh memory.
 
     Args:
-        columns: tensors, and unread ones; what isn't planned stays as it is.
-        count: rows of each that is made.
-        plan: which ones are made of a column, by its place: their places, and where its rows go.
+        columns: tensors and unread columns; a column that isn't in the plan stays unchanged.
+        count: number of rows of each new column.
+        plan: maps the position of each source column to the new columns made from it: their positions, and the
+            destinations of its rows.
 
     Raises:
         CorruptCheckpointError: a file is damaged.
