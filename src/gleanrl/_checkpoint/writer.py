@@ -240,7 +240,11 @@ class FileWriter:
         return self._packs.files, self._all
 
     def _choose(self, earlier: Earlier, total: int) -> None:
-        """Decide which files of the earlier checkpoint may be linked; data in its other files are written again."""
+        """Decide which files of the earlier checkpoint may be linked. Data in its other files are written again.
+
+        A linked file keeps all of its bytes on the disk, so files with much garbage aren't linked; see
+        `Earlier.worth_keeping`.
+        """
         needed = Counter[int]()
         for job in self._jobs:
             if job.earlier is not None:

@@ -371,7 +371,7 @@ def while_locked(path: Path, owner: bytes, call: Callable[[], Result]) -> Result
     """Hold a file's lock during a call, and return the call's result.
 
     The kernel releases the lock when the process ends, for any reason. This isn't a context manager: a second interrupt
-    at the start of its `__exit__` would skip the unlock, and the traceback would keep the descriptor open. Python
+    at the start of its `__exit__` would skip the unlock. The traceback would then keep the descriptor open. Python
     checks for signals at no point between `finally` and a C function.
 
     Args:

@@ -57,6 +57,7 @@ class Launcher:
 
     def __init__(self, link: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self._link, self._process = link, process
+        # Held from the request to its answer: otherwise a thread could read and drop the answer to another one.
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self.owner = os.getpid()
@@ -150,6 +151,7 @@ def preload(module: str) -> None:
 
 
 _current: Launcher | None = None
+# Keeps two threads from starting two launchers.
 _lock = threading.Lock()
 
 

@@ -55,8 +55,11 @@ def main(arguments: Sequence[str]) -> None:
     """Run the launcher until its owner ends.
 
     Args:
-        arguments: one JSON object: `control` (the descriptor of a socket to the owner), `owner` (its process number),
-            `entry` (``module:function`` that a worker runs) and `preload` (modules to import first).
+        arguments: one JSON object with the following keys.
+            `control`: the descriptor of a socket to the owner.
+            `owner`: the owner's process number.
+            `entry`: ``module:function`` that a worker runs.
+            `preload`: the modules to import first.
     """
     given = json.loads(arguments[0])
     control = socket.socket(fileno=given["control"])
@@ -167,6 +170,7 @@ class _Launcher:
                 self._start(client, number, descriptors)
             else:
                 self._reap()
+                # After `_reap`, because the process may have ended after the last signal was handled.
                 client.answer(number, client.codes.get(what, UNKNOWN))
             return True
         self._kill_children(client)
@@ -183,6 +187,7 @@ class _Launcher:
         for descriptor in descriptors:
             os.close(descriptor)
         client.children.add(pid)
+        # The number may belong to an earlier child, whose exit code is obsolete.
         client.codes.pop(pid, None)
         self._add(_Client(mine, pid))
         process = os.pidfd_open(pid)

@@ -100,6 +100,7 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
     Raises:
         OSError: Only at a fault point.
     """
+    # All visits come before the call, because the native core has no fault points.
     for _ in files:
         fault_points.point("fs.open")
         fault_points.point("fs.read")

@@ -20,7 +20,7 @@ def available_memory(root: Path = _ROOT) -> int | None:
     """Return how many bytes this process can still allocate before the system kills a process.
 
     The result is the smaller of two limits: the machine's available memory, and the room in each control group of this
-    process (versions 1 and 2). Page cache counts as available where the kernel reports it so.
+    process. Both versions of control groups count. Page cache counts as available where the kernel reports it so.
 
     Args:
         root: The folder that contains `proc` and `sys`.

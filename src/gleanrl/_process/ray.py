@@ -16,6 +16,7 @@ from typing import Any
 from gleanrl import _util
 from gleanrl.errors import ClosedError
 
+# Reentrant: a garbage collection in the thread that holds it may close a collector, which releases its share.
 _lock = threading.RLock()
 _FREED_TOGETHER = "RAY_free_objects_batch_size"
 """The environment variable that tells Ray how many objects to free together."""

@@ -144,6 +144,7 @@ class Worker:
         reading, its_writing = self._held.take(pipe())
         given = [its_reading, its_writing, stacks.descriptor, shared]
         self.pid, self.sentinel = self._launcher.start(given, self._held)
+        # Only the worker may hold its ends, so that the owner reads the end of the pipe when the worker ends.
         self._held.close(its_reading, its_writing)
         self.channel = OwnerEnd(reading, self.writing)
         self.due: deque[int] = deque()

@@ -197,6 +197,7 @@ def _set_up(channel: WorkerEnd, shared: int) -> tuple[Service, memoryview] | Non
 
 def _serve(channel: WorkerEnd, servant: Service, progress: memoryview) -> int:
     """Serve requests and signals until the owner stops the worker or is gone; return the exit code."""
+    # Local names, because the loop runs for every step of an environment.
     read, write, reading, writing = os.read, os.write, channel.reading, channel.writing
     signal = servant.signal
     while True:

@@ -234,6 +234,7 @@ class WorkerPool:
             self.forget()
         whole = True
         for worker in workers:
+            # Before the write: after an interrupt, `forget` must expect an answer to a byte that may have been sent.
             pending.add(worker.index)
             try:
                 os.write(worker.writing, code)

@@ -226,8 +226,8 @@ class _Saver:
     def _node(self, value: Any, where: str) -> dict[str, Any]:
         """Return the node of a value.
 
-        The order of the tests matters where kinds overlap. For example, ``np.float64`` is also a ``float``, and a dtype
-        is a constant before it is an object.
+        The order of the tests matters, because most values also have attributes. A plain object is therefore the last
+        kind. A part's own protocol (`Stateful`, then hooks) comes just before it.
         """
         kind = type(value)
         if kind is int:

@@ -458,6 +458,7 @@ class _Lending:
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Take a fresh lock, because the thread that held the old one doesn't exist in the child."""
+        # Reentrant, because a `lent` block may contain another one in the same thread.
         self.lock = RLock()
 
 
@@ -505,11 +506,9 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     def lent(self) -> Iterator[None]:
         """Let torch's global generator continue this sequence within a ``with`` block.
 
-        For code that accepts no generator.
-
-        Only for CPU generators. The global generator has its previous state afterwards. A block costs some
-        microseconds. The lock makes other threads wait that also lend a generator, because both would draw from one
-        global generator.
+        This is for code that accepts no generator, and only for CPU generators. The global generator has its previous
+        state after the block. A block costs some microseconds. Other threads that lend a generator wait meanwhile,
+        because all of them would draw from one global generator.
         """
         generator = self.get()
         with _lending.lock:
