@@ -1,1 +1,1 @@
-"""Rollouts: the loop, and the two parts that it alternates, actors and steppers."""
+"""Rollouts: the loop, and the actors and steppers that it alternates."""

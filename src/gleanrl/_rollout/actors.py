@@ -1,9 +1,7 @@
-"""How a policy acts on a block row.
+"""Actors: how a random or a user's policy acts on the rows of a block.
 
-An actor reads the root columns of row t and writes its own columns, the action's and whatever else the
-policy puts out.
-
-Whether somebody who was given tensors has changed or moved them.
+An actor reads the root columns of row t and writes the action columns and the policy's other outputs. `MutationCheck`
+detects policies that change or move the tensors of a row.
 """
 
 from __future__ import annotations
@@ -42,28 +40,28 @@ from gleanrl.errors import PolicyError
 
 
 class MutationCheck(Protocol):
-    """Where some tensors are, and how often they were changed: asked before and after somebody else gets them.
+    """Detects whether tensors were changed or moved while other code had them.
 
-    Torch counts the changes of a tensor and of all its views together.
+    It compares addresses and version counters. Torch counts the changes of a tensor and of all its views together.
     """
 
     def take(self, tensors: tuple[Any, ...]) -> None:
-        """Remember address and number of changes of each; tensors, or things with ``_version`` and ``data_ptr``."""
+        """Record the address and version of each tensor, or of each object with ``_version`` and ``data_ptr``."""
 
     def unchanged(self, tensors: tuple[Any, ...]) -> bool:
-        """Return whether these are where they were, and as often changed."""
+        """Return whether all addresses and versions equal the recorded ones."""
 
     def taken(self) -> list[tuple[int, int]]:
-        """Return what was remembered: the number of changes and the address of each."""
+        """Return the recorded version and address of each tensor."""
 
 
 def marks() -> MutationCheck:
-    """Return marks of no tensors yet."""
+    """Return a check without any recorded tensors."""
     return _AskedMarks() if EXCHANGE is None else TensorMarks(EXCHANGE, torch.Tensor)
 
 
 class _AskedMarks:
-    """Asks tensors in Python; see `MutationCheck`."""
+    """A `MutationCheck` in Python, for releases of torch without DLPack's exchange interface."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[int, int]] = []
@@ -83,19 +81,19 @@ def _marks_of(tensors: tuple[Any, ...]) -> list[tuple[int, int]]:
 
 
 _ONES = (torch.int64, torch.bool, torch.float32)
-"""Dtypes of one-hot vectors that the core writes."""
+"""Dtypes of one-hot vectors that the native core can write."""
 
 
 class RandomActor:
-    """Draws the actions of all T steps in one call, or step by step where what is allowed depends on the row.
+    """Draws random actions: all T steps in one call, or step by step if the allowed actions depend on the row.
 
     Args:
-        policy: what to draw from.
-        fields: the actor's columns; those that the policy doesn't draw (another policy's extras) are zero.
-        each_step: whether the policy's spec changes from step to step; that of `AllowedActions` always does.
-        generator: what to draw with; None for torch's global generator.
-        redrawn: whether the policy draws from all actions of an environment whose stepper redraws those that a mask
-            forbids; see `Block.redraw_seed`.
+        policy: the random policy.
+        fields: the actor's columns. Columns that the policy doesn't draw (outputs of another policy) are set to zero.
+        each_step: whether the policy's spec changes from step to step. With `AllowedActions` it always does.
+        generator: the random generator; None for torch's global generator.
+        redrawn: whether the environment's stepper redraws forbidden actions. Then all actions are drawn in advance,
+            without a mask; see `Block.redraw_seed`.
     """
 
     def __init__(
@@ -114,10 +112,10 @@ class RandomActor:
         self.overwrites = False
         self._owned = generator
         self._redrawn = redrawn
-        self.carry = PolicyCarry()  # nothing, for ever
+        self.carry = PolicyCarry()  # always empty
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
-        """Write all T actions into `block`, or return what acts on a row."""
+        """Write all T actions into `block` and return None, or return a function that acts on a row."""
         if not self._each_step:
             policy = self._policy
             block.redraw_seed = None
@@ -140,7 +138,10 @@ class RandomActor:
         return act
 
     def _wrote_choices(self, policy: RandomPolicy, block: Block) -> bool:
-        """Write the choices of a single environment, if that is all there is to draw: without tensors in between."""
+        """Write the choices of a single environment without intermediate tensors; return whether that was possible.
+
+        It is possible only if a single one-hot column is to be drawn.
+        """
         if self._owned is None or len(self._fields) != 1 or block.time_dim:
             return False
         ((path, field),) = self._fields.items()
@@ -155,10 +156,10 @@ class RandomActor:
         return True
 
     def check(self) -> None:
-        """Do nothing: drawn actions aren't converted."""
+        """Do nothing, because drawn actions aren't converted."""
 
     def _drawn(self, policy: RandomPolicy, size: torch.Size, shape: tuple[int, ...]) -> dict[Path, Leaf]:
-        """Return values for all columns, ``(*size, *leaf)``: those that aren't drawn are zero, or blank."""
+        """Return values for all columns, ``(*size, *leaf)``; columns that aren't drawn are zero or blank."""
         drawn = policy.draw(shape, self._owned)
         if not drawn.keys() <= self._fields.keys():
             unknown = [as_key(path) for path in drawn if path not in self._fields]
@@ -176,26 +177,27 @@ class RandomActor:
 
 
 def below_next(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Return those of `paths` that stand below ``"next"``."""
+    """Return the paths that lie below ``"next"``."""
     return tuple(path for path in paths if path[0] == "next")
 
 
 class PolicyActor:
-    """Calls a policy on every row and writes what it puts out.
+    """Calls a policy on every row and writes its outputs.
 
-    A TensorDict module that can be taken apart has its modules called on tensor views of the row, without a
-    TensorDict; any other policy gets a TensorDict of the row, and so do those members of a sequence that can't be
-    called on tensors. Which of them is found out for each block, so that a hook or a module that is exchanged in
-    between takes effect. What a policy writes beside its actions it finds again in the next row (its state, if it
-    has one), until the environments are reset all together. Where it is known what a policy reads, the TensorDict
-    holds no more than that: to show it an entry costs a view for every step.
+    If a policy is a chain of TensorDict modules, its modules are called on tensor views of the row, without a
+    TensorDict. Modules that can't be called on tensors get a TensorDict of the row, and so does any other policy. This
+    choice is made anew for each block, so that a new hook or an exchanged module takes effect.
+
+    The policy finds its outputs (except actions) in the next row, for example its state, until all environments are
+    reset together. If the policy's inputs are known, the TensorDict holds only these, because each entry costs a view
+    per step.
 
     Args:
-        policy: a callable of one TensorDict that returns it, or another one, with the actions set.
+        policy: a callable that takes a TensorDict and returns it, or another one, with the actions set.
         fields: the actor's columns, actions first.
-        layout: which columns there are; see `RowLayout`.
-        first: the policy's output for the first row, if it was called on that already.
-        compiler: makes faster callables of what the policy calls; None for none.
+        layout: the columns of a row; see `RowLayout`.
+        first: the policy's outputs for the first row, if it was already called on it.
+        compiler: compiles the policy's callables; None for no compilation.
     """
 
     def __init__(
@@ -224,13 +226,13 @@ class PolicyActor:
 
     @property
     def by_modules(self) -> bool:
-        """Whether the modules inside the policy are called, without a TensorDict."""
+        """Whether the policy's modules are called directly on tensors."""
         members = self._members()
         reads = reads_of(members)
         return reads is not None and self._on_tensors(members, reads)
 
     def bind(self, block: Block) -> Callable[[int], None]:
-        """Read from and write into `block` from now on; return what acts on a row."""
+        """Read from and write into `block` from now on; return a function that acts on a row."""
         call: Callable[[int], Values]
         members, compiler = self._members(), self._compiler
         reads = reads_of(members)
@@ -252,51 +254,52 @@ class PolicyActor:
         return act
 
     def check(self) -> None:
-        """Raise if an action of the bound block isn't what the policy put out."""
+        """Raise if the conversion of an action of the bound block changed its value."""
         self._conversions.check()
 
     def _members(self) -> list[Member]:
         return members_of(self._policy, self._layout.batch_size, self._compiler)
 
     def _offers(self, reads: Sequence[Path]) -> bool:
-        """Return whether a row of what a policy reads is all that it needs: its tensors are there.
+        """Return whether a TensorDict with only the policy's inputs `reads` can be built.
 
-        Groups of sizes of their own are asked for these, whatever is read of them.
+        All inputs must be root columns of plain tensors. If groups have their own batch sizes, all entries are needed:
+        a policy may ask for the size of a group without reading its entries.
         """
         row = self._layout
         return not row.groups and row.lists.isdisjoint(reads) and set(row.roots).issuperset(reads)
 
     def _on_tensors(self, members: Sequence[Member], reads: Sequence[Path]) -> bool:
-        """Return whether no member of the policy, which reads these paths, needs a TensorDict."""
+        """Return whether all members of the policy, which reads these paths, can be called on tensors."""
         calls = [member.call for member in members if member.call is not None]
         if len(calls) < len(members):
             return False
         made = {path for call in calls for path in call.outputs}
         if self._layout.lists.intersection(reads) or any(field.is_list for field in self._fields.values()):
-            return False  # a TensorDict shows what lists hold
+            return False  # only a TensorDict can show list entries
         if not stand_apart([*self._layout.roots, *self._fields, *reads, *made]):
-            return False  # a group is read or written as a whole: tensors by path don't know what lies in it
+            return False  # a group is read or written as a whole: a path is a prefix of another
         unknown = [path for path in reads if path not in self._layout.roots]
         if any(path not in made for path in unknown):
             raise PolicyError(
                 f"policy: in_keys {[as_key(path) for path in unknown]} aren't offered by the environment, "
                 f"which has {[as_key(path) for path in self._layout.roots]}"
             )
-        return not unknown  # else it reads what it wrote in the row before
+        return not unknown  # otherwise it reads its own output from the previous row
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What a policy finds in a row.
+    """The columns of a row, as a policy finds them.
 
     Attributes:
         roots: the paths that the environment offers.
         actions: the action paths.
         batch_size: the batch dimensions of a row.
-        device: what the row's TensorDict says of its device.
-        policy_device: where the policy wants its input; None for where the block lives.
+        device: the device attribute of the row's TensorDict.
+        policy_device: device to which the policy's input is moved; None leaves it on the block's device.
         groups: the batch sizes of nested TensorDicts beyond `batch_size` (see `TensorDictBuilder`).
-        lists: those of `roots` that are lists.
+        lists: the paths of `roots` that are lists.
     """
 
     roots: tuple[Path, ...]
@@ -309,7 +312,7 @@ class RowLayout:
 
 
 class _CallsActor:
-    """Makes the calls of a policy on tensor views of a row."""
+    """Calls the modules of a policy on tensor views of a row."""
 
     def __init__(
         self, members: Sequence[Member], inputs: Sequence[Path], layout: RowLayout, block: Block
@@ -335,7 +338,7 @@ class _CallsActor:
 
 
 class _TensorDictCall:
-    """Calls a policy on a fresh TensorDict over a row, with what the policy wrote in the row before."""
+    """Calls a policy on a new TensorDict of a row, which also holds the policy's outputs of the row before."""
 
     def __init__(self, fields: Mapping[Path, Field], layout: RowLayout, carry: PolicyCarry) -> None:
         self._fields = fields
@@ -353,7 +356,7 @@ class _TensorDictCall:
     def bind(
         self, policy: Callable[[Any], Any], block: Block, reads: Sequence[Path] | None
     ) -> _TensorDictCall:
-        """Call `policy` from now on, and read from `block`: what the policy reads, or all there is."""
+        """Call `policy` from now on, and read the paths `reads` of `block`; None reads all."""
         if reads != self._reads:
             row, self._reads, self._num_entries = self._row, reads, -1
             self._layout = TensorDictBuilder(row.roots if reads is None else reads, row.groups, row.lists)
@@ -388,12 +391,12 @@ class _TensorDictCall:
         return values
 
     def is_state(self, path: Path) -> bool:
-        """Return whether an output is found again in the next row."""
+        """Return whether the policy finds this output in the next row."""
         ours = (path in self._fields or is_private(path)) and path[0] != "next"
         return ours and path not in self._row.roots and path not in self._row.actions
 
     def _found(self, out: TensorDictBase) -> list[Any]:
-        """Return what is wanted of an output that has lists, or other keys than the one before though as many."""
+        """Return the wanted outputs if `out` has lists, or has other keys than the last output although as many."""
         found = [_entry(out, path) for path in self._wanted.paths]
         if any(value is None for value in found):
             self._check_keys(out)
@@ -401,7 +404,10 @@ class _TensorDictCall:
         return found
 
     def _check_keys(self, out: TensorDictBase) -> None:
-        """Raise if `out` holds what no column was made for; else remember that so many keys are fine."""
+        """Raise if `out` has an entry without a column. Otherwise record the number of entries.
+
+        Later outputs with the same number of entries skip this check.
+        """
         came = flatten(out)
         unknown = [as_key(path) for path in came if path not in self._known and not is_private(path)]
         if unknown:
@@ -416,7 +422,7 @@ class _TensorDictCall:
         self._num_entries = self._counted(out)
 
     def _counted(self, out: Any) -> int:
-        """Return how many entries there are at all levels that are known."""
+        """Return the number of entries of `out` at all known levels."""
         if not self._groups:
             return num_entries(out)
         return num_entries(out) + sum([num_entries(group_at(out, path)) for path in self._groups])
@@ -428,7 +434,7 @@ def _entry(out: Any, path: Path) -> Any:
 
 
 def _changed_input(paths: Iterable[Path], given: Sequence[Any], before: MutationCheck, t: int) -> PolicyError:
-    """Return the error for a policy that changed or moved its input: the row is the record of what it saw."""
+    """Return the error for a policy that changed or moved its input, because the row is the record of that input."""
     rows = list(zip(paths, given, before.taken(), strict=True))
     moved = [as_key(path) for path, row, (_, address) in rows if row.data_ptr() != address]
     if moved:
@@ -444,7 +450,7 @@ def _changed_input(paths: Iterable[Path], given: Sequence[Any], before: Mutation
 
 
 def missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:
-    """Return the error for a policy whose output `out` lacks some of `fields`, or is no TensorDict."""
+    """Return the error for a policy whose output `out` lacks some of `fields` or isn't a TensorDict."""
     expected = [as_key(path) for path in fields]
     if not isinstance(out, TensorDictBase):
         return PolicyError(f"policy: expected a TensorDict with {expected}, got {type(out).__name__}")

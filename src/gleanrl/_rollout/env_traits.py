@@ -1,4 +1,4 @@
-"""What a rollout needs of an environment, and where those of this library do more than the public protocol asks."""
+"""`Env`, the environment protocol that rollouts need, and `EnvTraits`, an environment's optional abilities."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ABSENT = object()
 
 
 class Env(Protocol):
-    """The part of `EnvBase` that rollouts use: any environment that has it can be stepped, torchrl's included.
+    """The part of `EnvBase` that rollouts use. Any environment with these attributes works, including torchrl's.
 
-    Specs are those of either library; their keys and leaves' shapes and dtypes are looked at.
+    Specs may come from either library. Rollouts use their keys and the shapes and dtypes of their leaves.
     """
 
     full_observation_spec: Any
@@ -47,7 +47,7 @@ class Env(Protocol):
         """Return the first observations; with a ``"_reset"`` mask, of some environments."""
 
     def maybe_reset(self, tensordict: TensorDictBase, /) -> TensorDictBase:
-        """Reset what is done in a root."""
+        """Reset the environments that are done in a root."""
 
     def rand_action(self, tensordict: TensorDictBase | None = None, /) -> TensorDictBase:
         """Write a random action."""
@@ -57,15 +57,15 @@ class Env(Protocol):
 
 
 def extra(env: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute that `env` itself defines, or the default if neither it nor its class does.
+    """Return an attribute that `env` or its class defines; the default if neither does.
 
-    `__getattr__` isn't asked: a wrapper would answer for what it wraps, whose shortcuts would bypass the wrapper; a
-    batch of environments would start its members, or pass the question on to them.
+    This bypasses `__getattr__`. A wrapper would return the attribute of the wrapped environment, and its shortcuts
+    would bypass the wrapper. A batch of environments would start its members, or ask them.
 
     Args:
         env: any environment.
-        name: of the attribute.
-        default: what an environment without it has.
+        name: name of the attribute.
+        default: result for an environment without it.
     """
     if inspect.getattr_static(env, name, _ABSENT) is _ABSENT:
         return default
@@ -73,22 +73,23 @@ def extra(env: Any, name: str, default: Any = None) -> Any:
 
 
 def is_closed(env: Any) -> bool:
-    """Return whether an environment says that it was closed.
+    """Return whether an environment reports that it was closed.
 
-    Those of other libraries may say so until they are first reset, and raise if they are closed then.
+    Batches of other libraries may report it before their first reset, too; if they were really closed, that reset
+    raises.
     """
     return bool(extra(env, "was_closed", extra(env, "is_closed", False)))
 
 
 def seed_env(env: Env, seed: int, static_seed: bool) -> int:
-    """Seed any environment and return the last seed that it was given.
+    """Seed any environment and return the last seed used.
 
-    What other libraries' `set_seed` returns may be another number, the seed that follows say. Their batches seed their
-    members in their own way; they are taken to have used one seed for each environment.
+    The result of another library's `set_seed` may be another number, for example the next seed. Batches of other
+    libraries seed their members in their own way. This function assumes one seed per environment.
 
     Args:
         env: any environment.
-        seed: of the first environment of a batch.
+        seed: seed of the first environment of a batch.
         static_seed: whether all environments of a batch get `seed`.
     """
     last = env.set_seed(seed, static_seed=static_seed)
@@ -99,19 +100,19 @@ def seed_env(env: Env, seed: int, static_seed: bool) -> int:
 
 @dataclass(frozen=True)
 class EnvTraits:
-    """What an environment does more, or otherwise, than the public protocol asks; gathered once, by `of`.
+    """Optional abilities of an environment beyond the public protocol; `of` determines them once.
 
     Attributes:
-        masks_frames: whether rollouts hold steps that are no frames but resets.
-        loses_last: whether the last observations of episodes are lost, with NaN in their place.
-        resets_some: whether some environments of a batch can be reset while the others go on.
+        masks_frames: whether some steps of a rollout are resets instead of frames.
+        loses_last: whether the last observations of trajectories are lost and replaced by NaN.
+        resets_some: whether some environments of a batch can be reset without the others.
         stackable: whether the data of a batch of environments have the same keys, dtypes and numbers of dimensions.
-        actions_vary: whether what may be drawn as an action follows from the row before.
-        own_actions: whether its `rand_action` is more than a draw from the action spec.
+        actions_vary: whether the allowed actions depend on the row before.
+        own_actions: whether `rand_action` does more than draw from the action spec.
         allow_done_after_reset: whether a reset may return done.
-        notes_masks: whether each change of its action spec's masks changes `Changes.latest` (see there).
-        primed_keys: what a policy may write below ``"next"``: its state, which the environment hands back in the
-            following root.
+        notes_masks: whether each change of the action spec's masks replaces `Changes.latest` (see there).
+        primed_keys: keys of the policy's state. A policy may write them below ``"next"``, and the environment returns
+            them in the next root.
     """
 
     masks_frames: bool = False
@@ -126,15 +127,15 @@ class EnvTraits:
 
     @property
     def primed_paths(self) -> frozenset[Path]:
-        """Where a policy may write its state: `primed_keys` below ``"next"``."""
+        """The paths below ``"next"`` at which a policy may write its state."""
         return frozenset(("next", *as_path(key)) for key in self.primed_keys)
 
     @classmethod
     def of(cls, env: Env) -> EnvTraits:
-        """Return what `env` says of itself.
+        """Return the traits of `env`.
 
-        Of one that says nothing, another library's, a policy's state is what it declares both as an observation and as
-        a state that it reads, and actions vary if their spec has a mask.
+        Environments of other libraries have no attribute `traits`. For these, keys declared both as observation and as
+        state are the policy's state, and actions vary if the action spec has a mask.
         """
         told: EnvTraits | None = extra(env, "traits")
         if told is not None:
@@ -148,27 +149,27 @@ class EnvTraits:
 
 
 def has_mask(env: Env) -> bool:
-    """Return whether a mask says which actions are allowed."""
+    """Return whether a mask restricts the actions in the action spec of `env`."""
     return is_masked(from_torchrl(env.full_action_spec))
 
 
 def may_mask(env: Env) -> bool:
-    """Return whether the actions of `env` have choices, which a mask can restrict at any time."""
+    """Return whether the actions of `env` include choices, which a mask can restrict at any time."""
     return has_choices(from_torchrl(env.full_action_spec))
 
 
 def masked_now(env: Env) -> bool:
-    """Return whether a mask restricts the actions of any environment at present."""
+    """Return whether a mask currently restricts the actions of any environment in `env`."""
     spec = live_actions(env)
     if isinstance(spec, TensorSpec):
         return is_masked(spec)
-    # Another library's spec: a conversion would cost more than the step.
+    # Another library's spec isn't converted, because that would take longer than the step.
     return any(extra(leaf, "mask") is not None for leaf in spec.values(True, True))
 
 
 def live_actions(env: Env) -> Any:
-    """Return the full action spec of any environment, with the masks that hold at present (see `EnvBase`)."""
-    kind: Any = type(env)  # the class is asked: a wrapper would pass the question on
+    """Return the full action spec of any environment, with its current masks (see `EnvBase.live_action_spec`)."""
+    kind: Any = type(env)  # looked up in the class: a wrapper would forward it
     try:
         live = kind.live_action_spec
     except AttributeError:

@@ -1,4 +1,4 @@
-"""What goes wrong in an environment: told by the stepper that it happened in, explained to the user by the owner."""
+"""`StepFault`: an environment's failure with its position, and the errors that users get from it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from gleanrl.errors import (
 )
 
 BATCH = -1
-"""The environment index in a `StepFault` that concerns a batch of environments as a whole."""
+"""The environment index of a `StepFault` that concerns a whole batch of environments."""
 
 _MOST_SHOWN = 200
-"""Characters of an action in an error message."""
+"""Maximum number of characters of an action in an error message."""
 
 
 def error_of(check: Callable[[], object], *kinds: type[Exception]) -> Any:
-    """Return the error of one of these kinds that a check raises; None if it raises none, or another one.
+    """Call `check` and return its error if that is one of `kinds`; otherwise None.
 
-    For checks after another error, which matters more: a check may fail on a block that isn't whole.
+    For checks after another error. An unrelated error of the check is dropped, since a check may fail on an incomplete
+    block.
     """
     try:
         check()
@@ -40,17 +41,17 @@ def error_of(check: Callable[[], object], *kinds: type[Exception]) -> Any:
 
 
 class StepFault(Portable):
-    """What went wrong in a stepper, and where; the rollout's owner turns it into an error for the user.
+    """An environment's failure and its position in the block. The rollout's owner turns it into an error for the user.
 
-    It's the one form of a fault between the place where it happens, in whatever process, and that error.
+    All processes use this form for failures of environments.
 
     Args:
         t: row of the block at which it happened.
         env: index of the environment in the flattened batch; below 0 for the batch as a whole.
-        during: ``"step"`` or ``"reset"``, or what else the environment was asked for.
-        cause: the original error; or how the worker ended or hung.
-        made: the steps of this block that each environment of the flattened batch has made; None if each has made
-            those before row `t`, and that one too if a reset failed.
+        during: ``"step"``, ``"reset"``, or another request to the environment.
+        cause: the original error, or an error that tells how the worker ended or hung.
+        made: for each environment of the flattened batch, the number of steps completed in this block. None if each
+            completed the rows before `t`, and also row `t` if a reset failed.
     """
 
     def __init__(
@@ -61,25 +62,25 @@ class StepFault(Portable):
         self._made = made
 
     def made(self, num_envs: int) -> list[int]:
-        """Return the steps of this block that each of the `num_envs` environments has made."""
+        """Return the number of steps of this block that each of the `num_envs` environments has completed."""
         return [self.t + (self.during == "reset")] * num_envs if self._made is None else list(self._made)
 
     def counted_from(self, first: int, made: Sequence[int] | None = None) -> StepFault:
-        """Return the same fault in a larger batch, in which these environments are those from `first` on.
+        """Return the same fault for a larger batch, which contains this batch's environments from index `first`.
 
         Args:
-            first: see above.
+            first: index of this batch's first environment in the larger batch.
             made: see the class, for the larger batch.
         """
         env = self.env if self.env < 0 else first + self.env
         return StepFault(self.t, env, self.during, self.cause, made)
 
     def because(self, cause: BaseException) -> StepFault:
-        """Return the same fault for a better reason."""
+        """Return the same fault with another cause."""
         return StepFault(self.t, self.env, self.during, cause, self._made)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the cause in a form that can always be sent."""
+        """Pickle the fault with its cause as a `Report`, which can always be pickled."""
         return _arrived, (self.t, self.env, self.during, Report.of(self.cause), self._made)
 
 
@@ -94,14 +95,14 @@ def explain(
     step: int | None = None,
     action: torch.Tensor | None = None,
 ) -> GleanError:
-    """Return the error that tells a user what `fault` was: which environment, episode and step, and why.
+    """Return the user's error for `fault`: it names the environment, the episode, the step and the cause.
 
     Args:
-        fault: what happened.
+        fault: the failure.
         env: the environment, or the batch of them.
         episode: the trajectory's id.
-        step: steps of the trajectory before this one.
-        action: the action that the environment had been given.
+        step: number of the trajectory's steps before this one.
+        action: the action that the environment received.
     """
     place = type(env).__name__
     if fault.env != BATCH:

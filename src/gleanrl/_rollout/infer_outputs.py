@@ -1,4 +1,4 @@
-"""What a policy puts out: read off its keys, or learned by one call of it on the first root."""
+"""Outputs of a policy: taken from its keys, or inferred from one call on the first root."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from gleanrl.errors import PolicyError
 
 
 class OutputProbe:
-    """One call of the policy on the first root, to learn what it puts out.
+    """One call of the policy on the first root, which shows its outputs.
 
     Args:
-        stepper: has the root.
+        stepper: provides the root.
         env: the environment.
-        device: where the policy wants its input; None for where the root is.
-        act_now: whether the call counts: its outputs, `first`, are those of the rollout's first step. If not, a copy
-            of the policy is called, and torch's random state stays.
-        primed: what the policy may write below ``"next"``.
+        device: device of the policy's input; None for the root's device.
+        act_now: whether the outputs of this call are used for the rollout's first step (as `first`). If False, a copy
+            of the policy is called, and torch's random state is restored.
+        primed: paths that the policy may write below ``"next"``.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class OutputProbe:
         return layout.build(list(leaves.values()), self.stepper.batch_size, device)
 
     def given(self) -> TensorDictBase:
-        """Return the first root, where the policy wants it."""
+        """Return the first root on the device of the policy's input."""
         return self.root() if self.device is None else self.root().to(self.device)
 
     def run(self, policy: Any, actions: Mapping[Path, Field]) -> dict[Path, Field]:
@@ -74,13 +74,12 @@ class OutputProbe:
     def run_wrapped(
         self, module: TensorDictModule, actions: Mapping[Path, Field]
     ) -> tuple[TensorDictModule, dict[Path, Field]]:
-        """Call what `module` wraps, once.
+        """Call the function that `module` wraps, once.
 
         Returns:
-            The module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its
-            columns.
+            A module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its columns.
         """
-        names, root = module._kwargs, self.given().clone()  # in-place changes must not reach the carry
+        names, root = module._kwargs, self.given().clone()  # an in-place change must not reach the carry
         inputs = [root.get(key, None) for key in module.in_keys]
         with self._aside():
             call = module.module if self.act_now else spare(module.module)
@@ -107,7 +106,7 @@ class OutputProbe:
 def outputs_of(
     wrapped: Any, given: Any, trial: OutputProbe, actions: dict[Path, Field]
 ) -> tuple[Any, dict[Path, Field]]:
-    """Return the policy and the columns that it writes; it's called only if they can't be known otherwise."""
+    """Return the policy and the columns that it writes. The policy is called only if its keys don't determine them."""
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         return wrapped, actions
     promised = promised_by(wrapped)
@@ -116,7 +115,7 @@ def outputs_of(
             f"policy: out_keys {list(wrapped.out_keys)} contain 'next': a policy writes actions, and below 'next' only "
             "a state of its own"
         )
-    # Only modules that are taken apart are certain to write their out_keys and nothing else.
+    # Only modules that are called directly are certain to write all of their out_keys and nothing else.
     if calls_of(wrapped, torch.Size()):
         missing = [as_key(path) for path in actions if path not in promised]
         if missing:
@@ -131,15 +130,15 @@ def outputs_of(
 
 
 def promised_by(policy: Any) -> list[Path]:
-    """Return what a policy says that it writes; nothing of one that doesn't say."""
+    """Return the paths of the policy's out_keys; empty if it has none."""
     try:
         return [as_path(key) for key in policy.out_keys or ()]
-    except AttributeError:  # neither the class nor its constructor set them
+    except AttributeError:  # neither the class nor its constructor sets them
         return []
 
 
 def sizes_of_groups(env: Env, dims: int, fields: Mapping[Path, Field]) -> dict[Path, tuple[int, ...]]:
-    """Return the dimensions that groups declare beyond the batch's, where all of their columns have them."""
+    """Return the batch dimensions of groups beyond the environment's, for groups whose columns all have them."""
     found: dict[Path, tuple[int, ...]] = {}
     for role in ("observation", "action", "reward", "done"):
         sizes = group_sizes(getattr(env, f"full_{role}_spec"), dims)
@@ -157,12 +156,12 @@ def probe(
     actions: Mapping[Path, Field],
     primed: frozenset[Path] = frozenset(),
 ) -> tuple[dict[Path, Field], Values]:
-    """Call `policy` once on `root`; return the columns that it writes, actions first, and what it wrote.
+    """Call `policy` once on `root`; return the columns that it writes, actions first, and its outputs.
 
-    Gradients flow if grad mode is on.
+    An entry counts as written if it is new or differs from the root's. Gradients flow if grad mode is on.
 
     Raises:
-        PolicyError: if an action key is missing, or the output contains ``"next"``.
+        PolicyError: if an action key is missing, or the output contains an entry below ``"next"`` that isn't `primed`.
     """
     given = root.clone()
     before = {path: (leaf, leaf.clone()) for path, leaf in flatten(given).items()}
@@ -195,7 +194,10 @@ def probe(
 
 
 def _changed(before: tuple[Leaf, Leaf] | None, leaf: Leaf, copied: bool) -> bool:
-    """Return whether the entry is another than before; an equal one counts as the same if it may be `copied`."""
+    """Return whether the entry was written: it is new or has another value.
+
+    An equal value in another tensor counts as written, unless the policy may have `copied` its input.
+    """
     if before is None:
         return True
     if isinstance(leaf, ObjectColumn):
@@ -204,21 +206,24 @@ def _changed(before: tuple[Leaf, Leaf] | None, leaf: Leaf, copied: bool) -> bool
 
 
 def is_unmade(policy: Any) -> bool:
-    """Return whether a policy has parameters that its first call makes."""
+    """Return whether a policy has lazy parameters, which its first call creates."""
     return isinstance(policy, torch.nn.Module) and any(is_lazy(part) for part in policy.parameters())
 
 
 def place_of_policy(policy: Any) -> torch.device | None:
-    """Return where the parameters of a policy are; None if it has none, or none with memory."""
+    """Return the device of a policy's parameters; None if it has none, or only parameters on the meta device."""
     parameters = policy.parameters() if isinstance(policy, torch.nn.Module) else ()
     return next((part.device for part in parameters if part.device.type != "meta"), None)
 
 
 def spare(policy: Any) -> Any:
-    """Return a copy of `policy` to try out; itself if it can't be copied, or if the call makes its parameters."""
+    """Return a copy of `policy` for a trial call.
+
+    The policy itself is returned if it can't be copied, or if the call creates its parameters.
+    """
     if not isinstance(policy, torch.nn.Module) or is_unmade(policy):
         return policy
     try:
         return copy.deepcopy(policy)
-    except Exception:  # whatever a user's module raises when copied: then the original is tried
+    except Exception:  # a user's module may raise any error when it is copied
         return policy

@@ -1,12 +1,12 @@
-"""The loop: alternate an actor and a stepper over the rows of a block.
+"""The rollout loop, which alternates an actor and a stepper over the rows of a block.
 
-Everything that isn't needed at every step lives elsewhere: ids, counters and checks are filled in once a
-batch, from whole columns, by whoever owns the rollout (a collector, `env.rollout`, a worker).
+Only work that every step needs is in the loop. The owner of a rollout (a collector, `env.rollout`, a worker) fills in
+ids, counters and checks once per batch, from whole columns.
 
-Modes: autograd and the type of exploration for one call; afterwards they are as before, whatever interrupts it.
-
-`torch.no_grad` and its like are left by functions written in Python: an interrupt there leaves gradients off in the
-thread of the caller, who then trains nothing. A call of C, as here, is done before a signal handler runs.
+`with_gradients` and `exploring` set autograd and the exploration type for one call. Both restore the former mode after
+an interrupt, too. `torch.no_grad` and similar context managers don't: they are written in Python, so an interrupt
+during their exit leaves gradients off in the caller's thread. The C function that `with_gradients` calls completes
+before a signal handler runs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from gleanrl.errors import PolicyError, WorkerError
 
 def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], bool] | None = None) -> int:
     """Fill `block` and return the number of steps written: T, or fewer if `stop` ended the rollout.
+
+    `block.num_whole` is the number of complete steps, also after an error.
 
     Args:
         actor: writes the actions.
@@ -64,7 +66,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
             if not actor.overwrites:
                 stepper.defer(actor.seen)
             for t in range(count):
-                try:  # costs nothing unless it raises
+                try:  # a try block without an error costs nothing
                     act(t)
                 except Exception:
                     block.policy_failed = True
@@ -73,13 +75,14 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         stepper.confirm(count)
         block.num_whole = count
     except StepFault as fault:
-        # The step before a failed reset is whole.
+        # A reset follows its step, so after a failed reset the step itself is complete.
         block.num_whole = max(t, fault.t) + (fault.during == "reset")
+        # A wrongly converted action may have caused the environment's failure; then the conversion is the better error.
         if (cause := error_of(actor.check, PolicyError)) is not None:
             raise fault.because(cause) from cause
         raise
     except BaseException as error:
-        # What the owner must account for: the steps before the one that failed, and this one if `stop` failed.
+        # Complete are the steps before the failed one, and also the current one if `stop` failed.
         block.num_whole = max(t, block.num_whole)
         if isinstance(error, Exception) and not isinstance(error, WorkerError):
             # An earlier action that was converted wrongly may have caused the policy's failure.
@@ -97,7 +100,7 @@ Result = TypeVar("Result")
 
 
 def with_gradients(enabled: bool, call: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what `call(*arguments)` returns with autograd on or off."""
+    """Return `call(*arguments)`, called with autograd on or off."""
     former = torch.is_grad_enabled()
     try:
         torch._C._set_grad_enabled(enabled)
@@ -107,12 +110,13 @@ def with_gradients(enabled: bool, call: Callable[..., Result], *arguments: Any) 
 
 
 def exploring(kind: InteractionType | None, call: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what `call(*arguments)` returns where policies explore this way; None: as each module says."""
+    """Return `call(*arguments)`, called under this exploration type; None uses each module's default."""
     former = interaction_type()
     try:
         with set_interaction_type(kind):
             return call(*arguments)
     except BaseException:
+        # An interrupt during the exit of the context manager leaves `kind` set.
         if kind is not former and interaction_type() is kind:
             set_interaction_type(former).__enter__()
         raise

@@ -1,7 +1,4 @@
-"""The plan of a rollout: which actor, which stepper, which columns. Made once, before the first step.
-
-A block that gradients flow through.
-"""
+"""The plan of a rollout: its actor, stepper and columns, chosen once before the first step."""
 
 from __future__ import annotations
 
@@ -34,12 +31,12 @@ from gleanrl.errors import PolicyError
 
 
 class GraphBlock(Block):
-    """A block whose rows are tensors of their own, so that gradients flow through what is written into them.
+    """A block whose rows are separate tensors, so that gradients flow through its values.
 
-    Columns written in place can't carry gradients: here they are stacked when they are asked for, once the rows are
-    written. A step costs some more, and each row keeps the graph that it came from.
+    Columns written in place can't carry gradients. So this block stacks each column when it is read, after its rows are
+    written. Each step costs more, and each row keeps its graph.
 
-    The arguments are those of `Block`.
+    The arguments are the same as for `Block`.
     """
 
     keeps_graph = True
@@ -75,11 +72,11 @@ class GraphBlock(Block):
 
 @dataclass(frozen=True)
 class Handling:
-    """How a policy is taken.
+    """How a policy is called.
 
     Attributes:
-        trusted: whether it is called on TensorDicts, whatever its signature says.
-        compiler: makes faster callables of what it calls; None for none.
+        trusted: whether to call it on TensorDicts, regardless of its signature.
+        compiler: compiles its callables; None for no compilation.
     """
 
     trusted: bool = False
@@ -91,32 +88,31 @@ AS_IT_IS = Handling()
 
 @dataclass(frozen=True, repr=False)
 class RolloutPlan:
-    """What a rollout is made of; `actor` and `stepper` name the choices that were made."""
+    """The parts of a rollout: actor, stepper, policy and columns."""
 
     stepper: Stepper
     actor: Actor
     make_random_actor: Callable[[], Actor]
-    """Makes `random_actor`."""
+    """A function that makes `random_actor`."""
     policy: Any
-    """The policy as the actor calls it."""
+    """The policy in the form that the actor calls."""
     schema: Schema
-    """The columns of a batch, the collector's own not included."""
+    """The columns of a batch, without the collector's own columns."""
     batch_size: torch.Size
     device: torch.device | None
-    """What TensorDicts of its blocks say of their device."""
+    """The device attribute of TensorDicts made from its blocks."""
     policy_paths: tuple[Path, ...]
     """The columns that the actor writes, actions first."""
     gradients: bool
-    """Whether gradients flow through the rollout: its blocks keep their graph."""
+    """Whether gradients flow through the rollout, so that its blocks keep their graph."""
     done_paths: tuple[Path, ...]
-    """The done flags under ``next`` that end an episode: those of the environment, or, where it has none, those of
-    every group of agents."""
+    """The outermost done flags below ``next``: of the environment, or else of each group of agents."""
 
     @cached_property
     def random_actor(self) -> Actor:
-        """Draws from the action spec and writes the same columns as `actor`.
+        """An actor that draws from the action spec and writes the same columns as `actor`.
 
-        It is made when it's needed: a batch in other processes is asked for its masks then.
+        It is made at the first use, because a batch of environments in other processes must be asked for its masks.
         """
         return self.make_random_actor()
 
@@ -132,8 +128,8 @@ class RolloutPlan:
 
         Args:
             num_steps: T.
-            schema: the columns, if the owner adds some of its own to this plan's.
-            pool: where large columns come from.
+            schema: the columns; pass it if the owner adds its own columns to the plan's.
+            pool: allocates large columns.
         """
         if self.gradients:
             return GraphBlock(self.schema, self.batch_size, num_steps, self.stepper.device)
@@ -141,7 +137,7 @@ class RolloutPlan:
 
     @property
     def rewrites_blocks(self) -> bool:
-        """Whether its blocks may be written again, unless a policy keeps what it was shown of them."""
+        """Whether blocks may be reused, unless a policy keeps views of them."""
         stepper = self.stepper
         return stepper.shows_nothing and not stepper.lends and not self.gradients and on_cpu(stepper.device)
 
@@ -157,31 +153,32 @@ def plan_rollout(
     handling: Handling = AS_IT_IS,
     on_host: bool = False,
 ) -> RolloutPlan:
-    """Find out what `env` and `policy` read and write, and choose how they are run.
+    """Choose the actor, the stepper and the columns for `env` and `policy`.
 
-    The environment is reset if it never was; that reset is the first one of the rollout, none is lost.
+    An environment that was never reset is reset here. The rollout starts from that reset, so no reset is wasted.
 
     Args:
-        env: anything that keeps EnvBase's protocol.
-        policy: as in the collectors (see `wrap_policy`).
-        policy_device: where the policy runs; None for where it is.
-        root: where to start from instead of a reset.
-        act_now: whether the rollout follows at once. A policy whose outputs can't be known without calling it
-            is then called on the first root for real, and that call's output is its first; otherwise a copy
-            of it is tried. With grad mode on, gradients flow through such a rollout if anything requires them.
-        rules: what becomes of episodes.
-        generator: what random actions are drawn with; None for torch's global generator.
-        handling: how the policy is taken.
-        on_host: see `make_stepper`; the policy still finds its input where the environment says that it is.
+        env: any environment with the protocol of `EnvBase`.
+        policy: any policy that the collectors accept (see `wrap_policy`).
+        policy_device: device of the policy; None leaves its input where the environment is.
+        root: the root to start from instead of a reset.
+        act_now: whether the rollout follows at once. If so, and if the policy must be called to know its outputs, the
+            call on the first root counts as its first action. Otherwise a copy of the policy is tried. With grad mode
+            on, gradients flow through such a rollout if anything requires them.
+        rules: when trajectories end and whether they are reset.
+        generator: the generator of random actions; None for torch's global generator.
+        handling: how the policy is called.
+        on_host: see `make_stepper`; the policy's input is still on the environment's device.
 
     Raises:
-        PolicyError: if the policy's output doesn't fit the environment.
+        PolicyError: if the policy's outputs don't fit the environment.
         EnvironmentFailure: if the reset raised.
     """
     gradients = act_now and torch.is_grad_enabled()
     stepper = make_stepper(env, rules, on_host and not EnvTraits.of(env).own_actions)
     if policy_device is None and not same_device(stepper.device, env.device):
         policy_device = env.device
+    # Only `TensorDictStepper` keeps the graph: arrays can't hold gradients.
     if gradients and (stepper.through_tensordicts or _requires_gradients(env, policy, root)):
         stepper = TensorDictStepper(env, rules)
     env_schema = _schema_from(stepper, env, root)
@@ -191,13 +188,13 @@ def plan_rollout(
         wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         policy_device = None
-    traits = EnvTraits.of(env)  # after the first reset: what of a spec varies may show then only
+    traits = EnvTraits.of(env)  # only now: masks may appear in the first reset
     primed = traits.primed_paths
     trial = OutputProbe(stepper, env, policy_device, act_now, primed)
     wrapped, written = with_gradients(gradients, outputs_of, wrapped, policy, trial, actions)
     if gradients and not isinstance(stepper, TensorDictStepper):
         gradients = any(_on_graph(value) for value in (trial.first or {}).values())
-        if gradients:  # a policy that isn't a module, and learns all the same
+        if gradients:  # a policy with gradients that isn't a module
             stepper = TensorDictStepper(env, rules)
             env_schema = _schema_from(stepper, env, trial.root())
     _check_written(written, env_schema, primed)
@@ -214,7 +211,7 @@ def plan_rollout(
 
     actor: Actor
     if only_draws(wrapped):
-        # A mask of the policy's own spec, which the environment lacks, is the user's choice.
+        # A mask in the policy's own spec that the environment lacks is the user's choice, so nothing is redrawn.
         redrawn = (
             stepper.may_mask and not is_masked(from_torchrl(wrapped.action_spec)) and draws_all(wrapped, env)
         )
@@ -237,7 +234,7 @@ def plan_rollout(
 
 
 def _schema_from(stepper: Stepper, env: Env, root: TensorDictBase | None) -> Schema:
-    """Return the environment's columns, from `root` on; an environment that never was is reset."""
+    """Return the environment's columns for a rollout from `root`; an environment that was never reset is reset."""
     if root is not None:
         stepper.load(root)
     try:
@@ -253,7 +250,7 @@ def _row_layout(
     policy_device: torch.device | None,
     sizes: Mapping[Path, tuple[int, ...]],
 ) -> RowLayout:
-    """Return what a policy on that device finds in a row."""
+    """Return the columns that a policy on this device finds in a row."""
     schema = stepper.schema()
     roots = tuple(path for path in schema.paths if path[0] != "next" and path != MASK)
     moved = policy_device if policy_device != columns_device(stepper.device) else None
@@ -268,7 +265,7 @@ def _on_graph(leaf: Leaf) -> bool:
 
 
 def _requires_gradients(env: Env, policy: Any, root: TensorDictBase | None) -> bool:
-    """Return whether anything that is known before the first step requires gradients."""
+    """Return whether the root, the environment or the policy has tensors that require gradients."""
     if root is not None and any(_on_graph(leaf) for leaf in flatten(root).values()):
         return True
     modules = [part for part in (env, policy) if isinstance(part, torch.nn.Module)]
@@ -276,7 +273,7 @@ def _requires_gradients(env: Env, policy: Any, root: TensorDictBase | None) -> b
 
 
 def _check_written(written: Mapping[Path, Field], env_schema: Schema, primed: frozenset[Path]) -> None:
-    """Raise if the policy writes what isn't its to write; `primed` is what it may write below ``next``."""
+    """Raise if the policy writes an entry that it must not write; `primed` paths below ``next`` are allowed."""
     for path, field in written.items():
         if (
             path[0] == "collector"
@@ -292,7 +289,7 @@ def _check_written(written: Mapping[Path, Field], env_schema: Schema, primed: fr
 
 
 def action_fields(env: Env, dims: int) -> dict[Path, Field]:
-    """Return the action columns that `env` declares; `dims` batch dimensions are left out of each shape."""
+    """Return the action columns that `env` declares, without the first `dims` batch dimensions of each shape."""
     spec = env.full_action_spec
     return {
         as_path(key): Field(torch.Size(spec[key].shape[dims:]), spec[key].dtype) for key in env.action_keys

@@ -1,7 +1,4 @@
-"""Policies: the random one, and the rules by which any callable becomes one on TensorDicts.
-
-Policies that are compiled, or captured as CUDA graphs, where they are called.
-"""
+"""Random policies, action masks, compiled policies, and the rules that turn a callable into a policy."""
 
 from __future__ import annotations
 
@@ -31,17 +28,17 @@ from gleanrl.errors import InvalidTypeError, PolicyError, UnsupportedError
 
 
 class Compiler:
-    """Makes faster callables of a policy's, each of them once.
+    """Compiles the callables of a policy with `torch.compile` or as CUDA graphs, each of them once.
 
-    What is compiled is what an actor calls: the modules inside TensorDict modules that it takes apart, which see plain
-    tensors; any other policy as a whole. The user's policy itself stays as it is.
+    It compiles the callables that an actor calls. For TensorDict modules that are called on tensors, these are the
+    functions inside; any other policy is compiled as a whole. The user's policy isn't changed.
 
     Args:
         compiling: keyword arguments of `torch.compile`; None for no compilation.
         capturing: keyword arguments of `CudaGraphModule`; None for no CUDA graphs.
 
     Raises:
-        UnsupportedError: CUDA graphs on a machine without CUDA.
+        UnsupportedError: for CUDA graphs on a machine without CUDA.
     """
 
     def __init__(self, compiling: Mapping[str, Any] | None, capturing: Mapping[str, Any] | None) -> None:
@@ -53,8 +50,8 @@ class Compiler:
         self._made: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what does the same as `call`, faster."""
-        if id(call) not in self._made:  # the callable is held, so that its id stays its own
+        """Return a faster callable with the same behaviour as `call`."""
+        if id(call) not in self._made:  # the reference keeps its id unique
             self._made[id(call)] = call, self._faster(call)
         return self._made[id(call)][1]
 
@@ -65,7 +62,7 @@ class Compiler:
 
 
 def compiler_of(compile_policy: Any, cudagraph_policy: Any) -> Compiler | None:
-    """Return what the arguments of a collector ask for; None if nothing.
+    """Return the compiler that a collector's arguments ask for; None if they ask for none.
 
     Args:
         compile_policy: None, a bool, or keyword arguments of `torch.compile`.
@@ -105,14 +102,14 @@ def _compiled(call: Callable[..., Any], options: Mapping[str, Any]) -> Callable[
 
 
 class RandomPolicy:
-    """Draws actions from a spec; a collector draws those of a whole batch of steps in one call.
+    """Draws actions from a spec. A collector draws the actions of a whole batch of steps in one call.
 
-    Actions come from torch's global generator; a collector draws them with a generator of its own.
+    A direct call draws from torch's global generator; a collector uses its own generator.
 
     Args:
-        action_spec: the spec to draw from, batch dimensions included; a composite one sets each of its keys. None for
-            that of the first environment which it acts in.
-        action_key: where to write the action if `action_spec` is a leaf.
+        action_spec: the spec to draw from, with batch dimensions. A composite spec sets each of its keys. None for the
+            action spec of the first environment that the policy acts in.
+        action_key: key of the action if `action_spec` is a leaf.
 
     Examples:
         >>> from gleanrl.data import Bounded
@@ -128,7 +125,7 @@ class RandomPolicy:
         self.action_key = action_key
 
     def set_action_spec_from_env(self, env: Env) -> None:
-        """Draw an environment's actions from now on, if the policy was made without a spec."""
+        """Use the action spec of `env` from now on, if the policy was made without a spec."""
         if self.action_spec is None:
             self.action_spec = env.full_action_spec
 
@@ -144,16 +141,16 @@ class RandomPolicy:
     def draw(
         self, shape: Sequence[int], generator: OwnedTorchGenerator | None = None
     ) -> dict[Path, torch.Tensor]:
-        """Return actions for each action path, with the dimensions `shape` before those of the spec.
+        """Return the actions by path; the dimensions `shape` come before the spec's own.
 
         Args:
             shape: leading dimensions.
-            generator: what to draw with; None for torch's global generator.
+            generator: the random generator; None for torch's global generator.
         """
         spec, lead = self.action_spec, tuple(shape)
         if generator is None:
             drawn = spec.rand(lead)
-        elif _is_flat(spec):  # what it would draw, without a TensorDict around it
+        elif _is_flat(spec):  # the same draws, without a TensorDict
             return {(name,): leaf.rand(lead, generator=generator.get()) for name, leaf in spec.items()}
         elif _takes_generator(type(spec).rand):
             drawn = spec.rand(lead, generator=generator.get())
@@ -167,9 +164,9 @@ class RandomPolicy:
     def draw_indices(
         self, count: int, path: Path, field: Field, generator: OwnedTorchGenerator
     ) -> torch.Tensor | None:
-        """Return where the ones of `count` actions stand, int64 on the CPU: those that `draw` would draw.
+        """Return the chosen indices of `count` one-hot actions, int64 on the CPU: the same choices as `draw` makes.
 
-        None, and nothing is drawn, unless an action is one one-hot vector, of that path and field, drawn on the CPU.
+        Return None, without drawing, unless the action is a single one-hot vector of this path and field on the CPU.
         """
         spec = self.action_spec
         if not _is_flat(spec) or tuple(spec.keys()) != path:
@@ -183,7 +180,7 @@ class RandomPolicy:
 
 
 def drawing_device(spec: Any) -> torch.device:
-    """Return where a spec's `rand` makes its values."""
+    """Return the device on which a spec's `rand` creates its values."""
     for leaf in spec.values(True, True):
         if leaf.device is not None:
             return torch.device(leaf.device)
@@ -191,12 +188,12 @@ def drawing_device(spec: Any) -> torch.device:
 
 
 def only_draws(policy: Any) -> bool:
-    """Return whether all that a policy does is what `RandomPolicy` does, so that a whole batch may be drawn at once."""
+    """Return whether a policy does exactly what `RandomPolicy` does, so that a batch can be drawn in one call."""
     return is_native(policy, "__call__", "draw", of=RandomPolicy)
 
 
 class AllowedActions(RandomPolicy):
-    """Draws from the action spec of an environment whose masks change, with the masks that hold at each draw.
+    """Draws from the action spec of an environment with changing masks, with the masks at the time of each draw.
 
     Args:
         env: the environment.
@@ -207,12 +204,12 @@ class AllowedActions(RandomPolicy):
 
     @property
     def action_spec(self) -> Any:
-        """The full action spec with its present masks."""
+        """The full action spec with its current masks."""
         return live_actions(self._env)
 
 
 class MaskWatch:
-    """Tells whether a mask restricts the actions of an environment; it looks only if a spec has changed since.
+    """Reports whether a mask restricts an environment's actions. It looks again only after a change of any spec.
 
     Args:
         env: any environment.
@@ -220,10 +217,10 @@ class MaskWatch:
 
     def __init__(self, env: Env) -> None:
         self._env, self._notes = env, EnvTraits.of(env).notes_masks
-        self._without: object = None  # the latest change after which there was no mask
+        self._without: object = None  # the last change after which no mask was found
 
     def present(self) -> bool:
-        """Return whether there is a mask at present."""
+        """Return whether there is currently a mask."""
         latest = Changes.latest
         if latest is self._without:
             return False
@@ -237,25 +234,25 @@ class MaskWatch:
 class AllowedRows:
     """Redraws forbidden actions of a block, row by row, before the environment takes them.
 
-    The actions were drawn uniformly, without a mask. An allowed one is kept, a forbidden one is drawn again from the
-    allowed ones: the result is uniform over the allowed actions. Each environment of a batch has its own generator, so
-    that the draws don't depend on how the batch is divided among processes.
+    All actions were drawn uniformly, without a mask. An allowed action is kept, and a forbidden one is redrawn from the
+    allowed ones; so the result is uniform over the allowed actions. Each environment of a batch has its own generator,
+    so that the draws don't depend on how processes share the batch.
 
     Args:
-        env: the environment that has the masks.
-        block: its rows; `Block.redraw_seed` seeds the draws.
+        env: the environment with the masks.
+        block: the block with the actions; `Block.redraw_seed` seeds the generators.
     """
 
     def __init__(self, env: Env, block: Block) -> None:
         assert block.redraw_seed is not None
         self._env, self._seed, self._mask = env, block.redraw_seed, MaskWatch(env)
         self._places = list(np.ndindex(*env.batch_size))
-        paths = sorted(paths_of(env.action_keys))  # a set's order differs from process to process
+        paths = sorted(paths_of(env.action_keys))  # the order of a set differs between processes
         self._rows: list[tuple[Path, Any]] = [(path, block.rows(path)) for path in paths]
         self._generators: dict[int, torch.Generator] = {}
 
     def prepare(self, t: int) -> None:
-        """Redraw the actions of row `t` that are forbidden at present."""
+        """Redraw the actions of row `t` that are currently forbidden."""
         if not self._mask.present():
             return
         spec = from_torchrl(live_actions(self._env))
@@ -278,11 +275,12 @@ class AllowedRows:
 
 
 class OwnActions:
-    """Random actions by an environment's own `rand_action`, which is more than a draw from the spec.
+    """Random actions from an environment's own `rand_action`, if that does more than draw from the spec.
 
     Args:
         env: the environment.
-        fields: the columns to write, without batch dimensions; those that aren't drawn are zero. None for actions only.
+        fields: the columns to write, without batch dimensions. Columns that `rand_action` doesn't write are set to
+            zero. None for the actions only.
     """
 
     def __init__(self, env: Env, fields: Mapping[Path, Field] | None = None) -> None:
@@ -298,13 +296,16 @@ class OwnActions:
 
 
 def random_policy(env: Env) -> RandomPolicy | OwnActions:
-    """Return the policy that draws random actions for `env`, which was reset: its masks may show then only."""
+    """Return the policy that draws random actions for `env`.
+
+    The environment must have been reset before, because its masks may appear only then.
+    """
     traits = EnvTraits.of(env)
     return OwnActions(env) if traits.own_actions else drawing_policy(env, traits)
 
 
 def drawing_policy(env: Env, traits: EnvTraits) -> RandomPolicy:
-    """Return the policy that draws from the action spec of `env`, with the masks of each moment if it has any."""
+    """Return the policy that draws from the action spec of `env`, with the current masks if it has any."""
     if traits.actions_vary or is_masked(from_torchrl(live_actions(env))):
         return AllowedActions(env)
     return RandomPolicy(env.full_action_spec)
@@ -317,7 +318,7 @@ def _obeying(policy: RandomPolicy, env: Env) -> RandomPolicy:
 
 
 def draws_all(policy: RandomPolicy, env: Env) -> bool:
-    """Return whether `policy` draws from all actions of `env`, those that a mask forbids at present included."""
+    """Return whether `policy` draws from all actions of `env`, including actions that are currently masked."""
     spec = from_torchrl(policy.action_spec)
     if not isinstance(spec, SpecMapping):
         spec = Composite({policy.action_key: spec})
@@ -326,7 +327,7 @@ def draws_all(policy: RandomPolicy, env: Env) -> bool:
 
 
 def unmasked(policy: RandomPolicy) -> RandomPolicy:
-    """Return a policy that draws from all actions of `policy`, those that a mask forbids included."""
+    """Return a policy that draws from all actions of `policy`, including masked ones."""
     spec = from_torchrl(policy.action_spec)
     return RandomPolicy(without_masks(spec), policy.action_key) if is_masked(spec) else policy
 
@@ -337,22 +338,21 @@ def _unmasked_leaves(spec: SpecMapping) -> dict[Path, Any]:
 
 
 def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) -> Any:
-    """Return `policy` as a callable on TensorDicts, by the rules that the collectors document.
+    """Return `policy` as a callable on TensorDicts.
 
-    None, `env.rand_step` and `env.rand_action` give a `RandomPolicy`; TensorDict modules and callables of
-    one TensorDict are returned as they are; any other callable is wrapped in a TensorDictModule whose
-    inputs are the parameters named like observations, or, failing that, its one required parameter for the
-    one observation.
+    - None, `env.rand_step` and `env.rand_action` give a random policy.
+    - A TensorDict module, or a callable with one TensorDict parameter, is returned unchanged.
+    - Any other callable is wrapped in a TensorDictModule. Its inputs are the parameters that have names of
+      observations. If there are none, its only required parameter gets the only observation.
 
     Args:
-        policy: what the user gave.
+        policy: the user's policy.
         env: the environment; its action keys become the output keys.
-        observation_keys: the keys that the environment's reset offers.
+        observation_keys: the keys of the environment's observations.
 
     Raises:
         InvalidTypeError: if the parameters can't be matched with observations (also a TypeError).
-        PolicyError: if the object has in_keys and out_keys but isn't a TensorDict module (also a
-            RuntimeError).
+        PolicyError: if the object has in_keys and out_keys but isn't a TensorDict module (also a RuntimeError).
     """
     if policy is None:
         return random_policy(env)
@@ -381,7 +381,7 @@ def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) ->
 
 
 def _is_flat(spec: Any) -> bool:
-    """Return whether a spec's values are those of its leaves, tensors all of them, with nothing else done to them."""
+    """Return whether `rand` of a spec only draws a tensor for each leaf, at the top level, with a given generator."""
     return (
         type(spec) is Composite
         and "rand" not in vars(spec)

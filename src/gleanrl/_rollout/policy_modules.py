@@ -1,12 +1,8 @@
-"""Taking policies apart into the modules that they run one after the other.
+"""Splitting TensorDict modules, so that a rollout can call the functions inside directly on tensors.
 
-A sequence is taken apart into its members, whatever they are: those that can't be called on tensors get the TensorDict.
-What the sequence itself does beside (another `forward`, hooks, selected outputs) leaves it whole.
-
-Taking TensorDict modules apart, so that a rollout can call what they wrap on plain tensors.
-
-Only modules whose whole behaviour is "read in_keys, call, write out_keys" are taken apart; everything else (another
-`forward`, hooks, selected outputs, keyword extras) is left to the module itself.
+A module is called directly only if it does no more than "read in_keys, call, write out_keys". A module with another
+`forward`, hooks, selected outputs or extra keywords is called as a whole, on a TensorDict. A sequence is split into its
+members under the same conditions. Members that need a TensorDict then get one.
 """
 
 from __future__ import annotations
@@ -46,23 +42,23 @@ from gleanrl._util import is_native
 from gleanrl.errors import PolicyError
 
 _NUMBERS = (np.ndarray, np.generic, bool, int, float)
-"""What becomes a tensor: modules and functions may put it out, too."""
+"""Types that modules may return instead of tensors; their values are converted."""
 
 _ONE = torch.Size()
 
 CALL = ("__call__", "forward")
-"""What runs when a module is called."""
+"""The methods that run when a module is called."""
 
 Values = dict[Path, torch.Tensor]
-"""The tensors that a chain of calls passes along, by path."""
+"""The tensors by path that a chain of calls reads and extends."""
 
 
 _READING_IN_KEYS = frozenset({"QValueModule", "EGreedyModule", "AdditiveGaussianModule"})
-"""TorchRL's modules that are known to read their in_keys and a mask only; others may look at any entry."""
+"""TorchRL modules that read only their in_keys and a mask. Other modules may read any entry."""
 
 
 class HasKeys(Protocol):
-    """What reads some entries and writes others."""
+    """An object with the paths that it reads and the paths that it writes."""
 
     @property
     def inputs(self) -> list[Path]:
@@ -81,11 +77,11 @@ class Keys(NamedTuple):
 
 
 class PlainCall:
-    """Calls what a plain TensorDictModule wraps.
+    """Calls the function inside a plain TensorDictModule.
 
     Args:
-        module: a TensorDictModule for which `_is_plain` holds.
-        compiler: gives what is called in place of the wrapped callable; None for itself.
+        module: a TensorDictModule for which `_is_plain` is true.
+        compiler: compiles the wrapped callable; None for no compilation.
     """
 
     def __init__(self, module: TensorDictModule, compiler: Compiler | None = None) -> None:
@@ -107,7 +103,7 @@ class PlainCall:
             self._write(values, out)
 
     def _write(self, values: Values, out: Any) -> None:
-        if not isinstance(out, tuple):  # asked first: to be no TensorDict takes long to find out
+        if not isinstance(out, tuple):  # tested first, because the test for a TensorDict is slow
             named: tuple[Any, ...] = (None,)
             if isinstance(out, (dict, TensorDictBase)):
                 named = tuple(out.get(as_key(path), None) for path in self.outputs)
@@ -121,10 +117,10 @@ class PlainCall:
 
 
 class ProbabilisticCall:
-    """Draws from the distribution that a ProbabilisticTensorDictModule makes of its inputs.
+    """Samples from the distribution that a ProbabilisticTensorDictModule makes of its inputs.
 
     Args:
-        module: the module; it decides by the interaction type how to sample.
+        module: the module; the interaction type decides how it samples.
         batch_size: the batch size of a row.
     """
 
@@ -138,9 +134,9 @@ class ProbabilisticCall:
         names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
         self._parameters = list(zip(names, self.inputs, strict=True))
         self._scores = bool(module.return_log_prob)
-        # Another number of outputs is a composite distribution's.
+        # A composite distribution has another number of outputs.
         self._on_tensors = module._generator is None and len(self.outputs) == 1 + self._scores
-        self._known: type[Distribution] | None = None  # what came before, and is one of tensors
+        self._known: type[Distribution] | None = None  # the last class that was checked
         known = hasattr(module.distribution_class, "rsample_and_log_prob")
         self._draws_with_score = self._scores and known and _safe_class(module) is not None
 
@@ -149,7 +145,7 @@ class ProbabilisticCall:
         self.of_type(interaction_type())(values)
 
     def of_type(self, kind: InteractionType | None) -> Callable[[Values], None]:
-        """Return the call where `kind` is the interaction type that is set, and stays so."""
+        """Return the call for the interaction type `kind`, which must be the one that is set."""
         if not self._on_tensors:
             return self._on_batch
         random = (kind or self._module.default_interaction_type) is InteractionType.RANDOM
@@ -180,12 +176,12 @@ class ProbabilisticCall:
             values[path] = batch.get(as_key(path))
 
     def _distribution(self, values: Values) -> Distribution | None:
-        """Return the distribution that the module would make, if it's one of tensors."""
+        """Return the distribution that the module would make; None if it isn't a distribution over tensors."""
         module = self._module
         parameters = {name: values[path] for name, path in self._parameters}
         try:
             found: Distribution = module.distribution_class(**parameters, **module.distribution_kwargs)
-        except TypeError:  # which the module explains
+        except TypeError:  # the module itself explains it
             return None
         if found.__class__ is not self._known:
             if not isinstance(found, Distribution) or isinstance(found, CompositeDistribution):
@@ -195,7 +191,10 @@ class ProbabilisticCall:
 
 
 def _draw_with_score(distribution: Any) -> Any:
-    """Return a draw and its log-probability, of a distribution of TorchRL's that scores what it made the draw of."""
+    """Return a sample and its log-probability from a TorchRL distribution that computes both together.
+
+    The log-probability is computed from the value before the distribution's transformation.
+    """
     reparametrised = distribution.has_rsample
     return (distribution.rsample_and_log_prob if reparametrised else distribution.sample_and_log_prob)(_ONE)
 
@@ -204,10 +203,10 @@ ModuleCall = PlainCall | ProbabilisticCall
 
 
 def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = None) -> ModuleCall | None:
-    """Return the call that does what `policy` does; None if that can't be known.
+    """Return a call with the same effect as `policy`; None if none is known.
 
     Args:
-        policy: what a rollout calls on a TensorDict.
+        policy: the callable that a rollout calls on a TensorDict.
         batch_size: the batch size of a row.
         compiler: see `PlainCall`.
     """
@@ -223,20 +222,20 @@ def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = Non
 
 
 def keys_of(module: Any) -> Keys | None:
-    """Return what a module reads and writes; None if it may look at anything, as modules may beyond their in_keys."""
+    """Return the keys of a module that is known to read nothing else; otherwise None."""
     cls = type(module)
     known = cls.__name__ in _READING_IN_KEYS and cls.__module__.startswith("torchrl.")
     if not known or cls.forward.__module__ != cls.__module__:
         return None
     if is_hooked(module) or not is_native(module, *CALL, of=cls):
         return None
-    mask = getattr(module, "action_mask_key", None)  # which may have been set since
+    mask = getattr(module, "action_mask_key", None)  # may have been set after construction
     reads = dict.fromkeys([*module.in_keys, *([] if mask is None else [mask])])
     return Keys([as_path(key) for key in reads], [as_path(key) for key in module.out_keys])
 
 
 def inputs_of(chain: Sequence[HasKeys]) -> list[Path]:
-    """Return the paths that `chain` reads before any of its members wrote them."""
+    """Return the paths that `chain` reads before any of its members has written them."""
     made: set[Path] = set()
     found: list[Path] = []
     for call in chain:
@@ -262,7 +261,7 @@ def _only_samples(module: Any) -> bool:
 
 
 def _safe_class(module: Any) -> type[Any] | None:
-    """Return the class of TorchRL's that `module` is of if it does what its base does: its draws aren't projected."""
+    """Return TorchRL's SafeProbabilisticModule if `module` is one and doesn't project its samples; else None."""
     for cls in type(module).__mro__:
         if cls.__name__ == "SafeProbabilisticModule" and cls.__module__.startswith("torchrl."):
             return None if module.safe else cls
@@ -270,7 +269,7 @@ def _safe_class(module: Any) -> type[Any] | None:
 
 
 def is_hooked(module: Any) -> bool:
-    """Return whether calling the module is more than calling its `forward`, or it's none."""
+    """Return whether a call of the module does more than `forward`; also True for an object that is no module."""
     if not isinstance(module, torch.nn.Module):
         return True
     hooks = (module._forward_pre_hooks, module._forward_hooks)
@@ -279,12 +278,12 @@ def is_hooked(module: Any) -> bool:
 
 
 class Member:
-    """One step of a policy: a module that isn't taken apart any further.
+    """One step of a policy: a module that isn't split any further.
 
     Args:
-        module: what runs on a TensorDict.
-        call: does the same on tensors; None if that can't be known.
-        kind: the interaction type that it runs with; None for the one that is set.
+        module: the callable on a TensorDict.
+        call: the equivalent call on tensors; None if none is known.
+        kind: the interaction type for the call; None for the current one.
     """
 
     def __init__(
@@ -293,15 +292,15 @@ class Member:
         self.module, self.call, self.kind = module, call, kind
 
     def on_values(self) -> Callable[[Values], Any]:
-        """Return what reads the inputs from tensors by path and adds the outputs."""
+        """Return a function that reads the inputs from tensors by path and adds the outputs."""
         return self._typed(self._settled())
 
     def on_batch(self) -> Callable[[Any], Any]:
-        """Return what runs on a TensorDict, past its checks where `call` is known, and returns it."""
+        """Return a function on TensorDicts; if `call` is known, it skips the checks of the module."""
         return self._typed(self.module if self.call is None else partial(self._run, self._settled()))
 
     def _settled(self) -> Callable[[Values], Any]:
-        """Return the call, with the interaction type that it runs with looked up: that takes as long as a draw."""
+        """Return the call for its interaction type, looked up once here because a lookup takes as long as a draw."""
         assert self.call is not None
         if isinstance(self.call, ProbabilisticCall):
             return self.call.of_type(self.kind or interaction_type())
@@ -312,7 +311,7 @@ class Member:
         assert call is not None
         for path in call.inputs:
             leaf = leaf_at(batch, path)
-            if leaf is None:  # text, or nothing yet: the module knows what to make of that
+            if leaf is None:  # no tensor: the module itself handles it
                 return self.module(batch)
             values[path] = leaf
         run(values)
@@ -332,7 +331,7 @@ class Member:
 
 
 class ModuleSequence:
-    """Runs the members of a policy one after the other on a TensorDict.
+    """Calls the members of a policy in order on a TensorDict.
 
     Args:
         members: the steps.
@@ -342,17 +341,17 @@ class ModuleSequence:
         self._run = [member.on_batch() for member in members]
 
     def __call__(self, batch: Any) -> Any:
-        """Return what the last member returns."""
+        """Return the result of the last member."""
         for run in self._run:
             batch = run(batch)
         return batch
 
 
 def members_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = None) -> list[Member]:
-    """Return the steps that do together what `policy` does on a row, in this context: the policy itself at the least.
+    """Return the steps of `policy` on a row, in the current context. A policy that can't be split is the only step.
 
     Args:
-        policy: what a rollout calls on a TensorDict.
+        policy: the callable that a rollout calls on a TensorDict.
         batch_size: the batch size of a row.
         compiler: see `PlainCall`.
     """
@@ -362,7 +361,7 @@ def members_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = 
 
 
 def reads_of(members: Sequence[Member]) -> list[Path] | None:
-    """Return the paths that members find in a row, not in what one before them wrote; None if that can't be known."""
+    """Return the paths that the members read from the row itself; None if they can't be known."""
     keys: list[HasKeys | None] = [member.call or keys_of(member.module) for member in members]
     return None if None in keys else inputs_of([one for one in keys if one is not None])
 
@@ -370,7 +369,7 @@ def reads_of(members: Sequence[Member]) -> list[Path] | None:
 def calls_of(
     policy: Any, batch_size: torch.Size, compiler: Compiler | None = None
 ) -> list[ModuleCall] | None:
-    """Return the calls that do what `policy` does, or None if some member of it needs a TensorDict."""
+    """Return the calls with the same effect as `policy`; None if one of its members needs a TensorDict."""
     found = [member.call for member in members_of(policy, batch_size, compiler)]
     return [call for call in found if call is not None] if None not in found else None
 
@@ -395,7 +394,7 @@ def _of_sequence(policy: Any, batch_size: torch.Size, compiler: Compiler | None)
         return [Member(policy)]
     modules = list(policy._module_iter())
     found = [_members(module, batch_size, compiler) for module in modules]
-    if draws and interaction_type() is None:  # all but the last run with the last type that a member names
+    if draws and interaction_type() is None:  # all but the last use the last type that a member names
         kinds = [m.default_interaction_type for m in modules if hasattr(m, "default_interaction_type")]
         found[:-1] = [[Member(m.module, m.call, kinds[-1]) for m in members] for members in found[:-1]]
     if draws and isinstance(modules[-1], ProbabilisticTensorDictModule) and found[-1][0].call is None:

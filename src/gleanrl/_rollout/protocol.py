@@ -1,11 +1,4 @@
-"""What a rollout is made of: an actor, which is how a policy acts on rows, and a stepper, how an environment steps.
-
-What a policy takes along from row to row.
-
-The limit of an episode's steps, for environments that are counted side by side.
-
-Who uses an environment: a rollout must notice that somebody else stepped or reset it in between.
-"""
+"""The interfaces of a rollout: `Stepper` and `Actor`, with their carries, step limits and leases."""
 
 from __future__ import annotations
 
@@ -31,15 +24,15 @@ from gleanrl.errors import SchemaError
 _NO_BATCH = torch.Size()
 
 CarriedOutputs = tuple[tuple[Path, torch.Tensor], ...]
-"""Outputs of a policy by path; each ``(*batch, *leaf)``."""
+"""Outputs of a policy by path, each ``(*batch, *leaf)``."""
 
 
 class PolicyCarry(Stateful[CarriedOutputs]):
-    """What a policy put out beside its actions and finds again in the next row: its state, if it has one.
+    """The outputs (except actions) that a policy reads again in the next row, for example its hidden state.
 
     Args:
         batch_size: the batch dimensions of a row.
-        device: where the policy wants its input; None for the CPU.
+        device: device of the policy's input; None for the CPU.
     """
 
     def __init__(self, batch_size: torch.Size = _NO_BATCH, device: torch.device | None = None) -> None:
@@ -47,15 +40,15 @@ class PolicyCarry(Stateful[CarriedOutputs]):
         self.outputs: CarriedOutputs = ()
 
     def clear(self) -> None:
-        """Drop it: the environments were reset all together."""
+        """Drop the outputs, because all environments were reset together."""
         self.outputs = ()
 
     def snapshot(self) -> CarriedOutputs:
-        """Return copies: a policy may change its state in place."""
+        """Return copies of the outputs, since a policy may change its state in place."""
         return tuple((path, value.detach().clone()) for path, value in self.outputs)
 
     def parse(self, state: Any) -> CarriedOutputs:
-        """Return the outputs that a saved state holds."""
+        """Check a saved state and return its outputs, moved to the policy's device."""
         if not isinstance(state, (list, tuple)):
             raise SchemaError(f"load_state_dict: expected a list of a policy's outputs, got {state!r:.100}")
         dims = len(self._batch_size)
@@ -74,7 +67,7 @@ class PolicyCarry(Stateful[CarriedOutputs]):
         return tuple((tuple(path), value.to(self._device or "cpu", copy=True)) for path, value in state)
 
     def adopt(self, value: CarriedOutputs) -> None:
-        """Go on from these outputs."""
+        """Take over these outputs."""
         self.outputs = tuple((path, output.clone()) for path, output in value)
 
 
@@ -82,16 +75,16 @@ _Array = np.ndarray[Any, Any]
 
 
 class StepLimit:
-    """Counts the steps of each environment's episode and tells which ones have reached the limit.
+    """Counts the steps of each environment's episode and reports the episodes that reach the limit.
 
-    A single gymnasium environment isn't counted in this way: its stepper knows the row of the limit beforehand.
+    A single gymnasium environment doesn't use it: its stepper computes the row of the limit in advance.
 
     Args:
-        batch_size: of the environments.
-        max_steps: the limit; None for no limit, and then nothing is counted.
+        batch_size: the environments' batch size.
+        max_steps: the limit; None for no limit, in which case nothing is counted.
 
     Attributes:
-        counts: the steps that each episode has taken, int64 ``[*batch]``.
+        counts: the number of steps of each episode, int64 ``[*batch]``.
     """
 
     def __init__(self, batch_size: Sequence[int], max_steps: int | None) -> None:
@@ -99,10 +92,10 @@ class StepLimit:
         self.counts: _Array = np.zeros(tuple(batch_size), np.int64)
 
     def step(self, skipped: _Array | None = None) -> _Array | None:
-        """Count a step; return where an episode has reached its limit, ``[*batch]`` bool, None if nowhere.
+        """Count a step; return the episodes that have reached the limit, ``[*batch]`` bool, or None if there are none.
 
         Args:
-            skipped: where the step was no step but a reset, ``[*batch]`` bool.
+            skipped: environments that were reset instead of stepped, ``[*batch]`` bool.
         """
         if self._max_steps is None:
             return None
@@ -121,10 +114,10 @@ class StepLimit:
 
 
 class Usage:
-    """The last user of one environment. Not thread-safe, as the environment isn't.
+    """The last user of one environment. Not thread-safe, like the environment itself.
 
     Attributes:
-        started: whether anybody has stepped or reset the environment.
+        started: whether the environment has been stepped or reset.
     """
 
     def __init__(self) -> None:
@@ -132,44 +125,44 @@ class Usage:
         self.started = False
 
     def direct(self) -> None:
-        """Note a direct call of the environment's methods: nobody holds a lease any more."""
+        """Record a direct call of the environment's methods, which ends any lease."""
         self.holder = None
         self.started = True
 
 
 class Lease:
-    """One user's claim to an environment: held from the moment that it is taken until somebody else uses it.
+    """One rollout's exclusive use of an environment, which ends when any other code steps or resets it.
 
     Args:
-        usage: of the environment.
+        usage: the usage record of the environment; None for an environment without one.
     """
 
     def __init__(self, usage: Usage | None = None) -> None:
         self._usage = usage or Usage()
 
     def take(self) -> None:
-        """Note that the environment is stepped or reset by the lease's owner."""
+        """Record that the lease's owner steps or resets the environment."""
         self._usage.holder = self
         self._usage.started = True
 
     @property
     def held(self) -> bool:
-        """Whether the lease's owner was the last user."""
+        """Whether the lease's owner was the last user of the environment."""
         return self._usage.holder is self
 
     def give_up(self) -> None:
-        """Hold it no longer."""
+        """End the lease."""
         self._usage.direct()
 
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """What a rollout makes of episodes.
+    """When trajectories end and whether they are reset.
 
     Attributes:
-        reset_when_done: whether an episode's end resets its environment; if not, the root of the following row is the
-            last observation with its flags, and whoever owns the rollout stops there.
-        max_steps: every episode is truncated at so many steps; None leaves them to the environment.
+        reset_when_done: whether the end of a trajectory resets its environment. If False, the next root is the last
+            observation with its flags, and the rollout's owner must stop there.
+        max_steps: the number of steps after which every trajectory is truncated; None leaves it to the environment.
     """
 
     reset_when_done: bool = True
@@ -177,16 +170,16 @@ class EpisodeRules:
 
 
 FREELY = EpisodeRules()
-"""Episodes take their course."""
+"""The default rules: ended trajectories are reset, and there is no step limit."""
 
 
 @dataclass(frozen=True)
 class Carry:
-    """What a stepper lives by: the root of the step to come.
+    """The state of a stepper: the root of the next step.
 
     Attributes:
         root: its leaves, ``[*batch, *leaf]``.
-        steps: the steps that each episode has taken so far, int64 ``[*batch]``.
+        steps: the number of steps that each episode has taken so far, int64 ``[*batch]``.
     """
 
     root: Mapping[Path, Leaf]
@@ -194,30 +187,31 @@ class Carry:
 
 
 class Stepper(Stateful[Carry]):
-    """An environment, or a batch of them, that writes its outcome into the rows of a block.
+    """An environment, or a batch of them, that writes its outcomes into the rows of a block.
 
-    A stepper owns the root observations and flags and everything under ``"next"``. It keeps the *carry*, the
-    root of the step to come, from one block to the next: that is its state. The environments keep theirs, which
-    whoever adopts a carry has to bring to the same place. Not thread-safe: one caller at a time.
+    A stepper writes the root's observations and flags and everything under ``"next"``. Its state is the *carry*, the
+    root of the next step, which it keeps from one block to the next. The environments' own states aren't part of it: a
+    caller of `adopt` must restore them separately. Not thread-safe: one caller at a time.
 
     Args:
         batch_size: the environments' batch dimensions, ``()`` for one environment.
-        device: where the block's columns must live; None for the CPU.
-        rules: what becomes of episodes.
-        lease: taken whenever this stepper uses the environment; whoever else uses it takes it away.
+        device: device of the block's columns; None for the CPU.
+        rules: when trajectories end and whether they are reset.
+        lease: taken whenever this stepper uses the environment; any other use of the environment ends it.
     """
 
     lends: bool = False
-    """Whether `block` lends memory of its own, the same again and again."""
+    """Whether `block` returns memory of the stepper, which it uses again and again."""
     shows_nothing: bool = False
-    """Whether nobody gets memory of a block from it and may keep that: then a block may be written again."""
+    """Whether the stepper never passes memory of a block to code that might keep it. Then a block may be reused."""
     through_tensordicts: bool = False
-    """Whether an environment is stepped through its `step`: only then gradients can flow through it."""
+    """Whether the stepper calls the environment's `step` on TensorDicts: only then can gradients flow through it."""
 
     may_mask: bool = False
     """Whether masks may restrict the environment's actions in the middle of a block.
 
-    Such a stepper redraws the forbidden ones of actions that were drawn before; see `Block.redraw_seed`."""
+    Such a stepper redraws forbidden actions among those drawn in advance; see `Block.redraw_seed`.
+    """
 
     def __init__(
         self, batch_size: torch.Size, device: torch.device | None, rules: EpisodeRules, lease: Lease
@@ -226,64 +220,66 @@ class Stepper(Stateful[Carry]):
 
     @property
     def disturbed(self) -> bool:
-        """Whether somebody else stepped or reset the environment since: the carry isn't its state any more."""
+        """Whether other code has stepped or reset the environment, so that the carry isn't its state any more."""
         return not self.lease.held
 
     def fault(self, t: int, during: str, cause: Exception) -> StepFault:
-        """Return what a stepper raises for an error that may be any environment's: the only one's, or the batch's.
+        """Return the error for a failure that can't be assigned to one environment of a batch.
+
+        For a single environment, the error has its index 0.
 
         Args:
-            t: row of the block at which it came.
+            t: row of the block at which it happened.
             during: ``"step"`` or ``"reset"``.
-            cause: what the environment raised, or what is wrong with what it returned.
+            cause: the environment's error, or the error in its outcome.
         """
         return StepFault(t, 0 if self.batch_size.numel() == 1 else BATCH, during, cause)
 
     # ----------------------------------------------------------------- carry
     @abstractmethod
     def schema(self) -> Schema:
-        """Return the columns that the stepper writes, root and ``next``; resets if there was no reset yet.
+        """Return the columns that the stepper writes, root and ``next``. Resets first if there is no carry.
 
-        A stepper with steps that are no frames has the column ``("collector", "mask")`` too, bool, one value a
-        step, and writes it: False where an environment did nothing but reset.
+        A stepper with steps that are no frames also has and writes the column ``("collector", "mask")``, bool, one
+        value per step. It is False where an environment was only reset.
         """
 
     @abstractmethod
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset every environment, or those where `mask` (bool, ``batch_size``) is True, into the carry."""
+        """Reset all environments, or only where `mask` (bool, ``batch_size``) is True; the results become the carry."""
 
     @abstractmethod
     def root(self) -> dict[Path, Leaf]:
         """Return the carry's leaves: root paths only, ``[*batch, *leaf]``.
 
-        They may be views: valid until the next step or reset.
+        They may be views that are valid only until the next step or reset.
         """
 
     @property
     @abstractmethod
     def steps(self) -> torch.Tensor:
-        """The steps that each episode has taken, int64 ``[*batch]``; of episodes without a limit they may be zero."""
+        """The number of steps of each episode, int64 ``[*batch]``. It may be zero for episodes without a limit."""
 
     @abstractmethod
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
         """Take the leaves of `root` as the carry, without a reset: environments keep their own state.
 
         Args:
-            root: its leaves are copied or left alone.
+            root: its leaves are copied, or at least never changed.
             steps: see `steps`; None for new episodes.
         """
 
     def snapshot(self) -> Carry:
-        """Return the carry; there is a reset if there was none yet."""
+        """Return the carry. Resets first if there is none."""
         return Carry({path: leaf.clone() for path, leaf in self.root().items()}, self.steps)
 
     def parse(self, state: Any) -> Carry:
-        """Return the carry that `state` stands for; see `Stateful`. An environment that never was is reset."""
+        """Check a saved state and return its carry; see `Stateful`. An environment without a carry is reset first."""
         reader, size = StateReader(state, "a stepper's carry"), self.batch_size
         leaves, schema = reader.part("root"), self.schema()
         root: dict[Path, Leaf] = {}
         for path in [path for path in schema.paths if path[0] != "next" and path != MASK]:
-            name: Any = path  # fields are called by their paths here
+            name: Any = path  # the reader calls fields by their paths here
             field = schema[path]
             if field.is_list:
                 root[path] = leaves.objects(name, field.blank, (*size, *field.row_shape))
@@ -292,7 +288,7 @@ class Stepper(Stateful[Carry]):
         return Carry(root, reader.tensor("steps", torch.int64, size))
 
     def adopt(self, value: Carry) -> None:
-        """Go on from a carry."""
+        """Take over a carry."""
         root = {path: leaf.to(self.device, copy=True) for path, leaf in value.root.items()}
         self.load(record_of(root, self.batch_size, self.device), value.steps.clone())
 
@@ -301,9 +297,9 @@ class Stepper(Stateful[Carry]):
         """Return a block that this stepper can write into: fresh columns, or borrowed ones (see `Block.owned`).
 
         Args:
-            schema: at least the columns of `schema` and the action columns.
+            schema: the columns. They include the stepper's `schema` and the action columns.
             num_steps: T.
-            pool: where large columns come from.
+            pool: allocates large columns.
         """
         return Block(schema, self.batch_size, num_steps, self.device, pool)
 
@@ -312,30 +308,28 @@ class Stepper(Stateful[Carry]):
         """Write into `block` from now on and copy the carry into its row 0.
 
         Args:
-            block: has at least the columns of `schema` and the action columns. It may be the block of an earlier call,
-                with what stood there: views of it may be kept for that.
-            actions_ready: whether all T actions stand in the block already.
-            primed: what the actor writes below ``"next"``, and over columns of the root, for the environment's
-                `step` to take over.
+            block: has at least the columns of `schema` and the action columns. It may be the block of an earlier call
+                with its old contents, so a stepper may keep its views of it.
+            actions_ready: whether all T actions are already written in the block.
+            primed: paths that the actor writes below ``"next"``, and root columns that it overwrites. The stepper
+                passes their values to the environment's `step`.
         """
 
     @abstractmethod
     def step(self, t: int) -> None:
         """Take the action of row `t`, write its ``next`` and the root of row ``t + 1``.
 
-        After the last row that root becomes the carry.
-
-        Where an episode ends, ``next`` holds the observation that ended it and the following root the one
-        after the reset.
+        After the last row that root becomes the carry. If an episode ends, ``next`` holds its last observation, and the
+        next root holds the first observation after the reset.
 
         Raises:
             StepFault: if the environment raised or broke its declaration.
         """
 
     def run(self, block: Block) -> None:
-        """Take all steps of the bound block, whose actions stand there; nobody looks at its rows in between.
+        """Take all steps of the bound block, whose actions are already written. Nothing reads its rows before the end.
 
-        `Block.num_whole` says how many steps are whole, whatever ends the run.
+        `Block.num_whole` is the number of complete steps, also after an error.
         """
         step, t = self.step, 0
         try:
@@ -346,28 +340,29 @@ class Stepper(Stateful[Carry]):
             raise
 
     def defer(self, seen: Collection[Path] | None) -> None:
-        """Learn that until `settle` nobody looks at the bound block but the actor, at the root columns `seen`.
+        """Allow the stepper to postpone writes until `settle`.
 
-        For steppers that write whole columns in less time than row by row. None: the actor may look at all of them.
+        Until then only the actor reads the bound block, and of its root only the columns `seen` (None: any column).
+        Steppers that write whole columns faster than rows override this.
         """
 
     def settle(self) -> None:
-        """Write what was deferred, of the steps that are whole."""
+        """Write the postponed values of all complete steps."""
 
     def stop(self, num_steps: int) -> None:
         """End a block before it is full: row `num_steps` becomes the carry.
 
-        Nothing to do for steppers whose carry doesn't stand in the block.
+        The default does nothing, for steppers that don't keep the carry in the block.
         """
 
     def confirm(self, num_steps: int) -> None:
-        """Raise unless the environments have made so many steps of the bound block; called once the block ends.
+        """Check that the environments have made `num_steps` steps of the bound block; called once the block ends.
 
-        Nothing to do for steppers that make each step themselves. Workers count their steps: their answers alone don't
-        show how many they made.
+        The default does nothing, for steppers that make each step themselves. Workers count their steps in addition,
+        because their answers alone don't show how many they made.
 
         Raises:
-            WorkerError: a worker has made fewer steps than it answered for.
+            WorkerError: if a worker has made fewer steps than it reported.
         """
 
 
@@ -375,34 +370,34 @@ class Actor(Protocol):
     """A policy that reads the root columns of a row and writes its action columns."""
 
     carry: PolicyCarry
-    """What the policy put out and finds again in the next row."""
+    """The outputs that the policy reads again in the next row."""
 
     @property
     def primed(self) -> Collection[Path]:
-        """What it writes below ``"next"``, and over the environment's root columns: its state, most often.
+        """The paths that the actor writes below ``"next"``, and root columns that it overwrites; usually its state.
 
-        It finds it in the root of the following row.
+        The policy reads them in the root of the next row.
         """
 
     @property
     def seen(self) -> Collection[Path] | None:
-        """The root columns that it reads of the bound block; None for any."""
+        """The root columns of the bound block that the actor reads; None for any."""
 
     @property
     def overwrites(self) -> bool:
-        """Whether it writes root columns of the environment's."""
+        """Whether the actor overwrites root columns of the environment."""
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
         """Write into `block` from now on.
 
         Returns:
-            What acts on row t, that is, writes its action and the policy's other outputs; None if all T actions
-            were written at once.
+            A function that acts on row t: it writes the action and the policy's other outputs. None if all T actions
+            have already been written.
         """
 
     def check(self) -> None:
-        """Raise if what stands in the bound block isn't what the policy put out; called once the block ends.
+        """Check that the bound block holds the policy's outputs unchanged; called once the block ends.
 
         Raises:
-            PolicyError: an action was converted to the declared dtype, and that changed it.
+            PolicyError: if the conversion of an action to the declared dtype changed its value.
         """

@@ -1,9 +1,8 @@
-"""Actions of another dtype, or with a trailing dimension of size one more or less, than the environment declares.
+"""Writing rows of columns: a policy's outputs with conversion of actions, and several columns in one native call.
 
-Such policies are everywhere: an `argmax` as float, a one-hot vector of integers, ``(N,)`` for ``(N, 1)``. An action is
-converted if that keeps every value, and nothing but actions is.
-
-Rows of several columns that are written by one call of the core, whatever batch dimensions there are.
+An action may differ from its declaration in dtype, or by a trailing dimension of size one. Many policies write such
+actions: an `argmax` as float, a one-hot vector of integers, ``(N,)`` for ``(N, 1)``. An action is converted if that
+keeps every value. Other outputs are never converted.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ from gleanrl.errors import PolicyError
 
 
 def written_whole(block: Block, path: Path) -> bool:
-    """Return whether `BatchedRowWriter` writes a column of `block`: it is on the CPU, with rows at equal distances.
+    """Return whether `BatchedRowWriter` can write a column of `block`: it is on the CPU, with rows at equal distances.
 
-    Complex numbers aren't for it, which would have to see whether they are conjugated.
+    Complex numbers are excluded, because they may be lazily conjugated.
     """
     column = block.column(path) if block.columns and block.batch_size.numel() else None
     if not isinstance(column, torch.Tensor) or not column.is_cpu or column.is_complex():
         return False
-    if EXCHANGE is not None and column.stride(block.time_dim) == 0:  # a single row, seen as many
+    if EXCHANGE is not None and column.stride(block.time_dim) == 0:  # one row, expanded
         column = column.select(block.time_dim, 0)
     return column.is_contiguous()
 
 
 class BatchedRowWriter(Protocol):
-    """Writes rows of some columns, ``[*batch, T, *leaf]``."""
+    """Writes rows of several columns, ``[*batch, T, *leaf]``, in one call."""
 
     def write(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None:
-        """Write row `t`, and the roots' behind it; return whether a flag is set.
+        """Write row `t`, and row ``t + 1`` of the roots; return whether a flag is set.
 
         Args:
             t: the row.
-            values: one for each key.
-            exactly: whether there must be no others.
+            values: the value for each key.
+            exactly: whether `values` must have no further keys.
 
         Returns:
-            None, and nothing is written, if a value isn't there, isn't a plain tensor as declared, or is large and in
-            several pieces.
+            Whether a flag is set. None, without any write, if a value is missing, isn't a plain tensor in the declared
+            form, or is large and not contiguous. Also None for further keys if `exactly`.
         """
 
 
@@ -60,16 +59,17 @@ def whole_rows(
     roots: Mapping[Any, Path] | None = None,
     flags: Collection[Any] = (),
 ) -> BatchedRowWriter | None:
-    """Return what writes rows of columns by one call; None if `paths` is empty, or a column isn't `written_whole`.
+    """Return a writer for rows of columns in one call; None if `paths` is empty or a column isn't `written_whole`.
 
-    To copy a tensor of a few bytes costs a tenth of what showing it to NumPy, or to torch, does. The core looks at
-    tensors itself, where torch offers DLPack's exchange interface, as newer releases do; else they are asked here.
+    The copy of a small tensor takes a tenth of the time of its conversion to NumPy or of a torch operation. If torch
+    offers DLPack's exchange interface (newer releases), the native core reads tensors itself. Otherwise Python code
+    reads their attributes.
 
     Args:
         block: has the columns.
-        paths: where, by the key of what is written there.
-        roots: by key the column whose next row gets the same values, where there is one.
-        flags: the keys of flags of which `write` tells.
+        paths: the path of the column for each key.
+        roots: for some keys, the path of the root column whose next row gets the same values.
+        flags: keys of the flags that `write` reports.
     """
     roots = roots or {}
     if not paths or not all(written_whole(block, path) for path in (*paths.values(), *roots.values())):
@@ -81,7 +81,7 @@ def whole_rows(
 
 
 class _AskedRows:
-    """Asks tensors for their form and address in Python; see `BatchedRowWriter`."""
+    """A `BatchedRowWriter` that reads forms and addresses of tensors in Python."""
 
     def __init__(
         self, block: Block, paths: Mapping[Any, Path], roots: Mapping[Any, Path], flags: Collection[Any]
@@ -114,12 +114,12 @@ class _AskedRows:
                 or value.shape != shape
                 or not value.is_cpu
                 or value.layout is not torch.strided
-                or value.is_neg()  # lazily: it has other bytes
+                or value.is_neg()  # negated lazily: its bytes differ
             ):
                 return None
-            if not value.is_contiguous():  # a half of what a layer put out, say
+            if not value.is_contiguous():  # for example, half of a layer's output
                 held.append(value := value.contiguous())
-            elif value.untyped_storage().data_ptr() in self._storages:  # another value may be written over it
+            elif value.untyped_storage().data_ptr() in self._storages:  # this call may overwrite it
                 held.append(value := value.clone())
             found.append(value.data_ptr())
         at = self._first + t * self._stride
@@ -133,9 +133,9 @@ class _AskedRows:
 
 @lru_cache(maxsize=8)
 def _places(steps: int, parts: int) -> np.ndarray[Any, Any]:
-    """Return where each environment's row of a step stands in a column, ``(T, P)`` int64, for reading.
+    """Return the position of each environment's row in a column, ``(T, P)`` int64; callers must not change it.
 
-    The memory of an environment's steps follows that of another one's.
+    In memory, all steps of one environment come before all steps of the next one.
     """
     return np.add.outer(np.arange(steps), np.arange(parts) * steps)
 
@@ -146,7 +146,7 @@ def _rows(block: Block, paths: Sequence[Path]) -> Columns:
 
 
 class _Converted(NamedTuple):
-    """An action of one row, ``[*batch, *leaf]``, in the form that came and in the declared one."""
+    """An action of one row, ``[*batch, *leaf]``, before and after its conversion."""
 
     t: int
     came: torch.Tensor
@@ -154,13 +154,13 @@ class _Converted(NamedTuple):
 
 
 class Conversions:
-    """Converts the actions of one block that came otherwise than declared.
+    """Converts actions of one block that don't come in the declared form.
 
-    A step pays one conversion and one copy; whether all values were kept is checked once for the whole block, by
-    `check`, and for the first row at once, so that scores of choices never reach an environment.
+    A step pays for one conversion and one copy. `check` verifies once per block that all values were kept. The first
+    row is verified at once, so that scores of choices never reach an environment.
 
     Args:
-        block: where the actions stand.
+        block: the block of the actions.
     """
 
     def __init__(self, block: Block) -> None:
@@ -173,7 +173,7 @@ class Conversions:
         """Return an action of row `t` in the declared form.
 
         Raises:
-            PolicyError: it has another shape, or it is the block's first of its dtype and a value would change.
+            PolicyError: if its shape doesn't fit, or if it is the block's first of its dtype and a value would change.
         """
         reshaped = with_shape(value, shape, len(self._batch))
         if reshaped is None or reshaped.is_complex() is not dtype.is_complex:
@@ -181,7 +181,7 @@ class Conversions:
         if value.dtype is dtype:
             return reshaped
         fitting = reshaped.to(dtype)
-        # A policy may write into its output again.
+        # The policy may overwrite its output, so the value before the conversion is copied.
         row = _Converted(t, reshaped.detach().clone(), fitting.detach())
         rows = self._came.get((path, value.dtype))
         if rows is not None:
@@ -192,10 +192,10 @@ class Conversions:
         return fitting
 
     def check(self) -> None:
-        """Raise if any value of the block changed.
+        """Check that no conversion of the block changed a value.
 
         Raises:
-            PolicyError: naming the key, the environment, the step of the batch, and the value.
+            PolicyError: if one did. The message names the key, the environment, the step of the batch, and the value.
         """
         for (path, _), rows in self._came.items():
             self._check_kept(path, rows)
@@ -215,23 +215,23 @@ class Conversions:
 
 
 class RowWriter:
-    """Writes a policy's outputs into the columns of a row, after checking shape and dtype; see `Conversions`.
+    """Checks a policy's outputs and writes them into the columns of a row; see `Conversions`.
 
     Args:
         block: has the columns.
-        fields: the policy's.
-        actions: those of them that are actions.
+        fields: the policy's columns.
+        actions: the paths of `fields` that are actions.
     """
 
     def __init__(self, block: Block, fields: Mapping[Path, Field], actions: tuple[Path, ...]) -> None:
         self.conversions = Conversions(block)
         self._block, self._fields, self._actions = block, fields, actions
-        # Values in the declared form, at a fraction of the cost.
+        # The fast path for values in the declared form.
         self._whole = whole_rows(block, {path: path for path in fields})
 
     @cached_property
     def _targets(self) -> list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]]:
-        """Path, shape, dtype, and rows as an array, or as tensors, of each column; most blocks are written whole."""
+        """Path, shape, dtype and rows (array or tensors) of each column; most blocks only need `_whole` instead."""
         block, targets = self._block, []
         for path, field in self._fields.items():
             if not field.is_list:
@@ -247,10 +247,10 @@ class RowWriter:
         return [(path, self._block.rows(path)) for path, field in self._fields.items() if field.is_list]
 
     def write(self, t: int, values: Mapping[Path, Any]) -> None:
-        """Write `values` into row t, in whatever form they come.
+        """Write `values` into row t.
 
         Raises:
-            PolicyError: on a missing output, or one of another shape or dtype that doesn't fit.
+            PolicyError: if an output is missing, or its shape or dtype doesn't fit.
         """
         if self._whole is not None and self._whole.write(t, values) is not None:
             return
@@ -283,12 +283,12 @@ def _list_output(path: Path, value: Any) -> Leaf:
 
 
 def with_shape(value: torch.Tensor, shape: torch.Size, dims: int) -> torch.Tensor | None:
-    """Return `value` in a shape that it has but for a trailing dimension of size one; None if it hasn't.
+    """Return `value` in `shape`, if it differs at most by a trailing dimension of size one; otherwise None.
 
     Args:
         value: a tensor.
         shape: the shape, batch dimensions first.
-        dims: the batch dimensions.
+        dims: the number of batch dimensions.
     """
     if value.shape == shape:
         return value
@@ -300,8 +300,8 @@ def with_shape(value: torch.Tensor, shape: torch.Size, dims: int) -> torch.Tenso
 
 
 def first_change(came: torch.Tensor, became: torch.Tensor) -> int | None:
-    """Return the flat position of the first value that a conversion changed; None if it kept them all."""
-    # There and back finds all but integers that wrapped around; these change their sign.
+    """Return the flat index of the first value that a conversion changed; None if it changed none."""
+    # Converting back reveals all changes except of integers that wrapped around; these changed their sign.
     kept = (became.to(came.dtype) == came) & ((became < 0) == (came < 0))
     if came.is_floating_point() and became.is_floating_point():
         kept |= came.isnan() & became.isnan()
@@ -310,7 +310,7 @@ def first_change(came: torch.Tensor, became: torch.Tensor) -> int | None:
 
 
 def misfit(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> PolicyError:
-    """Return the error for an output of another form than declared."""
+    """Return the error for an output whose shape or dtype doesn't fit."""
     return PolicyError(
         f"policy: {as_key(path)!r} expected shape {tuple(shape)} {dtype}, got {tuple(value.shape)} "
         f"{value.dtype}; nothing is broadcast, and only actions are cast: "
@@ -319,10 +319,10 @@ def misfit(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtyp
 
 
 def advice(came: Sequence[int], came_dtype: torch.dtype, shape: Sequence[int], dtype: torch.dtype) -> str:
-    """Return what to write instead of an action of another form than declared.
+    """Return advice for a user whose action doesn't have the declared form.
 
     Args:
-        came: the shape that came.
+        came: the action's shape.
         came_dtype: its dtype.
         shape: the declared shape.
         dtype: the declared dtype.

@@ -1,4 +1,4 @@
-"""From the outcome of one step to the root of the next: `step_mdp`."""
+"""`step_mdp`: makes the root of the next step from the outcome of a step."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def step_mdp(
     done_keys: NestedKey | Sequence[NestedKey] = "done",
     action_keys: NestedKey | Sequence[NestedKey] = "action",
 ) -> TensorDictBase:
-    """Return the root of the step that follows `tensordict`: the contents of its ``"next"``.
+    """Return the root of the step that follows `tensordict`: the entries of its ``"next"`` and kept root entries.
 
     The entries aren't copied, and `tensordict` isn't changed. Lazily stacked inputs give a lazy stack.
 
     Args:
         tensordict: the result of `env.step`, ``[*batch]``.
-        next_tensordict: where to write the result; None makes a new TensorDict.
-        keep_other: whether root entries that ``"next"`` doesn't replace are kept.
-        exclude_reward: whether rewards are left out.
-        exclude_done: whether `done_keys` are left out; other flags stay.
-        exclude_action: whether actions are left out; kept ones come from the root.
+        next_tensordict: a TensorDict to write the result into; None for a new one.
+        keep_other: whether to keep root entries that ``"next"`` doesn't replace.
+        exclude_reward: whether to drop rewards.
+        exclude_done: whether to drop `done_keys`; other flags are kept.
+        exclude_action: whether to drop actions; kept actions come from the root.
         reward_keys: the reward keys.
         done_keys: the done keys.
         action_keys: the action keys.
@@ -93,14 +93,17 @@ def advance(stepped: TensorDictBase, env: Env) -> TensorDictBase:
 
 
 def end_flags(env: Env) -> list[Path]:
-    """Return all flags that say of an outcome that an episode has ended, done and those beside it; outer ones rule."""
+    """Return the paths of the outermost done, terminated and truncated flags: they tell which trajectories ended."""
     paths = [as_path(key) for key in env.done_keys]
     groups = outermost([path[:-1] for path in paths])
     return [path for path in paths if path[:-1] in groups]
 
 
 def ended(outcome: TensorDictBase, env: Env) -> torch.Tensor:
-    """Return which environments' episodes have ended in a step's outcome, ``(*batch,)`` bool; outer flags rule."""
+    """Return the environments whose trajectories have ended in a step's outcome, ``(*batch,)`` bool.
+
+    Only the done flags of the outermost groups count.
+    """
     groups = outermost([as_path(key)[:-1] for key in env.done_keys])
     flags = [outcome.get(as_key((*group, "done"))) for group in groups]
     return torch.stack([flag.reshape(*outcome.batch_size, -1).any(-1) for flag in flags]).any(0)
@@ -109,17 +112,18 @@ def ended(outcome: TensorDictBase, env: Env) -> torch.Tensor:
 def step_on(
     root: TensorDictBase, outcome: TensorDictBase, actions: Mapping[NestedKey, torch.Tensor], env: Env
 ) -> tuple[TensorDictBase, TensorDictBase, torch.Tensor]:
-    """Take another step with those environments whose episodes go on, and that took the step before.
+    """Step again the environments that took the last step and whose trajectories haven't ended.
 
     Args:
-        root: of the step before; its ``"_step"`` mask, if there is one, says who took it.
-        outcome: that step's.
-        actions: the next ones, by key.
-        env: what is stepped.
+        root: root of the last step. Its ``"_step"`` mask, if any, marks the environments that took that step.
+        outcome: outcome of the last step.
+        actions: the next actions, by key.
+        env: the environment to step.
 
     Returns:
-        The root, the outcome, in which the other environments stay where they were with a reward of zero, and which
-        made the step, ``(*batch,)`` bool. Where none goes on, root and outcome are those that were given.
+        The new root, the new outcome, and the mask of environments that were stepped, ``(*batch,)`` bool. In the
+        outcome, all other environments keep their root, with zero rewards. If no environment is left to step, `root`
+        and `outcome` are returned unchanged.
 
     Raises:
         UnsupportedError: if `env` can't leave some of its environments out.
@@ -144,12 +148,14 @@ def step_on(
 
 
 def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[Path]) -> TensorDictBase:
-    """Return what `step_mdp` returns, where steps are many and plain, on the root's device if the outcome names none.
+    """Return the root of the next step, like `step_mdp` but faster for plain TensorDicts.
+
+    If the outcome has no device, the result is moved to the root's device.
 
     Args:
         batch: the root of a step.
         after: its outcome.
-        excluded: rewards, actions, ``"next"``, and what else isn't part of a root.
+        excluded: paths that aren't part of a root: rewards, actions, ``"next"`` and others.
     """
     joined = _joined((batch, after), excluded)
     root = _advance(batch, after, excluded) if joined is None else joined
@@ -157,15 +163,15 @@ def following_root(batch: TensorDictBase, after: TensorDictBase, excluded: set[P
 
 
 def _joined(levels: Sequence[Any], excluded: set[Path], prefix: Path = ()) -> TensorDict | None:
-    """Return the entries of one level of several TensorDicts, later ones in place of earlier ones.
+    """Return the entries of one level of several TensorDicts; later TensorDicts take precedence.
 
     Args:
-        levels: one at least.
-        excluded: paths that are left out, and so are groups that hold nothing else.
-        prefix: where the level stands.
+        levels: one TensorDict at least.
+        excluded: paths to drop. A group that becomes empty is dropped, too.
+        prefix: path of the level.
 
     Returns:
-        A TensorDict; None if there are other things than plain tensors and TensorDicts, or groups differ in size or
+        A TensorDict. None if an entry is neither a plain tensor nor a TensorDict, or if groups differ in size or
         device.
     """
     entries: dict[str, Any] = {}
@@ -189,7 +195,7 @@ def _joined(levels: Sequence[Any], excluded: set[Path], prefix: Path = ()) -> Te
                 del entries[key]
     device = last.device
     if device is None and not prefix and on_cpu(levels[0].device):
-        device = levels[0].device  # `following_root` would copy the whole root for that
+        device = levels[0].device  # saves a copy of the whole root in `following_root`
     return dict_batch(entries, last.batch_size, device)
 
 
@@ -198,7 +204,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def paths_of(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
-    """Return the paths of one key or several."""
+    """Return the paths of one key or several keys."""
     if isinstance(keys, (str, tuple)):
         return {as_path(keys)}
     return {as_path(key) for key in keys}
@@ -220,14 +226,17 @@ def _stepped(
 def _advance(
     batch: TensorDictBase, after: TensorDictBase, excluded: set[Path], of_root: Collection[Path] = ()
 ) -> TensorDictBase:
-    """Return an outcome and what the root has beside that, without what is `excluded`, and `of_root` of the latter."""
+    """Merge an outcome with the root; the outcome takes precedence.
+
+    Drops the paths `excluded` from both and the paths `of_root` from the root.
+    """
     out = _filtered(after, excluded)
     _add_missing(out, _filtered(batch, excluded.union(of_root)))
     return out
 
 
 def _filtered(batch: TensorDictBase, excluded: set[Path], prefix: Path = ()) -> TensorDictBase:
-    """Return a shallow copy of `batch` without the `excluded` paths, nor groups that only held those."""
+    """Return a shallow copy of `batch` without the `excluded` paths and without groups that become empty."""
     if isinstance(batch, LazyStackedTensorDict):
         pieces = [_filtered(piece, excluded, prefix) for piece in batch.unbind(batch.stack_dim)]
         return LazyStackedTensorDict.lazy_stack(pieces, batch.stack_dim)

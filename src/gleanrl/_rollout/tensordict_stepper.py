@@ -1,10 +1,7 @@
-"""How an environment steps into a block row through the public TensorDict protocol.
+"""`TensorDictStepper`: steps any environment with the TensorDict protocol into the rows of a block.
 
-`TensorDictStepper` serves every environment that keeps the protocol (`reset`, `step`, `maybe_reset`,
-`step_and_maybe_reset`, specs), torchrl's included. Environments that can write rows without a TensorDict
-bring their own stepper (`make_stepper`).
-
-Columns of what environments return: rows are looked at before they are written.
+The protocol is `reset`, `step`, `maybe_reset`, `step_and_maybe_reset` and the specs; torchrl's environments have it,
+too. Environments that can write rows without a TensorDict have their own stepper (`make_stepper`).
 """
 
 from __future__ import annotations
@@ -46,16 +43,16 @@ from gleanrl.errors import EnvironmentContractError
 
 
 class Column:
-    """Writes rows of one column after a look at shape and dtype.
+    """Checks the shape and dtype of values and writes them into the rows of one column.
 
     Args:
         block: has the column.
-        path: where.
-        inner: what the environment calls it.
-        field: what its rows are.
-        accepted: the dtype that values come in.
-        casts: whether they may come in any dtype of floating point.
-        root: the column whose next row gets the same values; None for none.
+        path: path of the column.
+        inner: the environment's path of the entry, for messages.
+        field: shape and dtype of the rows.
+        accepted: the dtype in which values must come.
+        casts: whether any floating-point dtype is accepted, too.
+        root: the root column whose next row gets the same values; None for none.
     """
 
     def __init__(
@@ -78,13 +75,13 @@ class Column:
         self.root_path = None if root is None else root.path
         whole = self.arrays is not None and written_whole(block, path)
         self.whole: bool = whole and (root is None or root.whole)
-        """Whether values in the declared form may be written past this column, by `WholeRows`."""
+        """Whether `BatchedRowWriter` may write values in the declared form instead of this column."""
 
     def write(self, t: int, value: Any) -> None:
         """Write row `t`, and row ``t + 1`` of the root's column if there is one.
 
         Raises:
-            EnvironmentContractError: the value isn't as declared.
+            EnvironmentContractError: if the value isn't as declared.
         """
         if (
             self.arrays is not None
@@ -123,7 +120,7 @@ class Column:
 
 
 def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
-    """Return what came for a row of a list, after a look at it."""
+    """Return the value for a row of a list column, after a check of its shape and dtype."""
     lists = isinstance(value, ObjectColumn)
     if field.dtype is None:
         if lists and value.blank is None and value.shape == row.shape:
@@ -146,12 +143,12 @@ def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
 
 
 def make_stepper(env: Env, rules: EpisodeRules = FREELY, on_host: bool = False) -> Stepper:
-    """Return the stepper of `env`: its own if it has one, the TensorDict one otherwise.
+    """Return the stepper of `env`: its own one if it has one, otherwise a `TensorDictStepper`.
 
     Args:
         env: the environment.
         rules: see `Stepper`.
-        on_host: whether the rows of an environment on an accelerator may be on the CPU, if it steps there in any case.
+        on_host: whether an environment on an accelerator may write its rows on the CPU, if it computes there anyway.
     """
     if on_host and not on_cpu(env.device) and _steps_on_host(env):
         stepper: Stepper | None = extra(env, "host_stepper")(rules)
@@ -162,26 +159,26 @@ def make_stepper(env: Env, rules: EpisodeRules = FREELY, on_host: bool = False) 
 
 
 def _steps_on_host(env: Env) -> bool:
-    """Return whether `env` has a `host_stepper` that no `make_stepper` of a subclass is meant to replace."""
+    """Return whether `env` has a `host_stepper`, and no subclass overrides `make_stepper` in its place."""
     owner = next((cls for cls in type(env).__mro__ if "host_stepper" in vars(cls)), None)
     return owner is not None and is_native(env, "make_stepper", of=owner)
 
 
 class CastWarning(UserWarning):
-    """An environment returns an entry in another dtype than it declares."""
+    """Warns that an environment returns an entry in another dtype than it declares."""
 
 
 class UndeclaredKeyWarning(UserWarning):
-    """An environment returned a key that no spec of it declares."""
+    """Warns that an environment returned a key that none of its specs declares."""
 
 
 class DirectStep(NamedTuple):
-    """How an environment steps whose `step` is no more than this.
+    """The parts of an environment's `step`, if its class doesn't override `step`.
 
     Attributes:
-        make: returns what a root with actions leads to.
-        complete: returns that outcome with what is missing added, checked, given the root, too; as it is, where rewards
-            and flags have come as they are declared and no mask leaves environments out.
+        make: returns the outcome of a root with actions.
+        complete: called with that outcome and the root; adds missing entries, checks the outcome and returns it. It can
+            be skipped if rewards and flags have their declared form and no mask leaves environments out.
     """
 
     make: Callable[[TensorDictBase], TensorDictBase]
@@ -189,20 +186,19 @@ class DirectStep(NamedTuple):
 
 
 class TensorDictStepper(Stepper):
-    """Steps any environment that keeps EnvBase's public protocol; see `Stepper` for the contract.
+    """Steps any environment with the public protocol of `EnvBase`; see `Stepper` for the contract.
 
-    The environment gets back the tensors that it returned, never views of the block: what it does to them
-    can't change what was recorded.
+    The environment gets the tensors that it returned, never views of the block. So its in-place changes can't falsify
+    the record.
 
     Args:
         env: the environment; it is neither copied nor closed here.
         rules: see `Stepper`.
-        direct: what its `step` does, where that, its `maybe_reset` and `step_mdp` are all that stepping it is; None for
-            its methods.
+        direct: the parts of its `step`, if neither `step` nor `maybe_reset` is overridden; None calls these methods.
     """
 
     through_tensordicts = True
-    shows_nothing = True  # environments get copies
+    shows_nothing = True  # the environment gets copies
 
     def __init__(
         self,
@@ -214,21 +210,21 @@ class TensorDictStepper(Stepper):
         self.env = env
         self._direct_step = direct
         self._carry: TensorDictBase | None = None
-        self._block: Block | None = None  # the one that rows are written into
+        self._block: Block | None = None  # the block that rows are written into
         self._primed_before: Collection[Path] = ()
         self._schema: Schema | None = None
         self._limit = StepLimit(self.batch_size, rules.max_steps)
         self._accepted: dict[Path, torch.dtype] = {}
         self._rewards = {as_path(key) for key in env.reward_keys}
         self._states = {as_path(key) for key in env.state_keys}
-        self._undeclared: set[Path] = set()  # what the first reset returned all the same
-        self._passed_on = set(self._states)  # what steps return for the root that follows alone
+        self._undeclared: set[Path] = set()  # keys of the first reset without a spec
+        self._passed_on = set(self._states)  # keys of outcomes that only the next root needs
         self.may_mask = may_mask(env)
-        self._allowed: AllowedRows | None = None  # of actions that were drawn before the block began
+        self._allowed: AllowedRows | None = None  # redraws actions drawn before the block
 
     # ------------------------------------------------------------------ state
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset all environments, or those where `mask` is True."""
+        """Reset all environments, or only where `mask` is True."""
         try:
             if mask is None or self._carry is None:
                 self._carry = self.env.reset()
@@ -237,6 +233,7 @@ class TensorDictStepper(Stepper):
                 request = shallow_copy(self._carry)
                 for path in self._ends:
                     if (flag := leaf_at(request, path)) is not None:
+                        # A copy, because the environment may overwrite it, which an expanded mask forbids.
                         rows = mask.reshape(mask.shape + (1,) * (flag.ndim - mask.ndim)).expand(flag.shape)
                         put_leaf(request, (*path[:-1], "_reset"), rows.to(flag.device, copy=True))
                 self._carry = self.env.reset(request)
@@ -249,7 +246,7 @@ class TensorDictStepper(Stepper):
 
     @property
     def steps(self) -> torch.Tensor:
-        """The steps that each episode has taken, where they are limited."""
+        """The number of steps that each episode has taken; zero without a step limit."""
         return torch.from_numpy(self._limit.counts.copy())
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
@@ -276,11 +273,11 @@ class TensorDictStepper(Stepper):
     # ----------------------------------------------------------------- schema
     @cached_property
     def _ends(self) -> list[Path]:
-        """The flags of a root that say that episodes are over."""
+        """The done flags of a root."""
         return [path for path in self.schema().paths if path[-1] == "done" and path[0] != "next"]
 
     def schema(self) -> Schema:
-        """Return root and next columns, with the dtypes that the specs declare."""
+        """Return the root and next columns, with the dtypes that the specs declare."""
         if self._schema is not None:
             return self._schema
         if self._carry is None:
@@ -292,6 +289,7 @@ class TensorDictStepper(Stepper):
         actions = {as_path(key) for key in self.env.action_keys}
         fields: dict[Path, Field] = {}
         for path, leaf in iter_leaves(self._carry):
+            # Private entries and former actions are no columns, unless a spec declares them.
             unasked = (is_private(path) or path in actions) and path not in expected
             if unasked or path[0] == "next" or path in self._rewards:
                 continue
@@ -322,7 +320,7 @@ class TensorDictStepper(Stepper):
         if declared is None:
             return came
         if declared.dtype is None and came.dtype is None:
-            return came  # what the wrappers' batch sizes are, whatever the spec's shape says
+            return came  # the spec's shape ignores wrappers' batch sizes
         if not declared.allows(came.shape):
             raise EnvironmentContractError(
                 f"reset of {_name(self.env)}: key {as_key(path)!r} is declared as {declared}, got {came}"
@@ -339,7 +337,7 @@ class TensorDictStepper(Stepper):
 
     # ------------------------------------------------------------------- loop
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Write into `block` from now on, the carry into its row 0."""
+        """Write into `block` from now on; copy the carry into its row 0."""
         if self._carry is None:
             self.reset()
         if block is not self._block or primed != self._primed_before:
@@ -352,40 +350,41 @@ class TensorDictStepper(Stepper):
             self._allowed = AllowedRows(self.env, block)
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
-        """Take views of a block's columns."""
+        """Take views of the columns of `block`."""
+        # None until all views are taken: after an error, the next `bind` must take them again.
         self._block = None
         schema = self.schema()
         self._root = {
             path: self._column(block, path, schema[path]) for path in schema.paths if path[0] != "next"
         }
-        # A `maybe_reset` that isn't ours may change the root in place.
+        # A foreign `maybe_reset` may change the root in place, so its root is written separately, after the reset.
         twins = {} if self._direct_step is None else self._root
         self._next = [
             (path[1:], path, self._column(block, path, schema[path], twins.get(path[1:])))
             for path in schema.paths
             if path[0] == "next"
         ]
-        # Those that the core writes, in front.
+        # The columns that the native core writes come first.
         self._next.sort(key=lambda entry: not entry[2].whole)
         whole = {as_key(path): column for path, _, column in self._next if column.whole}
         self._num_whole = len(whole)
         roots = {key: column.root_path for key, column in whole.items() if column.root_path is not None}
         ends = [as_key(path) for path in self._ends]
         self._whole = whole_rows(block, {key: c.path for key, c in whole.items()}, roots, ends)
-        self._tells = whole.keys() >= set(ends)  # whether that says if an episode has ended
+        self._tells = whole.keys() >= set(ends)  # whether its flags tell all ends
         self._outcome = TensorDictBuilder(path for path, *_ in self._next)
         self._keys = [as_key(path) for path in self._outcome.paths]
         after = {path: column for path, _, column in self._next}
-        # What of a root isn't the outcome's.
+        # Root columns that aren't in the outcome.
         self._kept = {path: column for path, column in self._root.items() if path not in after}
         actions = paths_of(self.env.action_keys)
         self._excluded = {*(p for p in actions if p not in schema), *self._rewards, ("next",), ("_reset",)}
         inputs = {*actions, *self._states}
         self._acted = [(p, block.rows(p)) for p in inputs if p in block.schema and p not in schema]
         self._acted += [(path, block.rows(path)) for path in primed]
-        # `step` knows what becomes of a "next" that is there.
+        # Only `step` itself merges an outcome with a "next" that is already there.
         self._direct = None if any(path[0] == "next" for path in primed) else self._direct_step
-        # Whether the core alone can tell that an outcome is as it should be.
+        # Whether the native core alone can verify that an outcome is complete and in the declared form.
         self._all_whole = (
             self._direct is not None
             and self._num_whole == len(self._next)
@@ -424,7 +423,7 @@ class TensorDictStepper(Stepper):
             during = "reset"
             following = root = following_root(stepped, outcome, self._excluded)
             if self.rules.reset_when_done:
-                if self._direct_step is None:  # a `maybe_reset` that isn't ours is always asked
+                if self._direct_step is None:  # a foreign one is always called
                     ended = True
                 elif ended is None:
                     ended = self._any_done(root)
@@ -435,13 +434,13 @@ class TensorDictStepper(Stepper):
             elif self._kept:
                 self._write_root(t + 1, root, self._kept)
         except Exception as cause:
-            self._carry = None
+            self._carry = None  # the next rollout begins with a reset
             raise self.fault(t, during, cause) from cause
         self._carry = root
         self.lease.take()
 
     def _in_order(self, outcome: Any, root: TensorDictBase) -> bool:
-        """Return whether an outcome is that of all environments, in a TensorDict as they are mostly made."""
+        """Return whether an outcome is a plain TensorDict of all environments: the usual, fast case."""
         if type(outcome) is not TensorDict or "_step" in level_of(root):
             return False
         return bool(outcome.batch_size == self.batch_size)
@@ -450,8 +449,8 @@ class TensorDictStepper(Stepper):
         """Write an outcome.
 
         Returns:
-            Whether what the root that follows has of it is written, too, and whether an episode has ended; None if that
-            is to be found out.
+            Whether the root's entries in the outcome have been written to the next row, too. Whether an episode has
+            ended, or None if that is unknown.
         """
         leaves = self._outcome.match(outcome)
         if leaves is not None:
@@ -466,7 +465,7 @@ class TensorDictStepper(Stepper):
         for path, full, column in self._next:
             value = found.pop(path, None)
             if value is None and path in self._undeclared and self._carry is not None:
-                value = self._carry.get(as_key(path))  # what only resets return is in the root that follows
+                value = self._carry.get(as_key(path))  # a key of resets only is in the next root
             if value is None:
                 raise EnvironmentContractError(f"step returned no {as_key(full)!r}, expected {column.field}")
             column.write(t, value)
@@ -491,7 +490,7 @@ class TensorDictStepper(Stepper):
 
     # --------------------------------------------------------------- episodes
     def _truncate(self, outcome: TensorDictBase, reached: np.ndarray[Any, Any]) -> None:
-        """Set truncated and done in every group of flags where an episode has reached its limit."""
+        """Set truncated and done in every group of flags for episodes that have reached the limit."""
         over = torch.from_numpy(reached)
         for key, flag in list(self._done_entries(outcome, ("truncated", "done"))):
             mask = over.reshape(over.shape + (1,) * (flag.ndim - over.ndim)).to(flag.device)
@@ -517,15 +516,15 @@ class TensorDictStepper(Stepper):
 
 
 def any_set(flags: Iterable[Any], t: int) -> bool:
-    """Return whether a flag of row `t` is set, of arrays with their rows first."""
-    for rows in flags:  # noqa: SIM110  # a generator costs more than they do
+    """Return whether a flag of row `t` is set; the arrays have rows first."""
+    for rows in flags:  # noqa: SIM110  # a generator costs more than the loop
         if np.count_nonzero(rows[t]):
             return True
     return False
 
 
 def declared(spec: Any, dims: int) -> dict[Path, Field]:
-    """Return what `spec` declares, ``dims`` batch dimensions left out of each shape."""
+    """Return the shapes and dtypes that `spec` declares, without the first `dims` batch dimensions of each shape."""
     leaves = {as_path(key): spec[key] for key in spec.keys(True, True)}
     return {
         path: Field(
