@@ -1,15 +1,15 @@
-"""Collections in worker processes: batches that several of them make for one collector.
+"""Collection in worker processes: each worker fills blocks in shared memory for one collector.
 
-- `words`: what the owner and a worker tell each other in shared memory: grants, shares, counters.
-- `servant`: the worker's side: a `Collection` that fills blocks of the shared memory.
-- `weights`: the policy's weights, on their way to the workers.
-- `assembling`: shares side by side, or one after the other.
-- `team`: what the workers are made of; `restarts`: what becomes of those that are lost.
-- `standing`: where they stand, one value: what is delivered, discarded, unwanted and lost.
-- `dispatcher`: the owner's dealings with its workers: grants, shares, losses, requests.
-- `crew_source`: workers as a source of batches; `synchronous`, `asynchronous`: the two kinds.
+- `arguments`: the collectors' keywords, as one value for each worker.
+- `shared_counters`: grants, shares and counters in shared memory, between the owner and each worker.
+- `worker`: the worker's side: `CollectorWorker`, which fills blocks.
+- `weights`: the policy's weights in shared memory, which the workers copy.
+- `batching`: the workers' shares put together as one batch.
+- `progress`: the counts and losses of all workers as one immutable value, and the rules for replacing lost workers.
+- `controller`: the owner's side: `WorkerController`, which grants shares, takes them, and replaces lost workers.
+- `source`: `CrewSource`, the common base of the sources `synchronous` and `asynchronous`.
 
-A *grant* is leave to collect one *share*, into one of the worker's blocks; shares are served in the order of the
-grants. The truth about both stands in the shared words, so that no interrupt and no lost message can disturb it;
-what crosses the pipes only wakes up the other side.
+A *grant* permits a worker to collect one *share*, a number of steps, into one of the worker's blocks. Workers serve
+grants in order. Both are recorded in shared memory only, so that no interrupt and no lost message can falsify them. A
+byte through a pipe wakes up the other process.
 """

@@ -1,4 +1,4 @@
-"""What keywords of collectors with workers mean: mostly one value for each worker."""
+"""Checks and conversions for the keywords of collectors with workers, mostly to one value for each worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError, 
 
 
 def makers_of(create_env_fn: Any, create_env_kwargs: Any, num_workers: Any) -> tuple[Factory, ...]:
-    """Return how each worker's environment is made."""
+    """Return the factory of each worker's environment.
+
+    Args:
+        create_env_fn: a callable or an environment for all workers, or a list with one for each.
+        create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
+        num_workers: number of workers; None for the length of the list.
+
+    Raises:
+        InvalidTypeError: if neither a list nor a number of workers was passed.
+        LengthError: if the list is empty or has another length.
+    """
     several = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, (str, bytes))
     if not several and num_workers is None:
         raise InvalidTypeError(
@@ -31,12 +41,12 @@ def makers_of(create_env_fn: Any, create_env_kwargs: Any, num_workers: Any) -> t
 
 
 def frames_of(frames_per_batch: Any, num_workers: int, shared: bool) -> int:
-    """Return the frames of a batch.
+    """Return the number of frames of a batch.
 
     Args:
-        frames_per_batch: as users give it: a number, or a list of each worker's frames.
-        num_workers: how many there are.
-        shared: whether all workers have their share in each batch.
+        frames_per_batch: a number, or a list with the frames of each worker.
+        num_workers: number of workers.
+        shared: whether each batch has a share of every worker, so that a list is summed up.
 
     Raises:
         UnsupportedError: the workers' frames differ.
@@ -54,7 +64,11 @@ def frames_of(frames_per_batch: Any, num_workers: int, shared: bool) -> int:
 
 
 def each(name: str, value: Any, count: int) -> list[Any]:
-    """Return one value for each worker."""
+    """Return one value for each worker, from a list of them or from one value for all.
+
+    Raises:
+        LengthError: if the list has another length.
+    """
     if not isinstance(value, (list, tuple)):
         return [value] * count
     if len(value) != count:
@@ -63,7 +77,13 @@ def each(name: str, value: Any, count: int) -> list[Any]:
 
 
 def recipes_of(recipe: CollectorConfig, count: int, **places: Any) -> list[CollectorConfig]:
-    """Return how each worker collects: by the same recipe, at its places; a place is one for all or a list."""
+    """Return the config of each worker's collection.
+
+    Args:
+        recipe: the common config.
+        count: number of workers.
+        places: fields that may differ between workers, each one value for all or a list with one for each.
+    """
     given = {name: each(name, place, count) for name, place in places.items()}
     return [
         replace(recipe, **{name: of_workers[worker] for name, of_workers in given.items()})
@@ -72,12 +92,15 @@ def recipes_of(recipe: CollectorConfig, count: int, **places: Any) -> list[Colle
 
 
 def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> list[Given]:
-    """Return what each worker's policy is made of; what is the same for several is pickled once.
+    """Return each worker's pickled policy or policy factory; equal ones are pickled once.
 
     Args:
         policy: the policy, or None.
-        policy_factory: what makes it, or a list with one for each worker, or None.
-        placed: for each worker, whether the caller chose the device that its policy runs on.
+        policy_factory: a callable that makes the policy, or a list with one for each worker, or None.
+        placed: for each worker, whether the caller chose the device of its policy.
+
+    Raises:
+        InvalidTypeError: if both were passed, or if a factory isn't callable.
     """
     if policy is not None and policy_factory is not None:
         raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
@@ -90,7 +113,10 @@ def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> lis
 
 
 def enough_of(threshold: Any, count: int) -> int | None:
-    """Return how many shares end the others; the threshold is clipped to ``[0, 1]``."""
+    """Return the number of finished shares that ends the remaining ones; None if there is no threshold.
+
+    The threshold is a fraction of the workers, clipped to ``[0, 1]``.
+    """
     if threshold is None:
         return None
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or threshold != threshold:
@@ -99,14 +125,19 @@ def enough_of(threshold: Any, count: int) -> int | None:
 
 
 def following_of(update_at_each_batch: Any, placed: bool) -> FollowedWeights:
-    """Return until when the policy's weights are sent; `placed` says whether the user chose where it runs."""
+    """Return until when workers get the current weights of the user's policy.
+
+    Args:
+        update_at_each_batch: the user's keyword; True for always.
+        placed: whether the user chose the device of the policy.
+    """
     if update_at_each_batch:
         return FollowedWeights.ALWAYS
     return FollowedWeights.UNTIL_UPDATED if placed else FollowedWeights.UNTIL_GIVEN
 
 
 def timeouts_of(timeouts: Any) -> Timeouts:
-    """Return how long workers may take."""
+    """Return `timeouts`, or the defaults if it is None."""
     if timeouts is not None and not isinstance(timeouts, Timeouts):
         raise InvalidTypeError(f"timeouts: expected Timeouts, got {type(timeouts).__name__}")
     return timeouts or Timeouts()

@@ -1,4 +1,4 @@
-"""Batches of one worker each, in the order in which they get ready: no worker waits for another."""
+"""`AsynchronousSource`, whose batches are the shares of one worker each: no worker waits for another one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from gleanrl.errors import UnsupportedError
 
 
 class AsynchronousSource(CrewSource):
-    """Keeps every worker collecting: while one of its shares is delivered it fills the other block.
+    """Keeps every worker collecting: a worker fills one block while the share in its other block is delivered.
 
     Args:
-        team: see `CrewSource`; a share ends early once `enough` others have finished one since it began.
+        team: see `CrewSource`. A share ends early once `Team.enough` other workers have finished a share since it
+            began.
     """
 
     def __init__(self, team: Team) -> None:
@@ -32,19 +33,19 @@ class AsynchronousSource(CrewSource):
         self._pool = BufferPool()
         self._open: int | None = None
         self._turn = 0
-        self._seen = [0] * self.num_workers  # shares that were noticed to be finished
+        self._seen = [0] * self.num_workers  # finished shares that `_notice` has recorded
         self._others: list[set[int]] = [set() for _ in range(self.num_workers)]
 
     def steps(self, num_steps: int) -> list[int]:
-        """Return `num_steps` for each: every worker collects whole batches."""
+        """Return `num_steps` for each worker, since each worker makes whole batches."""
         return [num_steps] * self.num_workers
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return the next worker's batch.
+        """Return the batch of a worker that has finished a share.
 
         Raises:
-            Exception: what a worker raised; shares of the others are delivered later.
-            WorkerError: a worker was lost, and isn't made anew.
+            Exception: the error that a worker raised. Shares of the other workers are delivered later.
+            WorkerError: a worker was lost and isn't replaced.
         """
         self.lose("interrupted")
         self.refresh_weights()
@@ -60,11 +61,14 @@ class AsynchronousSource(CrewSource):
         return self._collected(worker, lend, clock.monotonic() - begin)
 
     def collect(self, grant: Grant, lend: bool = False) -> Collected:
-        """Refuse: workers collect ahead, within the budget."""
+        """Raise `UnsupportedError`, since workers collect ahead and within the budget only."""
         raise UnsupportedError("rollout: workers that collect asynchronously collect within the budget only")
 
     def _grant_all(self, budget: Grants) -> None:
-        """Keep every worker busy, as far as the budget goes; one share for each before the second for any."""
+        """Grant shares to all workers that can take one, until the budget is spent.
+
+        Every worker gets its first share before any gets a second one, so that a small budget keeps all of them busy.
+        """
         slots = len(self.dispatcher.blocks)
         for depth in range(slots):
             for worker in range(self.num_workers):
@@ -76,10 +80,14 @@ class AsynchronousSource(CrewSource):
                     self.dispatcher.grant(worker, grant)
 
     def _on_their_way(self) -> int:
-        """Return the frames of shares that aren't delivered, at most."""
+        """Return the maximal number of frames of the shares that are not delivered yet."""
         return sum(self._frames_coming(worker) for worker in range(self.num_workers))
 
     def _frames_coming(self, worker: int) -> int:
+        """Return the maximal number of frames of a worker's shares that are not delivered yet.
+
+        A finished share counts its frames. An unfinished one counts all steps of its grant.
+        """
         if self.dispatcher.now.unwanted[worker]:
             return 0
         words, frames = self.dispatcher.words[worker], 0
@@ -95,7 +103,10 @@ class AsynchronousSource(CrewSource):
         return frames
 
     def _next_ready(self) -> int | None:
-        """Return a worker whose share is there: the next one in turn, so that none is passed over for quicker ones."""
+        """Return a worker with a finished share; None if there is none.
+
+        The search begins after the worker that was delivered last, so that fast workers don't keep a slow one waiting.
+        """
         self._notice()
         for worker in (*range(self._turn, self.num_workers), *range(self._turn)):
             if self.dispatcher.ready(worker):
@@ -104,7 +115,7 @@ class AsynchronousSource(CrewSource):
         return None
 
     def _notice(self) -> None:
-        """Note who has finished a share while others were at theirs."""
+        """Record for each worker which other workers have finished a share since its own last one."""
         for worker, words in enumerate(self.dispatcher.words):
             if words.words[SERVED] != self._seen[worker]:
                 self._seen[worker] = words.words[SERVED]
@@ -120,7 +131,7 @@ class AsynchronousSource(CrewSource):
                 self.dispatcher.cut(worker, self._seen[worker] + 1)
 
     def lose(self, reason: str) -> None:
-        """Discard the open batch, and what its worker has collected since: that would have a hole before it."""
+        """Discard the open batch and all later shares of its worker: trajectories would have a gap before them."""
         if self._open is not None:
             self.dispatcher.discard(self._open, reason)
         self._open = None
@@ -136,7 +147,7 @@ class AsynchronousSource(CrewSource):
         return Collected(batch, taken, (worker, self.num_workers))
 
     def _block(self, number: int, worker: int, num_steps: int, lend: bool) -> Block:
-        """Return a share's block: a copy, unless it may be lent."""
+        """Return the block of a share: a view if it may be lent, else a copy."""
         slot = number % len(self.dispatcher.blocks)
         part = self.dispatcher.parts[slot][worker].leading(num_steps)
         if lend:

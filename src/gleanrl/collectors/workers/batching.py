@@ -1,4 +1,4 @@
-"""Shares of several workers as one batch: side by side, or one after the other, in worker order."""
+"""Shares of several workers put together as one batch: along a dimension of workers, of environments, or in time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 @dataclass(frozen=True)
 class ShareLayout:
-    """How shares ``[*batch, t]`` of B workers make a batch.
+    """The form of a batch of shares ``[*batch, t]`` of B workers.
 
     Attributes:
-        dim: None for a new first dimension, ``[B, *batch, t]``; 0 for the first dimension of the shares, which for a
-            single environment is time; -1 for time.
+        dim: None stacks the shares along a new first dimension, ``[B, *batch, t]``. 0 concatenates along the first
+            dimension of the shares, which is time for a single environment. -1 concatenates in time.
         batch_size: of a share, without time.
         num_workers: B.
-        masked: whether shares may be cut short: side by side, steps that weren't made are masked.
+        masked: whether shares may be cut short. Stacked shares have a mask then, which is False for missing steps.
     """
 
     dim: int | None
@@ -38,10 +38,10 @@ class ShareLayout:
     masked: bool = False
 
     def check(self) -> None:
-        """Raise if shares that are cut short couldn't be put together.
+        """Check that shares of different lengths can be put together.
 
         Raises:
-            UnsupportedError: batches of environments would be put side by side, of different lengths.
+            UnsupportedError: shares of several environments would be concatenated along the environments.
         """
         if self.masked and self.dim == 0 and self.batch_size:
             raise UnsupportedError(
@@ -51,12 +51,12 @@ class ShareLayout:
 
     @property
     def in_time(self) -> bool:
-        """Whether the shares follow each other in time."""
+        """Whether the shares are concatenated in time."""
         return self.dim is not None and (self.dim == -1 or not self.batch_size)
 
     @property
     def size(self) -> torch.Size:
-        """Dimensions of a batch, without time."""
+        """Batch size of a batch, without time."""
         if self.in_time:
             return self.batch_size
         if self.dim is None:
@@ -65,40 +65,42 @@ class ShareLayout:
 
     @property
     def num_envs(self) -> int:
-        """Environments that step at once in a batch."""
+        """Number of environments that step at once in a batch."""
         return self.size.numel()
 
     def steps(self, num_steps: int) -> list[int]:
-        """Return each worker's steps of a batch of so many."""
+        """Return the steps of each worker's share of a batch of `num_steps` steps."""
         if not self.in_time:
             return [num_steps] * self.num_workers
         each, more = divmod(num_steps, self.num_workers)
         return [each + (worker < more) for worker in range(self.num_workers)]
 
     def has_places(self, block: Block, counts: Mapping[int, int]) -> bool:
-        """Return whether each share has its place in the batch before the others are there; see `arranged`.
+        """Return whether the position of each share in the batch is known before the other shares are finished.
+
+        Shares can then be copied one by one; see `arranged`.
 
         Args:
             block: see `batch`.
-            counts: steps that workers are to make.
+            counts: number of steps that each worker is to make.
         """
         whole = len(counts) == self.num_workers and set(counts.values()) == {block.num_steps}
         return whole and not self.masked and not (self.in_time and self.batch_size) and not block.schema.lists
 
     def schema(self, schema: Schema) -> Schema:
-        """Return the columns of a batch, given those of the shares."""
+        """Return the columns of a batch, given the columns of the shares."""
         if not self.masked or self.in_time or MASK in schema:
             return schema
         return Schema({**schema.items(), MASK: Field(torch.Size(), torch.bool)}, schema.groups)
 
     def batch(self, block: Block, counts: Mapping[int, int], pool: BufferPool, lend: bool) -> Block:
-        """Return the batch that the workers' shares make.
+        """Return the batch of the workers' shares.
 
         Args:
-            block: ``[B, *batch, T]``, written again later.
-            counts: steps of each worker's share, for those that have one.
-            pool: where large columns come from.
-            lend: whether the batch may be views of the block.
+            block: ``[B, *batch, T]``, which the workers write again later.
+            counts: number of steps of each worker's share, for workers that have one.
+            pool: provides large columns.
+            lend: whether the batch may be views of the block, valid until the next batch.
         """
         found = list(counts.values())
         num_steps = max(found)
@@ -113,19 +115,20 @@ class ShareLayout:
         return self.arranged(out)
 
     def arranged(self, out: Block) -> Block:
-        """Return shares of one length side by side, ``[B, *batch, t]``, as the batch that they make: views."""
+        """Return views of shares of equal length, ``[B, *batch, t]``, in the form of the batch."""
         if self.dim is None:
             return out
-        columns = [column.reshape(-1, *column.shape[2:]) for column in out.columns]  # views: it's contiguous
+        # Blocks are contiguous, so that `reshape` returns views.
+        columns = [column.reshape(-1, *column.shape[2:]) for column in out.columns]
         batch_size = (self.num_workers * out.batch_size[1], *out.batch_size[2:])
         return Block(out.schema, batch_size[:-1], batch_size[-1], columns=columns)
 
     def shares(self, batch: TensorDict, counts: Mapping[int, int]) -> Iterator[TensorDict]:
-        """Yield each worker's share of a batch, without steps that weren't made: views.
+        """Yield views of each worker's share of a batch, without missing steps.
 
         Args:
-            batch: what `batch` made.
-            counts: see there.
+            batch: the result of `batch`.
+            counts: see `batch`.
         """
         begin = 0
         for worker, count in counts.items():
@@ -149,7 +152,7 @@ class ShareLayout:
         return out
 
     def _masked(self, block: Block, counts: Sequence[int], pool: BufferPool) -> Block:
-        """Return a copy with a mask that is False on the steps that weren't made; these are zero, of no trajectory."""
+        """Return a copy with a mask that is False for missing steps, whose values are zero and whose id is -1."""
         out = Block(self.schema(block.schema), block.batch_size[:-1], block.num_steps, pool=pool)
         mask = out.column(MASK)
         mask.fill_(True)
@@ -163,10 +166,10 @@ class ShareLayout:
 
 
 class Shares:
-    """Copies whole shares of a block, one at a time: all columns in one call of the core, in the caller's thread.
+    """Copies whole shares of a block one at a time: one call of the native core copies all columns.
 
     Args:
-        block: ``[B, *batch, T]``, contiguous columns without lists.
+        block: ``[B, *batch, T]``, contiguous columns without object columns.
     """
 
     def __init__(self, block: Block) -> None:
@@ -177,14 +180,14 @@ class Shares:
         self._at = [number.data_ptr() for number in self._numbers.unbind()]
 
     def copy(self, workers: Sequence[int], addresses: Sequence[int]) -> None:
-        """Copy shares to their places among those of all workers.
+        """Copy shares to their positions among the shares of all workers.
 
         Args:
-            workers: whose, in order.
-            addresses: of contiguous columns as `side_by_side` makes them.
+            workers: numbers of the workers, ascending.
+            addresses: addresses of the contiguous columns of `side_by_side`.
         """
         first, count = workers[0], len(workers)
-        if workers[-1] - first >= count:  # there are others in between
+        if workers[-1] - first >= count:  # not adjacent: one call for each
             for worker in workers:
                 self.copy([worker], addresses)
             return
@@ -196,11 +199,11 @@ class Shares:
         self._rows.gather(self._at[first], count, to)
 
     def copy_alone(self, worker: int, target: Block) -> None:
-        """Copy one share into contiguous columns of its schema and length."""
+        """Copy one share into contiguous columns of the same schema and length."""
         self._rows.gather(self._at[worker], 1, [column.data_ptr() for column in target.columns])
 
     def side_by_side(self, pool: BufferPool) -> Block:
-        """Return a fresh block that all shares have a place in, in worker order."""
+        """Return a new block with room for the shares of all workers, in worker order."""
         block = self._block
         return Block(block.schema, block.batch_size[:-1], block.num_steps, pool=pool)
 
@@ -214,13 +217,13 @@ def _blank(block: Block, path: Any, worker: int, begin: int, count: int, value: 
 
 
 def mask_last(mask: Any, ids: Any, flags: Any, excess: int) -> int:
-    """Mask the last frames of a batch; return how many of them were flagged.
+    """Mask the last `excess` frames of a batch; return how many of them were flagged.
 
     Args:
-        mask: of the batch, bool.
-        ids: of its trajectories.
-        flags: bool; None without any.
-        excess: how many frames.
+        mask: mask of the batch, bool; written.
+        ids: trajectory ids of the batch; written.
+        flags: flags of nonfinite values, bool; written. None if there are none.
+        excess: number of frames.
     """
     last = mask.nonzero()[-excess:].unbind(1)
     mask[last] = False
@@ -233,10 +236,10 @@ def mask_last(mask: Any, ids: Any, flags: Any, excess: int) -> int:
 
 
 def arrangement_dim(cat_results: Any) -> int | None:
-    """Return what a collector's ``cat_results`` means; see `ShareLayout.dim`.
+    """Return the value of `ShareLayout.dim` for a collector's ``cat_results``.
 
     Raises:
-        InvalidArgumentError: it's none of ``"stack"``, 0, -1 and None.
+        InvalidArgumentError: if it is none of ``"stack"``, 0, -1 and None.
     """
     if cat_results is None or cat_results == "stack":
         return None

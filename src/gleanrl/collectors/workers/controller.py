@@ -1,7 +1,4 @@
-"""Grants, shares, losses and requests: the owner's dealings with its workers.
-
-What a crew of collections is made of, and that its members are alike.
-"""
+"""`WorkerController`, the owner's side of a collector's worker pool: grants, shares, losses and requests."""
 
 from __future__ import annotations
 
@@ -27,21 +24,21 @@ from gleanrl.data.trajectories import MASK
 from gleanrl.errors import SchemaError, WorkerError
 
 PRELOAD = ("gleanrl.envs", "gleanrl.collectors.workers.worker")
-"""What the launcher imports: with it torch, tensordict and gymnasium."""
+"""Modules that the fork server imports before it forks workers; they import torch, tensordict and gymnasium."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """What a crew of collections is made of.
+    """Configuration of a collector's worker pool.
 
     Attributes:
-        makers: of the workers' collections.
+        makers: make the workers' collections, one for each worker.
         timeouts: how long workers may take.
-        num_threads: torch threads of each.
-        restarts: what becomes of lost ones.
-        policy: the user's, whose weights are followed; None if it is made in the workers.
-        following: until when.
-        enough: how many shares end the others; None for all.
+        num_threads: torch threads of each worker.
+        restarts: the rules for replacing lost workers.
+        policy: the user's policy, whose weights the workers follow; None if the workers make it.
+        following: until when workers follow its weights.
+        enough: number of finished shares that ends the remaining ones; None for no such end.
         truncated: whether the last step of every share is marked as truncated.
     """
 
@@ -56,10 +53,10 @@ class Team:
 
 
 def require_alike(descriptions: Sequence[Description]) -> None:
-    """Raise unless all workers' collections have the same columns.
+    """Check that all workers' collections have the same columns and batch size.
 
     Raises:
-        SchemaError: naming the worker and what differs.
+        SchemaError: naming the worker and the differing keys.
     """
     first = descriptions[0]
     for worker, other in enumerate(descriptions):
@@ -77,29 +74,30 @@ def require_alike(descriptions: Sequence[Description]) -> None:
 
 
 LOST = "worker"
-"""Why frames of a worker that was lost are discarded."""
+"""The reason for discarding frames of a lost worker."""
 UNFINISHED = "unfinished"
-"""Why frames are discarded that were under way at the end."""
+"""The reason for discarding frames of shares under way at the end."""
 
 
 class WorkerController:
-    """Gives grants to workers, takes their shares, and replaces those that are lost. One thread at a time.
+    """Grants shares to workers, takes the finished ones, and replaces lost workers. One thread at a time may use it.
 
-    What counts stands in the shared words and in `now`. Wherever an interrupt comes, the next call goes on from there:
-    signals that weren't sent are sent again, answers that were swallowed are missed by nobody.
+    All that must survive an interrupt is in the shared counters and in `now`. After an interrupt the next call
+    continues from these: it sends missing signals again, and doesn't depend on answers that were dropped.
 
     Args:
-        team: what the workers are made of.
-        made_again: makes a worker anew, given its number, how many had it before, and the first id that it may use; a
-            method of whoever keeps the dispatcher, held weakly.
+        team: configuration of the workers.
+        made_again: returns the maker of a replacement. It gets the worker's number, the number of its predecessors,
+            and the first trajectory id that it may use. The method is held weakly, since its object holds the
+            controller.
 
     Attributes:
-        now: where the collection stands.
-        words: of each worker.
-        blocks: of all workers, one for each slot.
-        parts: of each block, that of each worker.
-        descriptions: what the workers' collections are like.
-        description: that of all of them, what it says of devices that of the first.
+        now: the present state of the collection.
+        words: the shared counters of each worker.
+        blocks: the blocks of all workers together, one for each slot.
+        parts: for each slot, the block of each worker.
+        descriptions: description of each worker's collection.
+        description: description of the first worker's collection. All workers have the same columns.
     """
 
     def __init__(self, team: Team, made_again: Callable[[int, int, int], CollectorMaker]) -> None:
@@ -109,9 +107,10 @@ class WorkerController:
         self.words: list[SharedCounters] = []
         self.blocks: list[Block] = []
         self.parts: list[list[Block]] = []
-        self._answers: dict[int, WorkerAnswer | None] = {}  # to requests that somebody waits for
-        self._raising: set[int] = set()  # workers whose failed share was seen before its error
-        self._listed: list[dict[int, int]] = [{} for _ in range(count)]  # whose lists are there, by slot
+        self._answers: dict[int, WorkerAnswer | None] = {}  # by number of a request that `ask` waits for
+        self._raising: set[int] = set()  # workers whose failed share was seen before its error arrived
+        # For each worker, by slot: the share whose object columns have arrived.
+        self._listed: list[dict[int, int]] = [{} for _ in range(count)]
         self._crew = WorkerPool(
             team.makers, WorkerPlan(team.timeouts, team.num_threads, PRELOAD, self._where)
         )
@@ -122,7 +121,7 @@ class WorkerController:
             require_alike(self.descriptions)
             self.description = self.descriptions[0]
         except BaseException:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # the error of the start matters more than one of the clean-up
                 self._crew.close(0.0)
             raise
 
@@ -132,26 +131,26 @@ class WorkerController:
         return self._crew.segment
 
     def use(self, region: Region) -> None:
-        """Take shares from a region, one part of its first dimension for each worker."""
+        """Take shares from the blocks of a region, whose first dimension is the worker."""
         self.blocks = [self.segment.block(region, slot) for slot in range(region.num_blocks)]
         self.parts = [[block.part(worker) for worker in range(self.num_workers)] for block in self.blocks]
 
     @property
     def processes(self) -> list[int]:
-        """The workers' process numbers."""
+        """The process ids of the workers."""
         return [worker.pid for worker in self._crew.workers]
 
     def generation(self, worker: int) -> int:
-        """Return how often a worker was made anew."""
+        """Return how often a worker was replaced."""
         return self._crew.workers[worker].generation
 
     def check(self) -> None:
-        """Raise `ClosedError` if the workers have ended, or serve another process, which this one is a fork of."""
+        """Raise `ClosedError` if the workers have ended, or if this process is a fork of their owner."""
         self._crew.check()
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a fork of the process whose workers they are."""
+        """Whether this process is a fork of the workers' owner."""
         return self._crew.is_foreign
 
     @property
@@ -160,7 +159,7 @@ class WorkerController:
         return self._crew.closed
 
     def close(self, because: str = "") -> None:
-        """End the workers; what they had under way is discarded."""
+        """End the workers and discard their unfinished shares."""
         try:
             self._crew.close(because=because)
         finally:
@@ -168,7 +167,7 @@ class WorkerController:
                 self._write_off()
 
     def _write_off(self) -> None:
-        """Count what workers that have ended had under way."""
+        """Count the frames of shares that were under way in workers that have ended."""
         for worker in range(len(self.words)):
             self.discard(worker, UNFINISHED)
             if not self.is_down(worker):
@@ -179,26 +178,29 @@ class WorkerController:
 
     # ----------------------------------------------------------------- grants
     def grant(self, worker: int, grant: Grant) -> None:
-        """Let a worker, which isn't down, collect a share."""
+        """Grant a share to a worker, which must not be down."""
         self.check()
         self.words[worker].grant(grant, self.now.resets[worker])
         if self.now.resets[worker]:
             self.now = self.now.with_worker(worker, resets=False)
-        self._crew.send(worker, SERVE)
+        self._crew.send(worker, SERVE)  # last: if an interrupt prevents it, `_attend` sends it
 
     def is_down(self, worker: int) -> bool:
         """Return whether a worker was lost and isn't replaced yet."""
         return self.now.losses[worker].number > self._crew.workers[worker].generation
 
     def under_way(self, worker: int) -> int:
-        """Return the shares of a worker that were granted, or, if it is down, finished, and aren't taken."""
+        """Return the number of a worker's shares that were granted and aren't taken.
+
+        Of a worker that is down, only finished shares count.
+        """
         return self.words[worker].words[SERVED if self.is_down(worker) else GRANTED] - self.now.taken[worker]
 
     def ready(self, worker: int) -> bool:
-        """Return whether a worker's next share is there, and wanted; those that failed are discarded on the way.
+        """Return whether a worker's next share is finished and wanted; discard failed ones before it.
 
         Raises:
-            WorkerError: the share has fewer steps than the worker was granted, and was not cut.
+            WorkerError: the share has fewer steps than were granted, and wasn't cut.
         """
         self._sweep(worker)
         number, words = self.now.taken[worker], self.words[worker]
@@ -215,15 +217,15 @@ class WorkerController:
         if not self.description.schema.lists or self._listed[worker].get(self._slot(number)) == number:
             return True
         if max(self._listed[worker].values(), default=-1) > number or not self._crew.signals_due(worker):
-            self.discard(worker, "interrupted")  # which has swallowed the lists
+            self.discard(worker, "interrupted")  # an interrupt dropped the answer with the object columns
         return False
 
     def raises(self, worker: int) -> bool:
-        """Return whether the error of a failed share is on its way: it comes before any later share.
+        """Return whether the error of a failed share hasn't arrived yet. No later share is taken before it.
 
-        A share's end is seen in shared memory, before the answer that has the error.
+        The failure is visible in shared memory before the answer with the error arrives through the pipe.
         """
-        if worker in self._raising and not self._crew.signals_due(worker):  # an interrupt has swallowed it
+        if worker in self._raising and not self._crew.signals_due(worker):  # an interrupt dropped it
             self._raising.discard(worker)
         return worker in self._raising
 
@@ -231,7 +233,7 @@ class WorkerController:
         return number % len(self.blocks)
 
     def _sweep(self, worker: int) -> None:
-        """Discard the next shares of a worker as long as they are unwanted, or failed."""
+        """Discard a worker's next finished shares while they are unwanted or failed."""
         words = self.words[worker]
         while (number := self.now.taken[worker]) < words.words[SERVED]:
             if not (self.now.unwanted[worker] or words.has_failed(number)):
@@ -239,21 +241,25 @@ class WorkerController:
             if not self.now.unwanted[worker]:
                 self._raising.add(worker)
             self.now = self.now.without(worker, words.share(number))
-        # What an unwanted share raised arrives with its answer: it's unwanted until then.
+        # The error of an unwanted share arrives with its answer. The share is unwanted until then, so that the error
+        # isn't raised.
         if self.now.unwanted[worker] and not self.under_way(worker) and not self._crew.signals_due(worker):
             self.now = self.now.with_worker(worker, unwanted="", resets=True)
 
     def cut(self, worker: int, below: int) -> None:
-        """Let a worker end its shares with numbers below that after the step at hand."""
+        """Let a worker end its shares with numbers less than `below` after the present step."""
         self.words[worker].words[CUT] = below
 
     def discard_all(self, reason: str) -> None:
-        """Discard every share that is under way or open; the workers' next ones begin with a reset."""
+        """Discard all shares that aren't taken; every worker's next share begins with a reset."""
         for worker in range(len(self.words)):
             self.discard(worker, reason)
 
     def discard(self, worker: int, reason: str) -> None:
-        """Discard a worker's shares that are under way or open; its next one begins with a reset."""
+        """Discard a worker's shares that aren't taken; its next one begins with a reset.
+
+        Shares under way are cut, and discarded when they are finished.
+        """
         if self.under_way(worker) and not self.is_foreign:
             if not self.now.unwanted[worker]:
                 self.now = self.now.with_worker(worker, unwanted=reason)
@@ -261,12 +267,12 @@ class WorkerController:
             self._sweep(worker)
 
     def were_reset(self, workers: Iterable[int]) -> None:
-        """Note that workers were reset in another way: their next shares need not begin with it."""
+        """Record that workers were reset by a request, so that their next shares need no reset."""
         for worker in workers:
             self.now = self.now.with_worker(worker, resets=False)
 
     def settle(self, deadline: Deadline | None = None) -> None:
-        """Wait for the shares that nobody wants."""
+        """Wait until no unwanted share is under way, or until the deadline."""
         while any(self.now.unwanted):
             for worker in range(self.num_workers):
                 self._sweep(worker)
@@ -276,18 +282,18 @@ class WorkerController:
 
     # ---------------------------------------------------------------- waiting
     def look(self) -> None:
-        """Note what has happened, without waiting for anything; see `wait`."""
+        """Process all answers that have arrived, without waiting; see `wait`."""
         self.check()
         self._attend()
         while (answer := self._crew.wait_any(Deadline(0.0))) is not None:
             self._note(answer)
 
     def wait(self, deadline: Deadline | None = None) -> None:
-        """Wait until something has happened, and note it.
+        """Wait for one answer, or until a lost worker is due to be replaced, and process it.
 
         Raises:
-            Exception: what a worker raised.
-            WorkerError: one was lost, and isn't made anew.
+            Exception: the error that a worker raised.
+            WorkerError: a worker was lost and isn't replaced.
         """
         self.check()
         dues = self._attend()
@@ -301,9 +307,10 @@ class WorkerController:
             clock.sleep(soonest.remaining() or 0.0)
 
     def _attend(self) -> list[Deadline]:
-        """Make those workers anew whose time has come, and return when that of others comes.
+        """Replace the lost workers that are due, and return the deadlines of the remaining ones.
 
-        Signals that an interrupt has kept from being sent are sent; one too many does nothing.
+        It also sends signals that an interrupt has kept from being sent. A surplus signal does nothing, since the
+        worker finds no grant.
         """
         dues: list[Deadline] = []
         for worker, view in enumerate(self.words):
@@ -325,7 +332,7 @@ class WorkerController:
         return dues
 
     def _note(self, answer: WorkerAnswer) -> None:
-        """Note an answer; those to requests that were given up are dropped."""
+        """Process an answer; drop it if its request was given up."""
         worker, error = answer.worker, answer.error
         if error is not None and (answer.lost or not self._crew.workers[worker].is_made):
             self._lost(worker, error)
@@ -337,6 +344,7 @@ class WorkerController:
             self._take_lists(worker, answer.value)
 
     def _take_lists(self, worker: int, lists: Lists) -> None:
+        """Copy the object columns of a share into the block. They travel with the answer, not in shared memory."""
         block = self.blocks[self._slot(lists.number)]
         for path, objects in lists.columns.items():
             rows = block.column(path)[worker]
@@ -344,7 +352,7 @@ class WorkerController:
         self._listed[worker][self._slot(lists.number)] = lists.number
 
     def _failed(self, worker: int, error: BaseException) -> None:
-        """Raise what a worker raised while it collected, if its share is wanted."""
+        """Raise the error of a failed share, unless the share is unwanted."""
         unwanted = self.now.unwanted[worker]
         self._sweep(worker)
         self._raising.discard(worker)
@@ -353,31 +361,31 @@ class WorkerController:
 
     # ----------------------------------------------------------------- losses
     def _where(self, worker: int, place: int, step: int) -> str:
-        """Say what a worker was doing, for error messages."""
+        """Return the worker's present activity as text for error messages."""
         if worker >= len(self.words) or not self._crew.workers[worker].is_made:
             return "during its construction"
         words = self.words[worker]
         return f"in step {words.under_way} of its share" if words.is_at_work else "between two shares"
 
     def _lost(self, worker: int, error: BaseException) -> None:
-        """Count what a lost worker had under way; raise, unless another one is to take its place."""
+        """Record the loss of a worker; raise its error and end all workers unless the worker will be replaced."""
         self._raising.discard(worker)
-        if not self.is_down(worker):
-            self._sweep(worker)
+        if not self.is_down(worker):  # after an interrupt, the loss may have been counted already
+            self._sweep(worker)  # the shares that it finished while they were unwanted
             made, now = self._frames_made(worker), self.now
             losses = self._restarts.after_loss(now.losses, worker, self.words[worker].words[SERVED], made)
             self.now = now.losing(worker, made, LOST, losses)
         verdict = self.now.losses[worker].verdict
         if isinstance(verdict, str):
-            with suppress(Exception):  # what the others' ends raise matters less
+            with suppress(Exception):  # the loss matters more than errors of closing the other workers
                 self.close(f"worker {worker} was lost: {type(error).__name__}")
             raise _with_advice(error, verdict)
 
     def _frames_made(self, worker: int) -> int:
-        """Return the frames of the share that a lost worker had begun."""
+        """Return the number of frames in the unfinished share of a lost worker."""
         words = self.words[worker]
         steps = words.under_way
-        if not steps:  # also of a worker that nothing is known of yet
+        if not steps:  # also before `description` and `blocks` exist
             return 0
         if MASK not in self.description.schema:
             return steps * max(1, self.description.batch_size.numel())
@@ -385,18 +393,26 @@ class WorkerController:
         return int(block.column(MASK)[worker].narrow(block.time_dim - 1, 0, steps).sum())
 
     def _due(self, worker: int) -> Deadline:
-        """Return when a worker that is down is to be replaced."""
+        """Return the deadline for the replacement of a worker that is down."""
         verdict = self.now.losses[worker].verdict
-        if isinstance(verdict, str):  # an interrupt has kept it from being raised
+        if isinstance(verdict, str):  # an interrupt came before the error was raised
             self._lost(worker, WorkerError(f"worker {worker} was lost"))
         assert isinstance(verdict, Deadline)
         return verdict
 
     # --------------------------------------------------------------- requests
     def ask(self, name: str, arguments: Mapping[int, tuple[Any, ...]] | None = None) -> list[Any]:
-        """Call a method of workers' servants; return what each gave, in worker order.
+        """Call a method of workers' services; return the results in worker order.
 
-        Workers answer at a share's edge. One that is lost meanwhile is asked again once it was made anew.
+        Workers answer between two shares. If a worker is lost meanwhile, its replacement is asked again.
+
+        Args:
+            name: the method of `CollectorWorker`.
+            arguments: its arguments, by worker; None to ask all workers without arguments.
+
+        Raises:
+            Exception: the error that a worker raised.
+            WorkerError: a worker was lost and isn't replaced.
         """
         given = dict.fromkeys(range(self.num_workers), ()) if arguments is None else dict(arguments)
         numbers: dict[int, int] = {}
@@ -408,7 +424,7 @@ class WorkerController:
                         self._answers.pop(numbers.get(worker, -1), None)
                         numbers[worker] = self._crew.post(worker, name, *given[worker])
                         self._answers[numbers[worker]] = None
-                self.wait()  # a lost worker's successor says that it was made: then it is asked
+                self.wait()  # a replacement can be asked after its first answer, that it was made
                 missing = [worker for worker in missing if not self._answers.get(numbers.get(worker, -1))]
             answers = [self._answers[numbers[worker]] for worker in given]
         finally:
@@ -421,12 +437,12 @@ class WorkerController:
         return [answer.value for answer in answers if answer is not None]
 
     def _is_asked(self, worker: int, number: int) -> bool:
-        """Return whether a request was answered, or is still to be: it isn't if it was lost with its worker."""
+        """Return whether a request was answered or is under way; it isn't if its worker was lost."""
         return self._answers.get(number) is not None or number in self._crew.workers[worker].due
 
 
 def _with_advice(error: BaseException, advice: str) -> BaseException:
-    """Return a worker's end as an error that says what can be done."""
+    """Return the error of a lost worker with advice in its message."""
     if not isinstance(error, WorkerError):
         return error
     advised = type(error)(f"{error}; {advice}")

@@ -1,7 +1,4 @@
-"""Where a collection in worker processes stands, as one immutable value.
-
-What becomes of workers that were lost: the error is raised, or another one takes the place.
-"""
+"""The state of a collection in worker processes as one immutable value, and the rules for replacing lost workers."""
 
 from __future__ import annotations
 
@@ -19,31 +16,32 @@ _MOST_IN_A_ROW = 5
 
 
 class Losses(NamedTuple):
-    """The processes that one worker has lost."""
+    """The losses of one worker number, its replacements included."""
 
     number: int = 0
     in_a_row: int = 0
-    """Those that were lost since the worker last finished a share."""
+    """Losses since the worker last finished a share."""
     served: int = 0
-    """Shares that it had finished when the last one was lost."""
+    """Finished shares at the last loss."""
     frames: int = 0
-    """Frames of the shares that they hadn't finished."""
+    """Frames of the shares that the lost workers hadn't finished."""
     verdict: Deadline | str = ""
-    """When the last one is to be replaced; or, in words for the error, why it isn't."""
+    """When the worker is to be replaced, or the reason why it isn't, as text for the error."""
 
 
 class Restarts:
-    """How often, and how soon, workers are made anew. Never changes.
+    """The rules for replacing lost workers; immutable.
 
-    The first time a lost worker is replaced at once. One that is lost again before it has finished a share waits, twice
-    as long each time, while the others go on; the fifth such loss in a row is final.
+    A worker is replaced at once if this is its first loss, or if it has finished a share since the last one. Otherwise
+    the replacement is delayed, twice as long after each further loss, while the other workers continue. The fifth loss
+    in a row is final.
 
     Args:
         on_worker_error: ``"raise"`` or ``"restart"``.
-        max_restarts: of all workers together, during the collector's life.
+        max_restarts: maximal number of replacements of all workers together, during the collector's life.
 
     Raises:
-        InvalidArgumentError: for anything else.
+        InvalidArgumentError: for another `on_worker_error`, or a negative `max_restarts`.
     """
 
     def __init__(self, on_worker_error: str, max_restarts: int) -> None:
@@ -54,13 +52,13 @@ class Restarts:
         self._most = non_negative("max_restarts", max_restarts) if on_worker_error == "restart" else 0
 
     def after_loss(self, before: Sequence[Losses], worker: int, served: int, frames: int) -> Losses:
-        """Return a worker's losses after another one.
+        """Return a worker's losses after one more.
 
         Args:
-            before: those of all workers so far.
-            worker: its number.
-            served: the shares that it has finished, whatever process it had.
-            frames: of the share that it hadn't.
+            before: the losses of all workers so far.
+            worker: number of the lost worker.
+            served: number of shares that it and its predecessors have finished.
+            frames: frames of its unfinished share.
         """
         own = before[worker]
         in_a_row = own.in_a_row + 1 if own.number and own.served == served else 1
@@ -79,40 +77,40 @@ class Restarts:
 
 
 class Consumed(NamedTuple):
-    """Shares that make a batch, on their way to the user."""
+    """Shares that make up a batch on its way to the user."""
 
     shares: Mapping[int, Any]
-    """What names the share of each worker: its number, or where it is."""
+    """By worker: the number of its share, or a reference to it."""
     frames: int
-    """That are handed out."""
+    """Frames that are delivered."""
     flagged: int
     excess: int
-    """Frames that are masked because they are beyond the budget."""
+    """Frames that are masked because they exceed the budget."""
     counted: bool
-    """Whether they count against the budget."""
+    """Whether the frames count against the budget."""
     seconds: float
 
 
 class Progress(NamedTuple):
-    """Where a collection stands. It goes from one to the next by one assignment, which no interrupt can cut."""
+    """The state of a collection. It changes by one assignment of a new value, which no interrupt can split."""
 
     ledger: FrameCounts
     taken: tuple[int, ...]
-    """Shares of each worker that were delivered or discarded."""
+    """For each worker, the number of shares that were delivered or discarded."""
     unwanted: tuple[str, ...]
-    """Why the shares that a worker has under way will be discarded; nothing if they are wanted."""
+    """For each worker, the reason for discarding its shares under way; empty if they are wanted."""
     resets: tuple[bool, ...]
-    """Whether a worker's next share begins with a reset."""
+    """For each worker, whether its next share begins with a reset."""
     losses: tuple[Losses, ...]
-    """Processes that each worker has lost. What they had under way is in the ledger."""
+    """The losses of each worker. `ledger` includes their frames."""
 
     @classmethod
     def begin(cls, count: int) -> Progress:
-        """Return that of so many workers that have done nothing yet."""
+        """Return the state of `count` workers before their first share."""
         return cls(FrameCounts(), (0,) * count, ("",) * count, (False,) * count, (Losses(),) * count)
 
     def with_worker(self, worker: int, **changes: Any) -> Progress:
-        """Return it with other values for one worker."""
+        """Return the state with other values for one worker."""
         fresh: dict[str, Any] = {}
         for name, value in changes.items():
             entries = getattr(self, name)
@@ -120,18 +118,24 @@ class Progress(NamedTuple):
         return self._replace(**fresh)
 
     def without(self, worker: int, share: Share) -> Progress:
-        """Return it after a worker's next share was discarded: it failed or is unwanted."""
+        """Return the state after a worker's next share, which failed or is unwanted, was discarded."""
         reason = share.reason if share.failed else self.unwanted[worker]
         ledger = self.ledger.discarding(share.frames, reason).discarding(share.excess, "budget")
         return self._replace(ledger=ledger).with_worker(worker, taken=self.taken[worker] + 1)
 
     def losing(self, worker: int, frames: int, reason: str, losses: Losses) -> Progress:
-        """Return it after a worker was lost, with a share of so many frames; whoever comes next begins afresh."""
+        """Return the state after a worker was lost, with an unfinished share of `frames` frames.
+
+        A replacement starts with new environments, so it needs no reset.
+        """
         after = self.with_worker(worker, unwanted="", resets=False, losses=losses)
         return after._replace(ledger=self.ledger.discarding(frames, reason))
 
     def delivering(self, taken: Consumed) -> Progress:
-        """Return it after a batch was handed out; the same if it was already."""
+        """Return the state after a batch was delivered; return `self` if it was counted already.
+
+        That makes the call idempotent: after an interrupt it may be repeated for the same batch.
+        """
         if any(self.taken[worker] != number for worker, number in taken.shares.items()):
             return self
         ledger = self.ledger.delivering(taken.frames, taken.flagged, taken.counted, taken.seconds)

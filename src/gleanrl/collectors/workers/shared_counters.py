@@ -1,10 +1,12 @@
-"""What the owner of a crew of collections and one of its workers tell each other in shared memory.
+"""Shared-memory counters between the owner of a collector's worker pool and each worker.
 
-All words are int64, written by one side only, each by one store; a worker that takes the place of another one finds
-them as they were. The owner writes a grant into its slot, then counts it in `GRANTED`; the worker writes the share's
-words into the slot, then counts it in `SERVED`. Grant number n uses slot n modulo the number of slots, the same one as
-the worker's block. The order of the stores is what the other side sees on x86; elsewhere the calls of the system in
-between see to it.
+Each entry is an int64 that one side writes, by a single store. A worker that replaces a lost one finds the entries
+unchanged.
+
+The owner writes a grant into its slot, then increments `GRANTED`. The worker writes the results of the share into the
+slot, then increments `SERVED`. Grant n uses slot n modulo the number of slots, and the worker's block of that number.
+The counter is stored last, so a reader that sees it also sees the slot. On x86, processes see each other's stores in
+order. Other processors rely on the system calls between a store and the other side's read.
 """
 
 from __future__ import annotations
@@ -17,64 +19,76 @@ from gleanrl.collectors.frame_accounting import NUM_RECENT, Episode
 from gleanrl.collectors.source import Grant
 
 GRANTED, SERVED, BEGUN, CUT = range(OWN, OWN + 4)
-"""Grants given; shares finished; shares begun; grants with numbers below this end after the step at hand."""
+"""Numbers of grants given, of shares finished, and of shares begun; and the cut.
+
+Grants with a number below `CUT` end after the present step. The owner writes `GRANTED` and `CUT`, the worker `SERVED`
+and `BEGUN`.
+"""
 PUBLISHED, WRITING, WRITING_OWN, PULLED = range(OWN + 4, OWN + 8)
-"""Weights (see `weights`): which are to be used; which are being written, of all workers and of this one; which the
-worker uses."""
+"""Numbers of copies of the weights; see `weights`.
+
+The owner writes the published copy, and the copies that are being written for all workers and for this worker. The
+worker writes the copy that it uses.
+"""
 MARKED = OWN + 15
-"""The least version that frames are to say, whatever that of the weights is."""
+"""The minimal version that frames carry, even if the weights have a lower one."""
 NEXT_ID, EPISODES, BUSY, IDLE = range(OWN + 8, OWN + 12)
-"""The first local id that no frame has; what the worker has done: ended trajectories, nanoseconds of collecting and
-waiting."""
+"""Counters of the worker's collection, which the worker writes.
+
+They are the first local trajectory id without a frame, the number of ended trajectories, and the nanoseconds spent on
+collecting and on waiting.
+"""
 _SLOTS = OWN + 16
 _NUM_STEPS, _RANDOM, _MOST, _RESET, _COUNT, _FRAMES, _FLAGGED, _EXCESS, _REASON = range(9)
 _SLOT_WORDS = 9
-_TOTALS = OWN + 50  # frames of all shares: of an even number of them in the first of two words
-_RECENT = OWN + 56  # three words for each of the last ended trajectories: time of the end, return, length
+# Frames of all finished shares, double-buffered: `SERVED % 2` selects the valid entry, so one store changes both.
+_TOTALS = OWN + 50
+# A ring of the last ended trajectories, three float64 each: time of the end, return, length.
+_RECENT = OWN + 56
 _FAILED = -1
 
 REASONS = ("environment", "policy", "nonfinite", "error", "interrupted", "budget")
-"""Why frames of a share that failed are discarded; the words hold the index."""
+"""The reasons for discarding the frames of a failed share. The slot holds the index."""
 
 
 class Share(NamedTuple):
-    """What came of a grant."""
+    """The result of a grant."""
 
     failed: bool
     num_steps: int
-    """Steps of the block that it holds."""
+    """Number of steps in the block."""
     frames: int
-    """Frames in it; if it failed, those that were stepped for it."""
+    """Number of frames in the block; if the share failed, number of frames that were stepped for it."""
     flagged: int
     excess: int
-    """Frames that were stepped, and masked because they are beyond the budget."""
+    """Number of frames that were stepped but masked, because they exceed the budget."""
     reason: str
-    """Why it failed."""
+    """One of `REASONS`, why the share failed."""
 
 
 class SharedCounters:
-    """The words of one worker, seen from either side.
+    """The counters of one worker, used by the owner and by the worker.
 
     Args:
-        words: of its progress.
-        num_slots: grants that can be under way.
+        words: the worker's progress, see `gleanrl._process.shared_columns`.
+        num_slots: maximal number of grants under way.
     """
 
     def __init__(self, words: memoryview, num_slots: int) -> None:
         self.words, self._num_slots = words, num_slots
         self.floats = words.cast("B").cast("d")
-        """The same words, as float64."""
+        """The same memory as float64."""
 
     def _slot(self, number: int) -> int:
         return _SLOTS + number % self._num_slots * _SLOT_WORDS
 
     # ------------------------------------------------------------------ owner
     def grant(self, grant: Grant, reset: bool) -> None:
-        """Give a grant; the worker begins with it once it is woken.
+        """Write a grant; the worker serves it when it is signalled.
 
         Args:
-            grant: at most as many steps as its blocks have.
-            reset: whether its environments are reset first.
+            grant: at most as many steps as a block has.
+            reset: whether the worker resets its environments first.
         """
         words, number = self.words, self.words[GRANTED]
         slot = self._slot(number)
@@ -84,15 +98,15 @@ class SharedCounters:
         words[GRANTED] = number + 1
 
     def has_failed(self, number: int) -> bool:
-        """Return whether a grant that was served brought a failure instead of a share."""
+        """Return whether a finished share failed."""
         return self.words[self._slot(number) + _COUNT] == _FAILED
 
     def granted_steps(self, number: int) -> int:
-        """Return the steps of a grant that is under way, or was served and not followed by another one in its slot."""
+        """Return the number of steps of a grant. It must not have been followed by another one in its slot."""
         return self.words[self._slot(number) + _NUM_STEPS]
 
     def share(self, number: int) -> Share:
-        """Return what came of a grant that was served, before the next one that uses its slot."""
+        """Return the result of a finished share. Its grant must not have been followed by another one in its slot."""
         words, slot = self.words, self._slot(number)
         count = words[slot + _COUNT]
         return Share(
@@ -105,20 +119,19 @@ class SharedCounters:
         )
 
     def is_short(self, number: int) -> bool:
-        """Return whether a share that was served has other steps than its grant, and its owner didn't cut it."""
+        """Return whether a finished share that wasn't cut has another number of steps than its grant."""
         return self.share(number).num_steps != self.granted_steps(number) and self.words[CUT] <= number
 
     @property
     def frames(self) -> int:
-        """Frames of all shares that were finished."""
+        """Number of frames of all finished shares."""
         return self.words[_TOTALS + self.words[SERVED] % 2]
 
     def recent_episodes(self) -> list[tuple[float, Episode]]:
-        """Return the last episodes that have ended, in order, each with the time of its end."""
+        """Return the last ended episodes in order, each with the time of its end."""
         count = self.words[EPISODES]
-        found = self.floats[
-            _RECENT : _RECENT + 3 * NUM_RECENT
-        ].tolist()  # at once: the worker may write meanwhile
+        # One copy of the ring, since the worker may write to it meanwhile.
+        found = self.floats[_RECENT : _RECENT + 3 * NUM_RECENT].tolist()
         places = [3 * (number % NUM_RECENT) for number in range(max(count - NUM_RECENT, 0), count)]
         return [(found[at], Episode(found[at + 1], int(found[at + 2]))) for at in places]
 
@@ -129,17 +142,17 @@ class SharedCounters:
 
     @property
     def under_way(self) -> int:
-        """Steps that were made of a share that isn't finished."""
+        """Number of steps that were made of an unfinished share."""
         return self.words[STEP] if self.is_at_work else 0
 
     def go_on(self) -> None:
-        """Take back what a lost worker hasn't finished: the next one goes on after its last share."""
+        """Remove the grants that a lost worker didn't finish, so that its replacement begins after the last share."""
         for word in (BEGUN, GRANTED, CUT):
             self.words[word] = self.words[SERVED]
 
     # ----------------------------------------------------------------- worker
     def begin(self) -> tuple[int, Grant, bool] | None:
-        """Return the next grant's number, itself, and whether a reset comes first; None if there is none."""
+        """Return the next grant's number, the grant, and whether a reset comes first; None if there is no grant."""
         words, number = self.words, self.words[BEGUN]
         if number == words[GRANTED]:
             return None
@@ -147,18 +160,18 @@ class SharedCounters:
         most = words[slot + _MOST]
         grant = Grant(words[slot + _NUM_STEPS], bool(words[slot + _RANDOM]), None if most < 0 else most)
         words[STEP] = 0
-        words[WORK] += 1  # step 7 of one share isn't step 7 of another one
+        words[WORK] += 1  # for `Worker.is_late`, which can't tell equal steps of two shares apart otherwise
         words[BEGUN] = number + 1
         return number, grant, bool(words[slot + _RESET])
 
     def note_episodes(self, count: int, fresh: Sequence[Episode], begun: float, ended: float) -> None:
-        """Say which episodes have ended.
+        """Write the episodes that have ended.
 
         Args:
-            count: how many have ended since the worker's place was first taken, `fresh` included.
-            fresh: the last ones of these, which aren't known yet.
-            begun: when the first of them can have ended, by the clock that all processes of the machine share.
-            ended: when the last one had.
+            count: number of episodes that have ended in this worker and its predecessors, `fresh` included.
+            fresh: the last ones of these, which weren't written before.
+            begun: the earliest time at which one of `fresh` can have ended, by the monotonic clock of the machine.
+            ended: the time by which all of them had ended. The ends are spread evenly between both times.
         """
         for place, episode in enumerate(fresh, 1):
             at = _RECENT + 3 * ((count - len(fresh) + place - 1) % NUM_RECENT)
@@ -167,7 +180,7 @@ class SharedCounters:
         self.words[EPISODES] = count
 
     def finish(self, number: int, share: Share) -> None:
-        """Say what came of a grant."""
+        """Write the result of a grant."""
         words, slot = self.words, self._slot(number)
         words[slot + _COUNT] = _FAILED if share.failed else share.num_steps
         words[slot + _FRAMES], words[slot + _FLAGGED] = share.frames, share.flagged
@@ -177,6 +190,6 @@ class SharedCounters:
         words[SERVED] = number + 1
 
     def __repr__(self) -> str:
-        """Show the counts."""
+        """Return the counters of grants as text."""
         words: Any = self.words
         return f"Words(granted={words[GRANTED]}, begun={words[BEGUN]}, served={words[SERVED]})"

@@ -1,7 +1,4 @@
-"""Policies whose parameters are made by their first call: that call is made once, before copies go to the workers.
-
-Worker processes as a source of batches: what both kinds have in common.
-"""
+"""`CrewSource`, the common base of the sources whose batches are made in worker processes."""
 
 from __future__ import annotations
 
@@ -39,15 +36,17 @@ from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import ClosedError, IndexRangeError, InvalidTypeError, LengthError
 
 SIBLING = "sibling"
-"""Why frames of a batch are discarded to which another worker's share is lacking."""
+"""The reason for discarding the shares of an incomplete batch, after another worker's share failed."""
 _SETTLE_S = 1.0
 
 
 class CrewSource(Source):
-    """Collections in worker processes. One caller at a time; `push_weights` and `stats` at any time.
+    """Base class of sources with worker processes.
+
+    One thread at a time may use it. `push_weights` and `stats` may be called from another thread at any time.
 
     Args:
-        team: what they are made of.
+        team: configuration of the workers.
     """
 
     pushes_anytime = True
@@ -57,7 +56,7 @@ class CrewSource(Source):
         self._seed: tuple[int, bool] | None = None
         self._last_state: dict[str, Any] | None = None
         self._weights: SharedWeights | None = None
-        self._told: set[int] = set()  # workers that know where weights of their own stand
+        self._told: set[int] = set()  # workers that know the region of their separate weights
         self._region: Region | None = None
         self.dispatcher = WorkerController(team, self._made_again)
         self.description = self.dispatcher.description
@@ -65,7 +64,7 @@ class CrewSource(Source):
         self.num_workers = self.dispatcher.num_workers
 
     def lay_out(self, num_steps: int) -> None:
-        """Give every worker its blocks, for batches of so many steps; once."""
+        """Allocate every worker's blocks for batches of `num_steps` steps; call it once."""
         described, segment, words = self.description, self.dispatcher.segment, self.dispatcher.words
         if described.weights is not None:
             progress = [view.words for view in words]
@@ -79,7 +78,7 @@ class CrewSource(Source):
         self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
 
     def _bound(self, worker: int) -> Bound | None:
-        """Return what a worker is bound to; None while workers are made: they are told once all stand."""
+        """Return the regions of a worker's blocks and weights; None before `lay_out`, which sends them to workers."""
         weights = self._weights
         if self._region is None:
             return None
@@ -88,20 +87,24 @@ class CrewSource(Source):
         return Bound(self._region, worker, weights.region, weights.own_region(worker))
 
     def _made_again(self, worker: int, generation: int, first_id: int) -> CollectorMaker:
+        """Return the maker of a worker's replacement, with the memory, the trajectory ids and a seed for it."""
         seed = self._seed_of(worker, generation)
         return self._team.makers[worker].again(first_id, seed, self._bound(worker))
 
     @abstractmethod
     def steps(self, num_steps: int) -> Sequence[int]:
-        """Return the steps of each worker's share of a batch of so many steps."""
+        """Return the number of steps of each worker's share of a batch of `num_steps` steps."""
 
     @property
     def width(self) -> int:
-        """Environments of each worker."""
+        """Number of environments of each worker."""
         return max(1, self.description.batch_size.numel())
 
     def _seed_of(self, worker: int, generation: int = 0) -> tuple[int, bool] | None:
-        """Return a worker's seed; those that take the place of others get seeds of their own."""
+        """Return a worker's seed; None if `set_seed` wasn't called.
+
+        A replacement gets another seed, so that it doesn't repeat the trajectories of its predecessor.
+        """
         if self._seed is None:
             return None
         seed, static_seed = self._seed
@@ -112,14 +115,14 @@ class CrewSource(Source):
 
     # ---------------------------------------------------------------- weights
     def refresh_weights(self) -> None:
-        """Publish the current weights of the user's policy, if they are followed."""
-        self.dispatcher.check()  # a fork shares the memory, too
+        """Publish the current weights of the user's policy, if workers follow them."""
+        self.dispatcher.check()  # a fork shares the memory, and must not write to it
         if self._weights is not None:
             self._weights.refresh()
 
     @property
     def policy_version(self) -> int:
-        """How often the policy got other weights by the user's hands."""
+        """How often the user has updated the policy's weights."""
         return 0 if self._weights is None else self._weights.version
 
     @policy_version.setter
@@ -129,15 +132,20 @@ class CrewSource(Source):
 
     @property
     def oldest_version(self) -> int:
-        """The lowest version that was published for a worker."""
+        """The lowest version of the weights that are published for a worker."""
         return 0 if self._weights is None else self._weights.oldest_version
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Publish weights; workers take them before their next share.
+        """Publish weights, which workers copy before their next share.
 
         Args:
-            weights: for all of `worker_ids`, or, without these, a dictionary of weights by worker.
+            weights: weights for all of `worker_ids`; without `worker_ids`, for all workers, or a dictionary of weights
+                by worker.
             worker_ids: numbers of workers, or devices that their policies run on.
+
+        Raises:
+            InvalidTypeError: if weights by worker come with `worker_ids`, or if the policy has no weights.
+            IndexRangeError: if there is no such worker or device.
         """
         self.dispatcher.check()
         given: dict[int | None, Any]
@@ -157,7 +165,7 @@ class CrewSource(Source):
         self._weights.push(given, self.policy_version + 1)
 
     def _own_weights_for(self, workers: Sequence[int]) -> None:
-        """Tell workers where weights of their own will stand, those that weren't told yet."""
+        """Allocate separate weights for workers that have none yet, and send them the region."""
         assert self._weights is not None
         new = [worker for worker in workers if worker not in self._told]
         for worker in new:
@@ -182,13 +190,13 @@ class CrewSource(Source):
         return named
 
     def stop_following(self) -> None:
-        """Publish weights that are pushed only."""
+        """Publish only weights that are pushed."""
         if self._weights is not None:
             self._weights.stop_following()
 
     # --------------------------------------------------------------- controls
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset the environments of all workers, or of those for which `index`, a list of bools, says so."""
+        """Reset the environments of all workers, or of the workers where `index`, a list of bools, is True."""
         chosen = range(self.num_workers)
         if index is not None:
             flags = [bool(flag) for flag in index]
@@ -200,14 +208,14 @@ class CrewSource(Source):
         self._begin_anew("reset", dict.fromkeys(chosen, (None, kwargs)))
 
     def set_seed(self, seed: int, static_seed: bool) -> int:
-        """Seed the environments of all workers, and reset; return the last seed that was used."""
+        """Seed the environments of all workers and reset them; return the last seed that was used."""
         self._seed = seed, static_seed
         given = {worker: self._seed_of(worker) for worker in range(self.num_workers)}
         last: int = self._begin_anew("seed", given)[-1]  # type: ignore[arg-type]
         return last
 
     def _begin_anew(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
-        """Have workers reset by a request; what they have collected since their last batch is discarded."""
+        """Send workers a request that resets them, after their shares that aren't taken were discarded."""
         for worker in arguments:
             self.dispatcher.discard(worker, "reset")
         self.dispatcher.settle()
@@ -216,7 +224,7 @@ class CrewSource(Source):
         return answers
 
     def save(self) -> dict[str, Any]:
-        """Return the state of every worker under ``"worker0"`` and so on; shares under way aren't part of it."""
+        """Return the state of every worker under ``"worker0"`` and so on, without shares under way."""
         if self.dispatcher.closed:
             if self._last_state is None:
                 raise ClosedError("state_dict: the workers have ended, and with them what is to be saved")
@@ -233,7 +241,10 @@ class CrewSource(Source):
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
-        """Return what goes on from a saved state of as many workers, with new trajectories: none keeps its id."""
+        """Return the loading of a saved state with as many workers.
+
+        No trajectory continues from a saved state: every environment is reset, and no id is used again.
+        """
         names = [f"worker{worker}" for worker in range(self.num_workers)]
         hint = f"this collector has {self.num_workers} workers"
         checkpoint.check_entries(state, {"frames", "iter", *names}, strict, hint)
@@ -243,7 +254,7 @@ class CrewSource(Source):
         policies = {worker: part.pop("policy_state_dict", None) for worker, part in parts.items()}
         weights = {worker: found for worker, found in policies.items() if found is not None}
         given = {worker: (part, strict) for worker, part in parts.items()}
-        # Everything is checked before anything changes.
+        # All parts are parsed before one changes, so that an error leaves everything unchanged.
         cut = sum(self.dispatcher.ask("parse", given), ())
         loaded = self._weights.parse(weights, strict, kwargs) if weights and self._weights else None
 
@@ -255,7 +266,7 @@ class CrewSource(Source):
                 self._weights.adopt(loaded)
             self.dispatcher.ask("adopt", given)
             self.dispatcher.were_reset(given)
-            ledger = counts or self.dispatcher.now.ledger  # with what was discarded meanwhile
+            ledger = counts or self.dispatcher.now.ledger  # read here: shares were discarded above
             ledger = replace(ledger, spent=counted.spent, batches=counted.batches).cutting(len(cut))
             self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
 
@@ -264,11 +275,11 @@ class CrewSource(Source):
     # ------------------------------------------------------------------ counts
     @property
     def spent(self) -> int:
-        """Frames that were delivered and count against the budget."""
+        """Number of delivered frames that count against the budget."""
         return self.dispatcher.now.ledger.spent
 
     def stats(self) -> CollectorStats:
-        """Return the counters at this moment: those of workers as they stand in the shared memory."""
+        """Return the present counters; the workers' counters are read from shared memory."""
         found = self.dispatcher.now.ledger.stats()
         workers = tuple(self._worker_stats(worker) for worker in range(self.num_workers))
         mean_return, mean_length = means_of(self.recent_episodes())
@@ -281,7 +292,7 @@ class CrewSource(Source):
         )
 
     def recent_episodes(self) -> list[Episode]:
-        """Return the last episodes of all workers that have ended, by the time of their ends."""
+        """Return the last ended episodes of all workers, ordered by the time of their ends."""
         found = [one for view in self.dispatcher.words for one in view.recent_episodes()]
         return [episode for _, episode in sorted(found, key=lambda one: one[0])[-NUM_RECENT:]]
 
@@ -304,15 +315,19 @@ class CrewSource(Source):
         )
 
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
-        """Count the open batch as handed out and return `batch`, what became of it."""
-        # One line: an interrupt comes before the assignment, or after the batch was returned.
+        """Count the open batch as delivered, and return `batch`, its final form."""
+        # One expression, so that an interrupt comes before the assignment, or after the batch was returned. Otherwise
+        # a batch could be counted that the caller never gets.
         return (batch, self._become(collected.after))[0]
 
     def _become(self, taken: Consumed) -> Any:
         self.dispatcher.now = self.dispatcher.now.delivering(taken)
 
     def close(self, close_env: bool = True) -> None:
-        """End the workers, of the process that started them; what they have under way is discarded."""
+        """End the workers and discard their shares under way; do nothing in a fork of their owner.
+
+        The state is saved first, for `save` after the end. That is skipped if a share doesn't end within a second.
+        """
         dispatcher, workers = self.dispatcher, range(self.num_workers)
         if dispatcher.is_foreign:
             return
@@ -330,11 +345,14 @@ class CrewSource(Source):
 
 
 def initialised(policy: Any, factory: Factory) -> Any:
-    """Return a policy that has its parameters.
+    """Return the policy with initialised parameters.
+
+    Lazy parameters get their shapes in the first call. It is made here, before workers get copies, so that all workers
+    have the same parameters.
 
     Args:
-        policy: the user's; called once, on the first observation, if it lacks any.
-        factory: makes an environment, which is closed again.
+        policy: the user's policy; called once, on the first observation, if it has uninitialised parameters.
+        factory: makes an environment for it, which is closed again.
     """
     if is_unmade(policy):
         _, env = factory.own_copy().probed()

@@ -1,4 +1,4 @@
-"""Batches of which every worker makes its share: nothing is stepped between two of them."""
+"""`SynchronousSource`, whose batches have a share of every worker; no worker steps between two batches."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from gleanrl.envs.rollout import mark_truncated
 
 
 class _Begun(NamedTuple):
-    """A batch whose shares are copied as they come, those that are there while others are still being made."""
+    """A batch into which finished shares are copied while other workers still collect."""
 
     addresses: list[int]
-    """Of the columns."""
+    """Addresses of the columns."""
     block: Block
-    """The memory, as the batch has it."""
+    """The columns, in the form of the batch."""
     batch: TensorDict
 
 
 class _Plan(NamedTuple):
-    """What batches of one length ask of the workers."""
+    """The grants of a batch, which are the same for all batches of one length."""
 
     grant: tuple[int, bool]
-    """Steps, and whether actions are drawn at random."""
+    """Number of steps, and whether actions are random."""
     wanted: dict[int, Grant]
-    """From each worker that has a share."""
+    """The grant of each worker that has a share."""
     singly: bool
-    """Whether each share has its place in the batch before the others are there."""
+    """Whether the position of each share in the batch is known before the other shares are finished."""
 
 
 class SynchronousSource(CrewSource):
-    """Asks every worker for a share of each batch, and waits for all of them.
+    """Grants every worker a share of each batch, and waits for all of them.
 
     Args:
         team: see `CrewSource`.
@@ -57,19 +57,19 @@ class SynchronousSource(CrewSource):
         self.num_envs, self.batch_size = self.arrangement.num_envs, self.arrangement.size
         self._enough, self._truncated = team.enough, team.truncated
         self._pool = BufferPool()
-        self._plan: _Plan | None = None  # that of the last batch
+        self._plan: _Plan | None = None  # of the last batch
 
     def steps(self, num_steps: int) -> list[int]:
-        """Return the steps of each worker's share of a batch of so many steps.
+        """Return the number of steps of each worker's share of a batch of `num_steps` steps.
 
         Raises:
-            UnsupportedError: shares of unlike lengths couldn't be put together.
+            UnsupportedError: shares of different lengths couldn't be put together.
         """
         self.arrangement.check()
         return self.arrangement.steps(num_steps)
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return the next batch that `budget`, which isn't spent, grants."""
+        """Return the next batch that `budget` grants; the budget must not be spent."""
         grant = budget.grant(self.spent)
         assert grant is not None, "the budget is spent"
         return self.collect(grant, lend)
@@ -77,10 +77,14 @@ class SynchronousSource(CrewSource):
     def collect(self, grant: Grant, lend: bool = False) -> Collected:
         """Return a batch.
 
+        Finished shares are copied into the batch while the other workers still collect, so that little is left to do
+        after the last one.
+
         Raises:
-            Exception: what a worker raised; the shares of the others are discarded.
-            WorkerError: a worker was lost, and isn't made anew.
+            Exception: the error that a worker raised; the shares of the other workers are discarded.
+            WorkerError: a worker was lost and isn't replaced.
         """
+        # Shares that an interrupt left under way use the same blocks, so they must end first.
         self.lose("interrupted")
         self.dispatcher.settle()
         self.refresh_weights()
@@ -120,7 +124,7 @@ class SynchronousSource(CrewSource):
         return Shares(self.dispatcher.blocks[0])
 
     def _begun(self) -> _Begun:
-        """Return what shares are copied into; what a batch needs is made before the last one comes."""
+        """Return a new batch for finished shares, built while the other workers still collect."""
         side_by_side = self._shares.side_by_side(self._pool)
         block = self.arrangement.arranged(side_by_side)
         addresses = [column.data_ptr() for column in side_by_side.columns]
@@ -131,7 +135,7 @@ class SynchronousSource(CrewSource):
         self.dispatcher.discard_all(reason)
 
     def _grant_missing(self, missing: Sequence[int]) -> None:
-        """Grant a share to those workers that have none."""
+        """Grant a share to the workers that have none under way."""
         assert self._plan is not None
         for worker in missing:
             free = not self.dispatcher.under_way(worker) and not self.dispatcher.raises(worker)
@@ -159,7 +163,7 @@ class SynchronousSource(CrewSource):
         if excess:
             flags = block.column(NONFINITE) if NONFINITE in block.schema else None
             flagged -= mask_last(block.column(MASK), block.column(IDS), flags, excess)
-        if self._truncated:  # each share's last step, which may be in the middle of the batch
+        if self._truncated:  # the last step of each share, which may be in the middle of the batch
             for share in self.arrangement.shares(batch, counts):
                 mark_truncated(share, list(self.description.done_keys))
         return Collected(batch, Consumed(numbers, frames - excess, flagged, excess, grant.counted, seconds))

@@ -1,11 +1,12 @@
-"""The policy's weights on their way to the workers: written twice over in shared memory, by turns.
+"""The policy's weights in shared memory: the owner writes them, and workers copy them before a share.
 
-The owner writes a version into the block that isn't in use, then publishes it by one store. A worker takes the
-published version before a share, copies it, and looks whether the owner has begun to write that block again
-meanwhile: if so, it copies the newer version. So an update is seen whole or not at all, at the latest in the worker's
-next share, and neither side ever waits for the other.
+There are two copies, which the owner writes alternately. It writes a version into the copy that isn't published, then
+publishes it by one store. A worker copies the published version. If the owner has meanwhile begun to write to the same
+memory, the worker copies the newer version instead. So a worker has all of an update or none of it, and neither side
+waits. An update takes effect at the worker's next share at the latest.
 
-A worker that was given weights of its own (``worker_ids=``) has two blocks of its own, until all get some again.
+A worker that gets separate weights (``worker_ids=``) has two more copies. It uses them until all workers get weights
+again.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def fields_of(policy: Any) -> dict[Path, Field] | None:
 
 
 class FollowedWeights(Enum):
-    """Until when the current weights of the user's policy are sent at every hand-over."""
+    """Until when the current weights of the user's policy are published before every batch."""
 
     ALWAYS = "always"
     UNTIL_GIVEN = "until the user gives other weights"
@@ -56,7 +57,7 @@ class FollowedWeights(Enum):
 
 
 class _Copies:
-    """One version's weights and the next one's, in a region of the segment."""
+    """The two copies of the weights, in a region of the shared memory."""
 
     def __init__(self, segment: SharedSegment, region: Region) -> None:
         self.region = region
@@ -64,7 +65,7 @@ class _Copies:
         self._weights = [block.record(0)[_WEIGHTS] for block in blocks]
         self._versions = [block.array((_VERSION,)) for block in blocks]
         self.number = 0
-        """Of the copy that was published last; 0 for none."""
+        """Number of the copy that was published last; 0 for none."""
 
     @classmethod
     def laid_out(cls, segment: SharedSegment, name: str, fields: Mapping[Path, Field]) -> _Copies:
@@ -77,23 +78,23 @@ class _Copies:
         return cls(segment, segment.region(name, SharedRows(schema, torch.Size(), 1), _NUM_BLOCKS))
 
     def weights(self, number: int) -> Any:
-        """Return where the weights of copy `number` stand."""
+        """Return the memory of the weights of copy `number`."""
         return self._weights[number % _NUM_BLOCKS]
 
     def version(self, number: int) -> np.ndarray[Any, Any]:
-        """Return where their version stands, ``(1,)`` int64."""
+        """Return the memory of their version, ``(1,)`` int64."""
         return self._versions[number % _NUM_BLOCKS]
 
 
 class SharedWeights:
-    """The owner's side. `push` may be called by one thread while another one calls `refresh`.
+    """The owner's side. One thread may call `push` while another one calls `refresh`.
 
     Args:
-        policy: the user's, whose current weights are followed; None if only the workers have one.
-        fields: of the weights, as the workers have them.
-        segment: shared with the workers.
-        words: of each worker.
-        following: until when.
+        policy: the user's policy, whose current weights workers follow; None if only the workers have one.
+        fields: shapes and dtypes of the workers' weights.
+        segment: the memory shared with the workers.
+        words: shared counters of each worker.
+        following: until when workers follow `policy`.
     """
 
     def __init__(
@@ -111,13 +112,16 @@ class SharedWeights:
         self._all = _Copies.laid_out(segment, "weights", fields)
         self._own: dict[int, _Copies] = {}
         self._lock = threading.Lock()
-        """Held by whoever writes, and whoever decides by `_follows` or `version`."""
+        """Held while weights are written or published, and while a decision depends on `_follows` or `version`.
+
+        `push` and `refresh` may run in different threads.
+        """
         self.version = 0
-        """How often the policy got other weights by the user's hands: the latest version that a worker has."""
+        """How often the user has updated the weights: the latest version that was published for a worker."""
 
     @property
     def oldest_version(self) -> int:
-        """The lowest version that was published for a worker."""
+        """The lowest version of the weights that are published for a worker."""
         with self._lock:
             return min(self._version_of(worker) for worker in range(len(self._words)))
 
@@ -129,30 +133,31 @@ class SharedWeights:
 
     @property
     def region(self) -> Region:
-        """Where the weights of all workers stand."""
+        """The region of the weights for all workers."""
         return self._all.region
 
     def refresh(self) -> None:
-        """Publish the current weights of the user's policy, if they are followed."""
+        """Publish the current weights of the user's policy, if workers follow them."""
         with self._lock:
             if self._follows and (self._all.number or not self._linked.lacking):  # type: ignore[union-attr]
                 self._publish({None: self._policy}, self.version)
 
     def stop_following(self) -> None:
-        """Publish weights that are pushed only."""
+        """Publish only weights that are pushed."""
         with self._lock:
             self._follows = False
 
     def push(self, given: Mapping[int | None, Any], version: int) -> None:
-        """Publish weights; workers take them before their next share.
+        """Publish weights, which workers copy before their next share.
 
         Args:
-            given: weights, see `PolicyWeights.push`: of workers with regions of their own, or, under None, of all.
-            version: what frames say of them.
+            given: weights by worker, each worker with its own region; the key None stands for all workers. See
+                `PolicyWeights.push` for the form of the weights.
+            version: the version that frames made with them carry.
 
         Raises:
-            PolicyError: there are none to take.
-            SchemaError, InvalidTypeError: some don't fit; nothing has changed then.
+            PolicyError: if the current weights of the user's policy are asked for, but only the workers have a policy.
+            SchemaError, InvalidTypeError: if some weights don't fit; nothing has changed then.
         """
         if self._policy is None and any(weights is None for weights in given.values()):
             raise PolicyError(
@@ -160,6 +165,7 @@ class SharedWeights:
                 "a module like it, or its state_dict()"
             )
         found = {worker: self._policy if weights is None else weights for worker, weights in given.items()}
+        # Any push ends `UNTIL_UPDATED`. Only weights other than the user's policy end `UNTIL_GIVEN`.
         others = set(given) != {None} or given[None] is not None
         ends = FollowedWeights.UNTIL_GIVEN if others else FollowedWeights.UNTIL_UPDATED
         with self._lock:
@@ -168,7 +174,7 @@ class SharedWeights:
             )
 
     def mark(self, version: int) -> None:
-        """Have frames say a later version of the same weights, since somebody else has sent others."""
+        """Let frames carry a later version of unchanged weights, after another collector was sent new weights."""
         with self._lock:
 
             def change() -> None:
@@ -179,7 +185,16 @@ class SharedWeights:
             to_the_end(change)
 
     def _publish(self, given: Mapping[int | None, Any], version: int, follows: bool | None = None) -> None:
-        """Write weights for all workers (None) or single ones, then publish them at once; the lock is held."""
+        """Write weights, then publish all of them at once. The caller holds the lock.
+
+        The order of the stores matters. `WRITING` comes first, so that a worker that is copying from the same memory
+        notices. `PUBLISHED` comes last, so that a worker that sees it finds the weights complete.
+
+        Args:
+            given: weights by worker; the key None stands for all workers.
+            version: their version.
+            follows: whether workers follow the user's policy from now on; None for no change.
+        """
         for worker, weights in given.items():
             copies = self._copies(worker)
             number = copies.number + 1
@@ -210,20 +225,25 @@ class SharedWeights:
         return self._words if worker is None else [self._words[worker]]
 
     def own_region(self, worker: int, new: bool = False) -> Region | None:
-        """Return where the worker's own weights stand; None if it has none, unless it is to get `new` ones."""
+        """Return the region of a worker's separate weights; None if it has none.
+
+        Args:
+            worker: its number.
+            new: whether to allocate the region if there is none.
+        """
         if new and worker not in self._own:
             self._own[worker] = _Copies.laid_out(self._segment, f"weights of {worker}", self._fields)
         return self._own[worker].region if worker in self._own else None
 
     def behind(self, worker: int) -> int:
-        """Return by how many versions, of those that were published, the worker's weights are older."""
+        """Return the number of published versions that the worker hasn't copied yet."""
         words = self._words[worker]
         published, pulled = words[PUBLISHED], words[PULLED]
         return 0 if published % 2 != pulled % 2 else (published - pulled) // 2
 
     # ------------------------------------------------------------------- state
     def state_of(self, worker: int) -> dict[str, torch.Tensor] | None:
-        """Return a copy of the weights that a worker is to use, by their names; None before any were published."""
+        """Return a copy of the weights published for a worker, by name; None before the first ones."""
         with self._lock:
             copies = self._copies(worker if self._words[worker][PUBLISHED] % 2 == _OWN else None)
             if not copies.number:
@@ -232,12 +252,12 @@ class SharedWeights:
             return {".".join(path): leaf.clone() for path, leaf in leaves.items()}
 
     def parse(self, states: Mapping[int, Any], strict: bool, arguments: Mapping[str, Any]) -> LoadedWeights:
-        """Return what saved weights of workers stand for, checked.
+        """Return the checked weights of a saved state; change nothing.
 
         Args:
-            states: by worker.
+            states: saved weights by worker.
             strict: whether a missing or unexpected entry is an error.
-            arguments: of the policy's `load_state_dict`.
+            arguments: arguments of the policy's `load_state_dict`.
 
         Raises:
             SchemaError, InvalidTypeError: they don't fit.
@@ -247,7 +267,7 @@ class SharedWeights:
         needed, kept = names, dict[str, Any]()
         if self._policy is not None:
             current = current or _by_name(self._policy)
-            needed = set(self._policy.state_dict())  # buffers may not be part of it
+            needed = set(self._policy.state_dict())  # without non-persistent buffers, which keep their values
             first = next(iter(states.values()))
             kept = {name: value for name, value in first.items() if name in needed or name not in names}
             check_loads(self._policy, kept, strict, arguments)
@@ -263,7 +283,7 @@ class SharedWeights:
         return LoadedWeights(given, own, kept, strict, arguments)
 
     def adopt(self, loaded: LoadedWeights) -> None:
-        """Give the user's policy and the workers weights that were parsed."""
+        """Load parsed weights into the user's policy, and publish them for the workers."""
         if self._policy is not None and 0 in loaded.given:
             self._policy.load_state_dict(loaded.of_policy, strict=loaded.strict, **loaded.arguments)
         given: dict[int | None, Any] = {worker: loaded.given[worker] for worker in loaded.own}
@@ -274,19 +294,23 @@ class SharedWeights:
 
 
 class LoadedWeights(NamedTuple):
-    """Saved weights that were checked."""
+    """The checked weights of a saved state."""
 
     given: Mapping[int, TensorDictBase]
-    """By worker."""
+    """Weights by worker."""
     own: Sequence[int]
-    """The workers that need a region of their own: all have weights, but theirs aren't worker 0's, or not all have."""
+    """Workers that need a separate region.
+
+    If every worker has saved weights, these are the workers that differ from worker 0. Otherwise they are all workers
+    with saved weights.
+    """
     of_policy: Mapping[str, Any]
     strict: bool
     arguments: Mapping[str, Any]
 
 
 def _unlike(given: Mapping[int, TensorDictBase]) -> list[int]:
-    """Return the workers whose weights aren't those of worker 0."""
+    """Return the workers whose weights differ from the weights of worker 0."""
     first = flatten(given[0])
     return [
         worker
@@ -300,12 +324,12 @@ def _by_name(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class PulledWeights(PolicyWeights):
-    """The worker's side: the policy that collects there.
+    """The worker's side: the policy that collects there, and the copying of published weights into it.
 
     Args:
-        policy: the worker's copy.
-        device: where it runs.
-        words: of the worker.
+        policy: the worker's policy.
+        device: device that it runs on.
+        words: shared counters of the worker.
     """
 
     def __init__(self, policy: Any, device: torch.device | None, words: memoryview) -> None:
@@ -315,15 +339,15 @@ class PulledWeights(PolicyWeights):
         self._linked = WeightCopier(self.policy) if isinstance(self.policy, torch.nn.Module) else None
 
     def bind(self, segment: SharedSegment, region: Region | None, own: bool = False) -> None:
-        """Take weights from a region: that of all workers, or the worker's own."""
+        """Copy weights from a region: the region of all workers, or the worker's separate one (`own`)."""
         if region is not None:
             self._sources[own] = _Copies(segment, region)
 
     def refresh(self) -> None:
-        """Take the published weights, if they are others.
+        """Copy the published weights, if they are new.
 
         Raises:
-            PolicyError: the policy has none of its own, and none were published.
+            PolicyError: the policy has no weights, and none were published.
         """
         published = self._words[PUBLISHED]
         self.version = max(self.version, self._words[MARKED])
@@ -335,8 +359,9 @@ class PulledWeights(PolicyWeights):
         while True:
             number, own = divmod(published, 2)
             source = self._sources[own == _OWN]
-            self._linked.read(source.weights(number))
+            self._linked.read(source.weights(number))  # may read a copy that the owner has begun to overwrite
             version = int(source.version(number)[0])
+            # Copy `number + 2` overwrites this one. If its writing hasn't begun, the read was consistent.
             if self._words[WRITING_OWN if own else WRITING] < number + _NUM_BLOCKS:
                 break
             published = self._words[PUBLISHED]

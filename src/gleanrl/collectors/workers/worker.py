@@ -1,4 +1,4 @@
-"""What a worker process of a collector works on: a collection that fills blocks of the shared memory."""
+"""`CollectorWorker`, the service in a collector's worker process: it fills blocks of the shared memory."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import WorkerError
 
 SERVE = b"c"
-"""Serve the next grant, if there is one."""
+"""Signal to serve the next grant, if there is one."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a collection's policy is made of, as bytes: it is pickled once for all workers.
+    """A policy, or a callable that makes one, as bytes, so that it is pickled once for all workers.
 
     Attributes:
-        data: the policy, or a callable that makes it.
-        is_factory: which of the two.
+        data: the pickled object.
+        is_factory: whether it is a callable that makes the policy.
     """
 
     data: bytes
@@ -56,13 +56,16 @@ class Given:
 
     @classmethod
     def of(cls, policy: Any, factory: Any, placed: bool = False) -> Given:
-        """Return what is sent of a policy or a callable that makes one; `WorkerError` if it can't be.
+        """Return a pickled policy or policy factory.
 
         Args:
-            policy: the policy; sent without a factory.
+            policy: the policy; used if `factory` is None.
             factory: the callable.
-            placed: whether the worker moves the policy to a given device. Its tensors are sent on the CPU then, so that
-                the worker doesn't initialise the learner's device.
+            placed: whether the worker moves the policy to a device that the user chose. The policy's tensors are then
+                sent on the CPU, so that the worker doesn't initialise the learner's device.
+
+        Raises:
+            WorkerError: if the object can't be pickled.
         """
         file = io.BytesIO()
         try:
@@ -76,13 +79,13 @@ class Given:
             ) from cause
 
     def policy(self) -> Any:
-        """Return the policy, in the worker."""
+        """Return the policy; called in the worker."""
         found = cloudpickle.loads(self.data)
         return made_policy(None, found) if self.is_factory else found
 
 
 class _PicklerOnCPU(cloudpickle.Pickler):
-    """Pickles the tensors of other devices as tensors on the CPU; parameters are pickled by their data."""
+    """Pickles tensors of other devices as CPU tensors. Parameters are pickled by their data tensors."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor and obj.is_leaf and obj.device.type not in ("cpu", "meta"):
@@ -91,21 +94,21 @@ class _PicklerOnCPU(cloudpickle.Pickler):
 
 
 class Lists(NamedTuple):
-    """What columns don't hold of a share; it's the answer to its signal."""
+    """The object columns of a share, which can't be in shared memory; sent as the answer to the signal."""
 
     number: int
-    """Of the grant."""
+    """Number of the grant."""
     columns: Mapping[Path, ObjectColumn]
 
 
 class Bound(NamedTuple):
-    """Where a worker's shares go, and where its weights come from.
+    """Regions of a worker's blocks and weights.
 
     Attributes:
-        rows: the region of its blocks.
-        place: which of the region's first dimension is the worker's.
-        weights: the region of the weights of all workers; None if the policy has none.
-        own_weights: the region of the worker's own; None if it has none.
+        rows: region of the blocks of all workers.
+        place: the worker's index in the first dimension of the blocks.
+        weights: region of the weights of all workers; None if the policy has none.
+        own_weights: region of the worker's separate weights; None if it has none.
     """
 
     rows: Region
@@ -116,33 +119,33 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """What a worker's collection is like, told to its owner."""
+    """The specs of a worker's collection, sent to its owner."""
 
     schema: Schema
     batch_size: torch.Size
     device: torch.device | None
-    """What batches say of their device while they are in the memory that processes share, the CPU's."""
+    """Device of the batches' TensorDicts. Shared memory is on the CPU, so it is the CPU or None."""
     storing: torch.device | None
-    """Where batches are delivered; None for where they are made."""
+    """Device on which batches are delivered; None for the device on which they are made."""
     done_keys: tuple[NestedKey, ...]
     done_paths: tuple[Path, ...]
     weights: Mapping[Path, Field] | None
-    """Shapes and dtypes of the policy's; None if it has none."""
+    """Shapes and dtypes of the policy's weights; None if it has none."""
 
 
 @dataclass(frozen=True)
 class CollectorMaker:
-    """Makes a worker's collection there.
+    """Makes a worker's collection, in the worker.
 
     Attributes:
-        factory: of its environment.
-        given: its policy.
-        recipe: how it collects.
-        numbering: of its trajectories.
-        num_slots: grants that can be under way.
-        first_id: the first local id that may be used.
-        seed: of its environment, and whether all of a batch get the same; None for none.
-        bound: where shares go, if it's known already.
+        factory: makes the environment.
+        given: the policy.
+        recipe: config of the collection.
+        numbering: numbering of the trajectories, unique over all workers.
+        num_slots: maximal number of grants under way.
+        first_id: the first local trajectory id that may be used.
+        seed: seed of the environment, and whether all environments of a batch get the same one; None for no seed.
+        bound: regions of blocks and weights, if they are known already.
         prepare: called in the worker before anything is made.
     """
 
@@ -157,11 +160,11 @@ class CollectorMaker:
     prepare: Callable[[], Any] | None = None
 
     def again(self, first_id: int, seed: tuple[int, bool] | None, bound: Bound | None) -> CollectorMaker:
-        """Return what makes a worker that goes on where this one was lost."""
+        """Return the maker of a replacement for a lost worker."""
         return replace(self, first_id=first_id, seed=seed, bound=bound)
 
     def __call__(self, station: WorkerContext) -> CollectorWorker:
-        """Make it."""
+        """Make the collection and return its service."""
         words = SharedCounters(station.progress, self.num_slots)
         if self.prepare is not None:
             self.prepare()
@@ -179,19 +182,19 @@ class CollectorMaker:
             if self.bound is not None:
                 servant.bind(self.bound)
         except BaseException:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # the error of the construction matters more than one of the clean-up
                 env.close()
             raise
         return servant
 
 
 class _Watch:
-    """Says after every step how far the share is, and whether it is to end there."""
+    """Publishes the number of steps after each step, and returns whether the share ends there."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self.number = 0
-        """Of the grant that is served."""
+        """Number of the grant that is served."""
 
     def __call__(self, t: int) -> bool:
         words = self._words
@@ -200,13 +203,13 @@ class _Watch:
 
 
 class CollectorWorker:
-    """Serves grants, one after the other, and what the owner asks for in between.
+    """Serves grants one after the other, and the owner's requests between them.
 
     Args:
-        assembly: what collects.
+        assembly: the collection and its parts.
         segment: the memory shared with the owner.
-        words: the worker's.
-        watch: told which grant is served.
+        words: the worker's shared counters.
+        watch: called by the collection after each step.
     """
 
     def __init__(
@@ -217,15 +220,18 @@ class CollectorWorker:
         self._blocks: list[Block] = []
         self._ended = clock.monotonic()
         self._before: dict[int, TrajectoryIds] = {}
-        """Where trajectories stood before the latest shares, by their numbers' slots."""
+        """The trajectories before each of the latest shares, by slot."""
         self._episodes_before = words.words[EPISODES]
-        """Those of the workers that had this one's place."""
+        """Number of episodes that ended in this worker's predecessors."""
 
     def signal(self, code: bytes) -> Lists | None:
-        """Serve the next grant, if there is one; return what columns don't hold of it, if there is anything.
+        """Serve the next grant, if there is one; return the share's object columns, None if it has none.
+
+        The result is written to shared memory even if collecting fails, before the error is sent. So the owner can
+        count the frames of a failed share whether or not the error arrives.
 
         Raises:
-            Exception: what collecting raised; the share failed.
+            Exception: the error of the collection; the share failed.
         """
         if code != SERVE:
             raise WorkerError(f"there's no signal {code!r}")
@@ -244,6 +250,8 @@ class CollectorWorker:
             filled = collection.fill(grant, block)
             collection.become(filled.after)
         except BaseException:
+            # The collection has counted the frames of this share as discarded, for a reason that the owner needs. It
+            # has counted none if the reset failed, or the first step.
             lost = collection.ledger.discarded - before.discarded
             reason = next(
                 (
@@ -272,11 +280,11 @@ class CollectorWorker:
         self._words.finish(number, share)
 
     def _tell(self, begun: float | None = None, anew: bool = False) -> None:
-        """Say where the trajectories stand.
+        """Publish the episodes that have ended, and the first unused trajectory id.
 
         Args:
-            begun: when the latest share began; None for the last second.
-            anew: whether episodes that were told before don't count any more.
+            begun: when the latest share began; None for one second ago.
+            anew: whether to forget the episodes that were published before, after a state was loaded.
         """
         words, now, ended = self._words.words, self._collection.trajectories, clock.monotonic()
         words[NEXT_ID] = now.next_id
@@ -288,7 +296,7 @@ class CollectorWorker:
 
     # --------------------------------------------------------------- requests
     def describe(self) -> Description:
-        """Return what the collection is like."""
+        """Return the description of the collection."""
         collection, plan = self._collection, self._collection.plan
         shown = collection.device
         return Description(
@@ -302,7 +310,7 @@ class CollectorWorker:
         )
 
     def bind(self, bound: Bound) -> None:
-        """Fill these blocks from now on, and take weights from there."""
+        """Fill these blocks from now on, and copy weights from these regions."""
         numbers = range(bound.rows.num_blocks)
         self._blocks = [self._segment.block(bound.rows, number).part(bound.place) for number in numbers]
         weights = self._collection.weights
@@ -312,7 +320,10 @@ class CollectorWorker:
         self._tell()
 
     def seed(self, seed: int, static_seed: bool) -> int:
-        """Seed environment, random actions and what policies draw with, and reset; return the last seed used."""
+        """Seed environment, random actions and global generators, and reset; return the last seed that was used.
+
+        Policies draw from the global generators.
+        """
         seed_globals([seed])
         last = self._collection.set_seed(seed, static_seed)
         self._tell()
@@ -324,17 +335,17 @@ class CollectorWorker:
         self._tell()
 
     def save(self, taken: int) -> dict[str, Any]:
-        """Return the state, but for the policy's weights, if the owner has them.
+        """Return the state, without the policy's weights if the owner has published some.
 
-        It's that after the shares under way, which the owner's state lacks: trajectories can't go on from there.
+        The environments may be ahead of the frames that the owner has delivered, by the shares under way. The state
+        therefore names the trajectories of the delivered frames, which can't continue from it.
 
         Args:
-            taken: shares that the owner has delivered or discarded.
+            taken: number of shares that the owner has delivered or discarded.
         """
         handed_out = self._collection.trajectories
-        if (
-            taken < self._words.words[SERVED]
-        ):  # the owner of a lost worker may have taken more than this one made
+        if taken < self._words.words[SERVED]:
+            # The default is for a replacement, which has no record of the shares that its predecessor finished.
             handed_out = self._before.get(taken % len(self._blocks), handed_out)
         state = checkpoint.ahead(self._collection.save(), handed_out)
         if self._words.words[PUBLISHED]:
@@ -342,11 +353,11 @@ class CollectorWorker:
         return state
 
     def parse(self, state: Mapping[str, Any], strict: bool) -> tuple[int, ...]:
-        """Check a saved state; return the ids of trajectories that were under way in it, which can't go on."""
+        """Check a saved state; return the ids of its unfinished trajectories, which can't continue."""
         return checkpoint.parse(self._collection, state, strict).cut
 
     def adopt(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Go on from a saved state, which was checked."""
+        """Continue from a saved state, which was checked."""
         checkpoint.adopt(self._collection, checkpoint.parse(self._collection, state, strict))
         self._episodes_before = 0
         self._tell(anew=True)
