@@ -1,4 +1,4 @@
-"""Storages: where records are kept."""
+"""Storages: they hold the records of replay buffers."""
 
 from gleanrl.compat import bind
 from gleanrl.data.replay_buffers.storages.base import Storage

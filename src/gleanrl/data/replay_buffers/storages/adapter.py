@@ -1,4 +1,4 @@
-"""Storages by the protocol that other releases have."""
+"""Adapter for storages that implement TorchRL's methods (`get`, `set`) instead of the native ones."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, StorageState
 from gleanrl.errors import InvalidTypeError, SchemaError, UnsupportedError
 
-# What `super()` stands for isn't abstract: it is looked up in the class of a user.
+# A view's class derives from the user's class too (see `view_of`), so `super()` finds a concrete method there.
 # mypy: disable-error-code="safe-super"
 
 
-# The familiar methods, and what a native class overrides instead.
+# TorchRL's methods, and the native method that a native class overrides for the same purpose.
 _METHODS = {
     "get": "fetch",
     "set": "prepare",
@@ -36,25 +36,26 @@ _NEEDED = ("max_size", "ndim", *_METHODS)
 
 
 def as_storage(storage: Any) -> Any:
-    """Return a storage as buffers use it (see `view_of`); what is none stays as it is."""
+    """Return a storage in the form that buffers use (see `view_of`). Other objects are returned unchanged."""
     return view_of(storage, Storage, FamiliarStorage, _METHODS, _NEEDED)
 
 
 class _One(list[Any]):
-    """One time step without its time dimension, on its way to an int."""
+    """One time step without its time dimension, for a write at an int index."""
 
 
 class FamiliarStorage(Adapter, Storage):
-    """Keeps records by `set` and `get`.
+    """Presents a user's storage, which keeps records by `set` and `get`, as a native storage.
 
-    Length, end, generations and versions are kept here, beside the records: what a user writes into such a storage by
-    itself, past the buffer, isn't known. Whatever `set` checks it checks after the generations have moved.
+    The adapter keeps the length, end, generations and version, and the user's storage keeps the records. A buffer
+    doesn't notice records that the user writes directly into the storage. The user's `set` can only check records after
+    the generations have been counted up.
     """
 
     __slots__ = ()
 
     def opened(self) -> None:
-        """Count what is stored by now."""
+        """Take over the records that the storage holds already."""
         part = self.part
         if self.foreign:
             Storage.__init__(self, part.max_size, ndim=part.ndim)
@@ -75,11 +76,11 @@ class FamiliarStorage(Adapter, Storage):
     state_dict = Storage.state_dict
 
     def join(self, records: list[Any], where: str) -> Any:
-        """Return the list itself, unless the part makes a batch of it."""
+        """Return the list unchanged, unless the storage inherits the native way to make a batch of it."""
         return records if "set" in self.own else super().join(records, where)
 
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Return the data, which the part looks at when it gets them."""
+        """Return the data unchecked. The user's `set` checks them when they are written."""
         if "set" not in self.own:
             return super().prepare(data, single=single, dim_extend=dim_extend, where=where)
         if dim_extend and not single:
@@ -90,7 +91,7 @@ class FamiliarStorage(Adapter, Storage):
         return Prepared(_One([data]), 1) if single else Prepared(data, lead[0])
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        """Return the data, which the part looks at when it gets them."""
+        """Return the data unchecked. The user's `set` checks them when they are written."""
         if "set" not in self.own:
             return super().prepare_selection(data, shape, where)
         return Prepared(data if shape else _One([data]), shape.numel())
@@ -102,14 +103,16 @@ class FamiliarStorage(Adapter, Storage):
             self.part.set(start, *rows)
         else:
             steps = torch.arange(start, start + count, device="cpu") % self.capacity_steps
-            if start > len(self.part):  # a first write longer than the storage; many take no gaps
+            if start > len(self.part):
+                # A first write longer than the storage starts in the middle. Many storages refuse gaps, so
+                # the steps are written in the order of their slots.
                 steps, order = steps.sort()
                 rows, skipped = _taken(rows, order + skipped), 0
             self.part.set(steps, _taken(rows, slice(skipped, skipped + count)) if skipped else rows)
 
     def _copy_slots(self, rows: Any, slots: torch.Tensor) -> None:
         if rows is None:
-            return  # they are there already
+            return  # `note_written`: the user's storage holds the records already
         if "set" not in self.own:
             super()._copy_slots(rows, slots)
         elif isinstance(rows, _One):
@@ -129,7 +132,7 @@ class FamiliarStorage(Adapter, Storage):
             super()._forget()
 
     def note_written(self, index: Any) -> None:
-        """Note what a writer of the part's own library wrote to it, at an index over time steps."""
+        """Record a write that the user's own writer made directly, at an index over time steps."""
         if torch.is_tensor(index) and index.ndim == 2:
             index = index[:, 0]
         steps = (
@@ -150,7 +153,7 @@ class FamiliarStorage(Adapter, Storage):
     # Reading
 
     def get(self, index: Any) -> Any:
-        """Return what the part has at an index."""
+        """Return the records at an index."""
         return self.part.get(index) if "get" in self.own else super().get(index)
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
@@ -165,7 +168,7 @@ class FamiliarStorage(Adapter, Storage):
         return records.select(*map(as_key, paths))
 
     def _index(self, slots: Any) -> Any:
-        """Return slots as the part knows them: with ``ndim > 1`` one tensor per dimension."""
+        """Return slots as an index of the user's storage. With ``ndim > 1`` it is one tensor for each dimension."""
         if self.ndim == 1:
             return slots
         shape = (self.capacity_steps, *self.batch_shape)
@@ -174,7 +177,7 @@ class FamiliarStorage(Adapter, Storage):
     # State
 
     def moment_ahead(self) -> Ahead:
-        """Begin a snapshot for a checkpoint; a state of the user's own is taken as a whole."""
+        """Begin a snapshot for a checkpoint. If the user's class overrides `state_dict`, its state is copied whole."""
         return self.copy_ahead() if "state_dict" in self.own else super().moment_ahead()
 
     def _start_copy(self) -> ContentCopy | None:
@@ -201,7 +204,7 @@ class FamiliarStorage(Adapter, Storage):
 
 
 class _PartCopy(ContentCopy):
-    """The state of a part, taken as a whole."""
+    """A deep copy of the state that the user's storage returns."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -216,12 +219,12 @@ class _PartCopy(ContentCopy):
 
 
 def _collated(records: Any) -> Any:
-    """Return fetched records as a batch: a list is one of single records."""
+    """Return fetched records as one batch. A list holds single records, anything else is a batch already."""
     return collate(records) if isinstance(records, list) else records
 
 
 def _leading(data: Any, dims: int, where: str) -> torch.Size:
-    """Return the first `dims` batch dimensions of records of any kind."""
+    """Return the first `dims` batch dimensions of records of any type."""
     if isinstance(data, list) and dims == 1:
         shape = torch.Size([len(data)])
     elif is_tensor_collection(data):
@@ -235,7 +238,7 @@ def _leading(data: Any, dims: int, where: str) -> torch.Size:
 
 
 def _taken(data: Any, index: Any) -> Any:
-    """Return some of many records."""
+    """Return the records at an index over the first dimension."""
     if isinstance(data, list):
         return data[index] if isinstance(index, slice) else [data[place] for place in index.tolist()]
     if is_tensor_collection(data) or isinstance(data, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Memory for columns: zeroed heap memory, or mapped files; what can't be held is refused beforehand."""
+"""Allocation of columns: zeroed heap memory or mapped files. Requests that don't fit are refused in advance."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LONGEST_NAME = 240  # of a file's 255 bytes, the ending left out
 
 
 class Allocator(Protocol):
-    """Makes the columns of a storage, once, at its first write."""
+    """Makes the columns of a storage, once, at the first write."""
 
     exclusive: bool
-    """Whether nobody else will hold a tensor of the columns' torch storages (see `columns`)."""
+    """Whether only the storage holds tensors over the columns' torch storages (see `columns`)."""
     shared: bool
-    """Whether a forked child would write into the same memory, not into a copy of its own."""
+    """Whether a forked child would write into the same memory instead of a private copy."""
     lists: Sequence[ObjectColumn]
-    """Lists that exist already, all of them; or none, and they are made anew."""
+    """All existing lists of the records; empty if the table must create them."""
 
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
@@ -42,23 +42,23 @@ class Allocator(Protocol):
         """Return one zeroed contiguous tensor ``[num_rows, *field]`` for each field.
 
         Raises:
-            CapacityError: if they don't fit; nothing is left behind.
+            CapacityError: the columns don't fit. Nothing is left behind.
         """
 
     def discard(self) -> None:
-        """Leave nothing behind of columns that were made and aren't used after all."""
+        """Remove everything that was made for columns that won't be used."""
 
     def settle(self) -> None:
-        """Have the columns take the place of those of another allocator (see `FileAllocator.another`)."""
+        """Move the columns to the place of another allocator's columns (see `FileAllocator.another`)."""
 
 
 class GivenColumns:
-    """Columns that exist already, all in the memory of their device.
+    """Existing columns, all in the memory of their device.
 
     Args:
-        columns: contiguous, ``[num_rows, *field]`` each; lists among them.
+        columns: contiguous columns ``[num_rows, *field]``, including lists.
         exclusive: see `Allocator`.
-        shared: see `Allocator`; memory that the user shares is the user's to share.
+        shared: see `Allocator`. False for the user's own tensors, which the user may share between processes.
     """
 
     def __init__(self, columns: Sequence[Leaf], exclusive: bool = False, shared: bool = False) -> None:
@@ -76,19 +76,20 @@ class GivenColumns:
         return list(self.columns)
 
     def discard(self) -> None:
-        """Do nothing: they are somebody's."""
+        """Do nothing, because the columns belong to the caller."""
 
     def settle(self) -> None:
-        """Do nothing: they have their place."""
+        """Do nothing, because the columns are in their final place."""
 
 
 class HeapAllocator:
-    """Zeroed memory of the process (or of a device); pages cost nothing until they are written.
+    """Zeroed memory of the process or of a device. The system provides a page only when it is first written.
 
-    Each column is a storage of its own for torch, so that saving a view of one doesn't save the others.
+    Each column has a separate torch storage: `torch.save` of a view of one column then doesn't save the other
+    columns.
 
     Args:
-        device: where the columns live.
+        device: the device of the columns.
     """
 
     exclusive = True
@@ -101,14 +102,18 @@ class HeapAllocator:
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
-        """Return zeroed columns; `CapacityError` if the process may not take that much memory."""
+        """Return zeroed columns.
+
+        Raises:
+            CapacityError: the process may not use that much memory.
+        """
         if self.device.type != "cpu":
             return [torch.zeros(num_rows, *f.shape, dtype=f.dtype, device=self.device) for f in fields]
         check_room(
             "memory", _total(fields, num_rows), proc.available_memory(), num_rows, "use LazyMemmapStorage"
         )
-        # One region for all: the short columns share huge pages with the long ones, and a random row then
-        # misses the address cache less often.
+        # One region for all columns: short columns then share huge pages with long ones, and reading random rows
+        # causes fewer misses of the address cache (TLB).
         starts = list(
             accumulate((-(-num_rows * f.row_bytes // ALIGNMENT) * ALIGNMENT for f in fields), initial=0)
         )
@@ -119,19 +124,19 @@ class HeapAllocator:
         ]
 
     def discard(self) -> None:
-        """Do nothing: memory goes with the columns."""
+        """Do nothing, because the memory is freed with the columns."""
 
     def settle(self) -> None:
-        """Do nothing: memory has no place."""
+        """Do nothing, because heap memory isn't moved."""
 
 
 class FileAllocator:
-    """Mapped files, their space reserved on the disk.
+    """Mapped files whose space is reserved on the disk.
 
     Args:
-        directory: where the files stay, one folder per level of the key. None for files without a name: the
-            operating system frees them with the last view, whatever happens to the process.
-        replace: whether files that exist are replaced; whoever has them mapped keeps the old ones.
+        directory: the directory of the files, with one subdirectory for each level of a key. None for files without a
+            name: the system frees them with their last mapping, even if the process is killed.
+        replace: whether existing files are replaced. A process that has an old file mapped keeps it.
     """
 
     exclusive = True
@@ -142,10 +147,10 @@ class FileAllocator:
         self.directory = directory
         self.replace = replace
         self._made: list[Path] = []
-        self._goal: Path | None = None  # where the files are to be once they are used
+        self._goal: Path | None = None  # the directory that `settle` moves the files to
 
     def another(self) -> FileAllocator:
-        """Return an allocator whose files are beside these until they take their places."""
+        """Return an allocator that makes files in a subdirectory, until `settle` moves them over the present files."""
         if self.directory is None:
             return FileAllocator(None)
         other = FileAllocator(self.directory / f"loading-{uuid.uuid4().hex}")
@@ -153,11 +158,11 @@ class FileAllocator:
         return other
 
     def settle(self) -> None:
-        """Move files that are beside others into the places of these; whoever has those mapped keeps them."""
+        """Move the files of `another` over the files that they replace. Processes that have those mapped keep them."""
         goal, beside = self._goal, self.directory
         if goal is None or beside is None:
             return
-        with suppress(OSError):  # the records are mapped, whatever their files are called
+        with suppress(OSError):  # a failed rename loses nothing: the records stay mapped under any name
             for file in self._made:
                 place = goal / file.relative_to(beside)
                 fs.make_dir(place.parent)
@@ -166,7 +171,11 @@ class FileAllocator:
         self._goal = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle; files that somebody named can't be made twice."""
+        """Return the state for a pickle.
+
+        Raises:
+            UnsupportedError: the files have names, so a copy can't make them again.
+        """
         if self.directory is not None:
             raise UnsupportedError(
                 f"a storage in scratch_dir={str(self.directory)!r} can't be pickled or copied: its files are its own; "
@@ -177,11 +186,11 @@ class FileAllocator:
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
-        """Return zeroed columns; nothing stays behind after an error.
+        """Return zeroed columns. After an error no files are left behind.
 
         Raises:
             CapacityError: the disk is too full.
-            UnsupportedError: a file of a column's name exists and isn't to be replaced.
+            UnsupportedError: a file of a column exists, and `replace` is False.
         """
         if self.directory is not None:
             return self._map_all(self.directory, paths, fields, num_rows)
@@ -200,6 +209,7 @@ class FileAllocator:
                 "it write a checkpoint, dumps(folder), and load that, loads(folder), into one in another directory. "
                 "To drop what the files hold, remove them, choose an empty directory, or ask for it by existsok=True"
             )
+        # The files to be replaced are removed first, so their space counts as free.
         regained = sum(file.stat().st_size for file in taken)
         fs.make_dir(directory)
         advice = "choose another scratch_dir, or TMPDIR without one"
@@ -218,7 +228,7 @@ class FileAllocator:
                 f"{cause}; {advice}"
             ) from cause
         finally:
-            # All files or none.
+            # Keep all files or none: an interrupt ends up here too.
             if len(made) < len(files):
                 self.discard()
 
@@ -233,7 +243,11 @@ class FileAllocator:
 
 
 def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
-    """Return zeroed bytes for `num_rows` rows (see `pages.zeroed`); `CapacityError` if there are none."""
+    """Return zeroed bytes for `num_rows` rows (see `hugepages.zeroed`).
+
+    Raises:
+        CapacityError: the system refuses the memory.
+    """
     try:
         return hugepages.zeroed(num_bytes)
     except MemoryError as cause:
@@ -241,7 +255,7 @@ def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
 
 
 def file_of(directory: Path, path: KeyPath) -> Path:
-    """Return the file of the column at `path`; every key gives a file name of its own inside `directory`."""
+    """Return the path of the file for the column at `path`. Different keys give different files inside `directory`."""
     *groups, last = map(_file_name, path)
     return directory.joinpath(*groups, last + ".memmap")
 
@@ -250,7 +264,8 @@ def _file_name(key: str) -> str:
     name = quote(key, safe="").replace(".", "%2E")
     if len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[:64]}%long{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"  # "%lo" quotes nothing
+    # "%lo" is no escape of `quote`, so no short key has this name.
+    return f"{name[:64]}%long{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _map_column(file: Path, field: Field, num_rows: int, made: list[Path]) -> torch.Tensor:
@@ -265,7 +280,7 @@ def _map_column(file: Path, field: Field, num_rows: int, made: list[Path]) -> to
 
 
 def as_column(memory: np.ndarray[Any, Any], field: Field, num_rows: int) -> torch.Tensor:
-    """Return `memory`, uint8 in one dimension, as ``[num_rows, *field]``."""
+    """Return `memory`, a one-dimensional uint8 array, as a tensor ``[num_rows, *field]``."""
     if not memory.size:
         return torch.empty(num_rows, *field.shape, dtype=field.dtype, device="cpu")
     return torch.from_numpy(memory).view(field.dtype).view(num_rows, *field.shape)
@@ -276,7 +291,7 @@ def _total(fields: Sequence[Field], num_rows: int) -> int:
 
 
 def check_room(what: str, needed: int, room: int | None, num_rows: int, advice: str) -> None:
-    """Raise `CapacityError` if `needed` bytes are more than there is room for."""
+    """Raise `CapacityError` if `needed` bytes exceed `room`, the free bytes; a room of None is unknown and passes."""
     if room is not None and needed > room:
         raise CapacityError(
             f"{num_rows} rows need {needed:,} bytes of {what}, {room:,} are free: lower max_size, or {advice}"

@@ -1,6 +1,6 @@
-"""What every storage does: the steps of a write, reading, and its state.
+"""Base class of all storages: the steps of a write, reading, and the saved state.
 
-Storages without a buffer: records go where a caller says.
+`Direct` adds writes without a buffer, at time steps that the caller chooses.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ from gleanrl.errors import GleanError, IndexRangeError, InvalidTypeError, Schema
 
 
 class Prepared(NamedTuple):
-    """Data that passed every check and can be copied into the slots of a storage without failing."""
+    """Data that passed every check: copying them into the slots of a storage can't fail."""
 
     rows: Any
-    """The leaves or items, in the storage's own form."""
+    """The leaves or objects, in the storage's own form."""
     num_steps: int
-    """Time steps in it."""
+    """Number of time steps in the data."""
     kept: torch.Tensor | None = None
-    """Which of the given steps they are, ``(given,)`` bool; None for all of them."""
+    """For each given step, whether it is among the prepared ones, ``(given,)`` bool; None if all are."""
 
 
 class Direct(Slots):
-    """Writing to a storage by itself, by int, range, slice, list or tensor of time steps; see `Storage`."""
+    """Direct writes to a storage, by int, range, slice, list or tensor of time steps; see `Storage`."""
 
     takes_one = False
-    """Whether `set` at an int takes one record, whatever it looks like: for writers of other releases."""
+    """Whether `set` at an int takes one record of any shape. Writers of other TorchRL releases rely on that."""
 
     @abstractmethod
     def join(self, records: list[Any], where: str) -> Any:
-        """Return a list of single records (time steps) in the form of many, as `prepare` takes them."""
+        """Return a list of single records (time steps) as one batch, in the form that `prepare` takes."""
 
     @abstractmethod
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Check `data` and return it in the storage's form; the first call also fixes schema and memory.
+        """Check `data` and return it in the storage's form. The first call also fixes the schema and allocates memory.
 
         Args:
-            data: records, ``[steps, *batch]`` of them, or one time step, ``[*batch]``.
+            data: records ``[steps, *batch]``, or one time step ``[*batch]``.
             single: whether `data` is one time step without its time dimension.
-            dim_extend: the dimension of `data` that is time; it changes places with dimension 0 (not if
-                `single`).
+            dim_extend: the time dimension of `data`; it is exchanged with dimension 0, unless `single` is True.
             where: the call that error messages name.
 
         Raises:
-            SchemaError: data of another structure, shape or dtype, naming the key; nothing changed.
-            CapacityError: the first write found too little memory or disk; nothing changed.
+            SchemaError: the data have another structure, shape or dtype. The message names the key, and nothing
+                changed.
+            CapacityError: the first write found too little memory or disk space. Nothing changed.
         """
 
     @abstractmethod
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        """Check records ``[*shape]`` that are to go to a selection of slots of that shape; see `prepare`."""
+        """Check records ``[*shape]`` that will be written to a selection of slots of that shape; see `prepare`."""
 
     @abstractmethod
     def write(self, prepared: Prepared, placement: Placement, end: int | None = None) -> None:
@@ -95,24 +95,25 @@ class Direct(Slots):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget every record."""
+        """Remove every record."""
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write records to time steps of one's choice, without a writer.
+        """Write records to time steps that the caller chooses, without a writer.
 
-        A run of steps that begins at `end` goes on with the ring. Other records that replace stored ones are
-        corrections: `end` moves only if the stored part grows.
+        A run of steps that starts at `end` continues the ring. Other records that replace stored ones are corrections.
+        They move `end` only if the stored part grows.
 
         Args:
-            cursor: an int for one record, or for records ``[steps, *batch]`` that go to this step and the following;
-                a range, slice, list or tensor of steps, one for each record, around the end of the ring perhaps; a
-                tuple with one index for each batch dimension, of stored records. No gap is left behind what is stored.
+            cursor: an int for one record, or for records ``[steps, *batch]`` that are written to this step and the
+                following ones. A range, slice, list or tensor of steps names one step for each record, and may wrap
+                around the end of the ring. A tuple with one index for each batch dimension selects stored records. The
+                write must leave no gap after the stored steps.
             data: the records.
-            set_cursor: False keeps `end`, wherever the run begins.
+            set_cursor: False leaves `end` unchanged, unless the stored part grows.
 
         Raises:
-            IndexRangeError: steps outside of the storage, or a gap.
-            SchemaError: other records than are stored, or another number.
+            IndexRangeError: the steps are outside of the storage, or leave a gap.
+            SchemaError: the records differ from the stored ones in structure, or their number differs from the steps.
         """
         with self.guard():
             if isinstance(cursor, tuple) and len(cursor) == self.ndim > 1:
@@ -156,7 +157,14 @@ class Direct(Slots):
             self.write_slots(prepared, slots)
 
     def _set_run(self, start: int, prepared: Prepared, stop: int, moves: bool) -> None:
-        """Write to `start` and the following steps, around the end perhaps; `stop`: behind the highest of them."""
+        """Write to the steps from `start` on, which may wrap around the end of the ring.
+
+        Args:
+            start: the first step.
+            prepared: the rows.
+            stop: the step after the highest step that is written.
+            moves: whether `end` moves behind the written steps, even if the stored part doesn't grow.
+        """
         count, before = prepared.num_steps, self.num_steps
         fresh = max(stop - before, 0)
         placement = Placement(start, count, 0, count - fresh, before + fresh, self.capacity_steps)
@@ -169,21 +177,21 @@ class Direct(Slots):
         )
 
     def _is_one(self, data: Any) -> bool:
-        """Return whether `data` are one time step, not many of them."""
+        """Return whether `data` is one time step, as opposed to a batch of time steps."""
         return True
 
     def note_written(self, index: Any) -> None:
-        """Learn that a writer wrote to what a view stands for; storages of ours know it by themselves."""
+        """Record a write by a foreign writer. Native storages record their writes themselves and ignore this call."""
 
-    # What samplers and writers of other releases ask for
+    # Methods and properties that samplers and writers of other TorchRL releases use
 
     def _empty(self) -> None:
-        """Forget every record; see `clear`."""
+        """Remove every record; see `clear`."""
         with self.guard():
             self.clear()
 
     def _max_size_along_dim0(self, *, single_data: Any = None, batched_data: Any = None) -> int:
-        """Return how many time steps fit, given what is written first, one time step or many."""
+        """Return how many time steps fit, given the first data to be written: one time step or a batch of them."""
         data = batched_data if single_data is None else single_data
         if not self.rows_per_step and data is not None:
             shape = data.shape if hasattr(data, "shape") else _pytree.tree_leaves(data)[0].shape
@@ -192,7 +200,7 @@ class Direct(Slots):
         return self.capacity_steps
 
     def _rand_given_ndim(self, batch_size: int) -> Any:
-        """Return an index of `batch_size` stored transitions, by torch's global generator."""
+        """Return a random index of `batch_size` stored transitions, drawn from torch's global generator."""
         drawn = tuple(torch.randint(size, (batch_size,), device="cpu") for size in self.shape)
         return drawn[0] if self.ndim == 1 else drawn
 
@@ -202,7 +210,7 @@ class Direct(Slots):
 
     @property
     def _last_cursor_index(self) -> int | None:
-        """The newest time step."""
+        """The newest time step; None if the storage is empty."""
         return (self.end - 1) % self.capacity_steps if self.num_steps else None
 
     @property
@@ -214,36 +222,38 @@ class Direct(Slots):
         return self.version
 
     def _attached_entities_iter(self) -> Iterator[Any]:
-        """Yield who is told of writes."""
+        """Yield the attached objects that are called after each write."""
         return iter(living(self.attached))
 
 
 class Storage(Direct, Stateful[StorageState]):
-    """Slots for records: ``[steps, *batch]`` of them, time first.
+    """Slots for records ``[steps, *batch]``, with time first.
 
-    A slot's number counts over time and batch dimensions flattened. Each slot has a *generation*, the number
-    of times that it was written or cleared: 0 for a slot that never was in use, and never the same again for
-    another content.
+    Slot numbers count over the flattened time and batch dimensions. Each slot has a *generation*: how often it was
+    written or cleared. It is 0 for a slot that was never used. A slot never has the same generation again with another
+    content.
 
-    A write goes `prepare` (checks, changes nothing but makes room at the very first write), `write` (counts
-    the generations up, then copies), `publish` (length). Generations move before the bytes do, so that
-    whoever compares them after a fetch sees every write that may have overlapped it.
+    A write has three steps. `prepare` checks the data; it changes nothing, but the first call allocates memory. `write`
+    counts the generations up and then copies the rows. At its end it publishes the new length. Generations change
+    before the bytes do. A reader that compares generations after its fetch therefore notices every write that may have
+    overlapped the fetch.
 
-    A storage belongs to one buffer (see `Part`) and is the one place that knows what is stored: its first
-    `num_steps` time steps, the newest of them before `end`. Writers and samplers derive what they do from
-    that, so that a buffer may go on after `set`, `clear` or `load_state_dict` was called on its storage.
+    A storage belongs to one buffer (see `Part`). It alone knows which records are stored: its first `num_steps` time
+    steps, of which the step before `end` is the newest. Writers and samplers derive their state from that. A buffer
+    therefore keeps working after a call of `set`, `clear` or `load_state_dict` on its storage.
 
-    Not thread-safe by itself: the buffer holds its lock over draws and writes; `get` may run beside both.
+    The storage takes no locks itself. The buffer holds its lock during draws and writes. `get` may run at the same time
+    as both.
 
     Args:
-        max_size: transitions that fit, at least 1.
-        checkpointer: in which form records are written into checkpoints; None for as they are.
-        compilable: has no effect: compiled programs call buffers, they don't contain them.
-        ndim: batch dimensions of a storage, at least 1; the first is time.
+        max_size: the number of transitions that fit, at least 1.
+        checkpointer: the form of the records in checkpoints; None keeps the storage's own form.
+        compilable: has no effect, because compiled programs call buffers and never contain them.
+        ndim: the number of batch dimensions, at least 1; the first is time.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a class with `get` and `set` of its own do without the native methods (see `FamiliarStorage`)."""
+        """Allow a class that overrides `get` and `set` to omit the native methods (see `FamiliarStorage`)."""
         super().__init_subclass__(**options)
         if len(overridden(cls, "get", "set", of=Storage)) == 2:
             make_concrete(cls, Storage.__abstractmethods__)
@@ -259,7 +269,7 @@ class Storage(Direct, Stateful[StorageState]):
 
     @property
     def checkpointer(self) -> StorageCheckpointerBase:
-        """In which form records are written into checkpoints; can be set."""
+        """The form of the records in checkpoints. It can be set."""
         return self._checkpointer
 
     @checkpointer.setter
@@ -271,12 +281,12 @@ class Storage(Direct, Stateful[StorageState]):
         self._checkpointer = checkpointer
 
     def dumps(self, path: os.PathLike[str] | str) -> None:
-        """Write a checkpoint of the storage alone, its records in the form of the `checkpointer`."""
+        """Write a checkpoint of this storage alone, with its records in the form of the `checkpointer`."""
         with self.guard():
             self.checkpointer.dumps(self, path)
 
     def loads(self, path: os.PathLike[str] | str) -> None:
-        """Go on from the newest checkpoint of a storage, in whatever form; see `ReplayBuffer.loads`."""
+        """Load the newest checkpoint of a storage in `path`, in any form; see `ReplayBuffer.loads`."""
         with self.guard():
             self.checkpointer.loads(self, path)
 
@@ -284,28 +294,28 @@ class Storage(Direct, Stateful[StorageState]):
     load = loads
 
     def register_save_hook(self, hook: Any) -> None:
-        """Write records into checkpoints as a hook of other releases does; see `save_form`."""
+        """Write records into checkpoints by a save hook of other TorchRL releases; see `save_form`."""
         self.checkpointer = save_form(hook)
 
     def register_load_hook(self, hook: Any) -> None:
-        """Take the counterpart of such a hook: it has nothing to do, checkpoints in any form are read."""
+        """Check and ignore the load hook that belongs to a save hook: the storage reads checkpoints in any form."""
         check_load_hook(hook)
 
     collate: Callable[[Any], Any] | None = None
-    """What makes a batch of fetched records; None where `fetch` returns one."""
+    """Function that makes a batch of fetched records; None if `fetch` returns a batch."""
 
     def collated_by(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return what makes a batch of fetched records by a user's function."""
+        """Return a function that makes a batch of fetched records by the user's `collate_fn`."""
         return collate_fn
 
     moments: tuple[weakref.ref[CowSnapshot], ...] = ()
-    """What it held at moments that are being saved; these copy what a write is about to change."""
+    """Copy-on-write snapshots that are being saved. Each copies rows that a write is about to change."""
 
     def preserve_next(self, num_steps: int) -> None:
-        """Let what is being saved copy the slots of so many steps from the end on, where a ring writer goes on.
+        """Let open snapshots copy the slots that the next `num_steps` steps of a ring writer will overwrite.
 
-        Any thread may call it, without the buffer's lock, so that nobody but the writer waits for the copies. A guess
-        does: the write itself preserves the rest, and waits for copies that are being made.
+        Any thread may call it without the buffer's lock, so that only the writer waits for the copies. The slots are a
+        guess. The write itself copies the rest, and waits for copies in progress.
         """
         if self.ordered:
             per_step = self.rows_per_step
@@ -315,31 +325,32 @@ class Storage(Direct, Stateful[StorageState]):
 
     @abstractmethod
     def _copy_span(self, rows: Any, skipped: int, start: int, count: int) -> None:
-        """Copy `count` steps of `rows`, from step `skipped` on, to the ring's step `start` and on."""
+        """Copy `count` steps of `rows`, starting with step `skipped`, to the ring's steps from `start` on."""
 
     @abstractmethod
     def _copy_slots(self, rows: Any, slots: torch.Tensor) -> None:
-        """Copy the rows to `slots`, ``(n,)`` int64; of equal slots the last one wins."""
+        """Copy the rows to `slots`, ``(n,)`` int64. If a slot occurs twice, the last row is kept."""
 
     @abstractmethod
     def _pick(self, rows: Any, positions: torch.Tensor) -> Any:
-        """Return the rows at `positions`, ``(n,)`` int64, as `_copy_slots` takes them."""
+        """Return the rows at `positions`, ``(n,)`` int64, in the form that `_copy_slots` takes."""
 
     def write(self, prepared: Prepared, placement: Placement, end: int | None = None) -> None:
         """Copy prepared data to its placement and publish the new length and end.
 
-        What has begun ends: an interrupt is raised before the first byte moves or after everything is published.
+        A write that has begun is completed. An interrupt is raised before the first byte moves, or after everything is
+        published.
 
         Args:
             prepared: the rows.
-            placement: where they go.
+            placement: the time steps to write.
             end: the new end; None for the step after the last one written.
         """
         if not self.generations.at:
             self.generations.of_all()
         start, num_steps, _, _, _, capacity = placement
         first, count = start * self.rows_per_step, num_steps * self.rows_per_step
-        if self.moments:
+        if self.moments:  # before the bytes change: snapshots copy the rows that this write overwrites
             self.moments = preserve(self.moments, [(first, count)], self.max_size)
         written = self._rows_written + count
         pieces = begins = None
@@ -351,7 +362,7 @@ class Storage(Direct, Stateful[StorageState]):
                 pieces = self._pieces_of(placement, begins)
         new_end = (start + num_steps) % capacity if end is None else end
         before = self.change_log.version
-        # `to_the_end` in place: this is every write's way, and a function of its own costs as much as the checks.
+        # `to_the_end`, written out: every write passes here, and the extra call would cost as much as the checks.
         try:
             self._write(prepared.rows, placement, new_end, written, before, pieces)
         except BaseException:
@@ -364,49 +375,63 @@ class Storage(Direct, Stateful[StorageState]):
             announce(self, torch.arange(first, first + count, device="cpu") % self.max_size)
 
     find_seams: Any = None
-    """Finds seams between writes (see `Seams.find`); None where there is nothing to find."""
+    """Function that finds seams between writes (see `Seams.find`); None if the schema allows no comparison."""
 
     @property
     def pieces(self) -> Any:
-        """The number of each row's piece (see `Seams`), ``(steps, streams)`` int64; None while there was no seam."""
+        """The number of each row's piece (see `Seams`), ``(steps, streams)`` int64; None before the first seam."""
         return self._pieces
 
     _pieces: Any = None
 
     def _pieces_of(self, placement: Placement, begins: bytes | None) -> Any:
-        """Return which pieces the rows of a write belong to, for `_number`.
+        """Return the numbers of the pieces that the rows of a write belong to, as the argument of `_number`.
 
         Args:
-            placement: where they go.
-            begins: what `Seams.find` says of the write; None where it says nothing, or wasn't asked.
+            placement: the time steps to write.
+            begins: the result of `Seams.find` for the write; None if it found no seam, or wasn't called.
         """
 
     def _number(self, pieces: Any) -> None:
-        """Number the pieces of written rows, as `_pieces_of` said."""
+        """Store the piece numbers that `_pieces_of` returned for the written rows."""
 
     def _number_as_saved(self, value: StorageState) -> None:
-        """Number the pieces of a snapshot's rows."""
+        """Restore the piece numbers of a snapshot's rows."""
 
     def _seam_slots(self) -> torch.Tensor:
-        """Return the slots of rows that begin a piece at a seam, ``(n,)`` int64."""
+        """Return the slots of the rows that begin a piece at a seam, ``(n,)`` int64."""
         return torch.empty(0, dtype=torch.int64, device="cpu")
 
     def _write(
         self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Any
     ) -> None:
-        """Note the change after version `before`, copy, publish; can't fail, and may be done twice."""
+        """Log the change, copy the rows, and publish. It can't fail, and an interrupted call may be repeated.
+
+        A repetition doesn't log the change again, because the version is then no longer `before`. It counts the
+        generations up once more, which readers merely take for another write.
+
+        Args:
+            rows: the prepared rows.
+            placement: the time steps to write.
+            end: the new end.
+            written: the new count of all rows ever written.
+            before: the version before the change.
+            pieces: the result of `_pieces_of`; None if rows aren't numbered.
+        """
         start, count, skipped, _, length, capacity = placement
         per_step = self.rows_per_step
         if self.change_log.version == before:
             self.change_log.note(start * per_step, count * per_step, capacity * per_step)
+        # Before the copy, so that a reader who compares generations after its fetch notices torn rows.
         bump(self.generations.at, start * per_step, count * per_step, capacity * per_step)
         self._copy_span(rows, skipped, start, count)
         if pieces is not None:
             self._number(pieces)
+        # After the copy, so that no reader sees a row that isn't there yet.
         self.num_steps, self._end, self._rows_written = length, end, written
 
     def write_selected(self, prepared: Prepared, selection: Selection) -> None:
-        """Copy some of the prepared records to slots of their own and publish the new length."""
+        """Copy the selected records to their slots and publish the new length."""
         rows = self._pick(prepared.rows, selection.rows)
         self._put(
             rows, selection.slots, False, selection.length, selection.length % self.capacity_steps, False
@@ -425,10 +450,10 @@ class Storage(Direct, Stateful[StorageState]):
 
         Args:
             prepared: the rows.
-            slots: where they go.
-            amended: whether the records stay what they are, a column of theirs apart.
-            num_steps: time steps that are stored then; None for as many as before.
-            end: the new end; None for that of before.
+            slots: the slots to write.
+            amended: whether the write changes only a column of stored records.
+            num_steps: the number of stored time steps after the write; None if it doesn't change.
+            end: the new end; None if it doesn't change.
         """
         length = self.num_steps if num_steps is None else num_steps
         self._put(prepared.rows, slots, amended, length, self._end if end is None else end, self.ordered)
@@ -436,6 +461,7 @@ class Storage(Direct, Stateful[StorageState]):
     def _put(
         self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
     ) -> None:
+        """Copy rows to `slots` and publish the counters, in the same order of steps as `_write`."""
         if not self.generations.at:
             self.generations.of_all()
         count = slots.shape[0]
@@ -447,7 +473,7 @@ class Storage(Direct, Stateful[StorageState]):
 
         def change() -> None:
             if count:
-                if self.version == before:
+                if self.version == before:  # not logged again when an interrupt made `to_the_end` repeat this
                     self.change_log.note_ranges(ranges, self.max_size, amended)
                 bump_at(self.generations.at, slots.data_ptr(), count, self.max_size)
                 self._copy_slots(rows, slots)
@@ -459,7 +485,10 @@ class Storage(Direct, Stateful[StorageState]):
             announce(self, slots)
 
     def clear(self) -> None:
-        """Forget every record; memory and schema stay. Generations move on: earlier draws are recognised."""
+        """Remove every record, and keep memory and schema.
+
+        Generations are counted up, so that draws from before the call are recognised.
+        """
 
         def change() -> None:
             self._forget()
@@ -473,74 +502,79 @@ class Storage(Direct, Stateful[StorageState]):
         to_the_end(change)
 
     def _forget(self) -> None:
-        """Let go of records that nothing shows any more."""
+        """Release records that the storage doesn't show any more."""
 
     # Reading
 
     @property
     def exposed(self) -> bool:
-        """Whether records may change without a change of the version: through live views, files, or another process."""
+        """Whether records may change without a new version: through live views, files, or another process."""
         return False
 
     @property
     def has_mask(self) -> bool:
-        """Whether there may be rows that are no steps."""
+        """Whether some rows may be padding, as opposed to steps."""
         return False
 
     def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return which of `slots` hold rows that are no steps, ``(n,)`` bool; None without a mask."""
+        """Return which of `slots` hold padding rows, ``(n,)`` bool; None without a mask."""
         return None
 
     @abstractmethod
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
-        """Return the records in `slots` (``(n,)`` int64 on the CPU, contiguous, in range) in fresh memory.
+        """Return the records in `slots` in fresh memory.
 
-        `paths` names the only columns to fetch, as `columns_of` found them; None for all.
+        Args:
+            slots: ``(n,)`` int64 on the CPU, contiguous and in range.
+            paths: the columns to fetch, as `columns_of` returned them; None for all columns.
         """
 
     def fetch_again(
         self, records: Any, slots: torch.Tensor, renewed: torch.Tensor, paths: tuple[Path, ...] | None = None
     ) -> Any:
-        """Return what `fetch` does, by the records that it returned before, which may be written.
+        """Return the same as `fetch`, and reuse `records`, which may be overwritten.
 
         Args:
-            records: those fetched, of the same columns.
-            slots: ``(n,)`` int64.
-            renewed: ``(n,)`` bool, which of them have to be fetched.
+            records: the result of an earlier fetch of the same columns.
+            slots: the slots, ``(n,)`` int64.
+            renewed: which rows have to be fetched again, ``(n,)`` bool.
             paths: see `fetch`.
         """
         return self.fetch(slots, paths)
 
     def columns_of(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
-        """Return the columns that `keys` name; the key of a group stands for all below it.
+        """Return the columns that `keys` name. The key of a nested TensorDict names all columns below it.
 
         Raises:
-            MissingKeyError: a key without a column.
-            UnsupportedError: a storage without columns.
+            MissingKeyError: a key names no column.
+            UnsupportedError: the storage has no columns.
         """
         raise UnsupportedError(f"keys: a {type(self).__name__} has no columns to choose from")
 
     # State
 
     def moment_ahead(self) -> Ahead:
-        """Begin a snapshot of much data that is saved while others write: see `copy_ahead`.
+        """Begin a snapshot for a checkpoint, while other threads keep writing: see `copy_ahead`.
 
-        Its content may be a moment, whose rows are copied when they are saved, or written on.
+        Its content may be a copy-on-write snapshot. Each row of that is copied when it is saved, or before a writer
+        overwrites it.
         """
         return self.copy_ahead()
 
     def copy_ahead(self) -> Copying:
-        """Begin a snapshot of much data: copy, without the buffer's lock, what `snapshot` then takes over.
+        """Begin a snapshot by copying the records without the buffer's lock.
 
-        For whoever takes a snapshot under the lock: what is written meanwhile is all that is copied there.
+        `snapshot` then takes the lock and copies only the rows that were written meanwhile.
         """
         return Copying(self, self._start_copy).ahead()
 
     def snapshot(self, ahead: Ahead | None = None) -> StorageState:
-        """Return what is stored, of one moment; writers wait only while what they wrote meanwhile is copied again.
+        """Return the stored records and counters at one moment.
+
+        Writers wait only while the rows that they wrote meanwhile are copied again.
 
         Args:
-            ahead: what `copy_ahead` returned; None for copying everything here.
+            ahead: the result of `copy_ahead`; None to copy everything in this call.
         """
         copying = ahead or self.copy_ahead()
         with self.guard():
@@ -561,47 +595,51 @@ class Storage(Direct, Stateful[StorageState]):
             )
 
     def _remember(self, content: Any) -> None:
-        """Take note of which checkpoint holds what was just loaded."""
+        """Record which checkpoint holds the content that was just loaded."""
 
     @abstractmethod
     def _start_copy(self) -> ContentCopy | None:
-        """Return an empty copy of the content that is here now; None where there isn't a schema yet."""
+        """Return an empty copy for the present content; None if there is no schema yet."""
 
     @abstractmethod
     def _plain_content(self, content: Any) -> dict[str, Any]:
-        """Return a snapshot's content as plain values, nothing copied."""
+        """Return a snapshot's content as plain values, without copying tensors."""
 
     @abstractmethod
     def _parse_content(self, reader: StateReader, state: StorageState) -> Any:
-        """Return the content of a foreign state of these counts; `SchemaError` if it doesn't fit. Takes memory."""
+        """Return the content of a foreign state with these counts. It allocates memory.
+
+        Raises:
+            SchemaError: the content doesn't fit this storage.
+        """
 
     @abstractmethod
     def _take_content(self, content: Any, rows: int) -> None:
-        """Hold a snapshot's content from now on; can't fail, and may be done twice."""
+        """Replace the content by a snapshot's content. It can't fail, and an interrupted call may be repeated."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stored records and their generations as copies; only the part in use is copied."""
+        """Return copies of the stored records and their generations. Unused slots aren't copied."""
         return self.plain_state(self.snapshot())
 
     def moment_dict(self) -> dict[str, Any]:
-        """Return the state as checkpoints take it: its rows may be copied only when they are written."""
+        """Return the state for a checkpoint. Its rows may be copied only when they are written to disk."""
         if overridden(self, "state_dict", of=Storage):
             return self.state_dict()
         return self.plain_state(self.snapshot(self.moment_ahead()))
 
     def plain_state(self, value: StorageState) -> dict[str, Any]:
-        """Return a snapshot as plain values and its own tensors."""
+        """Return a snapshot as plain values and tensors, without copying the tensors."""
         return {**value.plain(), **self._plain_content(value.content)}
 
     def parse(self, state: Any) -> StorageState:
-        """Return the value of a foreign state of the same schema; nothing changes.
+        """Return a foreign state of the same schema as a value for `adopt`, and change nothing.
 
-        One of a storage of another size fits if its records do (see `StorageState.fitted`). Memory that `adopt` will
-        need is taken here; the records aren't copied yet.
+        A state of a storage of another size fits if its records do (see `StorageState.fitted`). The memory that `adopt`
+        needs is allocated here. The records are copied later.
 
         Raises:
-            SchemaError: too many records, another number of dimensions or schema, or a broken state.
-            CapacityError: a storage without schema found too little memory or disk.
+            SchemaError: the state has too many records, another number of dimensions, another schema, or is broken.
+            CapacityError: a storage without schema found too little memory or disk space.
         """
         return self._parsed(with_tensors(state))
 
@@ -621,19 +659,28 @@ class Storage(Direct, Stateful[StorageState]):
             ) from cause
 
     def _turned(self, content: Any, rows: int) -> Any:
-        """Return parsed content of which the first `rows` rows come last; `SchemaError` where that can't be."""
+        """Return parsed content with its first `rows` rows moved to the end.
+
+        Raises:
+            SchemaError: this class of storage can't reorder records.
+        """
         raise SchemaError(
             f"load_state_dict: a {type(self).__name__} of another max_size can't put the records of a ring that came "
             "around in their order: build it with the same one"
         )
 
     def adopt(self, value: StorageState) -> None:
-        """Hold what a snapshot holds. Generations never go back: earlier draws are recognised."""
+        """Replace content and counters by the values in a snapshot.
+
+        Generations never go back, so draws from before the load are recognised.
+        """
         if value.content is not None and not self.rows_per_step and 0 not in value.batch_shape:
             self.fix_batch(torch.Size(value.batch_shape))
         rows, saved = value.generations.shape[0], value.counters(self.max_size)
-        counted, after, as_saved = saved.shape[0], saved, not self.generations.at  # nobody has drawn anything
-        whole = as_saved and counted == self.max_size  # the value's own copy serves: it is adopted here alone
+        # Without counters no sampler has drawn anything, so the saved generations can be used unchanged.
+        counted, after, as_saved = saved.shape[0], saved, not self.generations.at
+        # The value's counters can be used without a copy, because only this storage adopts the value.
+        whole = as_saved and counted == self.max_size
         counters = after if whole else self.generations.of_all(counted)
         if not as_saved:
             after = counters.clone()
@@ -643,7 +690,7 @@ class Storage(Direct, Stateful[StorageState]):
         self.moments = preserve(self.moments, [(0, self.max_size)], self.max_size)
 
         def change() -> None:
-            self.change_log.renew(value.version)  # before the bytes move
+            self.change_log.renew(value.version)  # before the bytes change, so that readers notice
             if whole:
                 self.generations.hold(counters)
             else:
@@ -659,7 +706,7 @@ class Storage(Direct, Stateful[StorageState]):
 
 
 def count_all_as_written(storage: Storage, num_steps: int) -> None:
-    """Have a new storage, which adopts records, hold `num_steps` time steps of them."""
+    """Mark the first `num_steps` time steps of a new storage, which took over existing records, as written."""
     storage.generations.of_all().fill_(1)
     storage.num_steps = num_steps
     storage._end = num_steps % storage.capacity_steps

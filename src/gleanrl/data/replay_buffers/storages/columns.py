@@ -1,16 +1,16 @@
-"""Columns: the memory of a tensor storage, one tensor per leaf, and the ways in and out of it.
+"""Columns: the memory of a tensor storage, with one tensor for each leaf, and the ways to read and write it.
 
-Rows are slots with time and batch dimensions flattened. On the CPU the native core copies all leaves in one
-call (`host_columns.py`); on other devices torch does it leaf by leaf.
+A row of a column is a slot, with time and batch dimensions flattened. On the CPU one call of the native core copies the
+rows of all leaves. On other devices torch copies leaf by leaf.
 
-The stored schema: which column holds each leaf of a record.
+`StoredSchema` tells which column holds each leaf of a record.
 
-Columns on the CPU: the native core reads and writes them.
+The core works with addresses, but torch can move memory. `share_memory_`, `resize_` and multiprocessing queues give a
+torch storage, and all tensors over it, new memory and free the old one. Two rules keep the addresses valid:
 
-The core knows addresses, and torch moves memory in place: `share_memory_`, `resize_` and a multiprocessing queue
-give a tensor's storage (and so every tensor that shares it) other memory and free the old one. Memory of our own
-therefore never moves, because nobody else gets a tensor of its storage: views have storages of their own over the same
-memory, and moving a view copies it. Of tensors that the user gave, the address is looked at before every use.
+- The library's own columns (`OwnColumns`) never move, because only the storage holds tensors over their torch storages.
+  Users get views with separate torch storages over the same memory. Moving such a view copies it.
+- The user's own tensors (`BorrowedColumns`) may move, so their addresses are checked before every use.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from gleanrl.errors import SchemaError, UnsupportedError
 
 
 class ColumnSource(NamedTuple):
-    """Where a leaf is read: a column, at the rows of one of the index arrays that a fetch is made with."""
+    """The source of a leaf: a column, and the index array of a fetch that selects its rows."""
 
     column: int
     """Position of the column."""
     array: int = 0
-    """Which index array; 0 for the slots themselves."""
+    """Position of the index array; 0 is the array of the slots themselves."""
 
 
 Sources: TypeAlias = tuple[ColumnSource, ...]
 
 
 class StoredSchema:
-    """The leaves of records, and the columns that hold them: mostly a column for each leaf, in the same order.
+    """The leaves of records and the columns that hold them. By default each leaf has a column, in the same order.
 
-    Leaves that would hold the same values in other rows (an observation and the one after it) can share a column: each
-    is read at an index array of its own, all by one call of the native core. What is stored is the leaf that is
-    read at the slots themselves.
+    Leaves with the same values in shifted rows can share a column, for example an observation and the next one. Each
+    leaf is then read at its own index array, all by one call of the native core. The leaf that is read at the slots
+    themselves is the one that is stored.
 
     Args:
         schema: the leaves.
-        sources: where each leaf is read; None for a column for each.
+        sources: the source of each leaf; None for one column for each leaf.
 
     Raises:
-        SchemaError: columns aren't numbered from 0 without a gap, or one isn't read at the slots by any leaf.
+        SchemaError: the columns aren't numbered from 0 without a gap, or no leaf reads a column at the slots.
     """
 
     def __init__(self, schema: Schema, sources: Sequence[ColumnSource] | None = None) -> None:
@@ -67,7 +67,7 @@ class StoredSchema:
         own = tuple(ColumnSource(position) for position in range(len(schema)))
         self.sources: Sources = own if sources is None else tuple(sources)
         self.is_plain = self.sources == own
-        """Whether there is a column for each leaf, in the same order."""
+        """Whether each leaf has a column, in the same order."""
         holders = {
             source.column: leaf for leaf, source in reversed([*enumerate(self.sources)]) if not source.array
         }
@@ -78,31 +78,34 @@ class StoredSchema:
             )
         self._holders = tuple(holders[column] for column in range(len(columns)))
         self.paths = tuple(schema.paths[leaf] for leaf in self._holders)
-        """The columns' names."""
+        """The paths of the stored leaves, one for each column."""
         self.fields = tuple(schema.fields[leaf] for leaf in self._holders)
-        """The columns' rows."""
+        """The fields of the stored leaves, one for each column."""
 
     def to_store(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Return what goes into the columns, of leaves in the schema's order; the very list if it `is_plain`."""
+        """Return the leaves to store, one for each column, from `leaves` in the schema's order.
+
+        If the schema `is_plain`, the result is the list `leaves` itself.
+        """
         return leaves if self.is_plain else [leaves[leaf] for leaf in self._holders]
 
     def column_of(self, path: Path) -> int:
-        """Return the column that the leaf at `path` is read from (KeyError if there is none)."""
+        """Return the column from which the leaf at `path` is read; `KeyError` if there is none."""
         return self.sources[self.schema.index(path)].column
 
     def wanted(self, paths: Sequence[Path] | None = None) -> Sources | None:
-        """Return where some leaves are read, or all; None for all columns in order."""
+        """Return the sources of the leaves at `paths`, or of all leaves; None means all columns in order."""
         if paths is None:
             return None if self.is_plain else self.sources
         return tuple(self.sources[self.schema.index(path)] for path in paths)
 
 
 class Lent:
-    """What is known of views that were given to others, who may write into them, and nobody notices.
+    """Keeps track of live views that users hold. A user may write into such a view without the storage's knowledge.
 
     Attributes:
-        count: how often some were given.
-        always: whether others hold the memory in any case.
+        count: how often views were handed out.
+        always: whether others hold the memory in any case, as for the user's own tensors.
     """
 
     def __init__(self, always: bool = False) -> None:
@@ -112,7 +115,7 @@ class Lent:
         self._most = 64
 
     def note(self, views: Iterable[Any]) -> None:
-        """Note arrays that are given."""
+        """Add arrays that are handed out."""
         self.count += 1
         self._views.extend(map(weakref.ref, views))
         if len(self._views) > self._most:
@@ -121,24 +124,24 @@ class Lent:
 
     @property
     def alive(self) -> bool:
-        """Whether somebody may be holding one."""
+        """Whether a user may still hold a view."""
         return self.always or any(view() is not None for view in self._views)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle none: they are views of other memory."""
+        """Pickle no views, because they belong to other memory than the copy."""
         return {**self.__dict__, "_views": []}
 
 
 class ColumnStore(ABC):
-    """Columns ``[num_rows, *field]``, one for each field, all rows in slot order.
+    """Columns ``[num_rows, *field]``, one for each field, with rows in the order of slots.
 
-    `gather` may run in any thread beside anything else (rows written meanwhile come out torn: compare
-    generations); the writing calls one at a time.
+    Any thread may call `gather` at any time. Rows that are written meanwhile come out torn, which the caller detects by
+    their generations. Only one thread at a time may write.
 
     Args:
         fields: the leaves.
-        columns: their memory, contiguous, ``[num_rows, *field]`` each. Kept alive and never replaced, and not for
-            handing out (see `views`).
+        columns: their memory, contiguous, ``[num_rows, *field]`` each. The store keeps these tensors and never replaces
+            them. They are never handed to users (see `views`).
     """
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
@@ -149,53 +152,61 @@ class ColumnStore(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Say that the columns are about to be used past the calls below: see `StreamOrder`."""
+        """Prepare for direct use of the columns, without the methods below: see `StreamOrder`."""
 
     def fits(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
-        """Return whether `leaves` are known to be ``[*lead, *field]`` of the fields' dtypes, and what `ready` returns.
+        """Return whether `leaves` are ``[*lead, *field]`` with the fields' dtypes, and need no conversion by `ready`.
 
-        Where they are, neither `Schema.check` nor `ready` is asked. False also where nobody can tell, as here.
+        If True, the caller skips `Schema.check` and `ready`. False also means that this class can't tell.
         """
         return False
 
     @abstractmethod
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return `leaves` as the copies need them: on the right device, contiguous. May copy.
+        """Return `leaves` in the form that the copy needs: contiguous and on the right device. May copy.
 
         Raises:
-            RuntimeError: a leaf without memory.
+            RuntimeError: a leaf has no memory.
         """
 
     @abstractmethod
     def part(self, leaves: list[torch.Tensor]) -> None:
-        """Put copies in the place of those leaves that are views of these very columns; `write` and `put` do."""
+        """Replace leaves that are views of these columns by copies, in place; `write` and `put` do this themselves.
+
+        Without the copies, a write could overwrite rows that it has yet to read.
+        """
 
     @abstractmethod
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
-        """Copy `count` rows of ready leaves to row `start` and the following, around the end."""
+        """Copy `count` rows of ready leaves to the rows from `start` on, around the end of the columns."""
 
     @abstractmethod
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-        """Copy ready leaves to `slots`, ``(n,)`` int64; of equal slots the last one wins."""
+        """Copy ready leaves to `slots`, ``(n,)`` int64. If a slot occurs twice, the last row is kept."""
 
     @abstractmethod
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
         """Return rows of columns as fresh contiguous tensors ``[n, *field]``.
 
         Args:
-            indices: index arrays, ``(n,)`` int64 on the CPU, of one length.
-            wanted: the leaves, each a column and the index array that it is read at; None for all columns in order at
-                the first array.
+            indices: index arrays of one length, ``(n,)`` int64 on the CPU.
+            wanted: the source of each leaf to return; None for all columns in order, read at the first index array.
         """
 
     def watched(
         self, outcomes: list[int], roots: list[int], flags: list[int]
     ) -> Callable[[int, int, int, list[torch.Tensor]], bytes | None] | None:
-        """Return what finds seams in the core (see `Seams.find`), by pairs of columns and those of flags; or None."""
+        """Return a function of the core that finds seams (see `Seams.find`), or None if the core can't.
+
+        Args:
+            outcomes: columns of the outcomes to compare.
+            roots: the column of the root for each of them.
+            flags: columns of end flags.
+        """
         return None
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
-        """Return live views of the first rows, seen as ``[*lead, *field]``, at a basic index of `lead`."""
+        """Return live views of the first rows in the shape ``[*lead, *field]``, at a basic index of `lead`."""
         self.begin()
         rows = lead.numel()
         return [column[:rows].view(*lead, *column.shape[1:])[(*index, ...)] for column in self.columns]
@@ -207,7 +218,7 @@ class ColumnStore(ABC):
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Stand-ins of dtypes that torch's indexing doesn't know."""
+"""Signed dtypes in place of dtypes that torch can't index."""
 
 
 def _indexable(column: torch.Tensor) -> torch.Tensor:
@@ -217,7 +228,7 @@ def _indexable(column: torch.Tensor) -> torch.Tensor:
 
 
 class DeviceColumns(ColumnStore):
-    """Columns on an accelerator, or on any device that torch knows."""
+    """Columns on an accelerator, or on any other device that torch supports."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
@@ -225,7 +236,7 @@ class DeviceColumns(ColumnStore):
         self._in_turn = StreamOrder(self.device)
 
     def begin(self) -> None:
-        """Come after what was asked for before."""
+        """Order the next use after all earlier uses, in any stream."""
         self._in_turn.begin()
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -233,14 +244,14 @@ class DeviceColumns(ColumnStore):
         return [in_memory(leaf).detach().to(self.device) for leaf in leaves]
 
     def part(self, leaves: list[torch.Tensor]) -> None:
-        """Look at the leaves' torch storages."""
+        """Compare the addresses of the leaves' torch storages with those under the columns."""
         mine = {column.untyped_storage().data_ptr() for column in self.columns}
         for position, leaf in enumerate(leaves):
             if leaf.untyped_storage().data_ptr() in mine:
                 leaves[position] = leaf.clone()
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
-        """Copy at most two ranges per column."""
+        """Copy at most two ranges for each column."""
         self.begin()
         self.part(leaves)
         head = min(count, self.num_rows - start)
@@ -251,10 +262,10 @@ class DeviceColumns(ColumnStore):
                 column[: count - head].copy_(rows[head:])
 
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-        """Copy with one indexed write per column."""
+        """Copy with one indexed write for each column."""
         self.begin()
         self.part(leaves)
-        # On a device the order of equal indices is open: keep the last of each slot.
+        # A device writes equal indices in any order, so only the last row of each slot is written.
         last = {slot: position for position, slot in enumerate(slots.tolist())}
         where = torch.tensor(list(last), dtype=torch.int64, device=self.device)
         which = torch.tensor(list(last.values()), dtype=torch.int64, device=self.device)
@@ -263,7 +274,7 @@ class DeviceColumns(ColumnStore):
             _indexable(column)[where] = _indexable(rows)[which]
 
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
-        """Fetch with one `index_select` per leaf on the device."""
+        """Fetch each leaf with one `index_select` on the device."""
         self.begin()
         where = [index.to(self.device) for index in indices]
         if wanted is None:
@@ -273,7 +284,7 @@ class DeviceColumns(ColumnStore):
 
 
 class NoColumns(ColumnStore):
-    """No column at all: records that are lists, or hold nothing."""
+    """The store of a schema without columns: its leaves are lists, or it has no leaves."""
 
     def __init__(self, num_rows: int) -> None:
         self.fields, self.columns, self.num_rows = (), [], num_rows
@@ -283,7 +294,7 @@ class NoColumns(ColumnStore):
         """Do nothing."""
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return nothing."""
+        """Return an empty list."""
         return []
 
     def part(self, leaves: list[torch.Tensor]) -> None:
@@ -296,21 +307,21 @@ class NoColumns(ColumnStore):
         """Do nothing."""
 
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
-        """Return nothing."""
+        """Return an empty list."""
         return []
 
 
 def plain(leaf: Leaf, device: torch.device) -> Leaf:
-    """Return `leaf` on `device`, contiguous, with lazy conjugations and negations carried out."""
+    """Return `leaf` on `device`, contiguous, with lazy conjugations and negations resolved."""
     if isinstance(leaf, ObjectColumn):
         return leaf.on(device)
     return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()
 
 
 def apart(columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return contiguous `columns`, with copies of those that lie in another one's memory.
+    """Return contiguous `columns`, and copy each one whose memory overlaps another column.
 
-    What is written into one column must not show in another.
+    A write into one column must not change another one.
     """
     found = list(columns)
     end = 0
@@ -324,25 +335,26 @@ def apart(columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 _CPU = torch.device("cpu")
-_PLANS = 64  # batch sizes whose allocations are remembered
-_MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dlpack::is_float knows, too
+_PLANS = 64  # number of batch sizes for which plans are cached
+# Dtypes whose tensors may have a lazy negation. `dlpack::is_float` in the core must agree.
+_MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _address = torch.Tensor.data_ptr
 
 
 class CopyPlan(NamedTuple):
-    """How a batch is fetched."""
+    """The allocation and the sources of one fetch, prepared for repeated use."""
 
     make: Callable[[], Made]
-    """Makes the leaves' tensors."""
+    """Allocates the tensors of the leaves."""
     columns: list[int] | None
-    """The leaves' columns; None for all in order."""
+    """The column of each leaf; None for all columns in order."""
     arrays_read: list[int] | None
-    """The leaves' index arrays; None where all are read at the first."""
+    """The index array of each leaf; None if all leaves use the first one."""
 
 
 class HostColumns(ColumnStore):
-    """Columns in the CPU's memory or in mapped files."""
+    """Columns in CPU memory or in mapped files."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
@@ -354,10 +366,10 @@ class HostColumns(ColumnStore):
         self._pool = BufferPool()
 
     def begin(self) -> None:
-        """Do nothing: the processor has one order."""
+        """Do nothing, because the CPU needs no order of streams."""
 
     def _register(self) -> None:
-        """Tell the core where the columns are."""
+        """Register the addresses of the columns with the core."""
         starts = [column.data_ptr() for column in self.columns]
         self._native = NativeColumns(starts, [field.row_bytes for field in self.fields], self.num_rows)
         self._ranges = [
@@ -367,7 +379,7 @@ class HostColumns(ColumnStore):
         self._high = max(high for _, high in self._ranges)
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return contiguous CPU leaves, with lazy conjugations and negations carried out."""
+        """Return contiguous CPU leaves, with lazy conjugations and negations resolved."""
         found = list(leaves)
         for position, (leaf, lazy) in enumerate(zip(leaves, self._lazy, strict=True)):
             in_memory(leaf)
@@ -376,7 +388,7 @@ class HostColumns(ColumnStore):
         return found
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
-        """Copy with at most two memory moves per column."""
+        """Copy with at most two memory copies for each column."""
         self._native.write(start, count, self._sources(leaves))
 
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
@@ -384,7 +396,7 @@ class HostColumns(ColumnStore):
         self._native.put(slots.data_ptr(), slots.shape[0], self._sources(leaves))
 
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
-        """Fetch all leaves in one native call, the interpreter lock released."""
+        """Fetch all leaves in one native call, which releases the interpreter lock."""
         count = indices[0].shape[0]
         plan = self._plans.get((count, wanted)) or self._plan(count, wanted)
         leaves, to = plan.make()
@@ -396,16 +408,16 @@ class HostColumns(ColumnStore):
         return leaves
 
     def part(self, leaves: list[torch.Tensor]) -> None:
-        """Look at the leaves' addresses."""
+        """Compare the leaves' addresses with the columns' memory."""
         self._sources(leaves)
 
     def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
-        """Return the leaves' addresses, after a `part`."""
+        """Replace leaves inside the columns by copies, as `part` does, and return the addresses of all leaves."""
         low, high = self._low, self._high
         addresses = list(map(_address, leaves))
         for position, address in enumerate(addresses):
             if low <= address < high and any(first <= address < last for first, last in self._ranges):
-                # `leaves` keeps the copy alive until the caller's copy is done, and for doing that again.
+                # The caller's list keeps the copy alive until its write is done, or repeated after an interrupt.
                 leaves[position] = _copied(leaves[position])
                 addresses[position] = leaves[position].data_ptr()
         return addresses
@@ -423,7 +435,7 @@ class HostColumns(ColumnStore):
 
 
 class OwnColumns(HostColumns):
-    """Columns in torch storages that nobody else holds: they never move."""
+    """Columns over torch storages that only this store holds, so they never move."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
@@ -432,54 +444,55 @@ class OwnColumns(HostColumns):
         self._by_core = _written_by_core(self.columns)
 
     def fits(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
-        """Have the core look at them."""
+        """Let the core compare the leaves' shapes and dtypes; see `ColumnStore.fits`."""
         return self._by_core is not None and self._by_core.fits(leaves, lead)
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
-        """Have the core ask for the leaves' addresses, if it can."""
+        """Let the core read the leaves' addresses and write them, if it can."""
         if self._by_core is None or not self._by_core.write(start, count, leaves):
             super().write(start, count, leaves)
 
     def watched(
         self, outcomes: list[int], roots: list[int], flags: list[int]
     ) -> Callable[[int, int, int, list[torch.Tensor]], bytes | None] | None:
-        """Have the core look, if it sees these columns."""
+        """Return the core's function that finds seams, if the core can read these columns."""
         if self._by_core is None:
             return None
         self._by_core.watch(outcomes, roots, flags)
         return self._by_core.seams
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
-        """Return live views in torch storages of their own, which hold no more than they show."""
+        """Return live views with separate torch storages, which cover only the rows and columns in view."""
         rows = lead.numel()
         arrays = [array[:rows].reshape(*lead, *array.shape[1:])[(*index, ...)] for array in self._arrays]
         self.lent.note(arrays)
         return [torch.from_numpy(array).view(f.dtype) for array, f in zip(arrays, self.fields, strict=True)]
 
     def view(self, position: int) -> torch.Tensor:
-        """Return a live view in a torch storage of its own, for reading."""
+        """Return a live view with a separate torch storage, for reading only."""
         return torch.from_numpy(self._arrays[position]).view(self.fields[position].dtype)
 
 
 def _copied(leaf: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a contiguous tensor, also of dtypes that torch doesn't copy."""
+    """Return a copy of a contiguous tensor, including dtypes that torch can't copy."""
     return leaf.view(numpy_twin(leaf.dtype)).clone().view(leaf.dtype)
 
 
 def _written_by_core(columns: list[torch.Tensor]) -> TensorColumns | None:
-    """Return what writes tensors without their being asked in Python; None if the core can't see these columns."""
-    if EXCHANGE is None or any(column.is_complex() for column in columns):  # these may be conjugated
+    """Return a writer that reads tensors' addresses in the core, or None if the core can't read these columns."""
+    if EXCHANGE is None or any(column.is_complex() for column in columns):  # leaves may be lazy conjugates
         return None
     try:
         return TensorColumns(EXCHANGE, torch.Tensor, columns)
-    except RuntimeError:  # a dtype that torch doesn't show
+    except RuntimeError:  # torch's exchange interface doesn't support the dtype
         return None
 
 
 class BorrowedColumns(HostColumns):
-    """Columns in tensors that the user holds as well and may move; views share their storages, and move along.
+    """Columns over tensors that the user holds too and may move. Views share their torch storages, and move with them.
 
-    Moving them while another thread reads or writes the storage is the user's race, as with any tensor.
+    If the user moves a tensor while another thread reads or writes the storage, the result is undefined, as for any
+    tensor.
     """
 
     def _register(self) -> None:
@@ -496,7 +509,7 @@ class BorrowedColumns(HostColumns):
         self._seen = seen
 
     def _look(self) -> list[tuple[int, int]]:
-        """Return where the tensors are and how large."""
+        """Return the address and the size of each torch storage."""
         return [(memory.data_ptr(), memory.nbytes()) for memory in self._memory]
 
     def _follow(self) -> None:
@@ -504,36 +517,39 @@ class BorrowedColumns(HostColumns):
             self._register()
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the leaves, after a look at the columns: what is wrong shows before anything changes."""
+        """Return the leaves in the form that the copy needs, after a check of the columns' addresses.
+
+        The check is here, so that a column that was shrunk raises an error before anything changes.
+        """
         self._follow()
         return super().ready(leaves)
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
-        """Copy to where the columns are."""
+        """Copy to the present addresses of the columns."""
         self._follow()
         super().write(start, count, leaves)
 
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-        """Copy to where the columns are."""
+        """Copy to the present addresses of the columns."""
         self._follow()
         super().put(slots, leaves)
 
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
-        """Fetch from where the columns are."""
+        """Fetch from the present addresses of the columns."""
         self._follow()
         return super().gather(indices, wanted)
 
 
 class ParentsColumns(OwnColumns):
-    """Mapped columns of the process that this one was forked from: they are read, and views are copies."""
+    """Mapped columns of the parent process after a fork. They are read-only, and views are copies."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
-        self.lent = Lent(always=True)  # the parent writes
-        self._by_core = None  # `ready` is asked, and raises
+        self.lent = Lent(always=True)  # the parent may write at any time
+        self._by_core = None  # so that writes call `ready`, which raises
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Raise: nothing is to be written."""
+        """Raise `UnsupportedError`, because a write would change the parent's records."""
         raise UnsupportedError(
             "these memory-mapped files belong to the process that this one was forked from: a write here would change "
             "its records behind its back; make the buffer with shared=True, or send the records to the parent"
@@ -552,8 +568,8 @@ def column_store(
     Args:
         fields: the leaves.
         columns: see `ColumnStore`.
-        exclusive: whether nobody else holds a tensor of the columns' storages.
-        num_rows: of each column.
+        exclusive: whether only the store holds tensors over the columns' torch storages.
+        num_rows: the number of rows of each column.
     """
     if not columns:
         return NoColumns(num_rows)

@@ -1,6 +1,7 @@
-"""What a storage held at one moment, while it's written on.
+"""Copy-on-write snapshots: the rows of a storage at one moment, while writers keep writing.
 
-Its rows are read where they live, and copied before a write changes them, no more of them than that needs.
+A snapshot reads rows where they are stored. A writer copies rows before it overwrites them, and only the rows that the
+snapshot still needs.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ from gleanrl._os.hugepages import mapped
 from gleanrl._os.interrupts import renew_in_child
 from gleanrl.data.replay_buffers.change_log import Change, Version, ring_spans
 
-_SECONDS_BETWEEN_LOOKS = 0.001  # of a writer for whom there's no room
-_PIECE_BYTES = 1 << 18  # copied at once for a writer, who waits for that
-# Memory is taken in slabs and used again: that of a new piece costs more than copying to it does. They are larger where
-# many were taken, of which the system has a limit, but never so large that giving one back takes long.
+_SECONDS_BETWEEN_LOOKS = 0.001  # how often a waiting writer looks for room
+_PIECE_BYTES = 1 << 18  # copied at once for a writer; larger pieces would make writers wait longer
+# Memory is taken in slabs and reused, because fresh memory for a piece costs more than copying the piece. The system
+# limits the number of mappings, so slabs grow with the bytes in use. They stay small enough to be released quickly.
 _SLAB_BYTES, _MOST_SLAB_BYTES, _SLABS = 1 << 21, 1 << 26, 256
-# For the next pieces; the rest is given back as segments are taken, not all of it at the end.
+# Kept for further pieces. More memory is released while segments are taken, instead of all of it at the end.
 _KEPT_BYTES = 1 << 24
 
 
 class Mark(NamedTuple):
-    """What a storage remembers of rows that have a name in checkpoints."""
+    """The state of a storage when its rows were named in a checkpoint."""
 
     version: Version
-    """When they were all that it held."""
+    """The storage's version at that moment."""
     lent: int
-    """How often views had been given to others until then."""
+    """How often views had been handed to users until then."""
 
 
 def preserve(
     moments: tuple[weakref.ref[CowSnapshot], ...], ranges: list[tuple[int, int]], size: int
 ) -> tuple[weakref.ref[CowSnapshot], ...]:
-    """Let moments that are being saved copy slots that are about to change, and return those that aren't saved yet.
+    """Let snapshots copy slots that are about to change, and return the snapshots that aren't saved completely.
 
     Args:
-        moments: of one storage.
-        ranges: first slot and count of each.
-        size: slots of the storage, around which a range may go.
+        moments: the open snapshots of one storage.
+        ranges: the first slot and the number of slots of each range.
+        size: the number of slots of the storage; a range may wrap around its end.
     """
     living = [(moment, found) for moment in moments if (found := moment()) is not None]
     if living:
@@ -57,21 +58,21 @@ def preserve(
 
 
 class CowSnapshot(SavedRows):
-    """The rows of a storage at one moment.
+    """The rows of a storage at one moment, copied on write.
 
-    Made under the lock of the storage's buffer. From then on the storage calls `before` ahead of each write, under that
-    lock, and any thread without it for what is likely to be written; whoever saves the moment takes its segments in
-    other threads.
+    The snapshot is made under the lock of the storage's buffer. From then on the storage calls `before` ahead of each
+    write, under that lock. Any thread may also call it without the lock, for slots that will probably be written. Other
+    threads save the snapshot segment by segment.
 
-    Nobody waits while a segment is read: what a writer is about to change is copied by the writer, and whoever read it
-    meanwhile learns that, and lays the copy over what was read. The lock here is held by a writer while it copies a
-    piece of a segment, and else for a few lines.
+    Reads take no lock. A writer copies rows before it overwrites them, and `settled` tells the reader afterwards that
+    the rows it read may be torn. The reader then calls `take`, which replaces torn rows by that copy. The snapshot's
+    own lock is held while a writer copies one piece of a segment, and otherwise only for a few instructions.
 
     Args:
-        columns: live, ``[rows or more, *shape]`` each; the first one holds the generations.
-        rows: how many are stored.
-        start: the row that will be overwritten next: what follows it is taken first.
-        earlier: for the names of moments that may be known to somebody, what changed since; None for all of it.
+        columns: the live columns, ``[rows or more, *shape]`` each; the first one holds the generations.
+        rows: the number of stored rows.
+        start: the row that will be overwritten next; its segment is saved first.
+        earlier: for each earlier snapshot by name, the changes since then; None if they aren't known.
         reading: called before columns are read: see `ColumnStore.begin`.
     """
 
@@ -86,7 +87,7 @@ class CowSnapshot(SavedRows):
         fields = [(column.dtype, tuple(column.shape[1:])) for column in columns]
         super().__init__(SegmentLayout.fitting(fields, rows, columns[0].shape[0]))
         self._columns, self._reading = columns, reading
-        self.first = start // self.layout.step  # a ring writer comes there first
+        self.first = start // self.layout.step  # a ring writer overwrites this segment first
         self._earlier = earlier
         self._row_bytes = max(sum(self.layout.widths), 1)
         self._rows_a_piece = min(max(_PIECE_BYTES // self._row_bytes, 1), self.layout.step)
@@ -95,17 +96,20 @@ class CowSnapshot(SavedRows):
         renew_in_child(self)
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Let the parent save it: there is no thread for that in the child."""
+        """Reset the state in a forked child.
+
+        The child needs no segment, because only the parent has threads that save them.
+        """
         if lineage:
             self._pending = set()
-        # Raw, and nobody waits with it: an exception of a signal's handler leaves it held nowhere.
+        # A plain lock: `with` acquires and releases it in C, so an exception of a signal handler can't leave it
+        # held. No thread waits for something else while it holds the lock.
         self._lock = threading.Lock()
-        self._saved: dict[
-            int, dict[int, Array]
-        ] = {}  # bytes, column after column, by segment and piece of it
-        self._held = 0  # bytes of them
-        self._free: list[Array] = []  # memory for a piece each
-        self._spare: list[Array] = []  # for a segment each
+        # Copied bytes, column after column, by segment and by piece of the segment.
+        self._saved: dict[int, dict[int, Array]] = {}
+        self._held = 0  # bytes in `_saved`
+        self._free: list[Array] = []  # reusable memory, each for one piece
+        self._spare: list[Array] = []  # reusable memory, each for one segment
         self._begun = False
 
     @property
@@ -113,17 +117,17 @@ class CowSnapshot(SavedRows):
         """Whether some segment is still needed."""
         return bool(self._pending)
 
-    # The writers' side
+    # For writers
 
     def before(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Copy what is still needed of the slots ``[start, stop)`` that are about to change."""
+        """Copy the rows of the slots ``[start, stop)`` that are about to change and that the snapshot still needs."""
         for start, stop in spans:
             for number in self.layout.touched(start, stop):
                 if number in self._pending:
                     self._save(number, start, stop)
 
     def _save(self, number: int, start: int, stop: int) -> None:
-        """Copy the pieces of a segment that hold some of these rows."""
+        """Copy the pieces of a segment that contain some of these rows, and wait while there is no room for them."""
         first, end = self.layout.span(number)
         rows = self._rows_a_piece
         for piece in range((max(start, first) - first) // rows, -(-(min(stop, end) - first) // rows)):
@@ -131,9 +135,10 @@ class CowSnapshot(SavedRows):
                 sleep(_SECONDS_BETWEEN_LOOKS)
 
     def _copied(self, number: int, piece: int) -> bool:
-        """Copy a piece of a segment if that is still to be done; return False if there's no room for it now."""
+        """Copy a piece of a segment, unless it isn't needed; return False if there is no room for it now."""
         with self._lock:
             if self._lacks(number, piece):
+                # Before `begin` no thread takes segments, so a writer that waited here would never continue.
                 if self._begun and self._held >= self.room:
                     return False
                 saved = self._saved.setdefault(number, {})
@@ -144,11 +149,11 @@ class CowSnapshot(SavedRows):
             return True
 
     def _lacks(self, number: int, piece: int) -> bool:
-        """Return whether a piece of a segment is still to be copied before a write; under the lock."""
+        """Return whether a piece of a segment must be copied before a write. The caller holds the lock."""
         return number in self._pending and piece not in self._saved.get(number, ())
 
     def _memory(self) -> Array:
-        """Return memory for a piece; under the lock."""
+        """Return memory for a piece. The caller holds the lock."""
         if not self._free:
             size = self._rows_a_piece * self._row_bytes
             wanted = min(max(_SLAB_BYTES, self._held // _SLABS), _MOST_SLAB_BYTES)
@@ -163,7 +168,7 @@ class CowSnapshot(SavedRows):
         return start, min(start + self._rows_a_piece, end)
 
     def _at(self, start: int, stop: int) -> list[Array]:
-        """Return the bytes of rows, column after column, where they live."""
+        """Return the bytes of rows, column after column, where they are stored."""
         return [
             bytes_of(live[start:stop])
             if isinstance(live, torch.Tensor)
@@ -172,17 +177,17 @@ class CowSnapshot(SavedRows):
         ]
 
     def _release(self, number: int) -> dict[int, Array]:
-        """Return what was copied of a segment, which isn't needed from now on; under the lock."""
+        """Return the copied pieces of a segment and mark it as no longer needed. The caller holds the lock."""
         saved = self._saved.pop(number, {})
         self._pending.discard(number)
         if saved:
             self._held -= sum(data.size for data in saved.values())
         return saved
 
-    # The side of who saves it
+    # For the threads that save the snapshot
 
     def unchanged(self, earlier: str) -> Array | None:
-        """Return which segments hold what they held at the moment of that name."""
+        """Return which segments have the same content as in the snapshot with that name; None if this isn't known."""
         changes = self._earlier.get(earlier)
         if changes is None:
             return None
@@ -193,29 +198,29 @@ class CowSnapshot(SavedRows):
         return same
 
     def begin(self) -> None:
-        """Have writers wait for segments to be taken when many were copied for them."""
+        """Announce that all segments will be taken. From now on writers wait if too many bytes were copied for them."""
         self._begun = True
 
     def look(self, number: int) -> list[Array] | None:
-        """Return a segment's bytes where they live."""
+        """Return a segment's bytes where they are stored; None if a writer changed some of them."""
         return None if number in self._saved else self.layout.pieces(number, self._bytes)
 
     @property
     def _bytes(self) -> list[torch.Tensor | Array]:
-        """All bytes of each column, to be read now."""
+        """The bytes of each column, for reading now."""
         self._reading()
         return self._visible
 
     @cached_property
     def _visible(self) -> list[torch.Tensor | Array]:
-        """The bytes of columns where they can be seen, and the other columns themselves."""
+        """The bytes of the contiguous CPU columns, and the other columns themselves."""
         return [
             bytes_of(column) if column.is_cpu and column.is_contiguous() else column
             for column in self._columns
         ]
 
     def settled(self, number: int) -> bool:
-        """Return whether a segment wasn't written on since `look`."""
+        """Return whether no writer changed a segment since `look`. If so, the segment isn't needed any more."""
         with self._lock:
             if number in self._saved:
                 return False
@@ -223,7 +228,11 @@ class CowSnapshot(SavedRows):
         return True
 
     def take(self, number: int) -> Array:
-        """Return a segment's bytes."""
+        """Return a copy of a segment's bytes at the moment of the snapshot.
+
+        It first reads the live bytes and then releases the segment under the lock. A row that a writer overwrote before
+        the release has a copy, which replaces the possibly torn row.
+        """
         size = self.layout.size(number)
         memory = self._spare.pop() if self._spare else mapped(self.layout.size(0))
         data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
@@ -241,19 +250,20 @@ class CowSnapshot(SavedRows):
         return data
 
     def give(self, data: Array) -> None:
-        """Give back the memory that `take` returned."""
+        """Take back memory that `take` returned, for reuse."""
         if isinstance(data.base, np.ndarray):
             self._spare.append(data.base)
 
     def pick(self, column: int, rows: Array | slice) -> Array:
-        """Return any rows of a column."""
+        """Return selected rows of a column at the moment of the snapshot."""
         width, live = self.layout.widths[column], self._bytes[column]
         if isinstance(live, torch.Tensor):
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(live.device)
             data = rows_of(live[index].clone())
         else:
             data = rows_at(live.reshape(self._columns[column].shape[0], width), rows)
-        if self._saved and data.size:  # what was written on until now; the rest was read before it may be
+        # Rows that a writer changed until now have copies. All other rows were read before any later change.
+        if self._saved and data.size:
             with self._lock:
                 saved = [(number, dict(pieces)) for number, pieces in self._saved.items()]
             rows = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
@@ -270,7 +280,7 @@ class CowSnapshot(SavedRows):
         return data
 
     def skip(self, numbers: Sequence[int]) -> None:
-        """Say that segments aren't needed."""
+        """Mark segments as not needed."""
         with self._lock:
             kept = self._saved.keys() & set(numbers)
             self._pending.difference_update(numbers)
@@ -279,22 +289,23 @@ class CowSnapshot(SavedRows):
             self._reuse(pieces)
 
     def _reuse(self, saved: dict[int, Array]) -> None:
-        """Keep the memory of pieces for the next ones, as far as that is little."""
+        """Keep the memory of copied pieces for reuse, up to `_KEPT_BYTES`."""
         room = _KEPT_BYTES // (self._rows_a_piece * self._row_bytes) - len(self._free)
         self._free += list(saved.values())[: max(room, 0)]
 
     def close(self) -> None:
-        """Copy for writers no more, and let nobody wait."""
+        """Stop copying for writers, and let waiting writers continue."""
         with self._lock:
             self._begun = False
             self._pending = set()
             self._held = 0
         for memory in (self._saved, self._spare, self._free):
-            while memory:  # so that nobody waits until all of it is given back
+            # One by one: all other threads would wait for the interpreter lock while everything is released at once.
+            while memory:
                 memory.popitem() if isinstance(memory, dict) else memory.pop()
 
 
 def _overlay(data: Array, rows: Array, begin: int, saved: Array) -> None:
-    """Put rows from `begin` on, which were copied, where they belong among those that were read."""
+    """Replace rows in `data` by their copies in `saved`, which holds the rows from `begin` on."""
     found = np.flatnonzero((rows >= begin) & (rows < begin + len(saved)))
     data[found] = saved[rows[found] - begin]

@@ -1,4 +1,4 @@
-"""The storages of the members of an ensemble."""
+"""The storages of an ensemble of replay buffers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedEr
 
 
 class StorageEnsemble(Shown, Checkpointed):
-    """Several storages side by side, read by the number of the storage and the index in it.
+    """Several storages that are read by a storage's number and an index in it.
 
-    It isn't a `Storage`: it has no slots of its own, and each of its storages is written through its buffer.
+    It isn't a `Storage`, because it has no slots. Records are written to each storage through its buffer.
 
     Args:
-        storages: one for each buffer.
-        transforms: one for each storage, a callable on what is read from it or None; None for none at all.
+        storages: one storage for each buffer.
+        transforms: for each storage a callable that transforms records read from it, or None; None for no transforms.
 
     Raises:
-        InvalidArgumentError: no storages.
-        InvalidTypeError: another number of transforms.
+        InvalidArgumentError: there is no storage, or an argument isn't a storage.
+        InvalidTypeError: `transforms` isn't a sequence, or its length differs from the number of storages.
 
     Examples:
         >>> import torch
@@ -68,7 +68,7 @@ class StorageEnsemble(Shown, Checkpointed):
 
     @property
     def transforms(self) -> tuple[Callable[[Any], Any] | None, ...]:
-        """What acts on records that are read from each storage."""
+        """The transform of each storage's records, or None."""
         return self._transforms
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class StorageEnsemble(Shown, Checkpointed):
         return iter(self._storages)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the storage at an int, an ensemble of them at a slice, list or tensor."""
+        """Return the storage at an int, or an ensemble of the storages at a slice, list or tensor."""
         chosen = members_at(index, len(self._storages))
         if isinstance(chosen, int):
             return self._storages[chosen]
@@ -90,14 +90,14 @@ class StorageEnsemble(Shown, Checkpointed):
         )
 
     def get(self, index: Any) -> list[tuple[int, Any]]:
-        """Return the records at an index, transformed, part by part: the storage's number and its records.
+        """Return the transformed records at an index: for each part the storage's number and its records.
 
         Args:
-            index: a TensorDict or dictionary with ``"buffer_ids"``, ``(parts,)`` or ``(parts, n)``, and ``"index"``,
-                the index in that storage of each part (see `SamplerEnsemble.sample`).
+            index: a TensorDict or dictionary. ``"buffer_ids"`` has the storages' numbers, ``(parts,)`` or
+                ``(parts, n)``. ``"index"`` has an index in the storage for each part (see `SamplerEnsemble.sample`).
 
         Raises:
-            IndexRangeError: outside the stored part of a storage.
+            IndexRangeError: an index is outside the stored part of a storage.
         """
         found = []
         for numbers, inside in zip(index["buffer_ids"], index["index"], strict=True):
@@ -111,7 +111,7 @@ class StorageEnsemble(Shown, Checkpointed):
         return found
 
     def set(self, *args: Any, **options: Any) -> NoReturn:
-        """Raise `UnsupportedError`: each storage is written through its buffer."""
+        """Raise `UnsupportedError`, because records are written to each storage through its buffer."""
         raise UnsupportedError("set: an ensemble of storages is only read; write to one of its members")
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class StorageEnsemble(Shown, Checkpointed):
         return {"storages": [storage.state_dict() for storage in self._storages]}
 
     def checkpointed_state(self) -> dict[str, Any]:
-        """Return the state, each storage's records in the form of its checkpointer."""
+        """Return the state, with each storage's records in the form of its checkpointer."""
         return {
             "storages": [
                 storage.checkpointer.packed_later(storage.moment_dict()) for storage in self._storages
@@ -127,12 +127,15 @@ class StorageEnsemble(Shown, Checkpointed):
         }
 
     def loading(self, state: dict[str, Any]) -> Callable[[], None]:
-        """Return what goes on from what `checkpointed_state` returned, with whatever checkpointers; it can't fail."""
+        """Return a function that loads the result of `checkpointed_state`.
+
+        Any checkpointers may have written the state. The returned function can't fail.
+        """
         packed = states_in(state, "storages", len(self._storages))
         return loading_all(self._storages, [StorageCheckpointerBase.unpacked(part) for part in packed])
 
     def end_trajectories(self, ids: Collection[int]) -> None:
-        """Mark the last stored step of trajectories that nobody goes on with as truncated, and done."""
+        """Mark the last stored step of trajectories that won't be continued as truncated and done."""
         for storage in self._storages:
             end_trajectories(storage, ids)
 
@@ -140,6 +143,6 @@ class StorageEnsemble(Shown, Checkpointed):
         """Replace the content of each storage by its saved state.
 
         Raises:
-            SchemaError: another number of storages, or a state that doesn't fit; nothing changed.
+            SchemaError: the number of storages differs, or a state doesn't fit its storage. Nothing changed.
         """
         load_all(self._storages, states_in(state_dict, "storages", len(self._storages)))

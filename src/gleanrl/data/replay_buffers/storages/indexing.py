@@ -1,4 +1,4 @@
-"""What a user may put between the brackets of a buffer, turned into slots."""
+"""Conversion of a user's index into slots."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NO_INTEGERS = (torch.bool, torch.complex32, torch.complex64, torch.complex128)
 
 
 def basic_index(index: Any, shape: torch.Size) -> tuple[Basic, ...] | None:
-    """Return `index` as a tuple of plain ints and slices, or None if it selects rows by tensors or lists.
+    """Return `index` as a tuple of ints and slices, or None if it selects rows by tensors or lists.
 
     Raises:
-        IndexRangeError: an int outside ``[-size, size)``, or more parts than `shape` has dimensions.
-        InvalidTypeError: a float, say.
+        IndexRangeError: an int is outside ``[-size, size)``, or the index has more parts than `shape` has dimensions.
+        InvalidTypeError: a part isn't an index, for example a float.
     """
     parts = index if isinstance(index, tuple) else (index,)
     if not all(_is_basic(part) for part in parts):
@@ -44,18 +44,18 @@ def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor
     """Return the slots that `index` selects from the visible part, and the selection's shape.
 
     Args:
-        index: an int, slice, list, range, array or tensor over the first dimension; a boolean mask over the
-            leading dimensions; a tuple of these with one part per dimension. With several batch dimensions an
-            integer tensor ``(n, ndim)`` holds coordinates, as `extend` returns them.
+        index: an int, slice, list, range, array or tensor over the first dimension; a boolean mask over the leading
+            dimensions; a tuple of these with one part for each dimension. With several batch dimensions an integer
+            tensor ``(n, ndim)`` holds coordinates, as `extend` returns them.
         shape: the visible part, ``[steps, *batch]``. Slots number it row by row.
-        time: the dimension that is time to whoever wrote `index`; coordinates have it first all the same.
+        time: the time dimension in the user's order of dimensions. Coordinates always have time first.
 
     Returns:
-        Slots ``(n,)`` int64, contiguous, on the CPU; the shape of the selection, with n elements.
+        The slots, ``(n,)`` int64, contiguous, on the CPU; and the shape of the selection, with n elements.
 
     Raises:
-        IndexRangeError: outside the visible part.
-        InvalidTypeError: not an index.
+        IndexRangeError: the index is outside the visible part.
+        InvalidTypeError: the value isn't an index.
     """
     basic = basic_index(index, swapped(shape, time))
     if basic is not None and all(isinstance(part, slice) for part in basic) and len(basic) == 1 == len(shape):
@@ -72,6 +72,7 @@ def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor
             if only.ndim == 2 and only.shape[-1] == len(shape):
                 converted, are_coordinates = only.unbind(-1), True
         basic = converted
+    # Indexing a grid of slot numbers gives torch's own rules of indexing. Coordinates have time first in any case.
     grid = torch.arange(shape.numel(), device="cpu").view(shape)
     if time and not are_coordinates:
         grid = grid.transpose(0, time)
@@ -85,20 +86,20 @@ def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor
 
 
 def slots_of_update(index: Any, shape: tuple[int, ...], check: bool = True) -> torch.Tensor:
-    """Return the slots of what `extend` or `sample` returned as index, with -1 for what is to be skipped.
+    """Return the slots for an index that `extend` or `sample` returned, with -1 for rows to skip.
 
     Args:
-        index: an int or ``(n,)`` integers; with ``ndim > 1`` ``(n, ndim)`` coordinates, or a tuple of `ndim`
-            integer tensors. -1 (in any coordinate) skips a row.
+        index: an int or ``(n,)`` integers; with ``ndim > 1`` coordinates ``(n, ndim)``, or a tuple of `ndim` integer
+            tensors. -1 (in any coordinate) skips a row.
         shape: the visible part, ``[steps, *batch]``.
-        check: whether plain slots are looked at here; the native core does it otherwise.
+        check: whether to check the range of plain slots here; False if the native core checks it later.
 
     Returns:
-        ``(n,)`` int64, contiguous, on the CPU: in ``[-1, number of slots)`` if checked.
+        ``(n,)`` int64, contiguous, on the CPU. If checked, each value is in ``[-1, number of slots)``.
 
     Raises:
-        IndexRangeError: another negative number, or one outside the visible part.
-        InvalidTypeError: not an index.
+        IndexRangeError: a number is outside the visible part, or negative but not -1.
+        InvalidTypeError: the value isn't an index.
     """
     ndim = len(shape)
     if isinstance(index, tuple) and len(index) == ndim:
@@ -121,9 +122,12 @@ def slots_of_update(index: Any, shape: tuple[int, ...], check: bool = True) -> t
 
 
 def steps_at(cursor: Any, capacity: int) -> torch.Tensor:
-    """Return the time steps that `cursor` (a range, slice, list, array or tensor) names, ``(n,)`` int64, n >= 1.
+    """Return the time steps that `cursor` names (a range, slice, list, array or tensor), ``(n,)`` int64 with n >= 1.
 
-    They need not be stored yet; a slice without an end reaches to the end of the `capacity`.
+    The steps needn't be stored yet. A slice without an end extends to `capacity`.
+
+    Raises:
+        IndexRangeError: the cursor names no time step.
     """
     if isinstance(cursor, slice):
         cursor = range(*cursor.indices(capacity))
@@ -137,7 +141,7 @@ def steps_at(cursor: Any, capacity: int) -> torch.Tensor:
 
 
 def ranges_of(slots: torch.Tensor) -> list[tuple[int, int]]:
-    """Return slots as ``(start, count)`` ranges of neighbours."""
+    """Return slots as ``(start, count)`` ranges of adjacent slots."""
     if not slots.shape[0]:
         return []
     ordered = slots.sort().values
@@ -148,15 +152,15 @@ def ranges_of(slots: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def members_at(index: Any, size: int) -> list[int] | int:
-    """Return the members of an ensemble of `size` that `index` selects: one for an int, a list for all else.
+    """Return the members of an ensemble that `index` selects: one number for an int, a list otherwise.
 
     Args:
         index: an int, a slice, a list or tensor of ints, a boolean mask, or ``...`` for all.
-        size: how many there are.
+        size: the number of members.
 
     Raises:
-        IndexRangeError: a member that isn't there, or none at all.
-        InvalidTypeError: not an index.
+        IndexRangeError: a member doesn't exist, or no member is selected.
+        InvalidTypeError: the value isn't an index.
     """
     try:
         found, shape = slots_at(index, torch.Size([size]))
@@ -175,21 +179,25 @@ def is_key(index: Any) -> bool:
 
 
 def column_of(whole: Any, key: Any) -> Any:
-    """Return a column of all records; `MissingKeyError` if there is none."""
+    """Return the column of all records at `key`.
+
+    Raises:
+        MissingKeyError: there is no such column.
+    """
     try:
-        # Brackets of a tensorclass take positions only.
+        # Indexing a tensorclass accepts positions only, so it is converted first.
         return whole.to_tensordict(retain_none=False)[key] if is_tensorclass(whole) else whole[key]
     except KeyError as cause:
         raise MissingKeyError(f"{key!r} isn't stored") from cause
 
 
 def is_position(index: Any) -> bool:
-    """Return whether `index` is one integer, alone or in a tuple by itself."""
+    """Return whether `index` is one integer, alone or as the only part of a tuple."""
     return _is_number(index[0] if isinstance(index, tuple) and len(index) == 1 else index)
 
 
 def swapped(shape: torch.Size, time: int) -> torch.Size:
-    """Return a shape with dimension 0 and the one that is time exchanged."""
+    """Return a shape with dimension 0 and the dimension `time` exchanged."""
     if not time:
         return shape
     sizes = list(shape)
@@ -198,7 +206,7 @@ def swapped(shape: torch.Size, time: int) -> torch.Size:
 
 
 def _are_coordinates(parts: tuple[Any, ...], ndim: int) -> bool:
-    """Return whether an index is what samples carry: one integer tensor for each dimension, time first."""
+    """Return whether an index has the form that samples carry: one integer tensor for each dimension, time first."""
     return len(parts) == ndim and all(
         isinstance(part, torch.Tensor) and part.ndim == 1 and part.dtype == torch.int64 for part in parts
     )
@@ -215,7 +223,7 @@ def _integers(index: Any) -> torch.Tensor:
 
 
 def _is_number(index: Any) -> bool:
-    """Return whether `index` is one integer, of Python, NumPy or torch."""
+    """Return whether `index` is one integer of Python, NumPy or torch."""
     if isinstance(index, torch.Tensor):
         return not index.ndim and index.dtype not in _NO_INTEGERS and not index.dtype.is_floating_point
     if isinstance(index, np.ndarray):
@@ -224,7 +232,7 @@ def _is_number(index: Any) -> bool:
 
 
 def _flat(coordinates: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return slots of ``(n, ndim)`` coordinates."""
+    """Return the slots of ``(n, ndim)`` coordinates."""
     skipped = (coordinates == -1).any(-1)
     flat = torch.zeros(coordinates.shape[0], dtype=torch.int64, device="cpu")
     for position, size in enumerate(shape):
@@ -235,7 +243,7 @@ def _flat(coordinates: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _updatable(slots: torch.Tensor, size: int) -> torch.Tensor:
-    """Return `slots` if all lie in ``[-1, size)``."""
+    """Return `slots`; raise `IndexRangeError` unless all are in ``[-1, size)``."""
     if slots.shape[0]:
         low, high = (int(bound) for bound in slots.aminmax())
         if low < -1 or high >= size:
@@ -254,7 +262,7 @@ def _in_range(position: int, size: int, index: Any) -> int:
 
 
 def _convert(part: Any) -> Any:
-    """Return one part as a tensor (int64 or bool), slice or int."""
+    """Return one part of an index as a tensor (int64 or bool), slice or int."""
     if _is_basic(part):
         return part
     if isinstance(part, (Sequence, np.ndarray)) and not isinstance(part, str):
@@ -270,7 +278,7 @@ def _convert(part: Any) -> Any:
 
 
 def _checked(positions: torch.Tensor, size: int) -> torch.Tensor:
-    """Return `positions` with negative ones counted from the end."""
+    """Return `positions` with negative ones counted from the end; raise `IndexRangeError` if one is out of range."""
     if not positions.numel():
         return positions
     low, high = int(positions.min()), int(positions.max())

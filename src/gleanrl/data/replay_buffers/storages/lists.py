@@ -1,9 +1,4 @@
-"""Storage for objects of any kind.
-
-Storage for objects whose tensors are kept compressed.
-
-Storage for TensorDicts that differ in shapes or keys.
-"""
+"""List storages: for arbitrary objects, for compressed tensors, and for TensorDicts of different shapes and keys."""
 
 from __future__ import annotations
 
@@ -38,19 +33,19 @@ from gleanrl.errors import (
 
 
 class ListStorage(Storage):
-    """A list of objects, any kind, one per slot. Has no schema: nothing is checked.
+    """A list of objects of any type, one for each slot. It has no schema and checks nothing.
 
-    `extend` takes a list of objects, which are kept as they are (not copied), or one batch (a tensor, a
-    TensorDict, or dictionaries and tuples of tensors), which is copied and split along its first dimension.
+    `extend` takes a list of objects or one batch. The objects of a list are kept without a copy. A batch (a tensor, a
+    TensorDict, or dictionaries and tuples of tensors) is copied and split along its first dimension.
 
     Args:
-        max_size: objects that fit; None for any number, or as many as the sampler of its buffer has room for.
-        compilable: has no effect: compiled programs call buffers, they don't contain them.
-        device: where tensors and TensorDicts are kept, also those within other objects that torch's pytrees know; None
-            for where they come from.
+        max_size: the number of objects that fit; None for any number. The sampler of a buffer may then set a limit.
+        compilable: has no effect, because compiled programs call buffers and never contain them.
+        device: the device to which tensors and TensorDicts are moved, including those inside objects that torch's
+            pytrees can traverse; None leaves them on their devices.
     """
 
-    _compresses = False  # whether objects are kept otherwise than they came
+    _compresses = False  # whether the stored objects are compressed
 
     def __init__(
         self,
@@ -68,7 +63,8 @@ class ListStorage(Storage):
         """Return a copy with copies of the objects.
 
         Raises:
-            UnsupportedError: if an object holds a tensor that a graph computed, which torch can't copy with its graph.
+            UnsupportedError: an object holds a tensor that a graph computed. Torch can't copy such a tensor with its
+                graph.
         """
         new = memo[id(self)] = type(self).__new__(type(self))
         with _RefusingGraphs():
@@ -81,7 +77,7 @@ class ListStorage(Storage):
         return self._items
 
     def join(self, records: list[Any], where: str) -> Any:
-        """Return the list itself."""
+        """Return the list unchanged."""
         return records
 
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
@@ -98,7 +94,7 @@ class ListStorage(Storage):
         return Prepared(self._moved(items), len(items))
 
     def _moved(self, items: list[Any]) -> list[Any]:
-        """Return objects on the storage's device."""
+        """Return the objects with their tensors on the storage's device."""
         if self.device is None:
             return items
         moved: list[Any] = _pytree.tree_map(self._on_device, items, is_leaf=is_tensor_collection)
@@ -109,7 +105,7 @@ class ListStorage(Storage):
         return leaf.to(self.device) if movable else leaf
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        """Return as many objects as the index selects."""
+        """Return `data` as a list of objects; raise `SchemaError` unless the index selects as many."""
         items = [data] if not shape else split(data, where)
         if len(items) != shape.numel():
             raise SchemaError(f"{where}: the index selects {shape.numel()} records, got {len(items)}")
@@ -131,7 +127,7 @@ class ListStorage(Storage):
 
     def _place(self, slot: int, item: Any) -> None:
         if slot >= len(self._items):
-            # A first write longer than the storage starts in the middle and fills every slot before it ends.
+            # A first write longer than the storage starts in the middle. It fills the gap before it ends.
             self._items += [None] * (slot + 1 - len(self._items))
         self._items[slot] = item
 
@@ -146,12 +142,12 @@ class ListStorage(Storage):
     def fetch_again(
         self, records: Any, slots: torch.Tensor, renewed: torch.Tensor, paths: tuple[Path, ...] | None = None
     ) -> list[Any]:
-        """Return the objects in `slots`, those that aren't renewed as they were fetched before."""
+        """Return the objects in `slots`, and take the objects that aren't renewed from `records`."""
         fresh = iter(self.fetch(slots[renewed], paths))
         return [next(fresh) if new else item for item, new in zip(records, renewed.tolist(), strict=True)]
 
     def get(self, index: Any) -> Any:
-        """Return the object at an int, or those at any other index, as a list; never copies."""
+        """Return the object at an int, or a list of the objects at any other index. It never copies."""
         if not self._items:
             raise EmptyBufferError("the storage is empty: write records first")
         basic = basic_index(index, self.shape)
@@ -162,15 +158,18 @@ class ListStorage(Storage):
         return self._together(self.fetch(slots))
 
     def _at(self, index: int | slice) -> Any:
-        """Return one object, or a list of them."""
+        """Return one object, or a list of the objects of a slice."""
         return self._items[index]
 
     def _together(self, items: list[Any]) -> Any:
-        """Return several objects as `get` gives them."""
+        """Return several objects in the form that `get` returns."""
         return items
 
     def moment_ahead(self) -> Ahead:
-        """Begin a snapshot of the very objects: writers exchange them, and change none."""
+        """Begin a snapshot that refers to the stored objects.
+
+        It needs no copies, because writers replace objects and never change them.
+        """
         return AtEnd(self._moment)
 
     def _moment(self) -> tuple[Items, int]:
@@ -203,18 +202,18 @@ class ListStorage(Storage):
         self._items = list(content)
 
     def check_valid(self) -> None:
-        """Raise AssertionError if the storage's books don't agree; for tests."""
+        """Raise AssertionError if the storage's metadata are inconsistent; for tests."""
         assert len(self._items) == self.num_steps <= self.max_size
         assert bool((self.generations.of_all()[: len(self)] > 0).all())
 
     def __repr__(self) -> str:
-        """Show class and size."""
+        """Return a text with the class and the size."""
         most = "any number of" if self.max_size == UNBOUNDED else self.max_size
         return f"{type(self).__name__}({len(self)} of {most} objects)"
 
 
 class _ItemsCopy(ContentCopy):
-    """Deep copies of objects; what one round copies keeps its references to each other."""
+    """Deep copies of objects. Objects that are copied in one round keep their references to each other."""
 
     def __init__(self, items: list[Any]) -> None:
         self._items = items
@@ -230,7 +229,7 @@ class _ItemsCopy(ContentCopy):
 
 
 class _RefusingGraphs(TorchFunctionMode):
-    """Refuse to copy tensors that a graph computed, as torch does, and say what to do."""
+    """Refuses to copy tensors that a graph computed, as torch does, with an error that tells what to do."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
@@ -242,7 +241,7 @@ class _RefusingGraphs(TorchFunctionMode):
 
 
 class _WithoutGraph(TorchFunctionMode):
-    """Have copies of tensors that a graph computed leave the graph: torch refuses to copy them with it."""
+    """Makes deep copies detach tensors that a graph computed. Torch refuses to copy such tensors with their graph."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
@@ -251,13 +250,20 @@ class _WithoutGraph(TorchFunctionMode):
 
 
 def _copied(items: list[Any]) -> list[Any]:
-    """Return deep copies of objects, without the graphs of the tensors in them."""
-    with torch.no_grad(), _WithoutGraph():  # TensorDict copies by cloning
+    """Return deep copies of objects, with tensors detached from their graphs."""
+    with torch.no_grad(), _WithoutGraph():  # `no_grad`, since TensorDict copies by cloning its tensors
         return copy.deepcopy(items)
 
 
 def split(data: Any, where: str) -> list[Any]:
-    """Return `data` as a list of records: a list as it is, a batch copied and split along its first dim."""
+    """Return `data` as a list of records: a shallow copy of a list, or the rows of a copied batch.
+
+    A batch is copied because its rows are views: the caller could otherwise change stored records through it.
+
+    Raises:
+        SchemaError: a batch has no first dimension, or its tensors differ in it.
+        InvalidTypeError: the data are neither a list of objects nor a batch of tensors.
+    """
     if isinstance(data, list):
         return list(data)
     if isinstance(data, torch.Tensor) or is_tensor_collection(data):
@@ -286,9 +292,9 @@ def split(data: Any, where: str) -> list[Any]:
 
 
 def collate(items: list[Any]) -> Any:
-    """Return a batch of objects: tensors and TensorDicts stacked, others by torch's `default_collate`.
+    """Return a batch of objects: stacked tensors and TensorDicts, and torch's `default_collate` for other types.
 
-    TensorDicts that differ in keys or shapes give a lazy stack of copies, tuples a tuple of batches.
+    TensorDicts with different keys or shapes give a lazy stack of copies. Tuples give a tuple of batches.
     """
     first = items[0]
     if is_tensor_collection(first):
@@ -301,31 +307,33 @@ def collate(items: list[Any]) -> Any:
 
 
 def unshared(batch: Any) -> Any:
-    """Return a stack of TensorDicts that shares nothing with them: what is lazy in it is a copy."""
+    """Return a stack of TensorDicts that shares no memory with its parts: a lazy stack is copied."""
     return batch if batch.is_contiguous() else batch.clone()
 
 
 Packed = tuple[Any, list[torch.Tensor]]
-"""A record in which each tensor is one number, expanded to its shape; and the bytes of each tensor."""
+"""A compressed record: the record with expanded zeros in place of its tensors, and the bytes of each tensor."""
 
 
 class CompressedListStorage(ListStorage):
-    """A `ListStorage` whose records hold their tensors compressed: images that take a fraction of their memory so.
+    """A `ListStorage` that keeps the tensors of its records compressed. Images then take a fraction of their memory.
 
-    Tensors are compressed at each write, before the buffer's records change, and decompressed at each read, outside of
-    its lock: `prefetch` has threads do that. What isn't a tensor is kept as it is.
+    Tensors are compressed at each write, before the buffer's records change, and decompressed at each read. Reads
+    decompress outside of the buffer's lock; with `prefetch`, worker threads do it. Other objects are kept unchanged.
 
     Args:
         max_size: see `ListStorage`.
         compression_fn: maps a tensor to a tensor of bytes, ``(n,)`` uint8; None for zlib.
-        decompression_fn: maps such bytes, and a dictionary with the tensor's ``"shape"`` and ``"dtype"``, if it takes
-            one, to a tensor of that dtype with as many elements; None for zlib. Give both or none.
-        compression_level: zlib's, 1 to 9, the smallest; larger ones, up to 22, mean 9.
-        device: where the bytes are, and the tensors of batches.
+        decompression_fn: maps such bytes to a tensor of the original dtype with the same number of elements; None for
+            zlib. If it takes a second argument, it gets a dictionary with the tensor's ``"shape"`` and ``"dtype"``.
+            Give both functions or none.
+        compression_level: zlib's level, 1 (fastest) to 9 (smallest result). Levels from 10 to 22 are accepted and mean
+            9.
+        device: the device of the compressed bytes and of the tensors in batches.
         compilable: see `ListStorage`.
 
     Raises:
-        InvalidArgumentError: a level out of range, or one function of the two.
+        InvalidArgumentError: the level is out of range, or only one of the two functions is given.
 
     Examples:
         >>> import torch
@@ -362,12 +370,12 @@ class CompressedListStorage(ListStorage):
         self._informed = _takes_two(self._decompress)
 
     def bytes(self) -> int:
-        """Return the bytes that the compressed tensors take."""
+        """Return the number of bytes that the compressed tensors take."""
         stored = super().fetch(torch.arange(len(self), device="cpu"))
         return sum(packed.numel() for _, leaves in stored for packed in leaves)
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> list[Any]:
-        """Return the objects in `slots`, their tensors decompressed."""
+        """Return the objects in `slots`, with their tensors decompressed."""
         return [self._unpacked(packed) for packed in super().fetch(slots, paths)]
 
     def _at(self, index: int | slice) -> Any:
@@ -409,7 +417,7 @@ class CompressedListStorage(ListStorage):
         return _pytree.tree_map(put_in, shell, is_leaf=is_tensor_collection)
 
     def _restored(self, packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of some bytes; `like` has its shape and dtype."""
+        """Return the decompressed tensor; `like` has its shape and dtype."""
         about = ({"shape": like.shape, "dtype": like.dtype},) if self._informed else ()
         made = self._decompress(packed, *about)
         fits = isinstance(made, torch.Tensor) and made.numel() == like.numel() and made.dtype == like.dtype
@@ -425,7 +433,7 @@ class CompressedListStorage(ListStorage):
 
 
 def _bytes(data: bytes) -> torch.Tensor:
-    """Return bytes as a tensor on the CPU, ``(n,)`` uint8, in memory of its own."""
+    """Return bytes as a CPU tensor, ``(n,)`` uint8, in fresh memory."""
     if not data:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -436,24 +444,24 @@ def _unzipped(packed: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes a second argument."""
+    """Return whether a function accepts two positional arguments."""
     try:
         inspect.signature(function).bind(None, None)
-    except (TypeError, ValueError):  # a ValueError for one without a signature
+    except (TypeError, ValueError):  # ValueError: the function has no signature
         return False
     return True
 
 
 class LazyStackStorage(ListStorage):
-    """A `ListStorage` of TensorDicts whose batches are lazy stacks: records may differ in shapes and in keys.
+    """A `ListStorage` of TensorDicts whose batches are lazy stacks, so records may differ in shapes and in keys.
 
-    What all records of a batch have, in one shape, is stacked when it is asked for; the rest is in the records
-    (``batch.unbind(0)``), or padded by ``batch.get(key, as_padded_tensor=True)``.
+    An entry that all records of a batch have in one shape is stacked when it is read. Other entries can be read from
+    the single records (``batch.unbind(0)``), or padded by ``batch.get(key, as_padded_tensor=True)``.
 
     Args:
-        max_size: records that fit; see `ListStorage`.
+        max_size: the number of records that fit; see `ListStorage`.
         compilable: see `ListStorage`.
-        stack_dim: where the dimension of the records goes; negative ones count from the end.
+        stack_dim: the position of the records' dimension in a batch; negative values count from the end.
         device: see `ListStorage`.
 
     Examples:
@@ -480,16 +488,16 @@ class LazyStackStorage(ListStorage):
         self.collate = self._collated
 
     def collated_by(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return what makes a batch of fetched records by a user's function, which gets the lazy stack."""
+        """Return a function that makes a batch by calling the user's `collate_fn` with a lazy stack of records."""
         return lambda items: collate_fn(self._collated(items))
 
     def _collated(self, items: Any) -> Any:
-        """Return a batch of copies of records in a list, or of what is stacked already."""
+        """Return a batch that is a copy of the records, which are a list or a stack."""
         batch = self._together(items) if isinstance(items, list) else items
         return unshared(batch) if is_tensor_collection(batch) else batch
 
     def _together(self, items: list[Any]) -> Any:
-        """Return a lazy stack of TensorDicts; of other objects what a `ListStorage` gives."""
+        """Return a lazy stack of TensorDicts. Objects of other types are collated as by `ListStorage`."""
         if not items:
             return items
         if is_tensor_collection(items[0]):

@@ -1,6 +1,6 @@
-"""What every record format does: it reads records into leaves in a fixed order, and puts leaves together again.
+"""Base class of record formats: it reads records into leaves in a fixed order, and builds records from leaves.
 
-Tensorclasses in columns: which groups of a record are tensorclasses, and how they become such again.
+Also finds the tensorclasses in records, and restores them in fetched records.
 """
 
 from __future__ import annotations
@@ -28,68 +28,71 @@ class RecordFormat(ABC):
     """The frozen structure of records, with the shape and dtype of each leaf.
 
     Args:
-        schema: the leaves; a field's shape starts with `item_shape`.
-        item_shape: batch dimensions that belong to the record itself, ``()`` for most data.
+        schema: the leaves; each field's shape begins with `item_shape`.
+        item_shape: batch dimensions inside the record itself, ``()`` for most data.
     """
 
     def __init__(self, schema: Schema, item_shape: torch.Size) -> None:
         self.schema = schema
         self.item_shape = item_shape
         self.mask = _mask_of(schema)
-        """The position of the leaf that tells steps from other rows, None if there is none."""
+        """The position of the leaf that marks rows as steps or padding; None if there is none."""
 
     @abstractmethod
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[Leaf]]:
         """Return the first `dims` batch dimensions of `data`, and its leaves in the schema's order.
 
-        Shapes and dtypes of the leaves are for `check` to look at.
+        It doesn't check shapes and dtypes of the leaves; that is done by `Schema.check`.
 
         Raises:
-            SchemaError: another structure, or fewer than `dims` batch dimensions.
-            InvalidTypeError: another kind of data.
+            SchemaError: the structure differs, or there are fewer than `dims` batch dimensions.
+            InvalidTypeError: the type of the data differs.
         """
 
     @abstractmethod
     def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
-        """Return records ``[*lead]`` around `leaves`; nothing is copied or checked."""
+        """Return records ``[*lead]`` around `leaves`. Nothing is copied or checked."""
 
     def builder(self) -> Builder:
-        """Return what does as `build` does, by the shortest way, for whoever builds again and again."""
+        """Return the fastest function that does the same as `build`, for repeated use."""
         return self.build
 
     def same_as(self, other: RecordFormat) -> bool:
-        """Return whether records of the one format are records of the other."""
+        """Return whether records of one format are also records of the other."""
         return type(self) is type(other) and self.schema == other.schema
 
     @abstractmethod
     def state(self, by_name: bool = True) -> dict[str, Any]:
-        """Return what `format_from_state` needs to rebuild the format.
+        """Return the values from which `format_from_state` rebuilds the format.
 
         Args:
-            by_name: whether tensorclasses are named, so that all values are plain; otherwise they are the
-                classes themselves, for pickles.
+            by_name: whether tensorclasses are named, so that all values are plain; False puts the classes themselves
+                into the result, for pickles.
         """
 
     def wider(self, data: Any, dims: int, where: str) -> RecordFormat | None:
-        """Return the format of records that have the further keys of `data` as well; None without such keys."""
+        """Return the format of records that also have the new keys of `data`; None if `data` has no new keys."""
         return None
 
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
-        """Return the leaves that `keys` name, in their order; the key of a group stands for all below it.
+        """Return the leaves that `keys` name, in their order. The key of a nested TensorDict names all leaves below it.
 
         Raises:
-            MissingKeyError: a key without a leaf.
+            MissingKeyError: a key names no leaf.
             UnsupportedError: the records have no keys.
         """
         raise UnsupportedError("keys: only records that are TensorDicts can be fetched in part")
 
     def narrow(self, paths: tuple[Path, ...]) -> RecordFormat:
-        """Return the format of the records with these leaves only."""
+        """Return the format of records that have only these leaves."""
         raise UnsupportedError("keys: only records that are TensorDicts can be fetched in part")
 
 
 def check_storable(leaf: Leaf, path: Path, where: str) -> None:
-    """Raise `SchemaError` unless `leaf` is a list, or dense, with data in memory, and one number to an element."""
+    """Raise `SchemaError` unless columns can hold `leaf`.
+
+    A list passes. A tensor must be dense, have its data in memory, and have one number for each element.
+    """
     if isinstance(leaf, ObjectColumn):
         return
     if leaf.is_meta:
@@ -113,14 +116,17 @@ def check_storable(leaf: Leaf, path: Path, where: str) -> None:
 
 
 def in_memory(leaf: torch.Tensor) -> torch.Tensor:
-    """Return `leaf`; RuntimeError if its elements can't be read: storages look for the key then."""
+    """Return `leaf`; raise `RuntimeError` if its elements can't be read.
+
+    Storages catch the error and look for the key of the leaf then, so that the common case stays fast.
+    """
     if not has_memory(leaf):
         raise RuntimeError("a tensor without memory")
     return leaf
 
 
 def leading(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:
-    """Return the first `dims` of `shape`; `SchemaError` if there are fewer."""
+    """Return the first `dims` sizes of `shape`; raise `SchemaError` if it has fewer."""
     if len(shape) < dims:
         raise SchemaError(
             f"{where}: expected at least {dims} {what}, got {tuple(shape)}; `extend` takes many records, "
@@ -130,7 +136,7 @@ def leading(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:
 
 
 def plain_format(kind: str, form: RecordFormat) -> dict[str, Any]:
-    """Return what every format's `state` holds."""
+    """Return the part of `state` that all formats share."""
     return {
         "kind": kind,
         "paths": [list(path) for path in form.schema.paths],
@@ -147,14 +153,14 @@ def _mask_of(schema: Schema) -> int | None:
 
 
 def classes_of(data: Any, path: Path = ()) -> dict[Path, type[Any]]:
-    """Return the tensorclasses in `data` by their paths, the deepest first; the root's path is empty.
+    """Return the tensorclasses in `data` by path, the deepest first. The path of `data` itself is empty.
 
     Args:
         data: a TensorDict or tensorclass.
-        path: where it stands.
+        path: the path of `data` in the whole record.
     """
     if isinstance(data, LazyStackedTensorDict):
-        return classes_of(data.tensordicts[0], path)  # of the others the stack shows the same
+        return classes_of(data.tensordicts[0], path)  # all parts of the stack have the same classes
     found: dict[Path, type[Any]] = {}
     for key in data.keys():
         below = data.get(key)
@@ -166,11 +172,11 @@ def classes_of(data: Any, path: Path = ()) -> dict[Path, type[Any]]:
 
 
 def wrap(record: TensorDict, classes: Mapping[Path, type[Any]]) -> Any:
-    """Return `record` with its groups as the tensorclasses they were; fields without a column are None.
+    """Return `record` with its groups as the tensorclasses in `classes`. Fields without a column are None.
 
     Args:
-        record: a TensorDict that nobody else holds; it is changed.
-        classes: what `classes_of` returned.
+        record: a TensorDict that only the caller holds; it is changed.
+        classes: the result of `classes_of`.
     """
     whole: Any = record
     for path, kind in classes.items():
@@ -183,27 +189,27 @@ def wrap(record: TensorDict, classes: Mapping[Path, type[Any]]) -> Any:
 
 
 def classes_below(paths: Sequence[Path], classes: Mapping[Path, type[Any]]) -> dict[Path, type[Any]]:
-    """Return those of `classes` that hold one of the leaves `paths`."""
+    """Return the part of `classes` whose groups hold one of the leaves `paths`."""
     return {
         group: kind for group, kind in classes.items() if any(path[: len(group)] == group for path in paths)
     }
 
 
 def to_names(classes: Mapping[Path, type[Any]]) -> list[tuple[list[str], str]]:
-    """Return `classes` as plain values, ``"module:Class"`` for each path."""
+    """Return `classes` as plain values: for each path a name ``"module:Class"``."""
     return [(list(path), _name_of(kind)) for path, kind in classes.items()]
 
 
 def from_names(
     named: Sequence[tuple[Sequence[str], str | type[Any]]], known: Iterable[type[Any]] = ()
 ) -> dict[Path, type[Any]]:
-    """Return the classes that `to_names` described, or that stand there themselves.
+    """Return the classes by path, from the result of `to_names` or from the classes themselves.
 
-    Looks only at modules that the program has imported, and at `known` classes. Records of a class that was made
-    within a function, which no name leads to, are TensorDicts, with a warning.
+    It searches only modules that the program has imported, and the `known` classes. No name leads to a class that was
+    made inside a function. Its records become TensorDicts, with a warning.
 
     Raises:
-        SchemaError: a class of a module that isn't imported, or hasn't got it.
+        SchemaError: the module of a class isn't imported, or doesn't contain the class.
     """
     own = {_name_of(kind): kind for kind in known}
     found = {tuple(path): name if isinstance(name, type) else _class_named(name, own) for path, name in named}
@@ -226,9 +232,8 @@ def _class_named(name: str, known: Mapping[str, type[Any]]) -> type[Any] | None:
         return None
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
-    for part in qualified.split(
-        "."
-    ):  # what is there already: modules import some of their names when asked for them
+    # `vars` finds only existing names. `getattr` could make a module import more code.
+    for part in qualified.split("."):
         found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
     if not (isinstance(found, type) and is_tensorclass(found)):
         raise SchemaError(

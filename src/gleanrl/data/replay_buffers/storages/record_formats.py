@@ -1,12 +1,11 @@
-"""Record formats: which one records have, and what is done to records before they have one.
+"""Record formats: how records of each supported type are split into leaves and rebuilt from them.
 
-A format is found in the first data that is written and frozen from then on. It knows the leaves' shapes and
-dtypes (a `Schema`) and checks later data against them; the storage sees nothing but lists of leaves in a
-fixed order.
+The first data written to a storage determine its format. The format is fixed from then on. It holds the leaves' shapes
+and dtypes (a `Schema`) and checks later data against them. The storage itself handles only lists of leaves in a fixed
+order.
 
-Records that are TensorDicts or tensorclasses.
-
-Records that are one tensor, or dictionaries, lists and tuples of tensors or NumPy arrays.
+`TensorDictFormat` is for TensorDicts and tensorclasses. `TreeFormat` is for single tensors, and for dictionaries, lists
+and tuples of tensors or NumPy arrays.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from gleanrl.data.replay_buffers.storages.record_format import (
 )
 from gleanrl.errors import GleanError, InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
 
-# What samples carry beside the records. A sample that is written again must not store it as data.
+# Keys that `sample` adds to records. They aren't stored when a user writes a sample back.
 ADDED_KEYS = ("index", "_weight", "priority_weight", "_generation")
 
 
 class TensorDictFormat(RecordFormat):
-    """Records that are TensorDicts or tensorclasses of tensors, nested ones included.
+    """The format of TensorDicts and tensorclasses of tensors, including nested ones.
 
     Args:
         schema: see `RecordFormat`.
         item_shape: see `RecordFormat`.
-        classes: the groups that are tensorclasses, by path (see `classes_of`).
+        classes: the tensorclasses in a record, by path (see `classes_of`).
     """
 
     def __init__(
@@ -58,8 +57,8 @@ class TensorDictFormat(RecordFormat):
         self._narrowed: dict[tuple[Path, ...], RecordFormat] = {}
 
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[Leaf]]:
-        """Read `data`; keys that samples carry beside the records (`ADDED_KEYS`) are left out."""
-        is_plain = type(data) is TensorDict  # the class's own check is an abstract one's, and slow
+        """Read `data`, without the keys that samples add to records (`ADDED_KEYS`)."""
+        is_plain = type(data) is TensorDict  # fast: `isinstance` with an abstract base class is slow
         if self.classes or not (is_plain or isinstance(data, TensorDictBase)):
             self._check_classes(data, where)
         if not is_plain:
@@ -73,7 +72,7 @@ class TensorDictFormat(RecordFormat):
         return lead, self.schema.as_lists(leaves, lead, where) if self.schema.lists else leaves
 
     def wider(self, data: Any, dims: int, where: str) -> TensorDictFormat | None:
-        """Return the format with the keys that only `data` has; None if it has none, or lacks one."""
+        """Return the format with the new keys of `data`; None if it has no new keys, or lacks a stored key."""
         if self.classes or not isinstance(data, TensorDictBase):
             return None
         mine, theirs = self.schema, find_tensordict_format(data, dims, where).schema
@@ -84,7 +83,7 @@ class TensorDictFormat(RecordFormat):
         return TensorDictFormat(whole, self.item_shape)
 
     def _check_classes(self, data: Any, where: str) -> None:
-        """Raise `InvalidTypeError` unless `data` is made of the very tensorclasses that the records are."""
+        """Raise `InvalidTypeError` unless `data` consists of the same tensorclasses as the records."""
         found: dict[Path, type[Any]] = classes_of(data) if is_tensor_collection(data) else {(): type(data)}
         for path in {**self.classes, **found}:
             expected, got = (kinds.get(path, TensorDictBase) for kinds in (self.classes, found))
@@ -103,7 +102,7 @@ class TensorDictFormat(RecordFormat):
         return wrap(record, self.classes) if self.classes else record
 
     def builder(self) -> Builder:
-        """Return what builds plain TensorDicts, where records are that."""
+        """Return `build`, or the schema's faster one if records are plain TensorDicts without `item_shape`."""
         return self.build if self.item_shape or self.classes else self.schema.layout.build
 
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
@@ -121,7 +120,7 @@ class TensorDictFormat(RecordFormat):
         return tuple(chosen)
 
     def narrow(self, paths: tuple[Path, ...]) -> RecordFormat:
-        """Return the format of the records with these leaves only; made once for each choice."""
+        """Return the format of records that have only these leaves. Each choice of leaves is cached."""
         found = self._narrowed.get(paths)
         if found is None:
             schema = Schema({path: self.schema[path] for path in paths}, self.schema.groups)
@@ -160,13 +159,13 @@ def find_tensordict_format(data: Any, dims: int, where: str) -> TensorDictFormat
 
 
 def without_added_keys(data: Any) -> Any:
-    """Return `data` without the root keys of `ADDED_KEYS`: itself if it has none, else a shallow copy."""
+    """Return `data` without the root keys of `ADDED_KEYS`: itself if it has none of them, else a shallow copy."""
     found = [key for key in ADDED_KEYS if key in data.keys()]
     return data.exclude(*found) if found else data
 
 
 class TreeFormat(RecordFormat):
-    """Records that are one tensor, or dictionaries, lists and tuples of tensors.
+    """The format of single tensors, and of dictionaries, lists and tuples of tensors.
 
     Args:
         schema: the leaves, named by their place in the tree.
@@ -178,7 +177,7 @@ class TreeFormat(RecordFormat):
         self.spec = spec
 
     def read(self, data: Any, dims: int, where: str) -> tuple[torch.Size, list[torch.Tensor]]:
-        """Read `data`; the first leaf says what the batch dimensions are."""
+        """Read `data`. The first leaf determines the batch dimensions."""
         leaves, spec = _pytree.tree_flatten(data, is_leaf=is_tensor_collection)
         if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             leaves = [as_tensor(leaf) for leaf in leaves]
@@ -191,11 +190,11 @@ class TreeFormat(RecordFormat):
         return leading(leaves[0].shape, dims, "dimensions", where), leaves
 
     def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
-        """Return the tree around `leaves`."""
+        """Return the tree with `leaves` in it."""
         return _pytree.tree_unflatten(list(leaves), self.spec)
 
     def state(self, by_name: bool = True) -> dict[str, Any]:
-        """Return the format as plain values; the structure as a tree with the leaves' numbers in it."""
+        """Return the format as plain values. The structure is a tree that holds the leaves' positions."""
         numbered = _pytree.tree_unflatten(range(self.spec.num_leaves), self.spec)
         return {**plain_format("tree", self), "tree": numbered}
 
@@ -220,9 +219,10 @@ def find_tree_format(data: Any, dims: int, where: str) -> TreeFormat:
 
 
 def as_tensor(leaf: Any) -> Any:
-    """Return a NumPy array or number as a tensor of its dtype, over its memory if that may be written; else `leaf`.
+    """Return a NumPy array or a number as a tensor, and any other value unchanged.
 
-    A Python number gets the dtype that TensorDict gives it.
+    The tensor shares the array's memory if that is contiguous, writable and in native byte order. A Python number gets
+    the dtype that TensorDict would give it. An array whose dtype is neither boolean nor a number is returned unchanged.
     """
     if not isinstance(leaf, (np.ndarray, np.generic)):
         return _number(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
@@ -241,7 +241,7 @@ def _number(number: Any) -> Any:
 
 
 def no_tensor(leaf: Any, place: Sequence[Any], where: str) -> InvalidTypeError:
-    """Return the error for a leaf of a tree, at `place`, that is no tensor."""
+    """Return the error for a leaf of a tree, at `place`, that isn't a tensor."""
     return InvalidTypeError(
         f"{where}: expected a TensorDict, a tensor, or dictionaries, lists and tuples of tensors, "
         f"got {_kind(leaf)}{' at ' + _pytree.keystr(tuple(place)) if place else ''}; "
@@ -255,12 +255,12 @@ def _kind(leaf: Any) -> str:
 
 
 def tree_path(place: Sequence[Any]) -> Path:
-    """Return the name of a leaf's place in a tree."""
+    """Return the path of a leaf's place in a tree."""
     return tuple(_part(key) for key in place) or ("tensor",)
 
 
 def _part(key: Any) -> str:
-    """Name one step of a tree path: a dictionary key, a position, or an attribute."""
+    """Return the name of one step of a tree path: a dictionary key, a position or an attribute."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -268,7 +268,7 @@ def _part(key: Any) -> str:
 
 
 def _describe(spec: _pytree.TreeSpec) -> str:
-    """Show a tree with dots in place of its leaves."""
+    """Return a text that shows a tree, with dots for its leaves."""
     return str(_pytree.tree_unflatten([_DOT] * spec.num_leaves, spec))
 
 
@@ -281,18 +281,18 @@ _DOT = _Dot()
 
 
 def find_format(data: Any, dims: int, where: str) -> RecordFormat:
-    """Return the format of `data`; its first `dims` batch dimensions are slots, not part of a record.
+    """Return the format of `data`. Its first `dims` batch dimensions are slots, not part of a record.
 
     Raises:
-        InvalidTypeError: neither a TensorDict, a tensorclass nor a tree of tensors.
-        SchemaError: fewer than `dims` batch dimensions, a leaf that isn't a tensor, or one that columns can't
-            hold, or no leaf at all.
+        InvalidTypeError: the data are neither a TensorDict, a tensorclass nor a tree of tensors, or a leaf isn't a
+            tensor.
+        SchemaError: there are fewer than `dims` batch dimensions, columns can't hold a leaf, or there is no leaf.
     """
     return (find_tensordict_format if is_tensor_collection(data) else find_tree_format)(data, dims, where)
 
 
 def check_all_storable(data: Any, where: str) -> None:
-    """Raise `SchemaError`, naming the key, if a tensor of `data` is one that columns can't hold."""
+    """Raise `SchemaError`, naming the key, if `data` contain a tensor that columns can't hold."""
     if is_tensor_collection(data):
         for path, leaf in iter_leaves(data):
             check_storable(leaf, path, where)
@@ -303,14 +303,14 @@ def check_all_storable(data: Any, where: str) -> None:
 
 
 def format_from_state(state: dict[str, Any], known: RecordFormat | None = None) -> RecordFormat:
-    """Return the format that `RecordFormat.state` described.
+    """Return the format from the result of `RecordFormat.state`.
 
     Args:
-        state: what described it.
-        known: a format whose tensorclasses are known, those of functions too; None for none.
+        state: the state of the format.
+        known: a format whose tensorclasses are found even if they were made inside functions; None for none.
 
     Raises:
-        SchemaError: it described none.
+        SchemaError: the value isn't the state of a format.
     """
     _check_plain(state)
     try:
@@ -339,7 +339,11 @@ def _format_from_state(state: dict[str, Any], known: RecordFormat | None) -> Rec
 
 
 def _check_plain(value: Any) -> None:
-    """Raise `SchemaError` if there are arrays: to iterate over one takes what its shape says, not what it holds."""
+    """Raise `SchemaError` if the value contains tensors or TensorDicts.
+
+    A state comes from a file and may be broken. Iterating over a tensor would take as long as its shape claims, even if
+    it holds few elements.
+    """
     if isinstance(value, (torch.Tensor, TensorDictBase)):
         raise SchemaError(f"load_state_dict: a {type(value).__name__} isn't part of a format")
     if isinstance(value, (dict, list, tuple)):
@@ -348,7 +352,7 @@ def _check_plain(value: Any) -> None:
 
 
 def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
-    """Return `data` with its batch dimensions 0 and `dim` exchanged (views)."""
+    """Return `data` with batch dimensions 0 and `dim` exchanged, as views."""
     if is_tensor_collection(data):
         leading(data.batch_size, dim + 1, "batch dimensions", where)
         return data.transpose(0, dim)
@@ -362,7 +366,11 @@ def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
 
 
 def stack_records(records: Sequence[Any], where: str) -> Any:
-    """Return single records of one structure as one batch; `SchemaError` if they differ."""
+    """Return single records of one structure as one batch.
+
+    Raises:
+        SchemaError: there are no records, or their structures differ.
+    """
     if not records:
         raise SchemaError(f"{where}: got no record at all; write at least one")
     try:
@@ -376,10 +384,10 @@ def stack_records(records: Sequence[Any], where: str) -> Any:
 
 
 def _column(where: str, place: tuple[Any, ...], *leaves: Any) -> torch.Tensor:
-    """Return the leaves of several trees, all at one place, as one tensor."""
+    """Return the leaves at one place of several trees as one stacked tensor."""
     tensors = [leaf if type(leaf) is torch.Tensor else as_tensor(leaf) for leaf in leaves]
     try:
-        if len({tensor.dtype for tensor in tensors}) == 1:  # torch.stack would cast
+        if len({tensor.dtype for tensor in tensors}) == 1:  # torch.stack would cast different dtypes
             return torch.stack(tensors)
     except (RuntimeError, TypeError, AttributeError):
         for tensor in tensors:
@@ -393,12 +401,12 @@ def _column(where: str, place: tuple[Any, ...], *leaves: Any) -> torch.Tensor:
 
 
 def _stacked(records: Sequence[Any]) -> Any:
-    """Return records stacked, lazily if they differ in shapes alone."""
+    """Return stacked records; a lazy stack if they differ only in shapes."""
     try:
         return torch.stack(list(records))
     except RuntimeError:
         lazy = LazyStackedTensorDict.lazy_stack(list(records))
         check_uniform(lazy, "stack")
-        for _ in iter_leaves(lazy):  # which raises where more differs
+        for _ in iter_leaves(lazy):  # raises if leaves differ in more than their sizes
             pass
         return lazy

@@ -1,7 +1,8 @@
-"""Seams between writes: where a write doesn't go on with the step before it, though nothing but the content tells.
+"""Detection of seams: writes whose first step doesn't follow the newest stored step, although no end flag is set.
 
-Rows have the number of their *piece*. It counts up, stream by stream, at each seam where the newest stored step leads
-to another observation than the written one begins with. The table of trajectories takes it for an id.
+Without ids of trajectories, only the content can show this. If the newest stored step leads to another observation than
+the first written step begins with, there is a *seam* between them. Each row has the number of its *piece*. The number
+is counted up at each seam, separately for each stream. The table of trajectories uses it as an id.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def flag_paths(schema: Schema) -> list[Path]:
-    """Return every ``done``, ``terminated`` and ``truncated`` below ``next``."""
+    """Return the paths of all ``done``, ``terminated`` and ``truncated`` flags below ``next``."""
     return [path for path in schema.paths if path[0] == "next" and path[-1] in FLAGS]
 
 
 class Pieces(NamedTuple):
-    """The pieces of written rows."""
+    """The piece numbers of the rows of one write."""
 
     first: int
     """The first time step."""
     steps: int
-    """Time steps, around the end."""
+    """The number of time steps, which may wrap around the end of the ring."""
     numbers: Numbers
     """The number of each stream's piece, ``(streams,)``."""
 
@@ -40,12 +41,12 @@ Find = Callable[[int, int, int, list[torch.Tensor]], bytes | None]
 
 
 class Seams:
-    """Compares the first step of a write with the newest one stored, bit for bit.
+    """Compares the first step of a write with the newest stored step, bit for bit.
 
     Args:
-        columns: of the records, one for each leaf.
-        outcomes: columns below ``next`` whose twins are beside it.
-        roots: those twins.
+        columns: the columns of the records, one for each leaf.
+        outcomes: columns below ``next`` for which the root has a column of the same name, shape and dtype.
+        roots: these columns of the root.
         flags: columns of end flags.
     """
 
@@ -53,19 +54,20 @@ class Seams:
         self._columns, self._flags = columns, flags
         self._pairs = [*zip(outcomes, roots, strict=True)]
         self.find: Find = columns.watched(outcomes, roots, flags) or self._find
-        """Returns in which streams a write doesn't go on with the newest step, bytes of 0 and 1; None for none.
+        """Function that returns in which streams a write doesn't follow the newest step: bytes of 0 and 1, or None.
 
-        They do where its outcome is their first root, and where they don't chain themselves: then nothing is known
-        (see `telling`). It is given the first slot of the newest step, the steps of the write, the slots of a step,
-        and the ready rows, ``[steps, *batch, *field]`` each.
+        A stream follows if its newest outcome equals the first root that is written. If the written steps don't follow
+        each other either, the comparison proves nothing, and the result is None (see `telling`). The arguments are the
+        first slot of the newest step, the number of written steps, the slots of a step, and the ready rows,
+        ``[steps, *batch, *field]`` each.
         """
 
     @classmethod
     def of(cls, schema: Schema, columns: ColumnStore) -> Seams | None:
-        """Return what compares records with a column for each leaf; None where the content tells nothing.
+        """Return the comparison for records with one column for each leaf; None if content can't show seams.
 
-        With ids nothing is to be found out. The rows of n-step data, and rows that are no steps, don't follow each
-        other; neither do records without an entry that stands both below ``next`` and beside it.
+        Records with ids of trajectories need no comparison. Rows of n-step data, and padding rows, don't follow each
+        other. Records without an entry that exists both below ``next`` and at the root can't be compared.
         """
         outcomes = twins(dict(zip(schema.paths, schema.fields, strict=True)))
         if not outcomes or any(path in schema for path in (TRAJ_IDS, EPISODE, STEPS, MASK)):
@@ -75,13 +77,13 @@ class Seams:
         return cls(columns, [schema.index(path) for path in outcomes], roots, flags)
 
     def _find(self, newest: int, steps: int, streams: int, leaves: list[torch.Tensor]) -> bytes | None:
-        """Do what the core does, on any device."""
+        """Find seams with torch, on any device; the same as the core's function."""
         columns = [self._columns.view(position) for position in range(len(leaves))]
         at, device = slice(newest, newest + streams), columns[0].device
         rows = [leaf.reshape(steps, streams, -1) for leaf in leaves]
         over = torch.zeros(streams, dtype=torch.bool, device=device)
         for flag in self._flags:
-            over |= columns[flag][at].reshape(streams, -1).bool().any(1)  # it says so itself
+            over |= columns[flag][at].reshape(streams, -1).bool().any(1)  # an end flag is set: not a seam
         differ = [
             ~same_bits(columns[outcome][at].reshape(streams, -1), rows[root][0], 1) & ~over
             for outcome, root in self._pairs
@@ -97,11 +99,11 @@ class Seams:
 
 
 def seam_slots(pieces: Numbers, stored: int, end: int) -> torch.Tensor:
-    """Return the slots of the rows that begin a piece, ``(n,)`` int64, but for those of the oldest step.
+    """Return the slots of the rows that begin a piece, ``(n,)`` int64, without the rows of the oldest step.
 
     Args:
-        pieces: ``(capacity, streams)``.
-        stored: steps stored.
+        pieces: the number of each row's piece, ``(capacity, streams)``.
+        stored: the number of stored steps.
         end: the step after the newest one.
     """
     order = _by_age(len(pieces), stored, end)
@@ -111,7 +113,7 @@ def seam_slots(pieces: Numbers, stored: int, end: int) -> torch.Tensor:
 
 
 def numbered(slots: torch.Tensor, pieces: Numbers, stored: int, end: int) -> None:
-    """Number the rows of pieces that begin at `slots`; see `seam_slots`."""
+    """Number the rows in `pieces`, in place, so that pieces begin at `slots`; the inverse of `seam_slots`."""
     begins = np.zeros_like(pieces)
     begins.reshape(-1)[slots.numpy()] = 1
     order = _by_age(len(pieces), stored, end)

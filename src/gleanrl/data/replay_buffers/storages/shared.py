@@ -1,4 +1,4 @@
-"""A storage that several processes of one machine write and read at once."""
+"""A storage that several processes of one machine read and write at the same time."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from gleanrl.errors import SchemaError, UnsupportedError
 
 
 class SharedTensorStorage(LazyTensorStorage):
-    """What a storage becomes that is shared (see `share`); records, books and log are in a `StorageSegment`.
+    """A tensor storage in shared memory, made by `share`. Records, metadata and change log are in a `StorageSegment`.
 
-    Under the lock of its buffer a storage of this process is like any other. `pull` brings it in step with the
-    segment when the lock is taken; each change is all or nothing for the other processes, whatever becomes of this one.
+    A thread that holds the lock of the storage's buffer uses it like any other storage. Taking the lock calls `pull`,
+    which updates this object from the segment. For other processes each change is all or nothing, even if this process
+    is killed in the middle.
     """
 
     _segment: StorageSegment
@@ -39,27 +40,27 @@ class SharedTensorStorage(LazyTensorStorage):
 
     @property
     def segment(self) -> StorageSegment:
-        """The memory that is shared, as a storage sees it."""
+        """The storage's part of the shared memory."""
         return self._segment
 
     @property
     def memory(self) -> SharedMemory:
-        """The memory that is shared, with its lock."""
+        """The shared memory and its lock."""
         return self._segment.memory
 
     def next_copy(self) -> int:
-        """Return a number that no other copy has had; takes the lock."""
+        """Return a number that no other copy has received. Takes the lock."""
         with self.guard():
             return self._segment.next_copy()
 
     def use_segment(self, segment: StorageSegment) -> None:
-        """Be a storage of the records in a segment."""
+        """Use the records in `segment` from now on."""
         self._segment, self.change_log = segment, segment.log
         self._table = self._pieces = self.find_seams = None
         self.generations = Generations()
         self.num_steps = self._end = self._rows_written = 0
 
-    exposed = True  # to the live views of other processes
+    exposed = True  # other processes may write through live views
 
     def _new_pieces(self) -> Any:
         self._segment.number_pieces(True)
@@ -71,16 +72,16 @@ class SharedTensorStorage(LazyTensorStorage):
         self._pieces = None
 
     def _see_pieces(self) -> None:
-        """Come in step with the numbers of pieces, which stay where they are while they count."""
+        """Update the view of the piece numbers from the segment. Their memory doesn't move while they are in use."""
         if not self._segment.numbers_pieces:
             self._pieces = None
         elif self._pieces is None:
             self._pieces = self._segment.pieces.reshape(-1, self.rows_per_step)
 
-    # Under the lock
+    # Called under the lock
 
     def pull(self) -> None:
-        """Come in step with the segment: what another process left unfinished is taken back first."""
+        """Update this object from the segment, after taking back a change that another process left unfinished."""
         segment = self._segment
         if segment.is_ready and self._table is None:
             state, batch = segment.schema()
@@ -94,17 +95,24 @@ class SharedTensorStorage(LazyTensorStorage):
         self._see_pieces()
 
     def settle(self) -> None:
-        """Take back a change of this process that failed, before the lock is given up."""
+        """Take back a failed change of this process, before the lock is released."""
         if self._segment.changing:
             self.pull()
 
     def _changing(
         self, slots: torch.Tensor | None, change: Callable[[], None], done: Callable[[], bool]
     ) -> None:
-        """Make a change that is all or nothing to others; it may have begun before."""
+        """Make a change that other processes see completely or not at all. It may have begun before, if it is repeated.
+
+        Args:
+            slots: the slots that the change overwrites, each once; the journal keeps their rows. None for no slots.
+            change: makes the change to this object and to the rows.
+            done: returns whether the rows are complete. Then the metadata are published, even if an interrupt was
+                raised.
+        """
         if not self._segment.changing:
             if slots is not None:
-                slots = slots[slots < len(self)]
+                slots = slots[slots < len(self)]  # rows that aren't stored yet needn't be restored
             self._segment.begin(slots)
         try:
             change()
@@ -141,17 +149,18 @@ class SharedTensorStorage(LazyTensorStorage):
 
     def _copy_slots(self, rows: list[torch.Tensor], slots: torch.Tensor) -> None:
         super()._copy_slots(rows, slots)
-        self._copied = object()  # `_put` has only its counts to publish from here on
+        # A new object tells `_put` that all rows are copied: only the counts remain to be published.
+        self._copied = object()
 
     def _go_on_at(self, step: int) -> None:
         self._changing(None, lambda: super(SharedTensorStorage, self)._go_on_at(step), lambda: True)
 
     def clear(self) -> None:
-        """Forget every record, in all processes."""
+        """Remove every record, in all processes."""
         self._changing(None, super().clear, lambda: not self.num_steps)
 
     def adopt(self, value: StorageState) -> None:
-        """Hold what a snapshot holds, in all processes."""
+        """Replace content and counters by the values in a snapshot, in all processes."""
         if self._table is None and value.content is not None:
             batch = torch.Size(value.batch_shape)
             self._begin(value.content.table or self._make_table(value.content.form, batch), batch)
@@ -164,7 +173,7 @@ class SharedTensorStorage(LazyTensorStorage):
         )
 
     def _parse_content(self, reader: StateReader, state: StorageState) -> Records | None:
-        with self.guard():  # another process may be about to write first
+        with self.guard():  # so that no other process fixes another schema at the same time
             return super()._parse_content(reader, state)
 
     def _take_content(self, content: Records | None, rows: int) -> None:
@@ -183,7 +192,7 @@ class SharedTensorStorage(LazyTensorStorage):
             )
         self.allocator = SegmentAllocator(self._segment, (form.state(by_name=False), tuple(batch)))
         table = super()._make_table(form, batch)
-        table.watch_mask()  # another process may have written rows that are no steps
+        table.watch_mask()  # another process may have written padding rows
         return table
 
     def _begin(self, table: Table, batch: torch.Size) -> None:
@@ -194,18 +203,19 @@ class SharedTensorStorage(LazyTensorStorage):
     # Copies
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the name of the memory: copies are of the same records."""
+        """Pickle the name of the shared memory: copies use the same records."""
         return _attached, (type(self), self._segment, self.requested_size, self.ndim)
 
 
 def share(storage: Storage) -> SharedTensorStorage:
-    """Make a storage one that several processes may use, and return it; what it holds moves to shared memory.
+    """Convert a storage in place into one that several processes may use, and return it.
 
-    That of a `LazyMemmapStorage` is a file without a name in its `scratch_dir`; files that it made there are removed.
+    Its records move to shared memory. For a `LazyMemmapStorage` that is a file without a name in its `scratch_dir`, and
+    the storage's earlier files there are removed.
 
     Raises:
-        UnsupportedError: another storage than a `LazyTensorStorage` on the CPU or a `LazyMemmapStorage`.
-        CapacityError: too little memory, or space on the disk; the storage is what it was.
+        UnsupportedError: the storage is neither a `LazyTensorStorage` on the CPU nor a `LazyMemmapStorage`.
+        CapacityError: there is too little memory or disk space. The storage is unchanged.
     """
     if isinstance(storage, SharedTensorStorage):
         return storage
@@ -225,17 +235,17 @@ def share(storage: Storage) -> SharedTensorStorage:
         if held is not None:
             with shared.guard():
                 shared.adopt(held)
-    except BaseException:
+    except BaseException:  # restore the storage: the caller may keep using it, or try again
         storage.__dict__.clear()
         storage.__dict__.update(before)
         storage.__class__ = kind
         raise
-    before["allocator"].discard()
+    before["allocator"].discard()  # only now: after an error the storage still needs these files
     return shared
 
 
 def is_shareable(storage: Storage) -> TypeGuard[TensorStorage]:
-    """Return whether `share` takes a storage."""
+    """Return whether `share` accepts a storage."""
     kinds = LazyTensorStorage, LazyMemmapStorage, SharedTensorStorage
     return isinstance(storage, kinds) and type(storage) in kinds and storage.device.type == "cpu"
 

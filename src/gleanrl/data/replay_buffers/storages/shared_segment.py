@@ -1,9 +1,11 @@
-"""The memory of a storage that several processes share: books, log, generations, columns, and a journal.
+"""The shared memory of a storage: metadata, change log, generations, columns and a journal.
 
-What is true is what the books say. They stand there twice, and one word says which of the two counts: a change fills
-the other one and flips the word, by one store. The same word says whether rows are about to be overwritten: then the
-journal holds them as they were. A process that is killed in the middle of a write leaves that bit set, and whoever
-takes the lock next puts the rows back: the write never happened.
+The metadata are authoritative. They are stored twice, and one atomic word, the state, selects the valid copy. A change
+fills the other copy and then switches the word by one store.
+
+The state word has a second bit, `_CHANGING`. It says that rows are about to be overwritten, and that the journal holds
+their old values. If a process is killed in the middle of a write, the bit stays set. The next process that takes the
+lock restores the rows from the journal, so the write never happened.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ from gleanrl.errors import CapacityError, SchemaError
 
 _WORDS, _RUNS, _SCHEMA_BYTES = 64, 1024, 1 << 20
 _HEAD_BYTES = 8 * (_WORDS + 4 * _RUNS) + _SCHEMA_BYTES
-# Places in the head, of int64.
+# Positions in the head, in units of int64.
 _STATE, _READY, _SCHEMA_SIZE, _ROWS, _COPIES, _JOURNALED, _PIECES = range(7)
 _BOOKS = (8, 16)
 _CONTENT, _CHANGES, _NUM_RUNS, _SLOTS = 32, 33, 34, 35
-_HAS_ORIGIN, _ORIGIN = 36, 37  # the origin's content and changes
-_CHANGING = 2
+_HAS_ORIGIN, _ORIGIN = 36, 37  # at _ORIGIN: the origin's content and changes
+_CHANGING = 2  # a bit of the state word; bit 0 selects the valid copy of the metadata
 
 
-_PIECE = Field(torch.Size(()), torch.int64)  # the last column, which isn't one of the records'
+_PIECE = Field(torch.Size(()), torch.int64)  # the last column: piece numbers, not part of the records
 
 
 class SharedMetadata(NamedTuple):
-    """What a storage knows of its records, beside the records."""
+    """The counters that a storage keeps about its records."""
 
     num_steps: int
     end: int
@@ -51,12 +53,13 @@ class SharedMetadata(NamedTuple):
 
 
 class StorageSegment:
-    """Shared memory of one storage. Whoever calls it holds its lock, but for the log's version and the columns.
+    """The shared memory of one storage.
 
-    A copy, by pickle say, is of the same memory; it has to be made while the process of the original lives.
+    The caller holds the storage's lock, except for reading the log's version and the columns. A pickled or deep copy
+    uses the same memory. It must be made while the process of the original lives.
 
     Args:
-        folder: where it is a file; None for memory.
+        folder: the directory of the file that holds the memory; None for anonymous memory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -77,7 +80,7 @@ class StorageSegment:
         return self.memory
 
     def __setstate__(self, memory: SharedMemory) -> None:
-        """See the same memory."""
+        """Use the same memory."""
         self.memory = memory
         self._meet()
 
@@ -90,15 +93,15 @@ class StorageSegment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there are columns."""
+        """Whether the columns exist and are valid."""
         return bool(self._head[_READY])
 
     def make(self, schema: Any, fields: Sequence[Field], num_rows: int) -> list[torch.Tensor]:
-        """Return new columns, ``[num_rows, *field]`` each; they count once `ready` was called.
+        """Return new columns, ``[num_rows, *field]`` each. They become valid when `ready` is called.
 
         Raises:
-            CapacityError: too little memory, or too little space on the disk.
-            SchemaError: a schema of more than a megabyte.
+            CapacityError: there is too little memory or disk space.
+            SchemaError: the pickled schema is larger than a megabyte.
         """
         described = pickle.dumps(schema)
         if len(described) > _SCHEMA_BYTES:
@@ -119,16 +122,16 @@ class StorageSegment:
             ) from cause
 
     def ready(self) -> None:
-        """Let the columns count."""
+        """Mark the columns as valid."""
         self._head[_READY] = 1
 
     def schema(self) -> Any:
-        """Return what `make` was given."""
+        """Return the schema that `make` stored."""
         start = _HEAD_BYTES - _SCHEMA_BYTES
         return pickle.loads(self.memory.map[start : start + int(self._head[_SCHEMA_SIZE])])
 
     def columns(self, fields: Sequence[Field]) -> list[torch.Tensor]:
-        """Return the columns of a schema; the journal's are behind them."""
+        """Return the columns for `fields`. The journal's columns are located behind them."""
         num_rows, fields = int(self._head[_ROWS]), [*fields, _PIECE]
         places = _length_of(fields, num_rows)
         self.memory.resize(_HEAD_BYTES + 2 * places[-1])
@@ -147,19 +150,19 @@ class StorageSegment:
         """How often each slot was written, ``(num_rows,)`` int64."""
         self._slots, self._bytes, self._journal = journal[0], self._bytes[1:], journal[1:]
         self.pieces = columns[-1].numpy()
-        """The number of each row's piece, ``(num_rows,)`` int64, if they count."""
+        """The number of each row's piece, ``(num_rows,)`` int64, valid if `numbers_pieces` is True."""
         return columns[1:-1]
 
     @property
     def numbers_pieces(self) -> bool:
-        """Whether the numbers of pieces count (see `Seams`)."""
+        """Whether the piece numbers are valid (see `Seams`)."""
         return bool(self._head[_PIECES])
 
     def number_pieces(self, count: bool) -> None:
-        """Have the numbers of pieces count from now on, all 0, or no more."""
+        """Reset the piece numbers to 0 and mark them as valid, or mark them as invalid."""
         if count:
             self.pieces[:] = 0
-            _fence()
+            _fence()  # all numbers are 0 before another process may see that they are valid
         self._head[_PIECES] = count
 
     # Changes
@@ -170,12 +173,16 @@ class StorageSegment:
         return bool(self._head[_STATE] & _CHANGING)
 
     def books(self) -> SharedMetadata:
-        """Return the books that count."""
+        """Return the valid copy of the metadata."""
         start = _BOOKS[int(self._head[_STATE]) & 1]
         return SharedMetadata(*self._head[start : start + 4].tolist())
 
     def begin(self, slots: torch.Tensor | None) -> None:
-        """Begin a change that will overwrite the records in `slots`, ``(n,)`` int64, each once; None for none."""
+        """Begin a change, and save the rows that it will overwrite in the journal.
+
+        Args:
+            slots: the slots of these rows, ``(n,)`` int64 without duplicates; None if the change overwrites no rows.
+        """
         count = 0 if slots is None else slots.shape[0]
         fault_points.point("segment.journal")
         if slots is not None and count:
@@ -183,38 +190,38 @@ class StorageSegment:
             for column, kept in zip(self._bytes, self._journal, strict=True):
                 torch.index_select(column, 0, slots, out=kept[:count])
         self._head[_JOURNALED] = count
-        _fence()
+        _fence()  # the journal is complete before the bit says so: `undo` would restore garbage otherwise
         self._head[_STATE] |= _CHANGING
         fault_points.point("segment.begun")
 
     def commit(self, books: SharedMetadata) -> None:
-        """End a change: other books count from now on."""
+        """End a change: `books` become the valid metadata."""
         fault_points.point("segment.commit")
         other = (int(self._head[_STATE]) & 1) ^ 1
         start = _BOOKS[other]
         self._head[start : start + 4] = books
-        _fence()
-        self._head[_STATE] = other
+        _fence()  # rows and metadata are complete before the state word selects them
+        self._head[_STATE] = other  # one store that also clears `_CHANGING`
         fault_points.point("segment.committed")
 
     def undo(self) -> None:
-        """Take back a change that didn't end."""
+        """Take back a change that wasn't committed. If this process is killed meanwhile, the next one repeats it."""
         slots = self._slots[: int(self._head[_JOURNALED])] if self._bytes else torch.empty(0, device="cpu")
         self.log.forget()
-        _fence()
+        _fence()  # the version changes before the rows do, so that readers notice
         if slots.shape[0]:
             for column, kept in zip(self._bytes, self._journal, strict=True):
                 column.index_copy_(0, slots, kept[: slots.shape[0]])
-        _fence()
+        _fence()  # all rows are restored before the bit is cleared
         fault_points.point("segment.undo")
         self._head[_STATE] &= 1
 
 
 class SegmentAllocator:
-    """Gives a storage the columns of a segment; see `Allocator`."""
+    """Provides the columns of a segment to a storage; see `Allocator`."""
 
     exclusive = True
-    shared = False  # a forked child writes them as its parent does
+    shared = False  # a forked child may write these columns, so they needn't become read-only
     lists: Sequence[Any] = ()
 
     def __init__(self, segment: StorageSegment, schema: Any) -> None:
@@ -223,23 +230,23 @@ class SegmentAllocator:
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
-        """Return the segment's columns, new ones if it has none."""
+        """Return the segment's columns, and make them if there are none."""
         if self._segment.is_ready:
             return self._segment.columns(fields)
         return self._segment.make(self._schema, fields, num_rows)
 
     def settle(self) -> None:
-        """Do nothing: there is one segment."""
+        """Do nothing, because there is only one segment."""
 
     def discard(self) -> None:
-        """Do nothing: they don't count yet."""
+        """Do nothing, because unused columns were never marked as valid."""
 
 
 class SharedLog(ChangeLog):
-    """A `ChangeLog` in shared memory: its version can be read at any time, all else under the lock.
+    """A `ChangeLog` in shared memory. Its version can be read at any time, everything else under the lock only.
 
     Args:
-        words: where it stands: the head and the runs.
+        words: the memory of the head and of the logged runs.
     """
 
     def __init__(self, words: np.ndarray[Any, np.dtype[np.int64]]) -> None:
@@ -247,15 +254,19 @@ class SharedLog(ChangeLog):
 
     @property
     def version(self) -> Version:  # type: ignore[override]
-        """The present version: who reads it after records knows of every write that began before."""
+        """The present version. If it is read after records, it covers every write that began before."""
         _fence()
-        # In this order: a content that was renewed between the two shows.
+        # Read in this order. If another process calls `renew` in between, the result has the new content. In the
+        # other order it could equal an earlier version of the old content, and the change would be missed.
         changes = int(self._head[_CHANGES])
         return Version(int(self._head[_CONTENT]), changes)
 
     @property
     def origin(self) -> Version | None:  # type: ignore[override]
-        """What this content is a copy of: the sampler of any process can ask what changed since a saved state."""
+        """The version that this content is a copy of; None if there is none.
+
+        It is shared, so the sampler of any process can find the changes since a saved state.
+        """
         if not self._head[_HAS_ORIGIN]:
             return None
         return Version(*self._head[_ORIGIN : _ORIGIN + 2].tolist())
@@ -270,12 +281,12 @@ class SharedLog(ChangeLog):
         _fence()
 
     def forget(self) -> None:
-        """Take everything for changed."""
+        """Mark every slot as changed."""
         self._head[_NUM_RUNS] = 0
         self._head[_CHANGES] += 1
 
     def note(self, start: int, count: int, size: int) -> None:
-        """Note that `count` slots from `start` on, around the end of `size` slots, are about to change."""
+        """Log that `count` slots from `start` on are about to change, around the end of `size` slots."""
         self._head[_SLOTS] = size
         number = int(self._head[_NUM_RUNS])
         last = self._table[(number - 1) % _RUNS]
@@ -287,7 +298,7 @@ class SharedLog(ChangeLog):
         _fence()
 
     def note_ranges(self, spans: list[tuple[int, int]], size: int, amended: bool = False) -> None:
-        """Note that slots here and there are about to change (see `ChangeLog.note_ranges`)."""
+        """Log that several ranges of slots are about to change (see `ChangeLog.note_ranges`)."""
         self._head[_SLOTS] = size
         for start, count in spans:
             self._append(start, count, amended)
@@ -300,7 +311,7 @@ class SharedLog(ChangeLog):
         self._head[_CHANGES] += count
 
     def since(self, version: Version) -> list[Change] | None:
-        """Return what changed after `version` (see `ChangeLog.since`)."""
+        """Return the changes after `version` (see `ChangeLog.since`)."""
         now, number, size = self.version, int(self._head[_NUM_RUNS]), int(self._head[_SLOTS])
         if version.content != now.content:
             return None
@@ -316,13 +327,13 @@ class SharedLog(ChangeLog):
 
 
 def _length_of(fields: Sequence[Field], num_rows: int) -> list[int]:
-    """Return where the generations, each field's column, and what follows begin."""
+    """Return the offsets of the generations, of each field's column, and of the end."""
     sizes = [8, *(field.row_bytes for field in fields)]
     return [*accumulate((-(-num_rows * size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)]
 
 
 def _fence() -> None:
-    """Keep the stores before it before those after it, as other processors see them; so with reads."""
-    lock = threading.Lock()  # a new one: nobody waits, and an interrupt leaves nothing held
+    """Order the memory accesses before the call ahead of those after it, as other processors see them."""
+    lock = threading.Lock()  # a new lock: no thread waits for it, and an interrupt can't leave it held
     lock.acquire()
     lock.release()

@@ -1,9 +1,4 @@
-"""The slots of a storage: how many there are, and how many are in use.
-
-What a storage offers beside slots: indexing, iteration, a flat form, and being told about writes.
-
-How often each slot of a storage was written or cleared.
-"""
+"""The slots of a storage: ring geometry, generations, reading by index, and notification of writes."""
 
 from __future__ import annotations
 
@@ -37,13 +32,13 @@ _Self = TypeVar("_Self", bound="Access")
 
 
 class Access(Part, ABC):
-    """Reading a storage by itself, and being told of its writes; see `Storage`."""
+    """Reading a storage directly, and being notified of its writes; see `Storage`."""
 
     ndim: int
     attached: tuple[weakref.ref[Any], ...] = ()
-    """What is told of writes; see `attach`."""
-    _users: tuple[weakref.ref[Any], ...] = ()  # buffers
-    _written_by: weakref.ref[Any] | None = None  # the one of them that writes
+    """Weak references to the objects that are called after each write; see `attach`."""
+    _users: tuple[weakref.ref[Any], ...] = ()  # the buffers that use the storage
+    _written_by: weakref.ref[Any] | None = None  # the one buffer that writes
 
     @property
     @abstractmethod
@@ -52,7 +47,7 @@ class Access(Part, ABC):
 
     @abstractmethod
     def get(self, index: Any) -> Any:
-        """Return the records at a user's index over the visible part; see the subclass for what is a view."""
+        """Return the records at a user's index over the visible part. The subclass defines which results are views."""
 
     def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
         """Return the slots that a user's index names, ``(n,)`` int64, and the shape of the selection."""
@@ -75,7 +70,7 @@ class Access(Part, ABC):
         return found if found.ndim else bool(found)
 
     def __contains__(self, index: Any) -> bool:
-        """Return whether all of the time steps at `index` are stored; see `contains`."""
+        """Return whether all time steps at `index` are stored; see `contains`."""
         return bool(torch.as_tensor(self.contains(index)).all())
 
     def __getitem__(self, index: Any) -> Any:
@@ -83,15 +78,16 @@ class Access(Part, ABC):
         return self.get(index)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the time steps stored, the lowest slot first (with ``ndim=1`` the records); see `get`."""
+        """Yield the stored time steps in the order of slots (with ``ndim=1`` the records); see `get`."""
         for step in range(self.shape[0]):
             yield self.get(step)
 
     def flatten(self: _Self) -> _Self | Access:
-        """Return the stored part with one batch dimension, time steps first: the storage itself if it has one.
+        """Return the stored part as a storage with one batch dimension, time steps first.
 
-        Otherwise a storage that counts as full and shares the memory: what is written into either shows in
-        both, but each counts its own writes, so that a buffer over the one doesn't notice those of the other.
+        A storage with one batch dimension returns itself. Otherwise the result is a full storage that shares the
+        memory. A write into either storage shows in both. Each storage counts only its own writes, so a buffer over one
+        doesn't notice writes into the other.
 
         Raises:
             EmptyBufferError: nothing is stored, and there are several batch dimensions.
@@ -105,11 +101,12 @@ class Access(Part, ABC):
     def _flattened(self) -> Access:
         raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened")
 
-    # Buffers: one may write, others that came with it at their construction read, all under one lock
+    # Buffers that use the storage. One of them may write. The others, which got the same lock at construction,
+    # only read.
 
     @property
     def owner(self) -> Any:
-        """The first of the buffers that use the storage; None while none does."""
+        """The first buffer that uses the storage; None if there is none."""
         return next(iter(living(self._users)), None)
 
     def check_free(self, name: str, taker: Any) -> None:
@@ -119,13 +116,13 @@ class Access(Part, ABC):
             raise taken(name, self, others[0])
 
     def join_buffer(self, owner: Any, gate: BufferLock) -> None:
-        """Be used by `owner`, a buffer with that gate, which is the one of the others."""
+        """Register `owner`, a buffer with the lock `gate`. All buffers of a storage share one lock."""
         users = [buffer for buffer in living(self._users) if buffer is not owner]
         self._users = tuple(weakref.ref(buffer) for buffer in (*users, owner))
         super().join_buffer(owner, gate)
 
     def leave_buffer(self, owner: Any) -> None:
-        """Be used by `owner` no longer."""
+        """Unregister `owner`."""
         self._users = tuple(weakref.ref(buffer) for buffer in living(self._users) if buffer is not owner)
         if self._written_by is not None and self._written_by() is owner:
             self._written_by = None
@@ -133,7 +130,7 @@ class Access(Part, ABC):
             super().leave_buffer(owner)
 
     def claim(self, buffer: Any) -> None:
-        """Be written through `buffer` from now on.
+        """Make `buffer` the only buffer that may write.
 
         Raises:
             UnsupportedError: another buffer, which is still in use, has written to the storage.
@@ -146,20 +143,21 @@ class Access(Part, ABC):
             )
         self._written_by = weakref.ref(buffer)
 
-    # Who is told of writes
+    # Notification of writes
 
     def attach(self, buffer: Any) -> None:
         """Call ``buffer.mark_update(index)`` after every write from now on.
 
-        The buffer that the storage belongs to knows of its writes without this. What is attached is called in
-        the thread that writes, under the lock of the storage's buffer. It is held weakly, and not part of copies.
+        The buffer of the storage needs no call, because it learns of writes from the version. The call is made by the
+        writing thread, under the lock of the storage's buffer. The object is held weakly, and copies of the storage
+        don't call it.
 
         Args:
-            buffer: an object with `mark_update`; the index is what `extend` returns, ``(n,)`` int64 slots or
+            buffer: an object with `mark_update`; the index has the form that `extend` returns, ``(n,)`` int64 slots or
                 ``(n, ndim)`` coordinates.
 
         Raises:
-            InvalidTypeError: without `mark_update`.
+            InvalidTypeError: the object has no `mark_update`.
         """
         if not callable(getattr(buffer, "mark_update", None)):
             raise InvalidTypeError(f"attach: expected an object with mark_update(index), got {buffer!r}")
@@ -168,10 +166,10 @@ class Access(Part, ABC):
             self.attached = tuple(weakref.ref(one) for one in (*attached, buffer))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without what is attached.
+        """Return the state for a pickle, without attached objects.
 
         Raises:
-            UnsupportedError: for a process that is about to be spawned.
+            UnsupportedError: the pickle is for a process that is being spawned.
         """
         if proc.is_spawning():
             raise UnsupportedError(
@@ -185,12 +183,12 @@ class Access(Part, ABC):
 
 
 def living(references: tuple[weakref.ref[Any], ...]) -> list[Any]:
-    """Return those of weakly held objects that are still there."""
+    """Return the objects that still exist among weakly held ones."""
     return [found for reference in references if (found := reference()) is not None]
 
 
 def announce(storage: Access, slots: torch.Tensor) -> None:
-    """Tell what is attached to a storage that `slots`, ``(n,)`` int64, were written."""
+    """Call `mark_update` of the objects attached to a storage, after a write to `slots`, ``(n,)`` int64."""
     index = slots
     if storage.ndim > 1:
         index = torch.stack(torch.unravel_index(slots, storage.shape), -1)
@@ -199,26 +197,26 @@ def announce(storage: Access, slots: torch.Tensor) -> None:
 
 
 _FIRST_COUNTERS = 1024
-_NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # an address for counters that nobody looks at
+_NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # a valid address, for storages without slots
 
 
 class Generations:
-    """A counter for each slot, in memory that is taken when it is first needed.
+    """A counter for each slot. The memory is allocated when it is first needed.
 
-    It is zeroed memory, which costs nothing until it is touched: 8 bytes for each row in use. Whoever writes counts by
-    the native core, before the bytes move. Not thread-safe: see `Storage`.
+    Zeroed memory costs nothing until it is touched, so the counters take 8 bytes for each row in use. Writers count
+    them up by the native core, before the bytes of the rows change. The object isn't thread-safe: see `Storage`.
 
     Args:
-        counters: ``(slots,)`` int64, to count in from now on; None for memory to be taken.
+        counters: existing counters to use, ``(slots,)`` int64; None to allocate them when they are needed.
 
     Attributes:
-        counters: ``(slots or more,)`` int64; None as long as there are none.
-        at: their address, for the native core; 0 as long as there are none.
+        counters: ``(slots or more,)`` int64; None before the memory is allocated.
+        at: the address of the counters, for the native core; 0 before the memory is allocated.
     """
 
     counters: torch.Tensor | None = None
     at = 0
-    _size: int | None = 0  # slots; 0 while nobody knows how many, None for any number
+    _size: int | None = 0  # number of slots; 0 while it isn't known, None if it is unbounded
 
     def __init__(self, counters: torch.Tensor | None = None) -> None:
         if counters is not None:
@@ -226,13 +224,13 @@ class Generations:
             self.hold(counters)
 
     def resize(self, size: int | None) -> None:
-        """Have a counter for each of `size` slots; None for as many as are asked for."""
+        """Set the number of slots; None means unbounded."""
         self._size = size
 
     def of_all(self, rows: int = 0) -> torch.Tensor:
-        """Return the counters of all slots; of a storage without a size those of `rows` slots at least.
+        """Return the counters of all slots, or of at least `rows` slots if the number is unbounded.
 
-        Before the size is known there is one, which nobody looks at.
+        While the number of slots isn't known, the result is a dummy counter, which is never read.
         """
         if self._size == 0:
             return _NO_SLOTS
@@ -247,9 +245,9 @@ class Generations:
         return counters
 
     def vacated(self, rows: int) -> torch.Tensor:
-        """Return a copy of the counters of slots behind the first `rows` that were written before, and emptied.
+        """Return a copy of the counters behind the first `rows` slots that were written and then cleared.
 
-        Slots are first written one after the other, so that those that never were are the last ones: few are looked at.
+        Slots are first written in order, so all slots that were never written come last. A binary search finds them.
         """
         if self.counters is None:
             return torch.empty(0, dtype=torch.int64, device="cpu")
@@ -258,49 +256,50 @@ class Generations:
         return self.counters[rows:end].clone()
 
     def hold(self, counters: torch.Tensor) -> None:
-        """Count in this memory from now on; may be done twice."""
+        """Use this memory from now on. An interrupted call may be repeated."""
         self.counters, self.at = counters, counters.data_ptr()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle or a deep copy: the counters have another address."""
+        """Restore from a pickle or a deep copy, whose counters have another address."""
         self.__dict__.update(state)
         if self.counters is not None:
             self.hold(self.counters)
 
 
-UNBOUNDED = 2**63 - 1  # the size of a storage that takes whatever comes
+UNBOUNDED = 2**63 - 1  # the size of a storage without a limit
 
 
 class Slots(Access, Versioned):
-    """A ring of time steps, ``[steps, *batch]`` slots, with a generation for each slot and a log of changes.
+    """A ring of time steps, ``[steps, *batch]`` slots, with a generation for each slot and a change log.
 
     Args:
-        max_size: transitions that fit, at least 1; `UNBOUNDED` for any number.
-        ndim: batch dimensions of a storage, at least 1; the first is time.
+        max_size: the number of transitions that fit, at least 1; `UNBOUNDED` for any number.
+        ndim: the number of batch dimensions, at least 1; the first is time.
     """
 
     def __init__(self, max_size: int, ndim: int = 1) -> None:
         self.ndim = positive("ndim", ndim)
         self.requested_size = positive("max_size", max_size)
-        """Transitions that were asked for."""
-        # The sizes are plain attributes, read-only for others: every write and every draw asks for them.
+        """The number of transitions that the user requested."""
+        # The sizes are plain attributes for speed, because every write and every draw reads them. Other objects
+        # must not set them.
         self.rows_per_step = 0
         """Transitions in one time step; with ``ndim > 1`` 0 before the first write."""
         self.batch_shape = torch.Size((0,) * (ndim - 1))
-        """Sizes of the batch dimensions after time; fixed by the first write if ``ndim > 1``, 0 before."""
+        """Sizes of the batch dimensions after time. With ``ndim > 1`` the first write sets them; they are 0 before."""
         self.capacity_steps = self.requested_size
-        """Time steps that fit: ``ceil(requested_size / transitions per step)``."""
+        """Number of time steps that fit: ``ceil(requested_size / transitions per step)``."""
         self.max_size = self.requested_size
-        """Transitions that fit: the size asked for, rounded up to whole time steps once those are known."""
+        """Number of transitions that fit: `requested_size`, rounded up to whole time steps once their size is known."""
         self.num_steps = 0
-        """Time steps stored."""
+        """Number of time steps stored."""
         self._end = 0
         self.change_log = ChangeLog()
-        """What changed since which version; whoever writes notes it there before the bytes move."""
+        """The changes since earlier versions. A writer logs a change before the bytes change."""
         self.generations = Generations()
         """How often each slot was written or cleared."""
         self.ordered = True
-        """Whether neighbouring slots hold neighbouring steps; not after records were chosen by what they hold."""
+        """Whether adjacent slots hold adjacent steps; False after a writer chose records by their content."""
         self._rows_written = 0
         if self.ndim == 1:
             self.fix_batch(torch.Size(()))
@@ -308,28 +307,29 @@ class Slots(Access, Versioned):
     # Shape
 
     def fix_batch(self, shape: torch.Size) -> None:
-        """Fix the batch dimensions after time, and the sizes that follow from them; may be done twice.
+        """Fix the batch dimensions after time, and the sizes that follow from them.
 
-        For `prepare` of a storage with ``ndim > 1``, at the first write, once nothing can fail any more.
+        An interrupted call may be repeated. With ``ndim > 1``, `prepare` calls it at the first write, after everything
+        that can fail.
 
         Args:
-            shape: ``ndim - 1`` sizes, none of them 0.
+            shape: ``ndim - 1`` sizes, each at least 1.
         """
         self.capacity_steps = self.steps_that_fit(shape)
         self.max_size = self.capacity_steps * shape.numel()
         self.batch_shape = shape
         self.generations.resize(None if self.max_size == UNBOUNDED else self.max_size)
-        self.rows_per_step = shape.numel()  # last: it says that all of this is known
+        self.rows_per_step = shape.numel()  # last, because a value above 0 means that all sizes are set
 
     def steps_that_fit(self, batch: torch.Size) -> int:
-        """Return how many time steps fit if the batch dimensions after time are these."""
+        """Return how many time steps fit if `batch` are the batch dimensions after time."""
         return -(-self.requested_size // batch.numel())
 
     def bound(self, max_size: int) -> None:
-        """Give a storage that takes any number of transitions a size; nothing to do for others.
+        """Set the size of an unbounded storage. Other storages are unchanged.
 
         Raises:
-            InvalidArgumentError: it holds more already.
+            InvalidArgumentError: the storage already holds more transitions.
         """
         if self.requested_size != UNBOUNDED:
             return
@@ -340,7 +340,7 @@ class Slots(Access, Versioned):
         self.requested_size = max_size
         self.fix_batch(self.batch_shape)
         self._end = self.num_steps % self.capacity_steps
-        self.change_log.renew()  # it counts around another ring
+        self.change_log.renew()  # logged ranges wrap around the old size
         if self.generations.at:
             self.generations.of_all(max_size)
 
@@ -352,11 +352,11 @@ class Slots(Access, Versioned):
                 f"steps stored, got {step}"
             )
         if step != self._end:
-            # Trajectories are cut elsewhere.
+            # The newest step is another one now, so trajectories end at other steps: followers must look again.
             self.change_log.note_ranges([(0, len(self))], self.max_size, amended=True)
             self._end = step
 
-    # Every write asks: read without a call.
+    # Every write reads it, so `attrgetter` replaces a Python function.
     end = property(
         attrgetter("_end"),
         lambda self, step: self._go_on_at(step),
@@ -375,41 +375,44 @@ class Slots(Access, Versioned):
         """Return the number of transitions stored."""
         return self.num_steps * self.rows_per_step
 
-    _len = property(__len__)  # a private name that programs do use
+    _len = property(__len__)  # TorchRL programs use this private name
 
     # Generations and versions
 
-    # Every write, draw and follower asks: read without a call.
+    # Every write, draw and follower reads it, so `attrgetter` replaces a Python function.
     version = property(
         attrgetter("change_log.version"),
         doc="Which content the storage holds, and how much of it has changed; counted before the bytes move.",
     )
 
     def changed_since(self, version: Version) -> list[Change] | None:
-        """Return what changed after `version` (see `ChangeLog.since`); None for another content."""
+        """Return the changes after `version` (see `ChangeLog.since`); None if the content is another one."""
         return self.change_log.since(version)
 
     @property
     def origin(self) -> Version | None:
-        """What this content began as a copy of, by loading or unpickling; None for nothing."""
+        """The version that this content was loaded or unpickled from; None if there is none."""
         return self.change_log.origin
 
     @property
     def rows_written(self) -> int:
-        """Transitions ever written."""
+        """Number of transitions ever written."""
         return self._rows_written
 
     def generation(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the generations of `slots` (``(n,)`` int64, in range), a fresh ``(n,)`` int64 tensor."""
+        """Return the generations of `slots` (``(n,)`` int64, in range) as a fresh ``(n,)`` int64 tensor."""
         counters = self.generations.counters
         return (self.generations.of_all() if counters is None else counters).index_select(0, slots)
 
     @property
     def counters_at(self) -> int:
-        """The address of all slots' generations, int64, for the native core; fixed for the life of a size."""
+        """The address of the generations of all slots, int64, for the native core.
+
+        It doesn't change while the storage's size stays the same.
+        """
         return self.generations.at or self.generations.of_all().data_ptr()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore from a pickle or a deep copy: another content."""
+        """Restore from a pickle or a deep copy. The content gets a new version."""
         self.__dict__.update(state)
         self.change_log = ChangeLog(self.change_log.version)

@@ -1,6 +1,6 @@
-"""Snapshots of storages: what they hold as one value, copied beside their writers.
+"""Snapshots of storages: all stored records and counters as one value, copied while writers keep writing.
 
-The records of a tensor storage in a snapshot, and in a state that is checked before anything is changed by it.
+Also reads the records in a saved state, and checks them before anything changes.
 """
 
 from __future__ import annotations
@@ -27,54 +27,56 @@ from gleanrl.data.replay_buffers.storages.slots import Slots
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.errors import SchemaError
 
-_ROUNDS = 4
+_ROUNDS = 4  # most rounds without the lock; after these, writers are about as fast as the copying
 
 
 @dataclass(frozen=True)
 class RingState:
-    """How far a ring of time steps is written."""
+    """The fill state of a ring of time steps."""
 
     num_steps: int
     end: int
     rows_written: int
     ordered: bool
     seams: torch.Tensor
-    """Slots of rows that begin a piece (see `Seams`), ``(n,)`` int64."""
+    """Slots of the rows that begin a piece (see `Seams`), ``(n,)`` int64."""
 
 
 @dataclass(frozen=True)
 class StorageState(RingState):
-    """What a storage holds at one moment."""
+    """The records and counters of a storage at one moment."""
 
     max_size: int
-    """The size that was asked for."""
+    """The size that the user requested."""
     ndim: int
     batch_shape: tuple[int, ...]
     """0 in each dimension before the first write."""
     version: Version | None
-    """Which content this is, or a copy of which."""
+    """The version of this content, or of the content that it is a copy of."""
     generations: torch.Tensor
-    """Of the stored rows, ``(rows,)`` int64, 1 or more."""
+    """Generations of the stored rows, ``(rows,)`` int64, each at least 1."""
     vacated: torch.Tensor
-    """Of the slots behind these that held rows before they were emptied, ``(n,)`` int64, 1 or more."""
+    """Generations of the slots behind these that held rows before a clear, ``(n,)`` int64, each at least 1."""
     content: Any
-    """The records, in the storage's own form; None where there are none and no schema."""
+    """The records in the storage's own form; None if there are no records and no schema."""
     moved: int | None = None
-    """Of a state that was saved by a storage of another size: by how many rows all moved, around the ring, towards the
-    first one; None for a state of this very size."""
+    """Number of rows by which all rows were moved towards the first one, around the ring.
+
+    It is set if a storage of another size saved the state, and None otherwise.
+    """
 
     @property
     def capacity_steps(self) -> int:
-        """Time steps that fit."""
+        """Number of time steps that fit."""
         return -(-self.max_size // max(prod(self.batch_shape), 1))
 
     @property
     def rows(self) -> int:
-        """Transitions stored."""
+        """Number of transitions stored."""
         return self.num_steps * prod(self.batch_shape)
 
     def plain(self) -> dict[str, Any]:
-        """Return everything but the content as plain values; the generations aren't copied."""
+        """Return all fields except the content as plain values. The generations aren't copied."""
         empty = {name for name in ("vacated", "seams") if not getattr(self, name).numel()}
         left_out = {"content", "moved", *empty}
         fields = {name: value for name, value in vars(self).items() if name not in left_out}
@@ -82,7 +84,14 @@ class StorageState(RingState):
 
     @classmethod
     def read(cls, reader: StateReader) -> StorageState:
-        """Return what `plain` made plain, without content and generations; `SchemaError` for whatever doesn't fit."""
+        """Return the state from the result of `plain`, without content and generations.
+
+        The values may come from a broken or foreign file. Each is checked here, so that a load fails before it changes
+        the storage.
+
+        Raises:
+            SchemaError: a value has a wrong type or contradicts the others.
+        """
         ndim = reader.integer("ndim", 1)
         sizes = reader.get("batch_shape")
         if (
@@ -127,10 +136,10 @@ class StorageState(RingState):
         return replace(read, vacated=vacated)
 
     def fitted_to(self, storage: Slots) -> StorageState:
-        """Return this state for that storage's size (see `fitted`).
+        """Return this state for the size of `storage` (see `fitted`).
 
         Raises:
-            SchemaError: another number of dimensions, or more than fits.
+            SchemaError: the number of dimensions differs, or more records are stored than fit.
         """
         if self.ndim != storage.ndim:
             raise SchemaError(
@@ -139,12 +148,12 @@ class StorageState(RingState):
         return self.fitted(storage.requested_size)
 
     def fitted(self, max_size: int) -> StorageState:
-        """Return this state for a storage of that size, as if these steps, the oldest first, were all it ever got.
+        """Return this state for a storage of another size, as if only the stored steps had been written to it in order.
 
-        Rows stay where they are unless the ring had come around; records in no order of time always do.
+        Rows move only if the ring had wrapped around. Rows that aren't in the order of time never move.
 
         Raises:
-            SchemaError: more is stored than fits.
+            SchemaError: more records are stored than fit.
         """
         fitted = replace(self, max_size=max_size)
         capacity, before = fitted.capacity_steps, self.capacity_steps
@@ -167,19 +176,22 @@ class StorageState(RingState):
         )
 
     def counters(self, slots: int) -> torch.Tensor:
-        """Return the generations of stored and vacated slots, ``(slots or less,)``; without the latter not copied."""
+        """Return the generations of stored and vacated slots, at most `slots` of them.
+
+        Without vacated slots the result is not a copy.
+        """
         vacated = self.vacated[: slots - self.generations.shape[0]]
         return torch.cat([self.generations, vacated]) if vacated.numel() else self.generations
 
     def counted(self, reader: StateReader) -> StorageState:
-        """Return this state with the generations that a foreign one says."""
+        """Return this state with the generations in a foreign state."""
         fresh = "columns" in reader and isinstance(reader.get("columns"), Fresh)
         generations = reader.tensor("generations", torch.int64, (self.rows,), copy=not fresh)
         return self.with_generations(generations, reader)
 
     def with_generations(self, generations: torch.Tensor, reader: StateReader) -> StorageState:
-        """Return this state with these generations, ``(rows,)`` int64 on the CPU, which aren't copied."""
-        if generations.numpy().min(initial=1) < 1:  # an eighth of the time of torch's comparison
+        """Return this state with the given generations, ``(rows,)`` int64 on the CPU, without a copy."""
+        if generations.numpy().min(initial=1) < 1:  # NumPy takes an eighth of the time of torch's comparison
             raise reader.wrong("generations", "1 or more for every stored row", generations)
         return replace(self, generations=generations)
 
@@ -193,11 +205,11 @@ def _version(reader: StateReader) -> Version | None:
 
 
 class ContentCopy(ABC):
-    """A copy of a storage's records that is brought up to date by slots."""
+    """A copy of a storage's records that is updated by ranges of slots."""
 
     @abstractmethod
     def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
-        """Copy ``[start, stop)`` ranges of slots; from now on there are `rows` rows. Takes no lock."""
+        """Copy ``[start, stop)`` ranges of slots; from now on there are `rows` rows. It takes no lock."""
 
     @abstractmethod
     def done(self, rows: int) -> Any:
@@ -205,32 +217,32 @@ class ContentCopy(ABC):
 
 
 class Ahead(Protocol):
-    """A snapshot of much data that has begun."""
+    """A snapshot that has begun, and that `end` completes."""
 
     def end(self) -> tuple[Any, int]:
-        """Come to the end, under the lock of the storage's buffer.
+        """Complete the snapshot. The caller holds the lock of the storage's buffer.
 
         Returns:
-            The content, and how many rows' generations aren't in it.
+            The content, and the number of rows whose generations aren't part of it.
         """
 
 
 class AtEnd(NamedTuple):
-    """A snapshot for which nothing is done before it comes to the end."""
+    """A snapshot that does all its work in `end`."""
 
     end: Callable[[], tuple[Any, int]]
 
 
 class Copying:
-    """The copying of a storage for a snapshot, in rounds beside its writers.
+    """Copies a storage for a snapshot, in rounds, while writers keep writing.
 
-    A round notes the storage's version under the lock of its buffer, and copies without it what had changed until
-    then. Rows that are written meanwhile may come out torn; the version says so, and the next round copies them
-    again. The last one is made under the lock, so that the snapshot is of that moment.
+    Each round reads the storage's version under the lock of its buffer. It then copies, without the lock, the rows that
+    had changed until that version. Rows that are written meanwhile may come out torn. The version records these writes,
+    so the next round copies the rows again. The last round runs under the lock, so that the snapshot shows one moment.
 
     Args:
-        storage: what is copied.
-        start: returns an empty copy of the storage's present content; None where there isn't a schema yet.
+        storage: the storage to copy.
+        start: returns an empty copy for the storage's present content; None if there is no schema yet.
     """
 
     def __init__(self, storage: Slots, start: Callable[[], ContentCopy | None]) -> None:
@@ -240,24 +252,24 @@ class Copying:
         self._version: Version | None = None
 
     def ahead(self) -> Copying:
-        """Copy until little is left to the last round, or the writers are too fast."""
+        """Copy rounds until the last round has little to copy, or the writers turn out to be too fast."""
         for _ in range(_ROUNDS):
             if 8 * self._round() <= len(self._storage):
                 break
         return self
 
     def end(self) -> tuple[Any, int]:
-        """Make the last round, under the lock of the storage's buffer.
+        """Run the last round. The caller holds the lock of the storage's buffer.
 
         Returns:
-            The content, and how many rows' generations aren't in it.
+            The content, and the number of rows whose generations aren't part of it.
         """
         self._round()
         rows = len(self._storage)
         return (None if self._copy is None else self._copy.done(rows)), rows
 
     def _round(self) -> int:
-        """Copy what changed since the last round; return how many rows that were."""
+        """Copy the rows that changed since the last round; return their number."""
         storage = self._storage
         with storage.guard():
             version, rows = storage.version, len(storage)
@@ -278,22 +290,22 @@ class Copying:
 
 @dataclass(frozen=True)
 class Records:
-    """Records in columns of their own."""
+    """Records in separate columns."""
 
     form: RecordFormat
     columns: list[Leaf]
-    """``[rows, *field]`` each, lists among them, in the order of a table's columns."""
+    """Columns ``[rows, *field]``, including lists, in the order of a table's columns."""
     table: Table | None = None
-    """Where they are to be copied; None if that isn't known yet."""
+    """The table that the records will be copied to; None if it isn't known yet."""
     there: bool = False
-    """Whether they stand there already: the columns are views of the table's, in its order."""
+    """Whether the table holds the records already: the columns are then views of its columns, in its order."""
     fresh: bool = False
-    """Whether nobody else has the columns' memory."""
+    """Whether no other object uses the columns' memory."""
     identity: str | None = None
-    """Their name, if they are those of a checkpoint (see `Segmented`)."""
+    """The records' name, if they come from a checkpoint (see `Segmented`)."""
 
     def turned(self, rows: int) -> Records:
-        """Return copies of the records, of which the first `rows` come last."""
+        """Return copies of the records with the first `rows` rows moved to the end."""
         columns: list[Leaf] = []
         for column in self.columns:
             order = torch.arange(column.shape[0], device="cpu").roll(-rows)
@@ -301,7 +313,7 @@ class Records:
         return replace(self, columns=columns, there=False, identity=None)
 
     def into(self, table: Table) -> Records:
-        """Return the rows in the order of a table's columns, to be copied there."""
+        """Return the records with their columns in the order of `table`, to which they will be copied."""
         index = self.form.schema.index
         columns = [self.columns[index(path)] for path in table.stored.paths]
         return replace(self, form=table.form, columns=columns, table=table)
@@ -309,23 +321,26 @@ class Records:
 
 @dataclass(frozen=True)
 class LiveRecords:
-    """Records that are copied when they are saved, or written on: a moment, the generations first."""
+    """Records in a copy-on-write snapshot, with the generations as its first column.
+
+    Each row is copied when it is saved, or before a writer overwrites it.
+    """
 
     form: RecordFormat
     moment: CowSnapshot
 
 
 def layout_fields(form: RecordFormat) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
-    """Return dtype and shape of the columns of rows in segments: generations, then the records' leaves."""
+    """Return dtype and shape of each column of rows in segments: the generations, then the records' leaves."""
     leaves = ((field.dtype, tuple(field.row_shape)) for field in form.schema.fields)
     return (torch.int64, ()), *leaves
 
 
 def stored_rows(reader: StateReader, state: StorageState, known: RecordFormat | None) -> RecordFormat:
-    """Return the format of records that are still in a checkpoint's files.
+    """Return the format of records that are still in the files of a checkpoint.
 
     Raises:
-        SchemaError: the files don't hold such records.
+        SchemaError: the files don't contain such records.
     """
     form = format_from_state(reader.get("format"), known)
     layout = reader.get("columns").layout
@@ -339,10 +354,12 @@ def stored_rows(reader: StateReader, state: StorageState, known: RecordFormat | 
 def read_records(
     reader: StateReader, state: StorageState, known: RecordFormat | None = None
 ) -> Records | None:
-    """Return the records in a state; None if it holds none and has no schema.
+    """Return the records in a state; None if it has no records and no schema.
+
+    The state may come from a broken or foreign file, so its columns are checked against its own schema.
 
     Raises:
-        SchemaError: broken records.
+        SchemaError: the records are broken.
     """
     if "columns" not in reader and not state.rows:
         return None
@@ -370,7 +387,7 @@ def read_records(
 
 
 class RecordsCopy(ContentCopy):
-    """A copy of a table's rows on its device, with some room for rows that come meanwhile."""
+    """A copy of a table's rows on its device, with spare room for rows that are written meanwhile."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -378,7 +395,7 @@ class RecordsCopy(ContentCopy):
         self._columns: list[Leaf] = []
 
     def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
-        """Copy ranges of rows; all of them if the copy has to move to where there is more room."""
+        """Copy ranges of rows. If the copy needs larger memory, copy all rows."""
         if rows > self._room or not self._columns:
             self._room = min(rows + rows // 8, self._table.columns.num_rows)
             self._columns = [_empty(self._room, column) for column in self._table.all]
@@ -387,7 +404,10 @@ class RecordsCopy(ContentCopy):
             self._table.copy_rows(self._columns, start, stop)
 
     def done(self, rows: int) -> Records:
-        """Return the rows without the room behind them: a tensor is saved with all of its memory."""
+        """Return the rows without the spare room.
+
+        Saving a tensor saves the whole memory of its torch storage, so the spare room would be saved too.
+        """
         return Records(self._table.form, [_first(column, rows) for column in self._columns])
 
 
@@ -407,5 +427,5 @@ def _first(column: Leaf, rows: int) -> Leaf:
         return column
     if not column.is_cpu:
         return column[:rows].clone()
-    # A torch storage of its own over the first rows.
+    # A separate torch storage that covers only the first rows.
     return torch.from_numpy(numpy_view(column)[:rows]).view(column.dtype)

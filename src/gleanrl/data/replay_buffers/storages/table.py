@@ -1,4 +1,4 @@
-"""What a tensor storage holds once it has a schema: the records' format, and the columns that hold them."""
+"""The content of a tensor storage with a schema: the records' format, and the columns that hold the records."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _CPU = torch.device("cpu")
 
 
 class Table:
-    """Rows of records in columns; it knows nothing of time steps and generations.
+    """Rows of records in columns. A table knows nothing of time steps and generations.
 
     Args:
-        form: how records look.
-        num_rows: its size.
-        allocate: where the columns come from.
-        device: where tensors in lists are, if there are no columns; else they are beside those.
+        form: the format of the records.
+        num_rows: the number of rows.
+        allocate: makes the columns.
+        device: the device of tensors in lists, if there are no columns; otherwise they are on the columns' device.
 
     Raises:
-        CapacityError: too little memory or disk.
+        CapacityError: there is too little memory or disk space.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Table:
     ) -> None:
         self.form = form
         self.build = form.builder()
-        """What makes records of leaves, their batch size and device."""
+        """Makes records from leaves, a batch size and a device."""
         self._allocate = allocate
         self.stored = StoredSchema(form.schema)
         stored = [*zip(self.stored.paths, self.stored.fields, strict=True)]
@@ -53,7 +53,7 @@ class Table:
         columns = allocate([path for path, _ in dense], [field for _, field in dense], num_rows)
         self.columns = column_store([field for _, field in dense], columns, allocate.exclusive, num_rows)
         self.device = columns[0].device if columns else device
-        """Where the columns are, with its number: ``cuda:0``."""
+        """The device of the columns, with its index: ``cuda:0``."""
         self.lists: dict[Path, ObjectColumn] = dict(
             zip(
                 form.schema.lists,
@@ -61,32 +61,36 @@ class Table:
                 strict=True,
             )
         )
-        """What columns can't hold, by path: ``[num_rows, *field]`` objects each, kept beside the columns."""
+        """The leaves that tensor columns can't hold, by path: ``[num_rows, *field]`` objects each."""
         self.mask: torch.Tensor | None = None
-        """Which rows are steps, ``(num_rows,)`` bool, all columns' rows; None while all are."""
+        """Which rows are steps, ``(num_rows,)`` bool; None while all rows are steps."""
         self.is_plain = self.stored.is_plain and not self.lists
-        """Whether columns are all there is, one for each leaf in the records' order: mostly, and ways past `Table`
-        save a call."""
+        """Whether the table has no lists, and one column for each leaf in the records' order.
+
+        This is the common case. The storage then calls the columns directly, which saves a call.
+        """
         self.shared = allocate.shared
-        """Whether the columns are mapped files."""
+        """Whether a forked child would write into the same columns."""
+        # Seams compare a written leaf with the column at the same position.
         seams = Seams.of(form.schema, self.columns) if self.is_plain else None
         self.find_seams = None if seams is None else seams.find
-        """Finds seams between writes; None where there is nothing to find."""
+        """Finds seams between writes; None if the schema allows no comparison."""
         if allocate.shared:
-            renew_in_child(self)
+            renew_in_child(self)  # see `after_fork`
+        # A table that is dropped before use, for example by a failed load, must leave no files. `keep` cancels this.
         self._undo = weakref.finalize(self, allocate.discard)
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Leave the columns to the parent."""
+        """Make the columns read-only in a forked child, and leave their files to the parent."""
         if self.columns.columns:
             self.columns = ParentsColumns(self.columns.fields, self.columns.columns)
         self._undo.detach()
 
     def widened(self, form: RecordFormat, allocate: Allocator) -> Table:
-        """Return a table of these columns and of those that `form`, a wider one, has beyond; zero in every row.
+        """Return a table with these columns and the additional ones of `form`, a wider format. New columns are zero.
 
         Raises:
-            CapacityError: too little memory or disk.
+            CapacityError: there is too little memory or disk space.
         """
         rows, schema = self.columns.num_rows, form.schema
         new = schema.paths[len(self.form.schema) :]
@@ -99,31 +103,31 @@ class Table:
         table = Table(form, rows, given, self.device)
         table.mask = self.mask
         if self.form.mask is None:
-            table.watch_mask()  # a new mask is False in every row that isn't written now
-        table.columns.lent = self.columns.lent  # views of these show in the new table, too
+            table.watch_mask()  # a new mask column is False in all rows that were written before
+        table.columns.lent = self.columns.lent  # handed-out views show the new table's memory too
         return table
 
     def first_rows(self, count: int) -> GivenColumns:
-        """Return the columns of another table that shares the memory of the first rows of this one."""
+        """Return columns for another table that shares the memory of the first `count` rows."""
         lists = [objects[:count] for objects in self.lists.values()]
         columns = [*self.columns.views(torch.Size([count])), *lists]
         return GivenColumns(columns, self._allocate.exclusive, self.shared)
 
     def settle(self, rows: Sequence[Leaf]) -> None:
-        """Be used with these rows, which stand in it already, in the place of another table."""
+        """Take the place of another table. `rows` are the rows that this table already holds."""
         self._allocate.settle()
         self.watch_mask(rows)
 
     def discard(self) -> None:
-        """Leave nothing behind: the table won't be used."""
+        """Remove the files of a table that won't be used."""
         self._undo()
 
     def keep(self) -> None:
-        """Say that the table is used: files that nobody took into use are removed."""
+        """Mark the table as used. The files of an unused table are removed when the table is deleted."""
         self._undo.detach()
 
     def watch_mask(self, leaves: Sequence[torch.Tensor] | None = None) -> None:
-        """Look at the mask from now on, if there is one: if rows of `leaves` are no steps, or at once for None."""
+        """Use the mask column from now on if some rows in `leaves` aren't steps, or in any case if `leaves` is None."""
         mask = self.form.mask
         if mask is not None and self.mask is None and (leaves is None or not leaves[mask].all()):
             self.mask = self.all[self.stored.sources[mask].column].view(-1)
@@ -136,7 +140,7 @@ class Table:
         return [self.lists[path] if path in self.lists else next(columns) for path in self.stored.paths]
 
     def ready(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Return what is copied into columns and lists, in their order, of leaves in the format's order."""
+        """Return the rows to copy into columns and lists, in their order, from leaves in the format's order."""
         stored = leaves if self.stored.is_plain else self.stored.to_store(leaves)
         if not self.lists:
             return self.columns.ready(stored)
@@ -144,7 +148,7 @@ class Table:
         return [leaf.on(self.device) if isinstance(leaf, ObjectColumn) else next(dense) for leaf in stored]
 
     def write(self, rows: list[Leaf], skipped: int, start: int, count: int) -> None:
-        """Copy ready rows, those from `skipped` on, to `count` rows from `start` on, around the end."""
+        """Copy ready rows, without the first `skipped` ones, to `count` rows from `start` on, around the end."""
         columns = self.columns
         dense, lists = self._parted(rows)
         if skipped:
@@ -158,20 +162,20 @@ class Table:
             objects[: count - head].copy_(given[head:count])
 
     def put(self, rows: list[Leaf], slots: torch.Tensor) -> None:
-        """Copy ready rows to `slots`, ``(n,)`` int64; of equal ones the last one wins."""
+        """Copy ready rows to `slots`, ``(n,)`` int64. If a slot occurs twice, the last row is kept."""
         dense, lists = self._parted(rows)
         self.columns.put(slots, dense)
         for objects, leaf in zip(self.lists.values(), lists, strict=True):
             objects.put(slots, leaf.reshape(-1, *objects.shape[1:]))
 
     def _parted(self, rows: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
-        """Return those of ready rows that go into columns, and into lists."""
+        """Return the part of ready rows that goes into columns, and the part that goes into lists."""
         dense = [leaf for leaf in rows if isinstance(leaf, torch.Tensor)]
         return dense, [leaf for leaf in rows if isinstance(leaf, ObjectColumn)]
 
     def pick(self, rows: list[Leaf], positions: torch.Tensor) -> list[Leaf]:
-        """Return some of ready rows, by their positions, ``(n,)`` int64."""
-        # A single record comes without its time dimension.
+        """Return a selection of ready rows, by their positions, ``(n,)`` int64."""
+        # A single record has no time dimension, so it gets one.
         many = [
             leaf if leaf.ndim > len(field.row_shape) else leaf.unsqueeze(0)
             for leaf, field in zip(rows, self.stored.fields, strict=True)
@@ -179,7 +183,10 @@ class Table:
         return [take_rows(leaf, 1, positions) for leaf in many]
 
     def fetch(self, slots: torch.Tensor, lead: torch.Size, paths: tuple[Path, ...] | None = None) -> Any:
-        """Return the records in `slots`, ``(n,)`` int64, as ``[*lead]`` with n elements, in fresh memory."""
+        """Return the records in `slots`, ``(n,)`` int64, in fresh memory.
+
+        Their batch size is `lead`, which has n elements.
+        """
         if self.lists:
             form, leaves = self._fetch_with_lists(slots, paths)
         else:
@@ -205,18 +212,18 @@ class Table:
         ]
 
     def _number(self, path: Path) -> int:
-        """Return which of the columns holds the leaf at `path`; lists aren't counted."""
+        """Return the position of the leaf at `path` among the columns, without counting lists."""
         column = self.stored.column_of(path)
         return column - sum(own in self.lists for own in self.stored.paths[:column])
 
     def view(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> Any:
-        """Return a live view of the first rows, seen as ``[*lead]``, at a basic index of `lead`."""
+        """Return a live view of the first rows in the shape ``[*lead]``, at a basic index of `lead`."""
         leaves: list[Leaf] = self.columns.views(lead, index)
         if self.lists:
             views, rows = iter(leaves), lead.numel()
             seen = {p: o[:rows].reshape(*lead, *o.shape[1:])[(*index, ...)] for p, o in self.lists.items()}
             leaves = [seen[path] if path in seen else next(views) for path in self.form.schema.paths]
-        # The selection's shape, from a tensor of no memory.
+        # Index an expanded tensor, which takes no memory, to get the selection's shape.
         shape = torch.empty(1, device="cpu").expand(lead)[index].shape if index else lead
         return self.form.build(leaves, shape, self.device)
 
@@ -224,19 +231,19 @@ class Table:
         """Return a live view of the column at `path`, ``[num_rows, *field]``.
 
         Raises:
-            UnsupportedError: it is a list.
+            UnsupportedError: the leaf is a list.
         """
         if path in self.lists:
             raise UnsupportedError(f"key {as_key(path)!r} isn't a tensor of one shape, it has no column")
         return self.columns.view(self._number(path))
 
     def copy_rows(self, to: Sequence[Leaf], start: int, stop: int) -> None:
-        """Copy rows ``[start, stop)`` of all columns to the same rows of others, one for each column."""
+        """Copy rows ``[start, stop)`` of all columns to the same rows of other columns, one for each column."""
         for column, target in zip(self.all, to, strict=True):
             target[start:stop].copy_(column[start:stop])
 
     def take(self, columns: Sequence[Leaf]) -> None:
-        """Copy other columns' rows, ``[rows, *field]``, to the first rows."""
+        """Copy the rows of other columns, ``[rows, *field]``, to the first rows."""
         for column, source in zip(self.all, columns, strict=True):
             column[: source.shape[0]].copy_(source)
         self.watch_mask(columns)

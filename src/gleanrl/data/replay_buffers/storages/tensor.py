@@ -1,10 +1,7 @@
-"""Tensor storages: one column per leaf, all leaves of many records fetched in one call.
+"""Tensor storages: one column for each leaf, and all leaves of a batch fetched in one call.
 
-Storages whose records stand in a table: taking its memory, and saving and loading it.
-
-Tensor storage in memory, taken at the first write.
-
-Tensor storage in memory-mapped files.
+`TabledStorage` keeps records in a `Table`, and saves and loads it. `LazyTensorStorage` keeps its columns in memory, and
+`LazyMemmapStorage` keeps them in mapped files.
 """
 
 from __future__ import annotations
@@ -73,18 +70,18 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 
-_MARKS = 8  # checkpoints of which a storage knows what changed since
+_MARKS = 8  # number of earlier checkpoints for which a storage remembers its version
 
 
 class TabledStorage(Storage):
-    """Records in the columns of a `Table`, which the first write makes, or the first load; see `TensorStorage`.
+    """Base class of storages with a `Table`, which the first write or the first load makes; see `TensorStorage`.
 
     Args:
-        max_size: transitions that fit, at least 1.
-        allocator: what makes the columns.
-        device: where they are.
-        ndim: batch dimensions of a storage, at least 1; the first is time.
-        follows_data: whether the device, and memory on it, is that of the first data instead.
+        max_size: the number of transitions that fit, at least 1.
+        allocator: makes the columns.
+        device: the device of the columns.
+        ndim: the number of batch dimensions, at least 1; the first is time.
+        follows_data: whether the storage uses the device of the first data, and heap memory there, instead.
     """
 
     def __init__(
@@ -93,18 +90,18 @@ class TabledStorage(Storage):
         super().__init__(max_size, ndim=ndim)
         self.device = device
         self.allocator = allocator
-        """What makes the columns."""
+        """Makes the columns."""
         self._follows_data = follows_data
         self._table: Table | None = None
 
     @property
     def initialized(self) -> bool:
-        """Whether a first write has fixed the schema and taken the memory."""
+        """Whether a first write has fixed the schema and allocated the memory."""
         return self._table is not None
 
     @property
     def exposed(self) -> bool:
-        """Whether live views were given, or the memory is that of a user, of files, or of other processes."""
+        """Whether live views were handed out, or the memory belongs to a user, to files or to other processes."""
         if self._table is None:
             return False
         lent = self._table.columns.lent
@@ -112,23 +109,23 @@ class TabledStorage(Storage):
 
     @property
     def borrowed(self) -> bool:
-        """Whether others may hold tensors of the columns' memory, and move it."""
+        """Whether a user may hold tensors over the columns' memory, and move it."""
         return table_of(self).columns.lent.always
 
     @property
     def format(self) -> RecordFormat:
-        """The frozen structure of the records (`EmptyBufferError` before the first write)."""
+        """The frozen structure of the records; `EmptyBufferError` before the first write."""
         return table_of(self).form
 
     def _settle(self, device: torch.device) -> None:
-        """Choose the device of the first data, if that was asked for."""
+        """Use the device of the first data, if the storage follows it."""
         if self._follows_data:
             self.device = device
             self.allocator = HeapAllocator(device)
 
     def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
         table = Table(form, self.steps_that_fit(batch) * batch.numel(), self.allocator, self.device)
-        if self.ndim > 1:  # with one dimension writes leave out rows that are no steps
+        if self.ndim > 1:  # with one dimension, writes drop padding rows
             table.watch_mask()
         return table
 
@@ -144,15 +141,14 @@ class TabledStorage(Storage):
     def _pieces_of(self, placement: Placement, begins: bytes | None) -> Pieces:
         start, count, _, _, length, capacity = placement
         known, stored = self._pieces, self.num_steps
-        if known is None or not stored or count == capacity:  # nothing is numbered, or nothing of it stays
+        if known is None or not stored or count == capacity:  # no numbers yet, or all are replaced
             numbers = np.zeros(self.rows_per_step, np.int64)
         else:
             numbers = known[(self.end - 1) % capacity]
         if begins is not None:
             numbers = numbers + np.frombuffer(begins, np.uint8)
-        elif (
-            stored and count < capacity and start != self.end
-        ):  # a correction; the stored part may grow by it
+        elif stored and count < capacity and start != self.end:
+            # A correction keeps the numbers of stored rows. Only rows by which the stored part grows get numbers.
             return Pieces(stored, length - stored, numbers)
         return Pieces(start, count, numbers)
 
@@ -164,7 +160,7 @@ class TabledStorage(Storage):
             known[: first + count - len(known)] = numbers
 
     def _new_pieces(self) -> Numbers:
-        """Begin to number pieces: all rows are of one."""
+        """Begin to number pieces: all rows get the number 0."""
         self._pieces = np.zeros((self.capacity_steps, self.rows_per_step), np.int64)
         return self._pieces
 
@@ -185,18 +181,21 @@ class TabledStorage(Storage):
 
     # State
 
-    _alone = True  # whether nobody but this process writes here
+    _alone = True  # whether only this process writes to the storage
     _marks: dict[str, Mark] = {}
 
     def moment_ahead(self) -> Ahead:
-        """Begin a snapshot whose records are copied when they are saved, or written on; those with lists are now."""
+        """Begin a snapshot for a checkpoint: copy-on-write if possible.
+
+        Records with lists are copied now, and so are the records of a storage that other processes write.
+        """
         table = self._table
         return (
             super().moment_ahead() if table is None or table.lists or not self._alone else AtEnd(self.moment)
         )
 
     def moment(self) -> tuple[Any, int]:
-        """Return the records of this moment as a snapshot's content (see `Ahead.end`); the caller holds the lock."""
+        """Return a copy-on-write snapshot of the records as content (see `Ahead.end`). The caller holds the lock."""
         table = table_of(self)
         if table.lists:
             return self.copy_ahead().end()
@@ -214,7 +213,10 @@ class TabledStorage(Storage):
         return LiveRecords(table.form, moment), 0
 
     def _mark(self, name: str) -> None:
-        """Remember that what is stored now has this name in checkpoints."""
+        """Remember that the present content has this name in checkpoints.
+
+        It does nothing if a user may still hold a live view, because writes through views don't change the version.
+        """
         lent = table_of(self).columns.lent
         if not lent.alive:
             last = [*self._marks.items()][1 - _MARKS :]
@@ -225,21 +227,32 @@ class TabledStorage(Storage):
             self._mark(content.identity)
 
     def plain_state(self, value: StorageState) -> dict[str, Any]:
-        """Return a snapshot as plain values and its own tensors; the rows of a moment as they are."""
+        """Return a snapshot as plain values and tensors. Rows in a copy-on-write snapshot stay in it."""
         state = super().plain_state(value)
         if isinstance(value.content, LiveRecords):
             del state["generations"]
         return state
 
     def parse(self, state: Any) -> StorageState:
-        """Return the value of a foreign state (see `Storage.parse`); records in files are read to where they stay."""
+        """Return a foreign state as a value for `adopt` (see `Storage.parse`).
+
+        Records in the files of a checkpoint are read directly into the memory that will hold them.
+        """
         stored = state.get("columns") if isinstance(state, Mapping) else None
         if not isinstance(stored, Stored) or not self._alone:
             return super().parse(state)
         return self._read(stored, StateReader(state, f"a {type(self).__name__}"))
 
     def _read(self, stored: Stored, reader: StateReader) -> StorageState:
-        """Return the value of a state whose records stand in files, in memory that is nobody's yet."""
+        """Return the value of a state whose records are in files, and read them into memory that no storage uses yet.
+
+        The memory is new, so a failed or corrupt read changes nothing. Mapped files are read next to the present ones,
+        because `settle` can then replace these by renaming.
+
+        Args:
+            stored: the records in the files.
+            reader: reads the rest of the state.
+        """
         saved, table = StorageState.read(reader), self._table
         value = saved.fitted_to(self)
         form = stored_rows(reader, value, None if table is None else table.form)
@@ -285,7 +298,7 @@ class TabledStorage(Storage):
                 f"load_state_dict: the state's schema {form.schema!r} with batch {state.batch_shape} isn't "
                 f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}"
             )
-        table.columns.ready(table.columns.columns)  # raises where nothing may be written
+        table.columns.ready(table.columns.columns)  # raises if the columns are read-only
 
     def _start_copy(self) -> ContentCopy | None:
         return None if self._table is None else RecordsCopy(self._table)
@@ -308,6 +321,7 @@ class TabledStorage(Storage):
         if table is None:
             self._settle(device_of(rows.columns))
             batch = torch.Size(state.batch_shape)
+            # Columns that no other object uses, and that fill the storage exactly, become its columns without a copy.
             full = state.rows == self.steps_that_fit(batch) * batch.numel()
             if (
                 self._alone
@@ -337,10 +351,10 @@ class TabledStorage(Storage):
         self._begin(table, self.batch_shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the stored records; unpickling takes new memory for them.
+        """Return the state for a pickle, with the stored records. Unpickling allocates new memory for them.
 
         Raises:
-            UnsupportedError: for records in files of a `scratch_dir`: they belong to this storage.
+            UnsupportedError: the records are in files of a `scratch_dir`, which belong to this storage alone.
         """
         value = self.snapshot()
         state = super().__getstate__()
@@ -354,12 +368,12 @@ class TabledStorage(Storage):
         """Restore from a pickle."""
         saved = state.pop("_saved")
         super().__setstate__(state)
-        self.num_steps = 0  # there is nothing to clear: generations are those of the pickle
+        self.num_steps = 0  # the unpickled object has no rows yet, so `adopt` keeps the saved generations
         self.adopt(self.parse(saved))
 
 
 def table_of(storage: TabledStorage) -> Table:
-    """Return a storage's table; `EmptyBufferError` before the first write."""
+    """Return a storage's table; raise `EmptyBufferError` before the first write."""
     if storage._table is None:
         raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
     return storage._table
@@ -368,24 +382,24 @@ def table_of(storage: TabledStorage) -> Table:
 def first_table(
     storage: TabledStorage, form: RecordFormat, batch: torch.Size, leaves: Sequence[Leaf]
 ) -> tuple[Table, list[Leaf]]:
-    """Take a storage's memory, for records like the first ones, and fix its schema.
+    """Allocate a storage's memory for records like the first ones, and fix its schema.
 
-    It changes only once every column exists.
+    The storage changes only after every column exists.
 
     Args:
-        storage: without a table.
-        form: of the records.
-        batch: their batch dimensions after time.
-        leaves: theirs, in the format's order.
+        storage: a storage without a table.
+        form: the format of the records.
+        batch: the records' batch dimensions after time.
+        leaves: the records' leaves, in the format's order.
 
     Returns:
-        the table, and the leaves on the storage's device.
+        The table, and the leaves on the storage's device.
 
     Raises:
-        CapacityError: too little memory or disk.
+        CapacityError: there is too little memory or disk space.
     """
     storage._settle(device_of(leaves))
-    # Whatever fails does so before the memory is taken and the schema fixed.
+    # Everything that can fail comes before the schema is fixed.
     there = [plain(leaf, storage.device) for leaf in leaves]
     table = storage._make_table(form, batch)
     to_the_end(lambda: storage._begin(table, batch))
@@ -395,21 +409,21 @@ def first_table(
 class TensorStorage(TabledStorage):
     """Records of tensors: TensorDicts, single tensors, or dictionaries, lists and tuples of tensors.
 
-    The first write fixes keys, shapes and dtypes and takes the memory; every later write must match exactly
-    (only the device may differ). Columns are ``[steps, *batch, *leaf]``, zero where nothing was written yet.
+    The first write fixes keys, shapes and dtypes and allocates the memory. Every later write must match exactly; only
+    the device may differ. Columns are ``[steps, *batch, *leaf]``, and zero until they are written.
 
-    Memory: the columns and 8 bytes for each row (its generation).
+    Memory: the columns, and 8 bytes for the generation of each row.
 
-    Threads: see `Storage`. `fetch` may run beside a write; the rows that the write touches come out torn, and
-    their generations say so.
+    Threads: see `Storage`. `fetch` may run during a write. Rows that are written meanwhile come out torn, and their
+    generations show it.
 
     Args:
-        storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on
-            `device` are used without a copy; others, and tensors that share memory, are copied. The first
-            write makes the columns of a TensorDict without entries: they are zero in its other records.
-        max_size: their number, if you want it checked.
-        device: where the records are kept and come back; ``"auto"`` for the device of the data.
-        ndim: leading batch dimensions of the data that are slots; the first is time.
+        storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on `device` are
+            used without a copy. Other tensors, and tensors that share memory, are copied. If it is a TensorDict without
+            entries, the first write to it creates the columns, which are zero in all other records.
+        max_size: the number of records; if given, it is checked.
+        device: the device of the stored and of the fetched records; ``"auto"`` for the device of the data.
+        ndim: the number of leading batch dimensions of the data that are slots; the first is time.
         compilable: has no effect, see `ListStorage`.
 
     Examples:
@@ -445,11 +459,11 @@ class TensorStorage(TabledStorage):
         self._wrap(form, lead, GivenColumns([*apart(columns), *flat]), place)
 
     def _wrap(self, form: RecordFormat, lead: torch.Size, given: GivenColumns, device: torch.device) -> None:
-        """Set up a storage that is full of `given` columns' records ``[*lead]``."""
+        """Initialise a storage that is full of the records ``[*lead]`` in the `given` columns."""
         super().__init__(lead.numel(), given, device, len(lead))
         self._check_batch(lead[1:], lead[0], "storage")
         table, _ = first_table(self, form, lead[1:], ())
-        self.allocator = HeapAllocator(self.device)  # for later columns: these ones are somebody's
+        self.allocator = HeapAllocator(self.device)  # for additional columns
         count_all_as_written(self, lead[0])
         table.watch_mask(given.columns)
 
@@ -459,7 +473,7 @@ class TensorStorage(TabledStorage):
         return None if self._table is None else self._view(self._table, (), self.capacity_steps)
 
     def _flattened(self) -> TensorStorage:
-        """Return the stored part as a storage with one batch dimension; the columns are shared."""
+        """Return the stored part as a storage with one batch dimension that shares the columns."""
         table, count = table_of(self), len(self)
         flat = TensorStorage.__new__(TensorStorage)
         flat._wrap(table.form, torch.Size([count]), table.first_rows(count), self.device)
@@ -468,11 +482,15 @@ class TensorStorage(TabledStorage):
     # Writing
 
     def join(self, records: list[Any], where: str) -> Any:
-        """Return single records as one batch, time first; `SchemaError` if their structures differ."""
+        """Return single records as one batch, time first; raise `SchemaError` if their structures differ."""
         return stack_records(records, where)
 
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Check keys, shapes and dtypes of `data` (see `Storage.prepare`)."""
+        """Check keys, shapes and dtypes of `data` (see `Storage.prepare`).
+
+        With one batch dimension, padding rows are dropped here. A storage without keys is widened by the first data
+        with keys.
+        """
         try:
             if dim_extend >= self.ndim and not single:
                 data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
@@ -483,7 +501,7 @@ class TensorStorage(TabledStorage):
             except SchemaError:
                 if form.schema.paths or not (wider := form.wider(data, dims, where)):
                     raise
-                form, (lead, leaves) = wider, wider.read(data, dims, where)
+                form, (lead, leaves) = wider, wider.read(data, dims, where)  # the first keys of this storage
             widens = table is not None and form is not table.form
             is_ready = (
                 table is not None and table.is_plain and not widens and table.columns.fits(leaves, lead)
@@ -491,7 +509,7 @@ class TensorStorage(TabledStorage):
             if not is_ready:
                 self._check(form, data, leaves, lead, where)
             if dim_extend and not single:
-                is_ready = False  # not in one piece any more
+                is_ready = False  # transposed leaves aren't contiguous
                 leaves = [leaf.transpose(0, dim_extend) for leaf in leaves]
                 lead = torch.Size((lead[dim_extend], *lead[1:dim_extend], lead[0], *lead[dim_extend + 1 :]))
             batch, num_steps = (lead, 1) if single else (lead[1:], lead[0])
@@ -503,7 +521,7 @@ class TensorStorage(TabledStorage):
                 if not steps.any():
                     return Prepared([], 0, steps)
                 if not steps.all():
-                    kept = steps.clone()  # it may stand in a row that is written over
+                    kept = steps.clone()  # the mask may be a view of a row that this write overwrites
                     leaves = [take_rows(leaf, 1, steps.nonzero()[:, 0]) for leaf in leaves]
                     num_steps = leaves[0].shape[0]
             if table is None:
@@ -514,11 +532,14 @@ class TensorStorage(TabledStorage):
         except GleanError:
             raise
         except Exception:
-            check_all_storable(data, where)
+            check_all_storable(data, where)  # torch's error doesn't name the key of an unsuitable tensor
             raise
 
     def _check(self, form: RecordFormat, data: Any, leaves: list[Any], lead: torch.Size, where: str) -> None:
-        """Raise `SchemaError` unless leaves are of the schema; of rows that hold several steps the error tells more."""
+        """Raise `SchemaError` unless leaves match the schema.
+
+        If each row holds several steps, the error also explains batches of another length.
+        """
         try:
             form.schema.check(leaves, lead, where)
         except SchemaError as error:
@@ -568,9 +589,10 @@ class TensorStorage(TabledStorage):
         return table_of(self).pick(rows, positions)
 
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        """Check records that are to go to a selection of slots ``[*shape]``.
+        """Check records that will be written to a selection of slots ``[*shape]``.
 
-        They are ``[*shape]``, or have its last dimensions only: then each of the first ones gets the same.
+        The records are ``[*shape]``, or have only its last dimensions. They are then repeated over the first
+        dimensions.
         """
         try:
             table = table_of(self)
@@ -578,6 +600,7 @@ class TensorStorage(TabledStorage):
             try:
                 lead, leaves = table.form.read(data, len(shape), where)
             except SchemaError:
+                # New keys are allowed here: assigning a column to stored records adds it.
                 form = table.form.wider(data, len(shape), where)
                 if form is None:
                     raise
@@ -603,7 +626,7 @@ class TensorStorage(TabledStorage):
     # Reading
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
-        """Return the records in `slots`, whole or with some columns only, on the storage's device."""
+        """Return the records in `slots`, with all columns or only those at `paths`, on the storage's device."""
         table, lead = self._table or table_of(self), slots.shape
         if paths is None and table.is_plain:
             return table.build(table.columns.gather((slots,)), lead, table.device)
@@ -612,7 +635,7 @@ class TensorStorage(TabledStorage):
     def fetch_again(
         self, records: Any, slots: torch.Tensor, renewed: torch.Tensor, paths: tuple[Path, ...] | None = None
     ) -> Any:
-        """Return the records in `slots`; tensors and TensorDicts have the renewed ones laid over those before."""
+        """Return the records in `slots`: a tensor or TensorDict with the renewed rows replaced, or a new fetch."""
         if not isinstance(records, torch.Tensor | TensorDict) or table_of(self).lists:
             return self.fetch(slots, paths)
         rows = renewed.nonzero().squeeze(1)
@@ -624,18 +647,18 @@ class TensorStorage(TabledStorage):
         return self.format.select(keys)
 
     def column(self, path: Path) -> torch.Tensor:
-        """Return the live column at `path` for reading, every slot of it: ``[num_slots, *field]``."""
+        """Return a live view of all slots of the column at `path`, for reading only: ``[num_slots, *field]``."""
         return table_of(self).column(path)
 
     def get(self, index: Any) -> Any:
-        """Return records of the visible part ``[steps, *batch]``, or a column of all of it at a key.
+        """Return records of the visible part ``[steps, *batch]``, or a whole column at a key.
 
-        Ints, slices and tuples of them give live views: writing into them writes the storage, and a later
-        write shows in them. Lists, tensors and masks give copies.
+        Ints, slices and tuples of them give live views: a write into a view changes the storage, and later writes show
+        in the view. Lists, tensors and masks give copies.
 
         Raises:
-            IndexRangeError: outside the stored part.
-            MissingKeyError: a key that isn't stored.
+            IndexRangeError: the index is outside the stored part.
+            MissingKeyError: no column has that key.
         """
         basic = basic_index(index, self.shape)
         if basic is None and is_key(index):
@@ -656,16 +679,16 @@ class TensorStorage(TabledStorage):
 
     @property
     def has_mask(self) -> bool:
-        """Whether a mask is stored that tells steps from other rows."""
+        """Whether a stored mask marks some rows as padding."""
         return self._table is not None and self._table.mask is not None
 
     def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return which of `slots` hold rows that are no steps (``("collector", "mask")`` is False there)."""
+        """Return which of `slots` hold padding rows, for which ``("collector", "mask")`` is False."""
         mask = None if self._table is None else self._table.mask
         return None if mask is None else ~mask[slots.to(mask.device)].cpu()
 
     def check_valid(self) -> None:
-        """Raise AssertionError if the storage's books don't agree; for tests."""
+        """Raise AssertionError if the storage's metadata are inconsistent; for tests."""
         assert 0 <= self.num_steps <= self.capacity_steps
         assert len(self) <= self.max_size
         if self._table is not None:
@@ -678,13 +701,13 @@ class TensorStorage(TabledStorage):
         assert bool((generations[: len(self)] > 0).all()), "a stored row was never written"
 
     def __repr__(self) -> str:
-        """Show class, size and schema."""
+        """Return a text with class, size and schema."""
         schema = "no schema yet" if self._table is None else repr(self._table.form.schema)
         return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
 
 
 def _repeated(data: Any, shape: torch.Size, item_shape: torch.Size) -> Any:
-    """Return a TensorDict ``[*shape[n:], *item_shape]`` as ``[*shape, *item_shape]``, anything else unchanged."""
+    """Return a TensorDict ``[*shape[n:], *item_shape]`` as ``[*shape, *item_shape]``, and any other value unchanged."""
     if not isinstance(data, TensorDictBase):
         return data
     missing = len(shape) + len(item_shape) - data.ndim
@@ -695,14 +718,14 @@ def _repeated(data: Any, shape: torch.Size, item_shape: torch.Size) -> Any:
 
 
 class LazyTensorStorage(TensorStorage):
-    """A tensor storage in memory, allocated zeroed at the first write.
+    """A tensor storage in memory, which is allocated and zeroed at the first write.
 
     Args:
-        max_size: transitions that fit.
-        device: where the records are kept and come back; ``"auto"`` for the device of the first data.
-        ndim: leading batch dimensions of the data that are slots; the first is time.
+        max_size: the number of transitions that fit.
+        device: the device of the stored and of the fetched records; ``"auto"`` for the device of the first data.
+        ndim: the number of leading batch dimensions of the data that are slots; the first is time.
         compilable: has no effect, see `ListStorage`.
-        consolidated: has no effect: the columns lie in one region of memory anyway.
+        consolidated: has no effect, because all columns are in one region of memory anyway.
 
     Examples:
         >>> import torch
@@ -729,26 +752,27 @@ class LazyTensorStorage(TensorStorage):
 
 
 class LazyMemmapStorage(TensorStorage):
-    """A tensor storage in memory-mapped files, made at the first write with their space reserved on the disk.
+    """A tensor storage in memory-mapped files. The first write creates them and reserves their space on the disk.
 
-    The operating system keeps the pages in use in memory and the rest on the disk, so that a storage may be
-    larger than memory.
+    The operating system keeps the pages in use in memory and all others on the disk. So the storage may be larger than
+    memory.
 
     Args:
-        max_size: transitions that fit.
-        scratch_dir: where the files stay, ``next/reward.memmap`` for ``("next", "reward")``. None for
-            nameless files in the system's temporary directory, which vanish with the storage. Existing files
-            are refused, unless `existsok`.
-        device: the CPU; mapped files live nowhere else.
-        ndim: leading batch dimensions of the data that are slots; the first is time.
-        existsok: whether files that exist in `scratch_dir` are replaced at the first write. What they hold is
-            lost; a storage that still has them mapped keeps its own.
+        max_size: the number of transitions that fit.
+        scratch_dir: the directory of the files, ``next/reward.memmap`` for ``("next", "reward")``. None for files
+            without a name in the system's temporary directory, which are deleted with the storage. Existing files are
+            refused, unless `existsok` is True.
+        device: the CPU; mapped files support no other device.
+        ndim: the number of leading batch dimensions of the data that are slots; the first is time.
+        existsok: whether the first write replaces existing files in `scratch_dir`. Their content is lost. A storage
+            that has the old files mapped keeps them.
         compilable: has no effect, see `ListStorage`.
 
-    The tensors of ``storage._storage`` have an attribute `filename`, which is None for nameless files.
+    The tensors in ``storage._storage`` have an attribute `filename`, which is None for files without a name.
 
     Raises:
-        InvalidArgumentError: a device other than the CPU.
+        InvalidArgumentError: the device isn't the CPU.
+        InvalidTypeError: `scratch_dir` isn't a path.
 
     Examples:
         >>> import torch
@@ -780,7 +804,7 @@ class LazyMemmapStorage(TensorStorage):
 
     @property
     def _storage(self) -> Any:
-        """All slots as one live view, whose tensors say which file they are in; None before the first write."""
+        """All slots as one live view, whose tensors have the attribute `filename`; None before the first write."""
         whole = super()._storage
         if whole is not None:
             form = self.format
