@@ -1,4 +1,4 @@
-"""Transforms: what stands between an environment, or a replay buffer, and its user."""
+"""Transforms: they change the data between an environment, or a replay buffer, and its user."""
 
 from gleanrl.compat import bind
 from gleanrl.envs.transforms.actions import (

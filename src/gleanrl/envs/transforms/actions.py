@@ -1,7 +1,4 @@
-"""Transforms of actions: `ActionMask`, `ActionDiscretizer`, `DiscreteActionProjection`.
-
-`MultiAction`: several actions at once, each a step of the environment.
-"""
+"""Transforms of actions: `ActionMask`, `ActionDiscretizer`, `DiscreteActionProjection`, `MultiAction`."""
 
 from __future__ import annotations
 
@@ -42,16 +39,18 @@ from gleanrl.errors import (
 
 
 class ActionMask(Following):
-    """Keeps random actions among those that an observation allows.
+    """Restricts random actions to the choices that an observation allows.
 
-    Each root's mask becomes the mask of the action spec, so that what is drawn from `env.action_spec` (`rand_action`, a
-    collector's random frames) is allowed. Policies must respect the mask themselves. The last observation of an episode
-    may allow nothing: nobody acts on it, and the action spec allows everything until the reset.
+    Each root's mask becomes the mask of the action spec. So `rand_action` and a collector's random frames draw allowed
+    actions only. Policies must respect the mask themselves.
+
+    The last observation of an episode may forbid all choices, because no action follows it. The action spec then
+    allows all choices until the reset.
 
     Args:
-        action_key: a discrete action.
-        mask_key: an observation, bool or integers 0 and 1, as `ChoiceSpec.update_mask` takes it: with one number for
-            each choice, or for several choices one for each combination.
+        action_key: key of a discrete action.
+        mask_key: key of the mask, an observation of booleans or of integers 0 and 1. It has one value for each choice,
+            or for several choices one for each combination; see `ChoiceSpec.update_mask`.
     """
 
     on_rows = True
@@ -62,23 +61,23 @@ class ActionMask(Following):
         self.action_key, self.mask_key = as_key(as_path(action_key)), as_key(as_path(mask_key))
 
     def carries(self) -> dict[NestedKey, Field]:
-        """Return the present mask."""
+        """Return the field of the current mask."""
         shape = self.surroundings().full_observation_spec[self.mask_key].shape
         mask = self._choices().expanded_mask(torch.ones(shape, dtype=torch.bool))
         return {self.mask_key: Field(mask.shape, mask.dtype)}
 
     def _choices(self) -> Any:
-        """Return the spec of the action as the environment before this transform has it."""
+        """Return the action's spec in the parent environment."""
         return self.surroundings().full_action_spec[self.action_key]
 
     def carry(self, values: Mapping[NestedKey, Tensor]) -> None:
-        """Carry a mask, and let the action spec have it."""
+        """Set the carried mask, and give it to the action spec."""
         super().carry(values)
         if values:
             self._show(values[self.mask_key])
 
     def written_keys(self) -> list[NestedKey]:
-        """Return nothing: the mask is only read."""
+        """Return an empty list: the mask is only read."""
         return []
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
@@ -94,7 +93,7 @@ class ActionMask(Following):
         return next_tensordict
 
     def _ended(self, outcome: Record, nothing: Tensor) -> Tensor:
-        """Return where the episode has ended, so that no action follows: bool, of the shape of `nothing`."""
+        """Return where the episode has ended, and no action follows: bool, of the shape of `nothing`."""
         ended = torch.zeros_like(nothing)
         for (done,) in self.groups():
             flag = outcome.get(done, None)
@@ -108,7 +107,7 @@ class ActionMask(Following):
         return tensordict_reset
 
     def _mask(self, record: Record) -> Tensor:
-        """Return the mask as new booleans of the shape that the action's spec gives it."""
+        """Return a new bool tensor with the mask in `record`, in the shape that the action's spec expects."""
         mask: Tensor | None = record.get(self.mask_key, None)
         if mask is None:
             raise missing_key(self, self.mask_key, record)
@@ -118,7 +117,12 @@ class ActionMask(Following):
             raise InvalidArgumentError(f"ActionMask: {self.mask_key!r}: {error}") from error
 
     def _show(self, mask: Tensor, space: Any = None) -> None:
-        """Give the user's action spec a mask; `space` is that of the mask, if it's known."""
+        """Set the mask of the user's action spec.
+
+        Args:
+            mask: bool, in the shape that the spec expects.
+            space: the space with that mask, if the caller has it; it saves computing it again.
+        """
         ours, users = self._choices(), self.container.full_action_spec.get(self.action_key, None)
         if (
             type(users) is type(ours)
@@ -130,10 +134,10 @@ class ActionMask(Following):
             else:
                 users.take(space)
         else:
-            self.container.empty_cache()  # a later transform renames or replaces the action: derive its spec anew
+            self.container.empty_cache()  # a later transform renames or replaces the action: derive the spec again
 
     def transform_action_spec(self, action_spec: Any) -> Any:
-        """Give the action the present mask, after checking that it can be masked."""
+        """Set the current mask in the action's spec, which must be a `ChoiceSpec`."""
         leaf = action_spec.get(self.action_key, None)
         if not isinstance(leaf, ChoiceSpec):
             raise InvalidTypeError(f"ActionMask: {self.action_key!r} can't be masked: {leaf!r}")
@@ -146,26 +150,27 @@ class ActionMask(Following):
 
 
 class ActionDiscretizer(Transform):
-    """Replaces a bounded continuous action by the number of an interval.
+    """Replaces a bounded continuous action by the index of an interval.
 
-    Each component's range is cut into equal intervals. An action without dimensions of its own, ``(*batch,)``, becomes
-    integers of that shape or one-hot vectors ``(*batch, n)``; one with d components ``(*batch, d)`` integers, also if d
-    is 1, or the vectors side by side.
+    Each component's range is divided into equal intervals. A scalar action, ``(*batch,)``, becomes integers of that
+    shape, or one-hot vectors ``(*batch, n)``. An action with d components becomes integers ``(*batch, d)``, also if d
+    is 1. Its one-hot vectors are concatenated along the last dimension.
 
     Args:
-        num_intervals: how many intervals; one number, or one for each component.
+        num_intervals: number of intervals, one for all components or one for each.
         action_key: the environment's action.
         out_action_key: the user's action; None for the same key.
-        sampling: which number of an interval is taken: its middle, its lower or upper end, or a random one.
-        categorical: whether the choice is an integer; if not, a one-hot vector.
-        seed: of random numbers; None for one drawn from torch's global generator at the first draw.
+        sampling: the value in an interval that the environment gets: its middle, its lower or upper end, or a random
+            one; None for the middle.
+        categorical: whether the user's action is an integer; otherwise it is a one-hot vector.
+        seed: seed of random values; None draws one from torch's global generator at the first use.
     """
 
     on_rows = True
     generator: OwnedTorchGenerator
 
     class SamplingStrategy(Enum):
-        """Which number of an interval an action stands for."""
+        """The value in an interval that the environment gets."""
 
         MEDIAN = 0
         LOW = 1
@@ -207,7 +212,7 @@ class ActionDiscretizer(Transform):
         return low, high
 
     def _is_scalar(self, spec: TensorSpec) -> bool:
-        """Return whether the action has no dimensions beside the environment's."""
+        """Return whether the action has batch dimensions only."""
         return len(spec.shape) == len(self.parent.batch_size)
 
     def _counts(self, spec: TensorSpec) -> Tensor:
@@ -268,14 +273,14 @@ class ActionDiscretizer(Transform):
 
 
 class DiscreteActionProjection(Transform):
-    """Lets a policy with more choices than the environment has act in it: choices beyond are replaced by random ones.
+    """Maps one-hot actions with more choices than the environment has; excess choices become random ones.
 
     Args:
-        num_actions_effective: how many choices the environment has.
-        max_actions: how many the user's one-hot actions have, no fewer.
-        action_key: the action.
-        include_forward: whether actions in a buffer's batches are padded to `max_actions` on the way out.
-        seed: of random choices; None for one drawn from torch's global generator at the first draw.
+        num_actions_effective: number of choices in the environment.
+        max_actions: number of choices in the user's one-hot actions, at least `num_actions_effective`.
+        action_key: key of the action.
+        include_forward: whether actions in sampled batches of a buffer are padded to `max_actions`.
+        seed: seed of random choices; None draws one from torch's global generator at the first use.
     """
 
     on_rows = True
@@ -314,7 +319,7 @@ class DiscreteActionProjection(Transform):
         return torch.nn.functional.one_hot(choice, self.num_actions_effective).to(value.dtype)
 
     def forward(self, tensordict: Any) -> Any:
-        """Pad the actions of a batch that is read."""
+        """Pad the actions of a sampled batch to `max_actions`, with `include_forward`."""
         if self.include_forward:
             for key in self.in_keys_inv:
                 action = tensordict.get(key)
@@ -343,20 +348,22 @@ class DiscreteActionProjection(Transform):
 class MultiAction(Transform):
     """Takes a chunk of actions, one after the other, as one step.
 
-    It steps the environment with the transforms before it, which see every single action; those behind it see the
-    chunk. An environment whose episode ends within the chunk is stepped no further, in a batch by the ``"_step"`` mask
-    of `EnvBase.step`: its last observation stays, and its rewards are 0 from there on. Stacks are as long as the chunk
-    always. Specs say -1 for that length: rollouts and collectors keep such entries in lists (see `Field`), and random
-    actions are chunks of one.
+    It steps the parent environment once for each action. Transforms before it see every action; transforms after it see
+    the chunk.
+
+    If an episode ends within the chunk, its environment isn't stepped any more. In a batch this uses the ``"_step"``
+    mask of `EnvBase.step`. The last observation is repeated, and further rewards are 0. So stacks are always as long
+    as the chunk. Specs declare that length as -1: rollouts and collectors keep such entries in lists (see `Field`), and
+    random actions are chunks of length 1.
 
     Args:
-        dim: where the chunk's dimension stands behind the batch dimensions, 1 for right behind them.
-        stack_rewards: whether the step has all rewards, stacked along the same dimension; else the last one that the
-            environment gave.
-        stack_observations: whether it has all observations, stacked likewise; those of a reset are a stack of one. Else
-            it has the last one.
-        action_key: the environment's action; None for all that it has.
-        chunk_key: where the policy writes the chunk; None for the action's own key.
+        dim: position of the chunk's dimension after the batch dimensions; 1 for directly after them.
+        stack_rewards: whether the step returns all rewards, stacked along that dimension; otherwise the last reward
+            that the environment returned.
+        stack_observations: whether the step returns all observations, stacked along that dimension; otherwise the last
+            one. A reset then returns a stack of length 1.
+        action_key: the environment's action; None for all of its actions.
+        chunk_key: key under which the policy writes the chunk; None for the action's key.
 
     Raises:
         InvalidArgumentError: a bad `dim`, or `chunk_key` for several actions.
@@ -390,14 +397,19 @@ class MultiAction(Transform):
 
     @classmethod
     def from_vla(cls, *, action_key: NestedKey = "action", **options: Any) -> MultiAction:
-        """Return one that reads the chunk at ``("vla_action", "chunk")``; see the class for the other arguments."""
+        """Return a `MultiAction` that reads the chunk at ``("vla_action", "chunk")``.
+
+        Args:
+            action_key: the environment's action.
+            **options: other arguments of the class.
+        """
         return cls(action_key=action_key, **{"chunk_key": ("vla_action", "chunk"), **options})
 
     def _default_in_keys_inv(self) -> list[NestedKey]:
         return [] if self.parent is None else list(self.parent.action_keys)
 
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return nothing: entries aren't mapped one by one."""
+        """Return an empty list: entries aren't mapped one by one."""
         return []
 
     def _inv_call(self, tensordict: Record) -> Record:
@@ -441,7 +453,7 @@ class MultiAction(Transform):
         return next_tensordict
 
     def _reward(self, reward: Tensor, before: Tensor, going: Tensor) -> Tensor:
-        """Return a step's reward; of environments that weren't stepped 0, or the one before."""
+        """Return a step's reward; environments that weren't stepped get 0 in stacks, else their last reward."""
         other = torch.zeros_like(before) if self.stack_rewards else before
         return torch.where(trailing(going, before), reward, other) if bool(going.any()) else other
 
@@ -467,11 +479,11 @@ class MultiAction(Transform):
         return out
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Return the spec of stacks, where rewards are stacked."""
+        """Return the spec of stacks of any length if rewards are stacked; otherwise the spec itself."""
         return self._stacked(reward_spec) if self.stack_rewards else reward_spec
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Return the spec of stacks, where observations are stacked."""
+        """Return the spec of stacks of any length if observations are stacked; otherwise the spec itself."""
         found: Composite = self._stacked(observation_spec) if self.stack_observations else observation_spec
         return found
 
@@ -480,7 +492,7 @@ class MultiAction(Transform):
         return map_leaves(spec, zip(keys, keys, strict=True), lambda leaf: self._many(leaf, spec))
 
     def _many(self, leaf: TensorSpec, whole: Composite) -> TensorSpec:
-        """Return the spec of any number of values."""
+        """Return `leaf` with a dimension of length -1, which means any length."""
         axis = whole.ndim + self.dim - 1
         many = leaf.unsqueeze(axis).clone()
         many.shape = torch.Size((*many.shape[:axis], -1, *many.shape[axis + 1 :]))

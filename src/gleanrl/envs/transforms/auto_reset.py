@@ -1,6 +1,6 @@
-"""Environments that reset themselves: `AutoResetTransform`, `AutoResetEnv`, `VecGymEnvTransform`.
+"""Transforms for environments that reset themselves: `AutoResetTransform`, `AutoResetEnv`, `VecGymEnvTransform`.
 
-Such an environment returns the first observation of the new episode from the very step that ends the old one.
+The step that ends an episode of such an environment already returns the first observation of the next episode.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gleanrl.envs.transforms.transformed_env import TransformedEnv
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 _WAITING = "_waiting"
-"""Where a keeper carries whose first observations it has."""
+"""Key of the carried mask of environments with kept first observations, ``(*batch,)`` bool."""
 
 
 class _Keeper(OfEnvironment):
-    """Keeps the first observations of episodes until they are asked for."""
+    """Keeps the first observations of episodes until a reset returns them."""
 
     def carries(self) -> dict[NestedKey, Field]:
-        """Return the first observations, and whose they are, ``(*batch,)`` bool."""
+        """Return fields of the first observations, and of the mask of environments that they belong to."""
         spec = self.parent.full_observation_spec
         fields = {key: Field(spec[key].shape, spec[key].dtype) for key in self._observations()}
         return {**fields, _WAITING: Field(torch.Size(self.parent.batch_size), torch.bool)}
@@ -62,7 +62,7 @@ class _Keeper(OfEnvironment):
         if asked and self.keeps_first(rows):
             for key in self._observations():
                 tensordict_reset.set(key, self.carried[key].clone())
-        # Otherwise the environment itself was reset, all of it.
+        # Otherwise the whole base environment was reset, and `tensordict_reset` holds its first observations.
         if rows is None:
             self.carried = {}
         elif _WAITING in self.carried:
@@ -75,16 +75,17 @@ class _Keeper(OfEnvironment):
 
 
 class AutoResetTransform(_Keeper):
-    """What `AutoResetEnv` does to the observations: those of a step that ends an episode belong to the next one.
+    """Moves the first observations of an environment that resets itself from the last step to the reset.
 
-    They are kept for the reset that follows. The true last observation is lost in the environment: in its place stand
-    fill values, or, without `replace`, the first observation of the next episode.
+    The observation of a step that ends an episode belongs to the next episode. The transform keeps it for the reset
+    that follows. The environment doesn't return the true last observation, so fill values replace it.
 
     Args:
-        replace: whether to put fill values in place of the lost observation.
-        fill_float: for floating-point entries; ``"nan"`` or a number.
-        fill_int: for integers.
-        fill_bool: for booleans.
+        replace: whether fill values replace the lost observation; otherwise the first observation of the next episode
+            remains there.
+        fill_float: fill value of floating-point entries, ``"nan"`` or a number.
+        fill_int: fill value of integers.
+        fill_bool: fill value of booleans.
     """
 
     def __init__(
@@ -123,14 +124,14 @@ class AutoResetTransform(_Keeper):
 
 
 class AutoResetEnv(TransformedEnv):
-    """An environment that resets itself, as one that doesn't; see `AutoResetTransform`.
+    """Makes an environment that resets itself behave like one that doesn't; see `AutoResetTransform`.
 
-    A reset of environments that have just reset themselves hands out what they returned then, and doesn't disturb
-    them. Any other reset resets all of the base environment, so that a partial one is refused.
+    If environments have just reset themselves, a reset of them returns the kept observations and doesn't touch them.
+    Any other reset resets the whole base environment. So a partial reset in mid-episode raises `UnsupportedError`.
 
     Args:
         env: the environment.
-        transform: an `AutoResetTransform`; None for one that replaces.
+        transform: an `AutoResetTransform`; None for one with ``replace=True``.
         **kwargs: passed to `TransformedEnv`.
     """
 
@@ -155,13 +156,14 @@ RESETTING_ITSELF.append(lambda env, replace: AutoResetEnv(env, AutoResetTransfor
 
 
 class VecGymEnvTransform(_Keeper):
-    """Puts the last observations of a vector environment that resets itself where they belong.
+    """Puts the last observations of a vector environment that resets itself into the step that ends the episode.
 
-    The environment delivers them under a name of their own, `final_name`, beside the first ones of the next episode.
-    `GymEnv` and `GymWrapper` do this by themselves.
+    The environment returns last observations under `final_name`, and the first observations of the next episode in
+    their place. The transform keeps the first observations for the reset that follows. `GymEnv` and `GymWrapper` need
+    no such transform.
 
     Args:
-        final_name: where they stand: ``(final_name, *key)`` for the observation at ``key``.
+        final_name: group of the last observations: ``(final_name, *key)`` for the observation at ``key``.
     """
 
     def __init__(self, final_name: str = "final") -> None:
@@ -191,7 +193,7 @@ class VecGymEnvTransform(_Keeper):
         return record.exclude(self.final_name)
 
     def transform_observation_spec(self, observation_spec: Any) -> Any:
-        """Drop the last observations' own entries."""
+        """Remove the entries under `final_name`."""
         out = observation_spec.clone()
         for key in keys_of(observation_spec):
             if as_path(key)[0] == self.final_name:

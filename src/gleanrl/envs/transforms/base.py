@@ -1,8 +1,7 @@
-"""`Transform`: what stands between an environment, or a replay buffer, and its user.
+"""`Transform`: the base class of all transforms.
 
-`Contained`: a transform's place in a chain, and the environment that it sees from there.
-
-The lists of keys that transforms read and write.
+`Contained` holds a transform's position in a chain and its parent environment. `KeyList` holds the keys that a
+transform reads and writes.
 """
 
 from __future__ import annotations
@@ -35,32 +34,32 @@ from gleanrl.errors import (
 
 
 class Contained(StatefulModule):
-    """Belongs to one container, a `Compose` or a `TransformedEnv`, which it doesn't keep alive.
+    """A module that belongs to one container, a `Compose` or a `TransformedEnv`.
 
-    What it sees of the environment, the base one with the transforms before it, is looked up once and forgotten by
-    `empty_cache`.
+    Its parent environment is the base environment with the transforms before this one. The parent is cached until
+    `empty_cache` is called.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._holder: weakref.ref[Any] | None = None  # a chain that nobody else keeps is gone
+        self._holder: weakref.ref[Any] | None = None  # weak: it doesn't keep the container alive
         self._parent_found: list[Any] | None = None
 
     @property
     def holder(self) -> Any:
-        """The `Compose` or `TransformedEnv` that the transform stands in directly; None if it's in none."""
+        """The `Compose` or `TransformedEnv` that contains the transform directly; None if there is none."""
         return None if self._holder is None else self._holder()
 
     @property
     def container(self) -> Any:
-        """The `TransformedEnv` around all that the transform is in; None if there is none."""
+        """The outermost container if it is a `TransformedEnv`; None outside an environment."""
         return None if self.holder is None else self.holder.container
 
     def set_container(self, container: Any) -> None:
         """Put the transform into `container`, a `Compose` or a `TransformedEnv`.
 
         Raises:
-            ContainerError: if it is in another one already (also an AttributeError).
+            ContainerError: if it is in another container already (also an AttributeError).
         """
         holder = self.holder
         if holder not in (None, container) and not (holder.container is None and holder.lends):
@@ -72,7 +71,7 @@ class Contained(StatefulModule):
         self.enter()
 
     def enter(self) -> None:
-        """Go into evaluation mode if this is in an environment, where everything is in it but what learns there."""
+        """Switch to evaluation mode if the transform is in an environment and doesn't learn there."""
         if self.container is not None and not self.learns:
             self.eval()
 
@@ -82,18 +81,21 @@ class Contained(StatefulModule):
         self.empty_cache()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes, with what holds the transform: copies and pickles of that know their own."""
+        """Return the attributes, with the holder itself in place of the weak reference.
+
+        So the transforms in a copied or unpickled container refer to that container.
+        """
         return {**self.__dict__, "_holder": self.holder}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the attributes of a copy."""
+        """Set the attributes of a copy; its reference to the holder is weak again."""
         super().__setstate__(state)
         holder = self.__dict__["_holder"]
         self._holder = None if holder is None else weakref.ref(holder)
 
     @property
     def parent(self) -> Any:
-        """The environment as this transform sees it: the base one with the transforms before it; None outside one."""
+        """The base environment with the transforms before this one; None outside an environment."""
         if self._parent_found is None and self.holder is not None:
             self._parent_found = [self.holder.environment_before(self)]
         return self._parent_found[0] if self._parent_found else None
@@ -104,7 +106,7 @@ class Contained(StatefulModule):
         return None if self.container is None else self.container.collector
 
     def home(self) -> torch.device | str | None:
-        """Return the device of what is carried: the environment's; None outside one."""
+        """Return the device of carried values, which is the parent environment's; None outside an environment."""
         return None if self.parent is None else self.parent.device or "cpu"
 
     def clone(self) -> Any:
@@ -117,13 +119,13 @@ class Contained(StatefulModule):
             self._holder = holder
 
     def twin(self) -> Any:
-        """Return a clone that sees the same environment before it."""
+        """Return a clone with the same parent environment."""
         parent, twin = self.parent, self.clone()
         twin._parent_found = [parent]
         return twin
 
     def empty_cache(self) -> None:
-        """Forget what was found in the environment."""
+        """Forget the parent environment."""
         self._parent_found = None
 
 
@@ -131,7 +133,7 @@ Keys = NestedKey | Sequence[NestedKey]
 
 
 class KeyList:
-    """A list of a transform's keys: what it was set to, or, as long as that is None, the transform's default."""
+    """Descriptor for a list of keys: the list that was set, or the transform's default while that is None."""
 
     def __init__(self, doc: str) -> None:
         self.__doc__ = doc
@@ -151,7 +153,7 @@ class KeyList:
 
 
 def as_keys(name: str, keys: Keys | None) -> list[NestedKey] | None:
-    """Return `keys` as a list of keys in their shortest spelling; a string or a tuple of strings is one key."""
+    """Return `keys` as a list of keys in their shortest spelling. A string, or a tuple of strings, is one key."""
     if keys is None:
         return None
     if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(k, str) for k in keys)):
@@ -164,7 +166,11 @@ def as_keys(name: str, keys: Keys | None) -> list[NestedKey] | None:
 def paired(
     transform: Any, name: str, ins: list[NestedKey], out_name: str, outs: list[NestedKey]
 ) -> list[tuple[NestedKey, NestedKey]]:
-    """Return keys pair by pair; there must be as many of both."""
+    """Return the keys pair by pair.
+
+    Raises:
+        InvalidArgumentError: if the lists have different lengths.
+    """
     if len(ins) != len(outs):
         raise InvalidArgumentError(
             f"{type(transform).__name__}: expected as many {out_name} as {name}, got {outs} for {ins}"
@@ -173,7 +179,7 @@ def paired(
 
 
 def missing_key(transform: Any, key: NestedKey, record: Record) -> MissingKeyError:
-    """Return the error of a transform that doesn't find `key` in what it was given."""
+    """Return the error for a `record` without `key`, which a transform needs."""
     return MissingKeyError(
         f"{type(transform).__name__}: key {key!r} not found; there are {sorted(map(str, record.keys()))}"
     )
@@ -183,7 +189,11 @@ _HOOKS = ("_call", "_step", "_reset", "_inv_call", "inv", "_reset_env_preprocess
 
 
 def _takes_values(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Let a `forward` take values instead of a batch of them."""
+    """Return a `forward` that takes either a batch or the values of its `in_keys`.
+
+    Tensors by position belong to `in_keys` in order; keywords name further keys. The result is then the value at
+    `out_keys`, or a tuple if there are several.
+    """
 
     @functools.wraps(forward)
     def wrapped(self: Any, tensordict: Any = None, /, *values: Any, **entries: Any) -> Any:
@@ -200,55 +210,63 @@ def _takes_values(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 class Transform(Contained):
-    """Changes what comes out of an environment and what goes into it, or batches read from and written to a buffer.
+    """Base class: changes the outputs and inputs of an environment, or the batches of a replay buffer.
 
-    In an environment the keys on the environment's side are `in_keys` and `in_keys_inv`, those on the user's side
-    `out_keys` and `out_keys_inv`. For each step the transform's `_inv_call` gets the user's root (a shallow copy),
-    the environment is stepped, and `_step` gets what came out, not nested. `_reset` gets the first observations.
-    In a buffer `forward` gets every batch that is read, `inv` every batch that is written; keys are taken as they
-    are, so ``("next", "observation")`` must be named too if it is meant.
+    The outputs of an environment are observations, rewards and flags. Its inputs are actions and states. `in_keys` and
+    `in_keys_inv` are the environment's keys, `out_keys` and `out_keys_inv` the user's.
 
-    A subclass overrides as little as it needs:
+    In an environment a step calls `_inv_call` with a shallow copy of the user's root. It then steps the environment,
+    and calls `_step` with the outcome, whose keys have no ``"next"``. A reset calls `_reset` with the first
+    observations.
 
-    - ``_apply_transform(value)``: one entry; called for each of `in_keys`, written under the matching `out_keys`;
-    - ``_inv_apply_transform(value)``: the same for what goes in, from `out_keys_inv` to `in_keys_inv`;
-    - ``_call(tensordict)``: all entries, after a step; not at a reset, unless `_reset` calls it;
-    - ``_inv_call(tensordict)``: what goes in; or `inv`, which gets all of it;
-    - ``_step(tensordict, next_tensordict)`` and ``_reset(tensordict, tensordict_reset)``: with the root, or with the
-      request, whose ``"_reset"`` mask tells which environments are reset (rows of the others are dropped);
-    - ``_reset_env_preprocess(tensordict)``: the request itself, None or a TensorDict, before the environment gets it;
-    - the ``transform_*_spec`` methods: what becomes of the specs. A key that no spec declares becomes an observation
-      that is zero after a reset, with a warning;
-    - ``close()``: the environment was closed.
+    In a replay buffer `forward` transforms each batch that is sampled, and `inv` each batch that is written. Keys are
+    used unchanged there: name ``("next", "observation")`` too if the transform should change it.
 
-    Rollouts give transforms tensors of a block's row. Those that override `_call`, `_step`, `_reset` or what concerns
-    inputs get a TensorDict instead, which costs more, unless their class declares ``on_rows = True``: then its hooks
-    get a `Row` and use nothing but its `get`, `set` and `pop`.
+    A subclass overrides only the hooks that it needs:
+
+    - ``_apply_transform(value)`` maps one entry. It is called for each of `in_keys`; the result is written under the
+      matching one of `out_keys`.
+    - ``_inv_apply_transform(value)`` maps one input, from `out_keys_inv` to `in_keys_inv`.
+    - ``_call(tensordict)`` transforms all outputs of a step. A reset doesn't call it, unless `_reset` does.
+    - ``_inv_call(tensordict)`` transforms the inputs. A subclass may override `inv` instead.
+    - ``_step(tensordict, next_tensordict)`` transforms an outcome; its first argument is the root.
+    - ``_reset(tensordict, tensordict_reset)`` transforms the result of a reset; its first argument is the request. The
+      ``"_reset"`` mask in the request marks the environments that are reset. Results for other environments are
+      ignored.
+    - ``_reset_env_preprocess(tensordict)`` changes the request of a reset, None or a TensorDict, before the
+      environment gets it.
+    - ``transform_*_spec(spec)`` returns the transformed spec. An output that no spec declares becomes an observation
+      that is zero after a reset, with a warning.
+    - ``close()`` is called when the environment is closed.
+
+    In rollouts the hooks get the tensors of one row of a block. A transform that overrides `_call`, `_step`, `_reset`
+    or a hook for inputs gets a TensorDict instead, which is slower. If its class declares ``on_rows = True``, its hooks
+    get a `Row`, and may only use `get`, `set` and `pop`.
 
     A transform belongs to one container (a `Compose` or a `TransformedEnv`). Not thread-safe.
 
     Args:
-        in_keys: what is read; None for the transform's default.
-        out_keys: where results are written; None for the same keys as `in_keys`.
-        in_keys_inv: what the environment reads.
-        out_keys_inv: what the user writes; None for the same keys as `in_keys_inv`.
+        in_keys: keys to read; None for the transform's default.
+        out_keys: keys of the results; None for the same keys as `in_keys`.
+        in_keys_inv: input keys that the environment reads.
+        out_keys_inv: input keys that the user writes; None for the same keys as `in_keys_inv`.
     """
 
-    on_rows: ClassVar[bool] = True  # whether the hooks of the class that says so take rows
-    on_host: ClassVar[bool] = (
-        False  # whether those rows may be on the CPU where the environment says another device
-    )
-    by_keys: ClassVar[bool] = (
-        True  # whether those hooks do nothing where there are no `in_keys`, or `in_keys_inv`
-    )
-    invertible: ClassVar[bool] = False  # whether what goes in can't pass without an _inv_apply_transform
-    enable_inv_on_reset: bool = False  # whether the requests of resets pass `inv`, too
-    call_on_reset: ClassVar[bool] = False  # whether a `_call` of its own is for what resets return, too
-    actions_vary: ClassVar[bool] = False  # whether a step changes what the action spec allows
-    loses_last: bool = False  # whether it puts NaN in place of the last observations of episodes
-    runs_functions: ClassVar[bool] = False  # whether functions of a user's get values of entries
-    generator: OwnedTorchGenerator | None = None  # what random numbers are drawn from
-    shows: ClassVar[tuple[str, ...]] = ()  # the attributes that its repr shows
+    # Whether the hooks that a class defines accept a `Row`. `takes_rows` looks at the class that defines each hook, so
+    # a subclass with hooks must declare it again. The same is true of `by_keys`.
+    on_rows: ClassVar[bool] = True
+    # Whether rows may be on the CPU although the environment declares another device.
+    on_host: ClassVar[bool] = False
+    # Whether the hooks that a class defines do nothing without `in_keys` (or `in_keys_inv`).
+    by_keys: ClassVar[bool] = True
+    invertible: ClassVar[bool] = False  # whether inputs need an `_inv_apply_transform`
+    enable_inv_on_reset: bool = False  # whether `inv` also transforms the requests of resets
+    call_on_reset: ClassVar[bool] = False  # whether an overridden `_call` also runs at resets
+    actions_vary: ClassVar[bool] = False  # whether a step may change the mask of the action spec
+    loses_last: bool = False  # whether it replaces the last observations of episodes by NaN
+    runs_functions: ClassVar[bool] = False  # whether it passes values of entries to a user's function
+    generator: OwnedTorchGenerator | None = None  # source of its random numbers
+    shows: ClassVar[tuple[str, ...]] = ()  # names of the attributes that its repr shows
 
     def __init__(
         self,
@@ -303,20 +321,20 @@ class Transform(Contained):
         return paired(self, "in_keys_inv", self.in_keys_inv, "out_keys_inv", self.out_keys_inv)
 
     def written_keys(self) -> list[NestedKey]:
-        """Return the keys of what comes out that the transform may write in a rollout."""
+        """Return the output keys that the transform may write in a rollout."""
         return [out_key for _, out_key in self.pairs()]
 
     def writes_anything(self) -> bool:
-        """Return whether a hook that isn't this library's may write what `written_keys` doesn't name."""
+        """Return whether a user's hook may write keys that `written_keys` doesn't name."""
         owners = (next(c for c in type(self).__mro__ if hook in vars(c)) for hook in ("_call", "_step"))
         return not all(is_ours(owner) for owner in owners)
 
     def primed_keys(self) -> list[NestedKey]:
-        """Return the keys that a policy may write below ``"next"``, for the transform to take over."""
+        """Return the keys that a policy may write below ``"next"`` and that the transform copies into the outcome."""
         return []
 
     def set_missing_tolerance(self, mode: bool) -> None:
-        """Set whether absent `in_keys` are passed over; if not, they raise."""
+        """Set whether absent `in_keys` are skipped; otherwise they raise."""
         self.missing_tolerance = mode
 
     # ----------------------------------------------------------------- hooks
@@ -341,9 +359,9 @@ class Transform(Contained):
         return self._call(next_tensordict)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        """Transform what a reset returned: a `_call` of a subclass's own isn't for it, unless it says `call_on_reset`.
+        """Transform the result of a reset. An overridden `_call` does so only with `call_on_reset`.
 
-        Rewards aren't there: absent keys are passed over.
+        Absent keys are skipped, because a reset returns no rewards.
         """
         if not self.call_on_reset and overridden(self, "_call", of=Transform):
             return tensordict_reset
@@ -353,7 +371,7 @@ class Transform(Contained):
         return tensordict_reset
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
-        """Return the request of a reset as the environment gets it."""
+        """Return the request of a reset for the environment."""
         if tensordict is None or not self.enable_inv_on_reset:
             return tensordict
         return self._tolerantly(self.inv, tensordict)
@@ -377,43 +395,46 @@ class Transform(Contained):
     # ------------------------------------------------------------ the caller's
     @_takes_values
     def forward(self, tensordict: Any) -> Any:
-        """Transform a batch that is read from a buffer; changes and returns it.
+        """Transform a batch that is sampled from a buffer, in place, and return it.
 
-        Given the values of `in_keys` instead, in order or by name, return those of `out_keys`.
+        Called with the values of `in_keys`, in order or by name, it returns the values of `out_keys`.
         """
         return self._call(tensordict)
 
     def inv(self, tensordict: TensorDictBase) -> Any:
-        """Return what is to be written of `tensordict`, which stays as it is; None holds it back."""
+        """Return the batch to write in place of `tensordict`, which isn't changed. None writes nothing for now."""
         return self._inv_call(tensordict.clone(recurse=False))
 
     def inverting(self) -> Callable[[Record], Any]:
-        """Return the hook that gets what goes in, and may change it: `_inv_call`, or an `inv` of a subclass's own."""
+        """Return the hook for inputs: `_inv_call`, or `inv` if a subclass overrides it. It may change its argument."""
         return self.inv if overridden(self, "inv", of=Transform) else self._inv_call
 
     def takes_rows(self) -> bool:
-        """Return whether the hooks work on `Row` objects: each was written in a class that says so."""
+        """Return whether all hooks accept a `Row`: each class that defines a hook must declare ``on_rows = True``."""
         if not self.__dict__.keys().isdisjoint(_HOOKS):
-            return False  # this very object has one of its own
+            return False  # a hook was assigned to this object, and may need a TensorDict
         owners = [next(c for c in type(self).__mro__ if hook in vars(c)) for hook in _HOOKS]
         return all(vars(owner).get("on_rows", False) for owner in owners) and not self.enable_inv_on_reset
 
     @property
     def shows_values(self) -> bool:
-        """Whether somebody else's code gets values of entries, and may keep them."""
+        """Whether a user's code gets values of entries, and may keep references to them."""
         return self.runs_functions or not is_ours(type(self))
 
     def stepping(self) -> tuple[Callable[..., Any], bool]:
-        """Return the hook that gets a step's outcome, and whether it gets the root before that: `_step` or `_call`."""
+        """Return the hook for a step's outcome, and whether its first argument is the root.
+
+        The hook is `_step` if a subclass overrides it, else `_call`, which takes the outcome alone.
+        """
         own = bool(overridden(self, "_step", of=Transform))
         return (self._step if own else self._call), own
 
     def idles(self) -> bool:
-        """Return whether a step's outcome passes unchanged: no keys, and no hook that would look for more."""
+        """Return whether a step's outcome passes unchanged: there are no keys, and the hooks use nothing else."""
         return not self.pairs() and self._goes_by_keys("_step", "_call")
 
     def inverts(self) -> bool:
-        """Return whether anything that goes in is changed."""
+        """Return whether the transform may change inputs."""
         return bool(self.pairs_inv()) or not self._goes_by_keys("_inv_call", "inv")
 
     def _goes_by_keys(self, *hooks: str) -> bool:
@@ -421,16 +442,19 @@ class Transform(Contained):
         return all(vars(owner).get("by_keys", False) for owner in owners)
 
     def keeps_first(self, rows: torch.Tensor | None) -> bool:
-        """Return whether it has the first observations of environments that have just reset themselves.
+        """Return whether it has kept the first observations of environments that have just reset themselves.
 
         Args:
-            rows: ``(*batch,)`` bool, which environments; None for all.
+            rows: ``(*batch,)`` bool, the environments in question; None for all.
         """
         return False
 
     # ----------------------------------------------------------------- specs
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Return the observation spec on the user's side; by default new `out_keys` get a copy of their `in_keys`'."""
+        """Return the observation spec on the user's side.
+
+        By default each new key of `out_keys` gets a copy of the spec at the matching one of `in_keys`.
+        """
         return self._spec("observation", observation_spec)
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
@@ -442,7 +466,7 @@ class Transform(Contained):
         return self._spec("done", done_spec)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
-        """Return the full action spec on the user's side; by default keys of `out_keys_inv` replace `in_keys_inv`."""
+        """Return the full action spec on the user's side; by default `out_keys_inv` replace `in_keys_inv`."""
         return self._spec("action", action_spec)
 
     def transform_state_spec(self, state_spec: Any) -> Any:
@@ -450,7 +474,10 @@ class Transform(Contained):
         return self._spec("state", state_spec)
 
     def _spec(self, role: str, spec: Any) -> Any:
-        """Return what becomes of the spec of a role that has no method of its own; a leaf stays."""
+        """Return the transformed spec of a role (``"observation"``, ``"action"``, …). A leaf is returned unchanged.
+
+        The ``transform_*_spec`` methods call it, unless a subclass overrides them.
+        """
         if not isinstance(spec, SpecMapping):
             return spec
         if role in ("action", "state"):
@@ -464,11 +491,11 @@ class Transform(Contained):
         return map_leaves(spec, fresh, lambda leaf: leaf.clone()) if fresh else spec
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Return the spec of all that comes out: ``full_{observation,reward,done}_spec``."""
+        """Return the spec of all outputs: ``full_{observation,reward,done}_spec``."""
         return self._transformed(output_spec, "observation", "reward", "done")
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Return the spec of all that goes in: ``full_{action,state}_spec``."""
+        """Return the spec of all inputs: ``full_{action,state}_spec``."""
         return self._transformed(input_spec, "action", "state")
 
     def _transformed(self, specs: Composite, *roles: str) -> Composite:
@@ -488,37 +515,40 @@ class Transform(Contained):
 
     # ------------------------------------------------------------------ rest
     def init(self, tensordict: TensorDictBase) -> None:
-        """Do nothing; for subclasses' own use: nothing here calls it."""
+        """Do nothing. Subclasses may use it; this library never calls it."""
 
     def close(self) -> None:
         """Do nothing; called when the environment is closed."""
 
     def dump(self, **kwargs: Any) -> None:
-        """Do nothing; called by trainers after an evaluation, for transforms that write out what they recorded."""
+        """Do nothing. Trainers call it after an evaluation, so that transforms write out their recordings."""
 
     def seeded(self) -> None:
         """Do nothing; called when the environment is seeded."""
 
     def parts(self) -> Mapping[str, Stateful[Any]]:
-        """Return the parts that have states of their own: the generator, if there is one."""
+        """Return the parts of the state by name: the generator, if there is one."""
         return {} if self.generator is None else {"generator": self.generator}
 
     def extra_repr(self) -> str:
-        """Return the attributes that `shows` names, for the repr."""
+        """Return the attributes that `shows` names, as text for the repr."""
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shows)
 
     def tried(self, outcome: TensorDictBase) -> TensorDictBase:
-        """Return what `_call` of a copy, which sees the same environment before it, makes of a step's outcome."""
+        """Return a step's outcome, transformed by the `_call` of a clone with the same parent.
+
+        The clone keeps the trial from changing this transform's state.
+        """
         return self.twin()._call(outcome)
 
     def empty_cache(self) -> None:
-        """Forget keys and specs that were found in the environment; called when the transforms before change."""
+        """Forget keys and specs derived from the environment; called when the chain or its environment changes."""
         super().empty_cache()
         self._pairs_found = self._pairs_inv_found = None
 
 
 def _composite(role: str, spec: TensorSpec, parent: Composite) -> TensorSpec:
-    """Return `spec`, a leaf under the key of its role."""
+    """Return `spec` as a composite: a leaf is put under the key of its role."""
     if hasattr(spec, "keys"):
         return spec
     return Composite({role: spec}, shape=parent.shape, device=parent.device)

@@ -1,6 +1,6 @@
-"""Other dtypes and devices: `DTypeCastTransform`, `DoubleToFloat`, `DeviceCastTransform`, `PinMemoryTransform`.
+"""Transforms of dtypes and devices: `DTypeCastTransform`, `DoubleToFloat`, `DeviceCastTransform`, `PinMemoryTransform`.
 
-`FiniteTensorDictCheck`: no NaN, no infinity.
+`FiniteTensorDictCheck` checks for NaN and infinity.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from gleanrl.errors import InvalidTypeError, NonFiniteError, UnsupportedError
 
 
 class DTypeCastTransform(EntryTransform):
-    """Casts what comes out to `dtype_out`, and what goes in back to `dtype_in`.
+    """Casts outputs of the environment to `dtype_out`, and inputs back to `dtype_in`.
 
-    Without keys everything of the dtype in question is cast: what the environment declares, or, in a buffer,
-    whatever is there (`dtype_in` to `dtype_out` on read, `dtype_out` to `dtype_in` on write).
+    Without keys it casts all entries of the dtype in question. In an environment these are the declared ones. In a
+    buffer a sample casts `dtype_in` to `dtype_out`, and a write casts `dtype_out` to `dtype_in`.
 
     Args:
         dtype_in: dtype on the environment's side.
         dtype_out: dtype on the user's side.
-        in_keys: what to cast of what comes out; None for all observations and rewards of `dtype_in`.
-        out_keys: where the results stand; None for in place.
-        in_keys_inv: what to cast of what goes in; None for all actions and states of `dtype_in`.
-        out_keys_inv: what the user writes; None for the same keys.
+        in_keys: outputs to cast; None for all observations and rewards of `dtype_in`.
+        out_keys: keys of the results; None for in place.
+        in_keys_inv: inputs to cast; None for all actions and states of `dtype_in`, or none if `in_keys` are given.
+        out_keys_inv: keys that the user writes; None for `in_keys_inv`.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -66,7 +66,7 @@ class DTypeCastTransform(EntryTransform):
         return self._declared("full_observation_spec", "full_reward_spec")
 
     def _default_in_keys_inv(self) -> list[NestedKey]:
-        # With explicit in_keys, what goes in is cast if that is asked for; in an environment it must fit anyway.
+        # With explicit in_keys, inputs are cast only if in_keys_inv name them.
         return self._declared("full_action_spec", "full_state_spec") if self._in_keys is None else []
 
     def _declared(self, *names: str) -> list[NestedKey]:
@@ -83,7 +83,7 @@ class DTypeCastTransform(EntryTransform):
         return value.to(self.dtype_in)
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
-        """Return the conversion, where it's one of those between float32 and float64."""
+        """Return the conversion if it is between float32 and float64, else None."""
         known = dtype in CONVERSIONS and self.dtype_out in CONVERSIONS
         return (Operation(CONVERSIONS[self.dtype_out]),) if known else None
 
@@ -113,10 +113,7 @@ class DTypeCastTransform(EntryTransform):
 
 
 class DoubleToFloat(DTypeCastTransform):
-    """Casts float64 to float32 on the way out, and float32 to float64 on the way in.
-
-    The arguments are those of `DTypeCastTransform`.
-    """
+    """Casts float64 outputs to float32, and float32 inputs to float64; arguments as for `DTypeCastTransform`."""
 
     def __init__(
         self,
@@ -129,17 +126,17 @@ class DoubleToFloat(DTypeCastTransform):
 
 
 class DeviceCastTransform(EntryTransform):
-    """Moves what comes out to a device, and what goes in back: everything, or the entries that are named.
+    """Moves outputs to a device, and inputs back. It moves all entries, unless keys are given.
 
     Args:
         device: the device on the user's side.
-        orig_device: the device on the environment's, or the storage's, side; None for the environment's own, or in a
-            buffer for leaving what is written where it is.
-        in_keys: what to move of what comes out; if they or `in_keys_inv` are given nothing else is moved, and
-            TensorDicts have no device then.
-        out_keys: where the results stand; None for in place.
-        in_keys_inv: what to move back of what goes in.
-        out_keys_inv: what the user writes; None for the same keys.
+        orig_device: the device on the side of the environment or storage. None for the environment's device; in a
+            buffer, None leaves written data on its device.
+        in_keys: outputs to move. If they or `in_keys_inv` are given, other entries stay on their device, and
+            TensorDicts declare no device.
+        out_keys: keys of the results; None for in place.
+        in_keys_inv: inputs to move back.
+        out_keys_inv: keys that the user writes; None for `in_keys_inv`.
     """
 
     on_rows = False
@@ -193,7 +190,7 @@ class DeviceCastTransform(EntryTransform):
         if not self.everything:
             return super()._inv_call(tensordict)
         device = self.orig_device
-        # An environment without a device of its own takes what lies on the CPU.
+        # An environment that declares no device gets tensors on the CPU.
         return tensordict.to(device or "cpu") if device or self.device != torch.device("cpu") else tensordict
 
     def _transformed(self, specs: Composite, *roles: str) -> Composite:
@@ -211,10 +208,10 @@ class DeviceCastTransform(EntryTransform):
 
 
 class PinMemoryTransform(Transform):
-    """Puts what comes out into pinned memory, from which it goes faster to an accelerator.
+    """Copies outputs into pinned memory, from which transfers to an accelerator are faster.
 
     Raises:
-        UnsupportedError: at the first use, without an accelerator.
+        UnsupportedError: at the first use, if CUDA isn't available.
     """
 
     def _call(self, tensordict: Record) -> Record:
@@ -228,7 +225,7 @@ class PinMemoryTransform(Transform):
 
 
 def _holds_less(after: torch.dtype, before: torch.dtype) -> bool:
-    """Return whether both are dtypes of integers, and the first one has fewer of them."""
+    """Return whether both dtypes are integers, and `after` has fewer bits than `before`."""
     if any(dtype.is_floating_point or dtype is torch.bool for dtype in (after, before)):
         return False
     return torch.iinfo(after).bits < torch.iinfo(before).bits
@@ -243,12 +240,12 @@ def _cast_all(record: Record, before: torch.dtype, after: torch.dtype) -> Record
 
 
 class FiniteTensorDictCheck(Transform):
-    """Raises where a number that comes out of an environment or a buffer, or goes in, is NaN or infinite.
+    """Raises if an output of an environment, or of a buffer, is NaN or infinite.
 
-    A collector checks its batches by itself, once a batch, which costs less.
+    By default a collector checks each batch as a whole, which costs less.
 
     Raises:
-        NonFiniteError: it names the keys (also a ValueError).
+        NonFiniteError: if there is one; the message names the keys (also a ValueError).
     """
 
     on_rows = True
@@ -265,10 +262,10 @@ class FiniteTensorDictCheck(Transform):
 
 
 def check_finite(value: torch.Tensor) -> None:
-    """Raise if a number is NaN or infinite.
+    """Raise if a value is NaN or infinite.
 
     Raises:
-        NonFiniteError: if one is (also a ValueError).
+        NonFiniteError: if there is one (also a ValueError).
     """
     if _is_bad(value):
         raise NonFiniteError("check_finite: NaN or infinity")

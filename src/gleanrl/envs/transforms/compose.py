@@ -1,4 +1,4 @@
-"""`Compose`: transforms one after the other; and plain callables as transforms."""
+"""`Compose`: a chain of transforms. `as_transform` turns plain callables into transforms."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.row_view import Record
 from gleanrl.errors import ContainerError, InvalidTypeError, UnsupportedError
 
-# How a transform of TorchRL's becomes one of ours; `foreign` fills this in, which derives from what stands here.
+# The converter for TorchRL's transforms. `transforms.torchrl` registers it here: an import would be a cycle.
 FOREIGN: list[Callable[[Any], Transform]] = []
 
 
 class Compose(Transform):
-    """A chain of transforms. What comes out of the environment passes the first one first, what goes in the last one.
+    """A chain of transforms. Outputs pass the first transform first, inputs pass the last transform first.
 
-    It can be indexed and iterated over; `append`, `insert`, `pop`, ``del`` and assignment change it, also in an
-    environment.
+    A chain supports indexing and iteration. `append`, `insert`, `pop`, ``del`` and assignment change it, also while it
+    is in an environment.
 
     Args:
         transforms: transforms or callables (see `as_transform`).
@@ -35,9 +35,8 @@ class Compose(Transform):
     """
 
     on_rows = True
-    lends = (
-        False  # whether other chains may take its transforms, as long as it is in no container: a clone's may
-    )
+    # Whether other containers may take its transforms while it is in no container. True for clones only.
+    lends = False
 
     def __init__(self, *transforms: Any) -> None:
         super().__init__()
@@ -47,13 +46,13 @@ class Compose(Transform):
 
     @classmethod
     def uncontained(cls, transforms: Iterable[Transform]) -> Compose:
-        """Return a chain of transforms that stay in the containers that they are in."""
+        """Return a chain of `transforms` without changing their containers."""
         new = cls()
         new.transforms = nn.ModuleList(transforms)
         return new
 
     def clone(self) -> Any:
-        """Return an independent copy that is in no container, whose transforms may be put into another one."""
+        """Return an independent copy that is in no container. Its transforms may be put into another container."""
         copy = super().clone()
         copy.lends = True
         return copy
@@ -62,7 +61,7 @@ class Compose(Transform):
         """Put the chain into `container`.
 
         Raises:
-            ContainerError: if it, or one of its transforms, is in another one (also an AttributeError).
+            ContainerError: if the chain, or one of its transforms, is in another container (also an AttributeError).
         """
         for transform in self.chain() if self.lends else ():
             if transform.holder is not self:
@@ -84,7 +83,7 @@ class Compose(Transform):
         return iter(self.chain())
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a transform, or for a slice a `Compose` of clones."""
+        """Return the transform at `index`; for a slice, return a `Compose` of clones."""
         if isinstance(index, slice):
             return Compose(*(transform.clone() for transform in self.chain()[index]))
         return self.transforms[index]
@@ -94,10 +93,10 @@ class Compose(Transform):
         self.insert(len(self), transform)
 
     def insert(self, index: int, transform: Any) -> None:
-        """Add a transform before the one at `index`, which may be negative.
+        """Insert a transform before the one at `index`, which may be negative.
 
         Raises:
-            IndexError: if there is no such place.
+            IndexError: if `index` is out of range.
         """
         if not -len(self) <= index <= len(self):
             raise IndexError(f"insert: expected an index from {-len(self)} to {len(self)}, got {index}")
@@ -107,7 +106,7 @@ class Compose(Transform):
         self._changed()
 
     def pop(self, index: int = -1) -> Any:
-        """Take the transform at `index` out and return it.
+        """Remove the transform at `index` and return it.
 
         Raises:
             IndexError: if there is none.
@@ -117,14 +116,14 @@ class Compose(Transform):
         return transform
 
     def __delitem__(self, index: int) -> None:
-        """Take the transform at `index` out."""
+        """Remove the transform at `index`."""
         transform = self[index]
         del self.transforms[index]
         transform.reset_parent()
         self._changed()
 
     def __setitem__(self, index: int, transform: Any) -> None:
-        """Put a transform, or a callable, in the place of the one at `index`."""
+        """Replace the transform at `index` by another transform or a callable."""
         before, transform = self[index], as_transform(transform)
         if transform is before:
             return
@@ -172,45 +171,45 @@ class Compose(Transform):
         return tensordict
 
     def forward(self, tensordict: Any) -> Any:
-        """Transform a batch that is read from a buffer."""
+        """Transform a batch that is sampled from a buffer."""
         for transform in self.chain():
             tensordict = transform(tensordict)
         return tensordict
 
     def takes_rows(self) -> bool:
-        """Return whether all of them, and the chain's own hooks, work on rows."""
+        """Return whether all transforms, and the chain's own hooks, accept a `Row`."""
         return super().takes_rows() and all(transform.takes_rows() for transform in self.chain())
 
     def inverts(self) -> bool:
-        """Return whether any of them changes what goes in."""
+        """Return whether any transform may change inputs."""
         return any(transform.inverts() for transform in self.chain())
 
     def keeps_first(self, rows: torch.Tensor | None) -> bool:
-        """Return whether any of them has the first observations of environments that have just reset themselves."""
+        """Return whether any transform has kept first observations; see `Transform.keeps_first`."""
         return any(transform.keeps_first(rows) for transform in self.chain())
 
     def written_keys(self) -> list[NestedKey]:
-        """Return what any of them may write."""
+        """Return the output keys that any transform may write."""
         return list(dict.fromkeys(key for transform in self.chain() for key in transform.written_keys()))
 
     # ----------------------------------------------------------------- specs
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Return the spec of all that comes out of the last one."""
+        """Return the spec of all outputs of the last transform."""
         return self._through("transform_output_spec", output_spec)
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Return the spec of all that goes into the last one."""
+        """Return the spec of all inputs of the last transform."""
         return self._through("transform_input_spec", input_spec)
 
     def _spec(self, role: str, spec: Any) -> Any:
         return self._through(f"transform_{role}_spec", spec)
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
-        """Return the device after the last one."""
+        """Return the device on the user's side, after the last transform."""
         return self._through("transform_env_device", device)
 
     def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
-        """Return the batch size after the last one."""
+        """Return the batch size on the user's side, after the last transform."""
         return self._through("transform_env_batch_size", batch_size)
 
     def _through(self, method: str, value: Any) -> Any:
@@ -220,52 +219,55 @@ class Compose(Transform):
 
     # ------------------------------------------------------------- container
     def environment_before(self, child: Transform, after: Sequence[Transform] = ()) -> Any:
-        """Return the environment with the transforms before `child` and then `after`; None outside one."""
+        """Return the environment with the transforms before `child`, followed by `after`; None outside one."""
         if self.holder is None:
             return None
         position = next(i for i, transform in enumerate(self.chain()) if transform is child)
         return self.holder.environment_before(self, [*self.chain()[:position], *after])
 
     def enter(self) -> None:
-        """Go into evaluation mode if this is in an environment; those that are contained elsewhere don't."""
+        """Switch the chain to evaluation mode if it is in an environment, and let its transforms follow.
+
+        Transforms that belong to another container aren't changed; see `uncontained`.
+        """
         self.training = self.training and self.container is None
         for transform in self.chain():
             if transform.holder is self:
                 transform.enter()
 
     def close(self) -> None:
-        """Tell all of them that the environment was closed."""
+        """Call `close` of all transforms."""
         for transform in self.chain():
             transform.close()
 
     def dump(self, **kwargs: Any) -> None:
-        """Have all of them write out what they recorded."""
+        """Call `dump` of all transforms, so that they write out their recordings."""
         for transform in self.chain():
             transform.dump(**kwargs)
 
     def empty_cache(self) -> None:
-        """Forget what any of them found in the environment."""
+        """Forget keys and specs of all transforms that were derived from the environment."""
         super().empty_cache()
         for transform in getattr(self, "transforms", ()):
             transform.empty_cache()
 
     def set_missing_tolerance(self, mode: bool) -> None:
-        """Set whether absent `in_keys` are passed over, for all of them."""
+        """Set for all transforms whether absent `in_keys` are skipped; otherwise they raise."""
         super().set_missing_tolerance(mode)
         for transform in self.chain():
             transform.set_missing_tolerance(mode)
 
     def __repr__(self) -> str:
-        """Show the transforms, one in a line."""
+        """Show the transforms, one on each line."""
         inner = "".join(f"\n    {transform!r}," for transform in self.chain())
         return f"{type(self).__name__}({inner}\n)" if inner else f"{type(self).__name__}()"
 
 
 class CallableTransform(Transform):
-    """A function of one TensorDict as a transform: of what comes out of an environment, or of a batch that is read.
+    """Applies a function to the outputs of an environment, or to the sampled batches of a buffer.
 
     Args:
-        function: returns the TensorDict that it got, or another one.
+        function: takes a TensorDict and returns it, or another one.
     """
 
     on_rows = False
@@ -287,7 +289,7 @@ class CallableTransform(Transform):
         return self._call(tensordict_reset)
 
     def writes_anything(self) -> bool:
-        """Return True: it is a user's function."""
+        """Return True: a user's function may write any key."""
         return True
 
     def extra_repr(self) -> str:
@@ -296,11 +298,14 @@ class CallableTransform(Transform):
 
 
 def as_transform(transform: Any) -> Any:
-    """Return `transform`, a plain callable as a `CallableTransform`, TorchRL's as a `ForeignTransform`.
+    """Return `transform` as a `Transform`.
+
+    A plain callable becomes a `CallableTransform`. A transform of TorchRL's is converted, in most cases to a
+    `ForeignTransform`.
 
     Raises:
-        InvalidTypeError: if it is none of these (also a TypeError).
-        UnsupportedError: if it is a transform of yet another library.
+        InvalidTypeError: if it is neither a transform nor a callable (also a TypeError).
+        UnsupportedError: if it is another library's transform.
     """
     if isinstance(transform, Transform):
         return transform
@@ -317,7 +322,7 @@ def as_transform(transform: Any) -> Any:
 
 
 def flattened(transform: Transform) -> list[Transform]:
-    """Return the transforms of nested chains in order."""
+    """Return the transforms of nested chains in order, as one list."""
     if type(transform) is Compose:
         return [inner for child in transform.chain() for inner in flattened(child)]
     return [transform]

@@ -1,6 +1,6 @@
-"""Transforms that steer an environment: `FrameSkipTransform`, `NoopResetEnv`, `EndOfLifeTransform`, `TimeMaxPool`.
+"""Transforms that control an environment's steps and resets.
 
-Steps that are skipped, or taken by another policy: `ConditionalSkip`, `ConditionalPolicySwitch`.
+`FrameSkipTransform`, `NoopResetEnv`, `EndOfLifeTransform`, `TimeMaxPool`, `ConditionalSkip`, `ConditionalPolicySwitch`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from gleanrl.errors import EnvironmentContractError, UnsupportedError
 
 
 class FrameSkipTransform(OfEnvironment):
-    """Repeats each action; rewards are added up, and the end of an episode ends the step.
+    """Repeats each action and sums the rewards, until the episode ends.
 
-    It steps the environment with the transforms before it. In a batch, members whose episode ends meanwhile are stepped
-    no further, by the ``"_step"`` mask of `EnvBase.step`.
+    It steps the environment with the transforms before it. If a member of a batch ends early, it isn't stepped any
+    more: the ``"_step"`` mask of `EnvBase.step` leaves it out.
 
     Args:
-        frame_skip: how often the action is taken, at least 1.
+        frame_skip: number of times that the action is taken, at least 1.
 
     Raises:
-        UnsupportedError: where a member ends in a batch that can't leave members out: gymnasium's vector environments.
+        UnsupportedError: at a step, if a member ends early in a batch that can't leave members out, such as
+            gymnasium's vector environments.
     """
 
     def __init__(self, frame_skip: int = 1) -> None:
@@ -45,7 +46,7 @@ class FrameSkipTransform(OfEnvironment):
         self._entered: TensorDictBase | None = None
 
     def _inv_call(self, tensordict: Record) -> Record:
-        # The root as the environment with the transforms before this one gets it.
+        # The root on this transform's input side: the parent environment is stepped with it again.
         self._entered = tensordict.copy()
         return tensordict
 
@@ -65,14 +66,19 @@ class FrameSkipTransform(OfEnvironment):
 
 
 class NoopResetEnv(Transform):
-    """Takes random actions after each reset. For one environment; in a batch of them each member gets its own.
+    """Takes random actions after each reset of a single environment.
 
-    If an episode ends meanwhile, the environment is reset and it begins anew.
+    In a batch of environments give each member its own. If an episode ends during these actions, the environment is
+    reset and they start again.
 
     Args:
-        noops: how many.
-        random: whether their number is drawn from 1 to `noops`.
-        seed: of the number and the actions; None for one drawn from torch's global generator at the first reset.
+        noops: number of actions.
+        random: whether the number is drawn from 1 to `noops`, both included.
+        seed: seed of the number and of the actions; None draws one from torch's global generator at the first reset.
+
+    Raises:
+        UnsupportedError: at a reset of more than one environment.
+        EnvironmentContractError: at a reset, if `TRIALS` episodes in a row ended within these actions.
     """
 
     generator: OwnedTorchGenerator
@@ -106,15 +112,16 @@ class NoopResetEnv(Transform):
 
 
 class EndOfLifeTransform(OfEnvironment):
-    """Tells the loss of a life, which isn't the end of the episode.
+    """Adds a flag for the loss of a life, which doesn't end the episode.
 
-    Losses read `eol_key` as their done key. For environments that count lives (Atari's).
+    It is for environments that count lives, such as Atari's. Losses read `eol_key` as their done key.
 
     Args:
-        eol_key: where the flag stands: whether a life was lost or the episode ended, bool, of done's shape.
-        lives_key: where the number of lives stands, int64.
-        done_key: the done flag to go by.
-        eol_attribute: where the environment has the number, or a function that returns it.
+        eol_key: key of the flag: whether a life was lost or the episode ended, bool, in the shape of done.
+        lives_key: key of the number of lives, int64.
+        done_key: key of the done flag.
+        eol_attribute: path of the base environment's attribute with the number of lives, or with a function that
+            returns it.
     """
 
     def __init__(
@@ -150,7 +157,7 @@ class EndOfLifeTransform(OfEnvironment):
         return tensordict_reset.set(self.lives_key, self._lives().to(tensordict_reset.device))
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the flag and the number."""
+        """Add the specs of the flag and of the number of lives."""
         out = observation_spec.clone()
         done = self.parent.full_done_spec[self.done_key]
         out[self.eol_key] = Categorical(2, shape=done.shape, dtype=torch.bool, device=done.device)
@@ -158,18 +165,18 @@ class EndOfLifeTransform(OfEnvironment):
         return out
 
     def register_keys(self, loss_or_advantage: Any) -> None:
-        """Make a loss or advantage module take the flag as done and terminated."""
+        """Set the flag as the done and terminated keys of a loss or advantage module."""
         loss_or_advantage.set_keys(done=self.eol_key, terminated=self.eol_key)
 
 
 class TimeMaxPool(Following):
-    """Takes the greatest number of the last T observations, element by element, within an episode.
+    """Takes the elementwise maximum of the last T observations of an episode.
 
     Args:
-        in_keys: observations.
-        out_keys: where the results stand; None for in place.
-        T: how many, the newest counted, at least 1.
-        reset_key: the ``"_reset"`` mask to go by; None for any of the environment's.
+        in_keys: observations; None for ``["observation"]``.
+        out_keys: keys of the results; None for in place.
+        T: number of observations, the newest included, at least 1.
+        reset_key: the ``"_reset"`` mask that begins a new episode; None for any of the environment's.
     """
 
     on_rows = True
@@ -185,7 +192,7 @@ class TimeMaxPool(Following):
         self.T, self.reset_key = positive("T", T), reset_key
 
     def carries(self) -> dict[NestedKey, Field]:
-        """Return the last observations, ``(T, *batch, *leaf)``, the newest last."""
+        """Return fields of the last T observations, ``(T, *batch, *leaf)``, the newest last."""
         spec = self.surroundings().full_observation_spec
         return {
             key: Field(torch.Size((self.T, *spec[key].shape)), spec[key].dtype) for key, _ in self.pairs()
@@ -211,14 +218,22 @@ class TimeMaxPool(Following):
 
 
 def _environment(transform: Transform) -> Any:
-    """Return the transform's parent."""
+    """Return the transform's parent environment.
+
+    Raises:
+        UnsupportedError: if it is in no environment.
+    """
     if transform.parent is None:
         raise UnsupportedError(f"{type(transform).__name__}: expected to be part of an environment")
     return transform.parent
 
 
 def _one_environment(transform: Transform) -> Any:
-    """Return the transform's parent, which must be a single environment."""
+    """Return the transform's parent, which must be a single environment.
+
+    Raises:
+        UnsupportedError: if it isn't.
+    """
     parent = _environment(transform)
     if parent.batch_size and parent.batch_size.numel() != 1:
         raise UnsupportedError(
@@ -232,13 +247,13 @@ Condition = Callable[[TensorDictBase], bool | Tensor]
 
 
 class ConditionalSkip(Transform):
-    """Leaves steps out: where a condition holds the outcome of a step is its root, with a reward of zero.
+    """Skips steps: where a condition holds, the outcome of a step is its root, with a reward of zero.
 
-    That goes for the environment that the transform is in, the transforms beside it included; those of an environment
-    around it (``auto_unwrap=False``) see the step.
+    A skipped step skips the environment and all transforms of its `TransformedEnv`. The transforms of an outer
+    environment (``auto_unwrap=False``) see the step.
 
     Args:
-        cond: a function of the root and its action; returns whether the step is skipped, for all environments or
+        cond: takes the root with its action, and returns whether the step is skipped: a bool for all environments, or
             ``(*batch,)``.
     """
 
@@ -253,29 +268,31 @@ class ConditionalSkip(Transform):
         return tensordict.set("_step", ~skipped.reshape(tensordict.batch_size))
 
     def forward(self, tensordict: Any) -> Any:
-        """Raise: it needs an environment."""
+        """Raise `UnsupportedError`: the transform works in an environment only."""
         raise UnsupportedError(
             "ConditionalSkip leaves out an environment's steps; it can't be used in a buffer"
         )
 
 
 class ConditionalPolicySwitch(Transform):
-    """Lets another policy take a step where a condition holds after a step, or after a reset; once, not repeatedly.
+    """Lets another policy take one more step where a condition holds after a step or a reset.
 
-    The user sees what came before it as the root, and what came out of it as the outcome, as if it were one step. Where
-    an episode has ended nothing is done. It uses the environment with the transforms before this one.
+    The condition isn't checked again after that step. The user sees both steps as one, with the root of the first and
+    the outcome of the second. Environments whose episode has ended aren't stepped. `policy` acts on the environment
+    with the transforms before this one.
 
     Args:
         policy: writes actions into a root and returns it.
-        condition: a function of an outcome, or of a reset's observations; returns whether `policy` is to act, for all
-            environments or ``(*batch,)``.
+        condition: takes an outcome, or a reset's observations, and returns whether `policy` acts: a bool for all
+            environments, or ``(*batch,)``.
     """
 
     policy: Callable[[TensorDictBase], TensorDictBase]
 
     def __init__(self, policy: Callable[[TensorDictBase], TensorDictBase], condition: Condition) -> None:
         super().__init__()
-        self.__dict__["policy"] = policy  # a module of the user's isn't part of this one
+        # Not by setattr: torch would register a user's module as a submodule of this one.
+        self.__dict__["policy"] = policy
         self.condition = condition
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
@@ -294,7 +311,7 @@ class ConditionalPolicySwitch(Transform):
         return _chosen(rows, outcome.select(*tensordict_reset.keys(True, True)), tensordict_reset)
 
     def _holds(self, record: Record) -> Tensor:
-        """Return where the condition holds and the episode goes on, ``(*batch,)`` bool."""
+        """Return where the condition holds and the episode hasn't ended, ``(*batch,)`` bool."""
         size = record.batch_size
         rows = torch.as_tensor(self.condition(record)).reshape(-1).expand(max(1, size.numel())).reshape(size)
         done = [record.get(key) for key in self.parent.done_keys if as_path(key)[-1] == "done"]
@@ -307,7 +324,7 @@ class ConditionalPolicySwitch(Transform):
         return self.parent.step(acted).get("next")
 
     def forward(self, tensordict: Any) -> Any:
-        """Raise: it needs an environment."""
+        """Raise `UnsupportedError`: the transform works in an environment only."""
         raise UnsupportedError("ConditionalPolicySwitch acts in an environment; it can't be used in a buffer")
 
 

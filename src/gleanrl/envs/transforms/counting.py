@@ -1,4 +1,4 @@
-"""Transforms that only count: a rollout skips them where nothing ends, and they catch up with many rows at once."""
+"""`Counting`: transforms that a rollout may skip in quiet rows, and that then write many rows at once."""
 
 from __future__ import annotations
 
@@ -17,50 +17,57 @@ from gleanrl.envs.transforms.row_columns import Output
 Values = dict[NestedKey, torch.Tensor]
 Array = np.ndarray[Any, Any]
 
-_LEAST_AHEAD, _SO_FEW = 8, 64  # rows; values: to write so many costs little more than to write one
+_LEAST_AHEAD, _SO_FEW = 8, 64  # rows, and values: writing that many costs little more than writing one
 
 
 class Counting(Following):
-    """Follows episodes by what can be made of many steps as well as of one, bit for bit the same.
+    """Follows episodes with values that many steps at once yield bit for bit as single steps do, such as counts.
 
-    Rows in which no flag is set are *quiet*. A rollout may leave `_step` out in them, where no other transform reads or
-    writes what this one writes: before the next row that isn't quiet, `catch_up` does what `_step` would have done.
-    What hangs on the root alone, and not on outcomes, is written for the quiet rows to come where the policy sees it.
+    Rows in which no flag is set are *quiet*. A rollout may skip `_step` in quiet rows if no other transform reads or
+    writes this transform's keys. Before the next row that isn't quiet, `catch_up` writes the results of the skipped
+    steps. If the policy reads the values, they are written ahead, for coming quiet rows. That is possible only for
+    values that depend on the root alone, not on outcomes.
     """
 
     on_host = True
 
     def summands(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return which outcomes it reads, each with the key of what is made of it."""
+        """Return the keys of the outcomes that it sums up, each with the key of the sum."""
         return []
 
     def is_seen(self, seen: Collection[NestedKey] | None) -> bool:
-        """Return whether a policy that reads `seen` of a root, all of it if that is None, sees what it writes."""
+        """Return whether a policy reads this transform's keys.
+
+        Args:
+            seen: the keys that the policy reads of a root; None for all.
+        """
         return seen is None or not set(seen).isdisjoint(self.written_keys())
 
     def quiet_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
-        """Return after how many steps from `root` it may set a flag, one less; None if it never does.
+        """Return the number of next steps in which it sets no flag; None if it never sets one.
 
         Args:
-            root: what it wrote into a root.
+            root: this transform's values in the root of the first of these steps.
         """
         return None
 
     @abstractmethod
     def catch_up(self, rows: QuietRows) -> None:
-        """Do what `_step` does, for all of `rows`; doing it twice must be the same as once, and any number of them."""
+        """Write the results of `_step` for all of `rows`.
+
+        A second call with the same rows must have the same result. `rows` may hold any number of rows.
+        """
 
 
 class QuietRows:
     """Consecutive rows of a block in which no flag was set.
 
     Args:
-        outputs: where values go, by key; other keys are written by somebody else.
+        outputs: the columns to write, by key; the base environment writes other keys.
         addends: see `Skippable`.
-        cleared: flags that were cleared to the end of the block before, by key with a row of them; what `clear` clears
-            is added.
-        first: the first row.
-        count: how many.
+        cleared: flags that are already cleared to the end of the block: by key, one row of zeros. `clear` adds to it.
+        first: index of the first row.
+        count: number of rows.
     """
 
     def __init__(
@@ -74,14 +81,14 @@ class QuietRows:
         self._outputs, self._addends, self._cleared = outputs, addends, cleared
         self._first, self._count = first, count
         self.values: Values = {}
-        """What stands in the root behind the last row."""
+        """The values in the root after the last row, by key."""
 
     def count_on(self, key: NestedKey) -> torch.Tensor:
-        """Count on from the root of the first row; return what stands behind the last one."""
+        """Continue the count in the root of the first row; return the count after the last row."""
         return self._run_on(key, None)
 
     def add_up(self, key: NestedKey) -> torch.Tensor:
-        """Add the outcomes that `key` sums to the root of the first row, one by one; return what the last one makes."""
+        """Add the addends of `key` to the sum in the root of the first row, one by one; return the last sum."""
         return self._run_on(key, self._addends[key])
 
     def _run_on(self, key: NestedKey, addends: Array | None) -> torch.Tensor:
@@ -89,9 +96,9 @@ class QuietRows:
         return last
 
     def clear(self, key: NestedKey) -> None:
-        """Write flags that aren't set; nothing if somebody else writes what stands at `key`.
+        """Write False for the flags at `key`, unless the base environment writes them.
 
-        The rest of the block is cleared, too: rows that aren't quiet are written one by one.
+        This clears the rest of the block as well, once. Rows that aren't quiet are overwritten later, one by one.
         """
         output = self._outputs.get(key)
         if output is None:
@@ -101,7 +108,7 @@ class QuietRows:
         self.values[key] = self._cleared[key]
 
     def values_after(self, count: int) -> Values:
-        """Return what stands in the root behind the first `count` rows."""
+        """Return the values in the root after the first `count` rows."""
         at = self._first + count - 1
         return {key: self._outputs[key].outcome(at) for key in self.values}
 
@@ -110,29 +117,29 @@ class Skippable(NamedTuple):
     """Transforms that may be skipped in quiet rows.
 
     Attributes:
-        transforms: in their order.
-        addends: what they add up, ``(T, *batch, *leaf)`` in the dtype of the sums, by the key of the sums.
+        transforms: the transforms, in the order of the chain.
+        addends: the columns that they sum up, ``(T, *batch, *leaf)`` in the dtype of the sums, by the key of the sums.
     """
 
     transforms: list[Counting]
     addends: dict[NestedKey, Array]
 
     def written(self) -> set[NestedKey]:
-        """Return what they write."""
+        """Return the keys that they write."""
         return {key for one in self.transforms for key in one.written_keys()}
 
 
 class Counters:
-    """The transforms that are skipped in quiet rows of a block.
+    """Runs the transforms that are skipped in quiet rows of a block.
 
-    Where they stand is one value that changes by one assignment, so that an interrupt leaves it whole.
+    Its progress is one tuple, `_since`. One assignment replaces it, so that an interrupt can't leave it half changed.
 
     Args:
-        skipped: those transforms; see `quiet_plan`.
-        block: the block that is handed out.
-        outputs: where values go, by key.
-        given: what the base environment writes into the block itself.
-        seen: what the policy reads of a root; None for all of it.
+        skipped: the transforms that are skipped; see `quiet_plan`.
+        block: the outer block, which the user gets.
+        outputs: the columns to write, by key.
+        given: the keys that the base environment writes.
+        seen: the keys that the policy reads of a root; None for all.
     """
 
     def __init__(
@@ -153,22 +160,26 @@ class Counters:
         self._last = block.num_steps - 1
         self._least = max(_LEAST_AHEAD, _SO_FEW // max(1, block.batch_size[:-1].numel()))
         self._cleared: Values = {}
-        # Since which row they are skipped, with what root, and the rows that were written ahead.
+        # The first skipped row, the transforms' values in its root, and the rows that were written ahead.
         self._since: tuple[int, Values, QuietRows | None] = 0, {}, None
         self._began = 0
         self.until = 0
-        """The first row that isn't known to be quiet; the last one never is."""
+        """Index of the next row that must not be skipped; at most that of the last row."""
 
     @property
     def root(self) -> Values:
-        """Their values in the root of the first row that they skipped, or that comes next."""
+        """The transforms' values in the root of the first skipped row, or of the next row if none is skipped."""
         return self._since[1]
 
     def begin(self, t: int, root: Values) -> None:
-        """Skip rows from row `t` on. `root` is its root, and stands in the block already: sums begin there.
+        """Skip rows from row `t` on.
 
-        What is written ahead is in proportion to what was quiet before: else a block in which something ends in every
-        row would cost the square of its length.
+        The number of rows written ahead is proportional to the number of quiet rows before. Otherwise the cost of a
+        block in which an episode ends in every row would be quadratic in its length.
+
+        Args:
+            t: index of the first row to skip.
+            root: the root of row `t`, which the block holds already; counts and sums continue from it.
         """
         kept = {key: root[key] for key in self._outputs}
         quiet = [n for one in self._transforms if (n := one.quiet_steps(kept)) is not None]
@@ -184,7 +195,7 @@ class Counters:
         self._since = t, kept, ahead
 
     def catch_up(self, t: int) -> Values:
-        """Do what was skipped before row `t`; return the values in its root."""
+        """Write the skipped rows before row `t`; return the transforms' values in the root of row `t`."""
         first, _, ahead = self._since
         if t > first:
             rows, values = self._rows(first, t - first), {}

@@ -1,6 +1,6 @@
-"""`EntryTransform`: entries mapped one by one, and their specs with them.
+"""`EntryTransform`: maps entries one by one, and their specs accordingly.
 
-Arithmetic on each value of an entry: what torch does of it, and the core in the same steps.
+`Operation` describes arithmetic on the values of an entry that the native core can do in place of torch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.spec_tools import map_leaves, mapped, rename_leaves
 
 CONVERSIONS = {torch.float32: "float32", torch.float64: "float64"}
-"""The operations that convert, by the dtype that they convert to."""
+"""The names of operations that convert, by the dtype of the result."""
 
 
 Tensors = Mapping[str, torch.Tensor | None]
-"""The buffers of a transform."""
+"""The buffers of a transform, by name."""
 
 
 class Operation(NamedTuple):
-    """One operation on a value, whose result is rounded to the dtype that comes out.
+    """One arithmetic operation on a value, with a result rounded to its dtype.
 
     Attributes:
         name: ``"add"``, ``"subtract"``, ``"multiply"``, ``"divide"``, or one of `CONVERSIONS`.
-        tensors: where the numbers are looked up, at every row; None for conversions.
-        key: their name there; the tensor has the dtype of the values, and broadcasts with them.
+        tensors: holds the second operand, which is looked up at every row; None for conversions.
+        key: name of the operand in `tensors`. It has the dtype of the values, and broadcasts with them.
     """
 
     name: str
@@ -38,14 +38,15 @@ class Operation(NamedTuple):
 
     @property
     def numbers(self) -> torch.Tensor | None:
-        """The tensor that is there now."""
+        """The current operand; None for conversions."""
         return None if self.tensors is None or self.key is None else self.tensors[self.key]
 
 
 def affine(tensors: Tensors, standardizes: bool, dtype: torch.dtype) -> Sequence[Operation] | None:
-    """Return the operations of `scaled`, with ``"loc"`` and ``"scale"``, on values of a dtype.
+    """Return the operations of `scaled` on values of `dtype`, with the operands ``"loc"`` and ``"scale"``.
 
-    None where the numbers are of another one, or aren't known.
+    Returns:
+        None if the operands have another dtype, or aren't known yet.
     """
     loc, scale = tensors["loc"], tensors["scale"]
     if loc is None or scale is None or not loc.dtype == scale.dtype == dtype:
@@ -56,13 +57,17 @@ def affine(tensors: Tensors, standardizes: bool, dtype: torch.dtype) -> Sequence
 
 
 def scaled(value: torch.Tensor, loc: torch.Tensor, scale: torch.Tensor, standardizes: bool) -> torch.Tensor:
-    """Return ``(value - loc) / scale`` where it `standardizes`, else ``value * scale + loc``."""
-    # No addcmul: torch fuses its product and sum or not by how many values there are.
+    """Return ``(value - loc) / scale`` if `standardizes`, else ``value * scale + loc``."""
+    # No addcmul: torch fuses product and sum or doesn't, depending on the number of values. The rounding would differ.
     return (value - loc) / scale if standardizes else value * scale + loc
 
 
 def beside(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor | None:
-    """Return a buffer of a transform on the device of `value`: itself, or a copy that is kept until it changes."""
+    """Return a transform's buffer on the device of `value`: the buffer itself, or a copy that is cached.
+
+    The cache follows the buffer by identity and by torch's version counter. Inference tensors have no counter, so they
+    are copied at every call.
+    """
     buffer = transform._buffers[name]
     if buffer is None or buffer.device == value.device:
         return buffer
@@ -76,9 +81,9 @@ def beside(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor
 
 
 class EntryTransform(Transform):
-    """Maps each of `in_keys` by `_apply_transform`, and its spec, wherever it is declared, by `_leaf`.
+    """Maps each of `in_keys` by `_apply_transform`, and its spec by `_leaf`.
 
-    With `maps_inputs` the specs of actions and states in `in_keys_inv` are mapped as well, to the user's side.
+    With `maps_inputs`, `_leaf` also maps the specs of actions and states in `in_keys_inv` to the user's side.
     """
 
     on_rows = True
@@ -87,21 +92,25 @@ class EntryTransform(Transform):
     maps_inputs: ClassVar[bool] = False
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
-        """Return what `_apply_transform` does to values of a dtype, bit for bit; None if that isn't known.
+        """Return the operations that equal `_apply_transform` bit for bit on values of `dtype`; None if there are none.
 
-        It is asked once a batch; numbers are read at every row. Who overrides one of the two overrides both.
+        Rollouts call this once a batch, and read the operands at every row. A subclass that overrides
+        `_apply_transform` or this method must override both.
         """
         return None
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
-        """Return the spec of what `_apply_transform` makes of values of `spec`; by default it maps bounds to bounds."""
+        """Return the spec of the results of `_apply_transform` on values of `spec`.
+
+        The default assumes that `_apply_transform` maps bounds to bounds.
+        """
         return mapped(spec, self._apply_transform, monotone=True)
 
     def _spec(self, role: str, spec: Any) -> Any:
         outputs, inputs = role in ("observation", "reward"), role in ("action", "state") and self.maps_inputs
         if not (outputs or inputs):
             return super()._spec(role, spec) if role in ("action", "state") else spec
-        if not isinstance(spec, SpecMapping):  # a leaf is taken for that of one of the keys
+        if not isinstance(spec, SpecMapping):  # the spec of a single entry: map it whatever its key
             return self._leaf(spec)
         if outputs:
             return map_leaves(spec, self.pairs(), self._leaf)

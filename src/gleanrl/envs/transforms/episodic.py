@@ -1,4 +1,4 @@
-"""`Following`: transforms that carry something along with the episodes of an environment."""
+"""`Following`: the base class of transforms that carry values from step to step within an episode."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedErr
 
 
 class OfEnvironment(Transform):
-    """Acts on the steps and resets of an environment; in a replay buffer it can't be used."""
+    """A transform for the steps and resets of an environment; a replay buffer can't use it."""
 
     def forward(self, tensordict: Any) -> Any:
-        """Raise: it needs an environment."""
+        """Raise `UnsupportedError`: the transform works in an environment only."""
         raise UnsupportedError(
             f"{type(self).__name__} follows an environment's episodes; it can't be used in a replay buffer"
         )
 
 
 class Following(OfEnvironment):
-    """Follows the episodes of an environment; in a replay buffer it can't be used.
+    """Carries values from step to step within the episodes of an environment.
 
-    What lives from step to step stands in `carried`, a tensor for all environments by key, and is never written in
-    place: `renewed` begins it anew where a reset says so, a step replaces it.
+    `carried` holds one tensor for all environments by key. A step replaces the tensor, and `renewed` sets initial
+    values after a reset. Neither writes it in place, because rows and TensorDicts refer to the same tensor.
     """
 
     on_rows = True
-    reset_key: NestedKey | None = None  # the mask to go by; None for any of the environment's
+    # The ``"_reset"`` mask that begins episodes; None for any of the environment's.
+    reset_key: NestedKey | None = None
     _changed_later: frozenset[NestedKey] | None
 
     def surroundings(self) -> Any:
-        """Return the environment before this transform.
+        """Return the parent environment.
 
         Raises:
-            UnsupportedError: if it is in none.
+            UnsupportedError: if the transform is in no environment.
         """
         parent = self.parent
         if parent is None:
@@ -53,41 +54,41 @@ class Following(OfEnvironment):
         return parent
 
     def groups(self, *names: str) -> list[tuple[NestedKey, ...]]:
-        """Return for each group of flags the key of done and those of `names` beside it."""
+        """Return for each group of flags the key of done, followed by the keys of `names` in the same group."""
         done = [as_path(key) for key in self.surroundings().done_keys if as_path(key)[-1] == "done"]
         return [tuple(as_key((*path[:-1], name)) for name in ("done", *names)) for path in done]
 
     def empty_cache(self) -> None:
-        """Forget what was found out about the environment and about later transforms."""
+        """Forget keys and specs derived from the environment and from later transforms."""
         super().empty_cache()
         self._changed_later = None
 
     @property
     def reset_keys(self) -> list[NestedKey]:
-        """The masks that resets of the environment go by."""
+        """The keys of the environment's ``"_reset"`` masks."""
         return list(self.surroundings().reset_keys)
 
     def asked(self, request: Record) -> Tensor | None:
-        """Return which environments a reset is for, ``(*batch,)`` bool; None for all of them."""
+        """Return which environments a request resets, ``(*batch,)`` bool; None for all of them."""
         keys: Sequence[NestedKey] = (
             [self.reset_key] if self.reset_key is not None else self.surroundings().reset_keys
         )
         return reset_rows(request, keys)
 
     def last(self, root: Record, key: NestedKey, device: torch.device | None = None) -> Tensor:
-        """Return what this transform left at `key` in the root.
+        """Return the value that this transform wrote at `key` in the root.
 
-        Where a later transform changes, renames or drops it, that is what is carried: the root's isn't its own.
+        If the root lacks it, or a later transform may have changed it, this is the carried value.
 
         Args:
-            root: of the step.
-            key: of the entry.
-            device: where what is carried has to be; None for where the root is.
+            root: root of the step.
+            key: key of the entry.
+            device: device for the carried value; None for the root's device.
 
         Raises:
             MissingKeyError: before the first reset.
         """
-        changed = self._changed_later  # as in `own`, without a call of it in every step
+        changed = self._changed_later  # inlined from `own`: a call in every step would cost more
         value = self.own(root, key) if changed is None or key in changed else root.get(key, None)
         if value is None:
             value = self.kept(key, root.device if device is None else device)
@@ -98,12 +99,15 @@ class Following(OfEnvironment):
         return value
 
     def kept(self, key: NestedKey, device: torch.device | None) -> Tensor | None:
-        """Return what is carried at `key`, on a device; collectors' rows may be elsewhere than those of rollouts."""
+        """Return the carried value at `key` on `device`; None if there is none.
+
+        It may have to move, because collectors and `rollout` may use rows on different devices.
+        """
         value = self.carried.get(key)
         return value if value is None or device is None or value.device == device else value.to(device)
 
     def own(self, root: Record, key: NestedKey) -> Tensor | None:
-        """Return what stands at `key` in the root; None if it isn't this transform's any more, or isn't there."""
+        """Return the value at `key` in the root; None if it is absent, or if a later transform may have changed it."""
         if self._changed_later is None:
             self._changed_later = self._find_changed_later()
         return None if key in self._changed_later else root.get(key, None)
@@ -118,13 +122,13 @@ class Following(OfEnvironment):
     def renewed(
         self, key: NestedKey, fresh: Tensor, mask: Tensor | None, before: Tensor | None = None
     ) -> Tensor:
-        """Return, and carry on, `fresh` where `mask` is True, and what there was elsewhere.
+        """Return `fresh` where `mask` is True and the value before elsewhere; the result becomes the carried value.
 
         Args:
-            key: where it is carried.
-            fresh: the values at the beginning of an episode.
-            mask: bool, it broadcasts with `fresh`; None for everywhere.
-            before: what there was; None for what is carried.
+            key: key of the carried value.
+            fresh: values at the beginning of an episode.
+            mask: bool, broadcasts with `fresh`; None for everywhere.
+            before: the values before; None for the carried ones.
         """
         before = self.kept(key, fresh.device) if before is None else before
         if mask is not None and before is not None:
@@ -134,13 +138,13 @@ class Following(OfEnvironment):
 
 
 def reward_fields(follower: Following) -> dict[NestedKey, Field]:
-    """Return fields for `out_keys` that are those of the environment's rewards at `in_keys`."""
+    """Return a field for each of `out_keys`, with shape and dtype of the reward at the matching one of `in_keys`."""
     spec = follower.surroundings().full_reward_spec
     return {out_key: Field(spec[in_key].shape, spec[in_key].dtype) for in_key, out_key in follower.pairs()}
 
 
 def with_carried(spec: Composite, follower: Following) -> Composite:
-    """Return `spec` with what a transform carries."""
+    """Return a copy of `spec` with an unbounded spec for each value that `follower` carries."""
     out, device = spec.clone(), follower.home()
     for key, field in follower.carries().items():
         out[key] = Unbounded(field.shape, device=device, dtype=field.dtype)
@@ -148,16 +152,16 @@ def with_carried(spec: Composite, follower: Following) -> Composite:
 
 
 def require_free(transform: Transform, spec: Composite, key: NestedKey, argument: str) -> None:
-    """Raise unless the environment has no entry at the key that a transform adds.
+    """Raise if the environment already has an entry at a key that a transform adds.
 
     Args:
-        transform: for the message.
-        spec: the environment's observations.
-        key: where the transform writes.
-        argument: of the transform's constructor, which chooses `key`.
+        transform: the transform, for the message.
+        spec: the environment's observation spec.
+        key: the key that the transform adds.
+        argument: name of the constructor's argument that chooses `key`, for the message.
 
     Raises:
-        InvalidArgumentError: there is one already.
+        InvalidArgumentError: if `spec` has the key.
     """
     if key in spec.keys(True, True):
         raise InvalidArgumentError(

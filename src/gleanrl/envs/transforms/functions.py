@@ -1,4 +1,4 @@
-"""Entries mapped by a function of the user's: `UnaryTransform`, `Hash`."""
+"""Transforms that map entries by a user's function: `UnaryTransform`, `Hash`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gleanrl.errors import UnsupportedError
 
 
 class UnaryTransform(EntryTransform):
-    """Maps entries by a function, which may return anything.
+    """Maps entries by a function, which may return a tensor or any object.
 
-    What it makes of the environment's entries is found out by one call on zeros: tensors of that shape and dtype, or
-    objects.
+    The specs of the results are found by a call on zeros. A tensor gives its shape and dtype; any other result is
+    declared as `NonTensor`.
 
     Args:
-        in_keys: what is read.
-        out_keys: where the results stand.
-        in_keys_inv: what the environment, or the buffer, gets.
-        out_keys_inv: what the user writes; None for the same keys.
-        fn: the function, of one entry.
-        inv_fn: the function of what goes in; None for `fn`.
-        use_raw_nontensor: whether objects are given in their `NonTensorData`.
+        in_keys: entries to read.
+        out_keys: keys of the results.
+        in_keys_inv: inputs that the environment, or the buffer, gets.
+        out_keys_inv: keys that the user writes; None for `in_keys_inv`.
+        fn: function of one entry.
+        inv_fn: function of one input; None for `fn`.
+        use_raw_nontensor: whether the functions get the `NonTensorData` that wraps an object, instead of the object.
     """
 
     on_rows = False
@@ -68,19 +68,19 @@ class UnaryTransform(EntryTransform):
 
 
 class Hash(UnaryTransform):
-    """Adds a hash of each entry; of non-tensor data with batch dimensions, one of each object, ``(*batch, …)``.
+    """Adds a hash of each entry. Non-tensor data with batch dimensions gets one hash for each object, ``(*batch, …)``.
 
     Args:
-        in_keys: what is hashed.
-        out_keys: where the hashes stand.
-        in_keys_inv: where what was hashed goes, looked up in `repertoire`.
-        out_keys_inv: hashes.
+        in_keys: entries to hash.
+        out_keys: keys of the hashes.
+        in_keys_inv: keys of the original values, which are looked up in `repertoire`.
+        out_keys_inv: keys of the hashes that the user writes.
         hash_fn: called as ``hash_fn(value)``, or ``hash_fn(value, seed)`` with a `seed`; returns a tensor. None for
             `reproducible_hash`.
         seed: see `hash_fn`.
         use_raw_nontensor: see `UnaryTransform`.
-        repertoire: is filled with what was hashed, by the hash as a tuple; it is used, not copied. None to keep
-            nothing, or, with `in_keys_inv`, for a new one.
+        repertoire: a dictionary that maps each hash, as a tuple, to the original value; filled in place, not copied.
+            None keeps no values; with `in_keys_inv` it makes a new dictionary.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class Hash(UnaryTransform):
         return made
 
     def get_input_from_hash(self, hash_tensor: Tensor) -> Any:
-        """Return what had this hash; None if nothing in the repertoire had.
+        """Return the original value of a hash; None if the repertoire doesn't have it.
 
         Raises:
-            UnsupportedError: without a repertoire.
+            UnsupportedError: if there is no repertoire.
         """
         if self.repertoire is None:
             raise UnsupportedError("Hash: what was hashed isn't kept; give a repertoire")
@@ -131,7 +131,10 @@ class Hash(UnaryTransform):
 
     @staticmethod
     def reproducible_hash(string: Any, seed: Any = None) -> Tensor:
-        """Return the SHA-256 digest of a string, or of a tensor's bytes, ``(32,)`` uint8; the same in every process."""
+        """Return the SHA-256 digest of a string or of a tensor's bytes, ``(32,)`` uint8.
+
+        It is the same in every process, unlike `hash`. Other objects are hashed by their ``str``.
+        """
         text = (
             string.detach().cpu().contiguous().numpy().tobytes()
             if isinstance(string, Tensor)

@@ -1,8 +1,6 @@
-"""Transforms of images: `ToTensorImage`, `GrayScale`, `Resize`, `CenterCrop`, `Crop`.
+"""Transforms of images: `CatFrames`, `ToTensorImage`, `GrayScale`, `Resize`, `CenterCrop`, `Crop`.
 
-Images are ``(..., channels, height, width)``, but for what `ToTensorImage` takes: ``(..., height, width, channels)``.
-
-`CatFrames`: the last N observations as one.
+Images are ``(..., channels, height, width)``. Only `ToTensorImage` takes ``(..., height, width, channels)``.
 """
 
 from __future__ import annotations
@@ -31,27 +29,28 @@ from gleanrl.errors import InvalidArgumentError, MissingArgumentError, SchemaErr
 
 
 class CatFrames(EntryTransform, Following):
-    """Concatenates each observation with the N - 1 before it in its episode, the newest last.
+    """Concatenates each observation with the N - 1 observations before it in its episode, the newest last.
 
-    Where an episode is younger than that, its first observation is repeated, or a constant stands in. The next
-    observation of a step that ends an episode includes the one that ended it.
+    At the beginning of an episode, missing frames are filled by the first observation or by a constant. The stack below
+    ``"next"`` of a step that ends an episode includes the observation that ended it.
 
-    In a buffer `forward` stacks what is read (or, with `as_inverse`, what is written): batches ``[*B, T]`` of whole
-    steps, time last. Nothing crosses the end of a trajectory as `gleanrl.data.trajectories.trajectory_ends` defines it,
-    nor the batch's beginning, where a trajectory that began earlier is filled up as if it began there. In keys that
-    begin with ``"next"`` name next observations; they follow the root observation of the same trajectory, whose key
-    must be among `in_keys` too.
+    In a buffer `forward` stacks the sampled batches (with `as_inverse` the written ones). They hold whole steps, shape
+    ``[*B, T]`` with time last. A stack never crosses the end of a trajectory, as
+    `gleanrl.data.trajectories.trajectory_ends` defines it. It never reaches back before the batch: a trajectory that
+    began earlier is filled as if it began there. Keys of next observations begin with ``"next"``. Their stacks continue
+    the root's stacks, so the root's key must be in the batch too.
 
     Args:
-        N: how many, at least 1.
-        dim: the dimension that is concatenated, negative.
+        N: number of observations, at least 1.
+        dim: the dimension to concatenate along, negative.
         in_keys: observations; None for ``["pixels"]``.
-        out_keys: where the results stand; None for in place.
+        out_keys: keys of the results; None for in place.
         padding: ``"same"`` repeats the first observation, ``"constant"`` fills with `padding_value`.
         padding_value: see `padding`.
-        as_inverse: whether a buffer's writes are stacked instead of its reads.
-        **keys: `reset_key`, the ``"_reset"`` mask to go by (None for any of the environment's), and `done_key`, in a
-            buffer the only flag to look at, without ``"next"`` (None for all flags).
+        as_inverse: whether a buffer's writes are stacked instead of its samples.
+        **keys: `reset_key` and `done_key`. The first is the ``"_reset"`` mask that begins episodes; None for any of the
+            environment's. The second is the only flag that ends trajectories in a buffer, without ``"next"``; None for
+            all flags.
 
     Raises:
         InvalidArgumentError: for a bad `N`, `dim` or `padding`.
@@ -89,7 +88,7 @@ class CatFrames(EntryTransform, Following):
 
     # ----------------------------------------------------------- environment
     def carries(self) -> dict[NestedKey, Field]:
-        """Return the stacks, by the keys of their frames."""
+        """Return fields of the stacks, by the keys of their frames."""
         spec = self.surroundings().full_observation_spec
         return {key: Field(self._leaf(spec[key]).shape, spec[key].dtype) for key, _ in self.pairs()}
 
@@ -131,22 +130,25 @@ class CatFrames(EntryTransform, Following):
     def make_rb_transform_and_sampler(
         self, batch_size: int, **sampler_kwargs: Any
     ) -> tuple[CatFrames, SliceSampler]:
-        """Return a transform and a sampler for a buffer that keeps single frames and serves stacks.
+        """Return a transform and a sampler for a buffer that stores single frames and serves stacks.
 
-        Each record of a batch is the last step of a slice of N steps, stacked with those before it: its root
-        observation and its next one. A record that has fewer than N - 1 before it in its trajectory is never drawn:
-        the first N - 1 steps of each episode are missing. Nor are the draws uniform: each trajectory of N steps and
-        more has the same probability, so that a record of a short one is drawn more often.
+        Each record of a batch is the last step of a slice of N steps. Its root observation and its next observation are
+        stacked with the frames before them.
+
+        The first N - 1 steps of each trajectory are never drawn, because their stacks would be incomplete. Draws aren't
+        uniform: each trajectory of at least N steps has the same probability, so records of short trajectories are
+        drawn more often.
 
         Args:
-            batch_size: records in a batch: that of the buffer.
-            **sampler_kwargs: more arguments of the `SliceSampler`; its slices are whole.
+            batch_size: number of records in a batch, as in the buffer.
+            **sampler_kwargs: other arguments of the `SliceSampler`. Its slices are always whole.
 
         Returns:
-            The transform, which follows those that were before this one in the environment, and the sampler.
+            The transform and the sampler. If the environment has transforms before this one, put them before the
+            returned transform in the buffer.
 
         Raises:
-            InvalidArgumentError: an argument of the sampler that would change its slices.
+            InvalidArgumentError: if an argument of the sampler would change its slices.
 
         Examples:
             >>> import torch
@@ -178,7 +180,7 @@ class CatFrames(EntryTransform, Following):
         return transform, SliceSampler(slice_len=self.N, **sampler_kwargs).count_slices()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Stack a batch ``[*B, T]`` that is read; returned as it is with `as_inverse`."""
+        """Stack a sampled batch ``[*B, T]``; with `as_inverse` return it unchanged."""
         return tensordict if self.as_inverse else self.unfolded(tensordict)
 
     def _inv_call(self, tensordict: Record) -> Record:
@@ -187,13 +189,19 @@ class CatFrames(EntryTransform, Following):
         return self.unfolded(tensordict)
 
     def unfolded(self, batch: TensorDictBase) -> TensorDictBase:
-        """Stack the observations of whole steps, in place.
+        """Stack the observations of whole steps, in place, and return the batch.
+
+        Each stack gathers frames along time. The index of a frame is clamped to the first step of its trajectory piece,
+        which repeats the first observation. All stacks are computed before the first is set, because next observations
+        read the single frames of the root.
 
         Args:
-            batch: ``[*B, T]``.
+            batch: ``[*B, T]``, time last.
 
         Raises:
-            SchemaError: if there is no time dimension.
+            SchemaError: if `batch` has no time dimension.
+            MissingKeyError: if a key is absent, unless that is tolerated.
+            MissingArgumentError: if a next observation has no root observation in the batch.
         """
         if batch.ndim == 0:
             raise SchemaError("CatFrames: expected steps [*B, T], got a single one; sample slices")
@@ -222,7 +230,7 @@ class CatFrames(EntryTransform, Following):
         return batch
 
     def _earlier(self, value: Tensor, age: Tensor, count: int) -> list[Tensor]:
-        """Return the frames of 0, 1, … ``count - 1`` steps before each step of its trajectory, padded."""
+        """Return for 0, 1, … ``count - 1`` the frames that many steps earlier in the trajectory, padded."""
         time = age.ndim - 1
         position = torch.arange(age.shape[-1], device=age.device).expand(age.shape)
         frames = []
@@ -238,16 +246,16 @@ class CatFrames(EntryTransform, Following):
 
 
 class _OfSlices(CatFrames):
-    """Stacks whole slices of N steps, and leaves of each its last step."""
+    """Stacks slices of N steps and returns the last step of each slice."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the last steps of the slices of a flat batch, ``[n * N]``, as ``[n]``."""
+        """Return the stacked last step of each slice: ``[n]`` for a flat batch ``[n * N]``."""
         stacked = super().forward(tensordict.reshape(-1, self.N))
         return stacked[:, -1].contiguous()
 
 
 def _age(ends: Tensor) -> Tensor:
-    """Return how many steps of its trajectory piece come before each step, ``[*B, T]`` int64."""
+    """Return for each step the number of steps before it in its trajectory piece, ``[*B, T]`` int64."""
     length = ends.shape[-1]
     position = torch.arange(length, device=ends.device).expand(ends.shape)
     begins = torch.zeros_like(position)
@@ -261,7 +269,7 @@ _GREY = (0.2989, 0.587, 0.114)
 
 
 class _OfImages(EntryTransform):
-    """Maps images."""
+    """Base class for transforms of images."""
 
     on_host = False
 
@@ -271,22 +279,22 @@ class _OfImages(EntryTransform):
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         out = mapped(spec, self._apply_transform)
         if isinstance(spec, Bounded) and spec.space.common is not None:
-            # Averages and selections of numbers between two bounds stay between them.
+            # All elements have the same bounds; averages and selections of elements stay within them.
             return Bounded(*spec.space.common, shape=out.shape, device=spec.device, dtype=out.dtype)
         return out
 
 
 class ToTensorImage(_OfImages):
-    """Turns ``(..., H, W, C)`` images into ``(..., C, H, W)`` ones; uint8 becomes a float from 0 to 1.
+    """Converts ``(..., H, W, C)`` images to ``(..., C, H, W)``, and integers to floats from 0 to 1.
 
     Args:
-        from_int: whether numbers are divided by 255; None for doing that to integers.
-        unsqueeze: whether a single image, ``(H, W, C)``, gets a first dimension of size 1; batches of images have one.
+        from_int: whether values are divided by 255; None divides integers only.
+        unsqueeze: whether a single image, ``(H, W, C)``, gets a leading dimension of size 1.
         dtype: dtype of the result; None for torch's default dtype.
         in_keys: images; None for ``["pixels"]``.
-        out_keys: where the results stand; None for in place.
-        shape_tolerant: whether images whose channels stand first already (1 or 3 of them, and the last dimension
-            another number) stay in that order.
+        out_keys: keys of the results; None for in place.
+        shape_tolerant: whether images that are channels-first already keep their order. These have 1 or 3 channels, and
+            a last dimension of another size.
     """
 
     def __init__(
@@ -323,11 +331,11 @@ class ToTensorImage(_OfImages):
 
 
 class GrayScale(_OfImages):
-    """Turns ``(..., 3, H, W)`` images into ``(..., 1, H, W)`` ones; integers stay integers, rounded.
+    """Converts ``(..., 3, H, W)`` images to ``(..., 1, H, W)``. Results for integer images are rounded.
 
     Args:
         in_keys: images; None for ``["pixels"]``.
-        out_keys: where the results stand; None for in place.
+        out_keys: keys of the results; None for in place.
     """
 
     def _apply_transform(self, value: Tensor) -> Tensor:
@@ -344,7 +352,7 @@ class GrayScale(_OfImages):
 
 
 class Resize(_OfImages):
-    """Interpolates ``(..., C, H, W)`` images to another size; integers stay integers, rounded and clipped.
+    """Interpolates ``(..., C, H, W)`` images to another size. Results for integer images are rounded and clipped.
 
     Args:
         w: width.
@@ -352,7 +360,7 @@ class Resize(_OfImages):
         interpolation: ``"bilinear"``, ``"nearest"``, ``"nearest-exact"``, ``"bicubic"`` or ``"area"``, as in
             `torch.nn.functional.interpolate`, without anti-aliasing.
         in_keys: images; None for ``["pixels"]``.
-        out_keys: where the results stand; None for in place.
+        out_keys: keys of the results; None for in place.
     """
 
     shows = ("w", "h", "interpolation")
@@ -395,13 +403,13 @@ class Crop(_OfImages):
     Args:
         w: width.
         h: height; None for a square.
-        top: its first row.
-        left: its first column.
+        top: first row of the rectangle.
+        left: first column of the rectangle.
         in_keys: images; None for ``["pixels"]``.
-        out_keys: where the results stand; None for in place.
+        out_keys: keys of the results; None for in place.
 
     Raises:
-        SchemaError: if it doesn't lie inside the image.
+        SchemaError: at use, if the rectangle isn't inside the image.
     """
 
     shows = ("w", "h")
@@ -437,7 +445,14 @@ class Crop(_OfImages):
 
 
 class CenterCrop(Crop):
-    """Cuts the middle out of ``(..., C, H, W)`` images; the arguments are those of `Crop`."""
+    """Cuts the center out of ``(..., C, H, W)`` images.
+
+    Args:
+        w: width.
+        h: height; None for a square.
+        in_keys: images; None for ``["pixels"]``.
+        out_keys: keys of the results; None for in place.
+    """
 
     def __init__(
         self, w: int, h: int | None = None, in_keys: Keys | None = None, out_keys: Keys | None = None

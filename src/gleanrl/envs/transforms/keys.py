@@ -1,4 +1,4 @@
-"""Which keys there are: `RenameTransform`, `SelectTransform`, `ExcludeTransform`, `RemoveEmptySpecs`."""
+"""Transforms of keys: `RenameTransform`, `SelectTransform`, `ExcludeTransform`, `RemoveEmptySpecs`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gleanrl.errors import UnsupportedError
 
 
 class RenameTransform(Transform):
-    """Gives entries other keys: what comes out from `in_keys` to `out_keys`, what goes in from `out_keys_inv`.
+    """Renames outputs from `in_keys` to `out_keys`, and inputs from `out_keys_inv` to `in_keys_inv`.
 
-    The key of a group stands for all entries in it. Flags can't be renamed: environments and collectors look for them.
+    The key of a group renames all entries in it. Flags can't be renamed, because environments and collectors read them.
 
     Args:
-        in_keys: the environment's keys of what comes out.
-        out_keys: the user's keys for them.
-        in_keys_inv: the environment's keys of what goes in.
-        out_keys_inv: the user's keys for them.
-        create_copy: whether the old keys stay too.
+        in_keys: the environment's keys of outputs.
+        out_keys: the user's keys of these outputs.
+        in_keys_inv: the environment's keys of inputs.
+        out_keys_inv: the user's keys of these inputs.
+        create_copy: whether the entries remain under the old keys too.
     """
 
     on_rows = True
@@ -44,18 +44,18 @@ class RenameTransform(Transform):
         create_copy: bool = False,
     ) -> None:
         super().__init__(in_keys, out_keys, in_keys_inv, out_keys_inv)
-        self.pairs(), self.pairs_inv()  # raise if they don't fit
+        self.pairs(), self.pairs_inv()  # raise if the lists have different lengths
         self.create_copy = create_copy
         flags = [key for pair in self.pairs() for key in pair if as_path(key)[-1] in FLAGS]
         if flags:
             raise UnsupportedError(f"RenameTransform: {flags} are flags, which keep their names")
 
     def _find_pairs(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return `in_keys` with `out_keys`, those of an environment's groups entry by entry."""
+        """Return `in_keys` with `out_keys`, pair by pair. A group of the environment yields a pair for each entry."""
         return self._by_entry(super()._find_pairs(), "full_observation_spec", "full_reward_spec")
 
     def _find_pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return `in_keys_inv` with `out_keys_inv`, those of an environment's groups entry by entry."""
+        """Return `in_keys_inv` with `out_keys_inv`, pair by pair. A group yields a pair for each entry."""
         return self._by_entry(super()._find_pairs_inv(), "full_action_spec", "full_state_spec")
 
     def _by_entry(
@@ -77,7 +77,7 @@ class RenameTransform(Transform):
         return self._without_empty(self._moved(tensordict, self.pairs()))
 
     def _without_empty(self, record: Record) -> Record:
-        """Drop the groups that were renamed as a whole."""
+        """Drop groups whose entries have all been renamed."""
         if isinstance(record, TensorDictBase) and not self.create_copy:
             for key in self.in_keys:
                 group = record.get(key, None)
@@ -89,7 +89,7 @@ class RenameTransform(Transform):
         return self._moved(tensordict, [(out_key, in_key) for in_key, out_key in self.pairs_inv()])
 
     def _moved(self, record: Record, pairs: list[tuple[NestedKey, NestedKey]]) -> Record:
-        # All are taken before the first is set: two keys may change places.
+        # All values are read before the first is set, so that two keys can be swapped.
         for source, target, value in [(*pair, self._taken(record, pair[0])) for pair in pairs]:
             if value is not None:
                 record.set(target, value)
@@ -128,7 +128,7 @@ class RenameTransform(Transform):
 
 
 class _Keeping(Transform):
-    """Keeps some of what comes out, and no groups of which nothing is kept."""
+    """Base class: keeps the outputs that `_keeps` selects, and drops groups without a kept entry."""
 
     on_rows = True
     on_host = True
@@ -138,7 +138,8 @@ class _Keeping(Transform):
 
     def _call(self, tensordict: Record) -> Record:
         if isinstance(tensordict, Row):
-            # What the specs don't declare isn't recorded; values made here would be.
+            # A block has no column for keys that the specs don't declare. But a value that an earlier transform set in
+            # the row would be written, so it is dropped here.
             for key in [key for key in tensordict.made if not self._keeps(key)]:
                 tensordict.pop(key)
             return tensordict
@@ -162,12 +163,12 @@ class _Keeping(Transform):
 
 
 class SelectTransform(_Keeping):
-    """Drops what comes out but for some keys. Index and weights of a buffer's samples stay.
+    """Keeps only some keys of the outputs. In a buffer the index and the weights of a sample stay too.
 
     Args:
-        selected_keys: what stays; a key of a group keeps all of it.
-        keep_rewards: whether rewards stay; in a buffer ``"reward"`` at the root.
-        keep_dones: whether flags stay; without them no episode ends any more. In a buffer ``"done"`` at the root.
+        selected_keys: keys to keep; the key of a group keeps all entries in it.
+        keep_rewards: whether rewards stay; in a buffer this means ``"reward"`` at the root.
+        keep_dones: whether flags stay; without them no episode ends. In a buffer this means ``"done"`` at the root.
     """
 
     def __init__(self, *selected_keys: NestedKey, keep_rewards: bool = True, keep_dones: bool = True) -> None:
@@ -193,13 +194,14 @@ class SelectTransform(_Keeping):
 
 
 class ExcludeTransform(_Keeping):
-    """Drops some keys of what comes out, or of what goes in.
+    """Drops some keys of the outputs, or of the inputs.
 
-    In an environment done is made anew of the flags that are left beside it. Where none is, no episode ends any more.
+    If done is dropped in an environment, it is derived from the remaining flags of its group. Without any flag no
+    episode ends.
 
     Args:
-        excluded_keys: what is dropped; a key of a group drops all of it. None of them drops nothing.
-        inverse: whether that is done to what goes in (what is written to a buffer) instead.
+        excluded_keys: keys to drop; the key of a group drops all entries in it. No keys drop nothing.
+        inverse: whether keys of the inputs are dropped instead; in a buffer, of written batches.
     """
 
     on_rows = True
@@ -222,7 +224,10 @@ class ExcludeTransform(_Keeping):
         return tensordict
 
     def inverts(self) -> bool:
-        """Return False, but for a subclass's own way: steppers read the keys that they need and no others."""
+        """Return whether a subclass overrides `_inv_call`.
+
+        Dropping keys alone needs no call in rollouts: steppers read only the keys that they need.
+        """
         return bool(overridden(self, "_inv_call", of=ExcludeTransform))
 
     def extra_repr(self) -> str:
@@ -231,7 +236,7 @@ class ExcludeTransform(_Keeping):
 
 
 class RemoveEmptySpecs(Transform):
-    """Drops groups without entries from the specs, and from what comes out."""
+    """Drops groups without entries from the specs and from the outputs."""
 
     on_rows = True
     on_host = True

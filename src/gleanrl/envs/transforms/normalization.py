@@ -1,4 +1,4 @@
-"""`ObservationNorm`: an affine map of observations, and how its numbers are found."""
+"""`ObservationNorm`: an affine map of observations, with parameters that are given or estimated."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgume
 
 
 class ObservationNorm(EntryTransform):
-    """Maps observations by ``loc + scale * obs``, or by ``(obs - loc) / scale`` with `standard_normal`.
+    """Maps observations by ``loc + scale * obs``, or with `standard_normal` by ``(obs - loc) / scale``.
 
-    The second form makes observations with mean `loc` and standard deviation `scale` standard normal; there `scale`
-    is at least `eps`. Given in_keys_inv, the inverse map is applied to what goes in.
+    With `standard_normal`, observations of mean `loc` and standard deviation `scale` get mean 0 and standard deviation
+    1. The inverse map is applied to inputs if `in_keys_inv` are given.
 
     Args:
-        loc: location; a number or a tensor that broadcasts with the observations; None to find it by `init_stats`.
-        scale: scale; likewise.
+        loc: location, a number or a tensor that broadcasts with the observations; None to estimate it by `init_stats`.
+        scale: scale, a number or a tensor likewise; None to estimate it.
         in_keys: observations; None for all floating-point ones.
-        out_keys: where the results stand; None for in place of `in_keys`.
-        in_keys_inv: what the environment reads, the result of the inverse map.
-        out_keys_inv: what the user writes; None for the same keys.
-        standard_normal: which of the two forms.
-        eps: the least scale of the second form.
+        out_keys: keys of the results; None for in place.
+        in_keys_inv: inputs that the environment reads, the results of the inverse map.
+        out_keys_inv: keys that the user writes; None for `in_keys_inv`.
+        standard_normal: whether to use the second form.
+        eps: lower bound of the scale in the second form, and of the deviation in `init_stats`.
 
     Raises:
-        MissingArgumentError: at the first use, if loc and scale were neither given nor found.
+        MissingArgumentError: at the first use, if loc and scale were neither given nor estimated.
 
     Examples:
         >>> norm = ObservationNorm(loc=1.0, scale=2.0, in_keys=["obs"], standard_normal=True)
@@ -82,7 +82,7 @@ class ObservationNorm(EntryTransform):
 
     @property
     def initialized(self) -> bool:
-        """Whether loc and scale are known."""
+        """Whether loc and scale are given or estimated."""
         return self.loc is not None
 
     def init_stats(
@@ -93,17 +93,23 @@ class ObservationNorm(EntryTransform):
         key: NestedKey | None = None,
         keep_dims: tuple[int, ...] | None = None,
     ) -> None:
-        """Find loc and scale from random steps of the environment, after which mean 0 and deviation 1 come out.
+        """Estimate loc and scale from random steps of the environment.
+
+        The results are such that these observations get mean 0 and standard deviation 1, in either form. The steps are
+        taken in the parent environment, so transforms before this one are included. Without `standard_normal` the
+        standardizing map is rewritten as ``loc + scale * obs``.
 
         Args:
-            num_iter: how many steps, at least 2; episodes that end are followed by new ones.
-            reduce_dim: dimensions to average over, of the data with time at `cat_dim`.
-            cat_dim: where time stands in the data; None for `reduce_dim`, which then must be one number.
-            key: which observation; None for the only one of `in_keys`.
-            keep_dims: of the dimensions in `reduce_dim`, those that stay, with size 1.
+            num_iter: number of steps, at least 2; an episode that ends is followed by a new one.
+            reduce_dim: dimensions to average over. They count in the data with time moved to `cat_dim`.
+            cat_dim: position of the time dimension in the data. None for `reduce_dim`, which then must be an integer.
+            key: key of the observation; None if there is only one of `in_keys`.
+            keep_dims: dimensions in `reduce_dim` that remain, with size 1.
 
         Raises:
             UnsupportedError: if loc and scale are known already, or the transform is in no environment.
+            MissingArgumentError: if `key` or `cat_dim` is needed and not given.
+            InvalidArgumentError: if the statistics aren't finite.
         """
         if self.initialized:
             raise UnsupportedError(f"init_stats: loc and scale are known already: {self.loc}, {self.scale}")
@@ -149,19 +155,19 @@ class ObservationNorm(EntryTransform):
         return scaled(value, *self._numbers(value), self.standard_normal)
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
-        """Return the two operations, where the numbers are known and of the same dtype."""
+        """Return the two operations if loc and scale are known and have `dtype`, else None."""
         return affine(self._buffers, self.standard_normal, dtype)
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
         return scaled(value, *self._numbers(value), not self.standard_normal)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
-        # Without numbers yet: unbounded.
+        # While loc and scale aren't known, the result has an unbounded spec.
         function = self._apply_transform if self.initialized else torch.clone
         return mapped(spec, function, monotone=self.initialized)
 
     def extra_repr(self) -> str:
-        """Show the numbers and the keys."""
+        """Show loc, scale, the form and the keys."""
         keys = self._in_keys if self._in_keys is not None else "all"
         return f"loc={self.loc}, scale={self.scale}, standard_normal={self.standard_normal}, in_keys={keys}"
 

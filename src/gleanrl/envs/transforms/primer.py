@@ -1,4 +1,4 @@
-"""`TensorDictPrimer`: entries that every episode begins with, the state of a recurrent policy say."""
+"""`TensorDictPrimer`: adds entries at the beginning of episodes, such as the state of a recurrent policy."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
 class TensorDictPrimer(Transform):
-    """Adds entries at each reset; in a buffer, to batches that lack them.
+    """Adds entries at each reset of an environment, or to sampled batches of a buffer that lack them.
 
-    In a step an entry that the environment doesn't return is what the policy wrote below ``"next"``, or stays what it
-    is in the root.
+    In a step, the environment may return such an entry itself. If it doesn't, the outcome gets the value that the
+    policy wrote below ``"next"``, or else the value in the root.
 
     Args:
-        primers: a composite spec, or a mapping from keys to specs, of the entries: of one environment, or, in a
-            composite of the environment's batch size, of all of them.
-        random: whether they are drawn from their specs.
-        default_value: the value of all entries, or a mapping from keys to values; a function without arguments is
-            called at each reset and returns a value for all environments. See also `single_default_value`.
-        reset_key: the ``"_reset"`` mask that renews them; None for any of the environment's.
-        expand_specs: whether specs of one environment get the environment's batch dimensions; None for yes.
-        single_default_value: whether `default_value`, if it is a function, is called once a reset, as
-            ``default_value(reset=mask)`` with the environments that are reset, ``(*batch,)`` bool, or without
-            arguments, and returns a TensorDict or a dictionary of all entries: for all environments, for those that
-            are reset, or, without batch dimensions, the same for each of them.
-        call_before_env_reset: whether the entries are made before the environment is reset, which then finds them in
-            its request.
-        seed: of what is drawn; None for one drawn from torch's global generator at the first draw.
-        **kwargs: more entries by keyword.
+        primers: the specs of the entries, as a composite spec or a mapping by key. They are for a single environment,
+            unless the composite has the environment's batch size.
+        random: whether values are drawn from the specs.
+        default_value: initial value of all entries, or a mapping from keys to values. A function without arguments is
+            called at each reset, and returns a value for all environments. None for zero.
+        reset_key: the ``"_reset"`` mask that renews the entries; None for any of the environment's.
+        expand_specs: whether specs of a single environment get the environment's batch dimensions; None for yes.
+        single_default_value: whether a function as `default_value` is called once for all entries at each reset. It may
+            take ``reset=mask``, the environments that are reset, ``(*batch,)`` bool. It returns a TensorDict or a
+            dictionary for all environments, for the reset ones, or, without batch dimensions, for each of them.
+        call_before_env_reset: whether the entries are made before the environment is reset, and are in its request.
+        seed: seed of random values; None draws one from torch's global generator at the first use.
+        **kwargs: more specs of entries, by key.
 
     Raises:
         InvalidArgumentError: if `random` and `default_value` are both given.
@@ -77,19 +75,19 @@ class TensorDictPrimer(Transform):
         return keys_of(self.primers)
 
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return nothing: entries are added, none is read."""
+        """Return an empty list: entries are added, none is mapped."""
         return []
 
     def written_keys(self) -> list[NestedKey]:
-        """Return the entries."""
+        """Return the keys of the entries."""
         return self.out_keys
 
     def primed_keys(self) -> list[NestedKey]:
-        """Return the entries: a recurrent policy writes them below ``"next"``."""
+        """Return the keys of the entries: a recurrent policy writes its state there, below ``"next"``."""
         return self.out_keys
 
     def empty_cache(self) -> None:
-        """Forget the specs with batch dimensions."""
+        """Forget the specs with the environment's batch dimensions."""
         super().empty_cache()
         self._expanded = None
 
@@ -121,7 +119,8 @@ class TensorDictPrimer(Transform):
 
     def _fresh(self, key: NestedKey, spec: TensorSpec, lead: tuple[int, ...] = ()) -> Tensor:
         if self.generator is not None:
-            drawn = spec.to("cpu").rand(lead, generator=self.generator.get())  # the same numbers everywhere
+            # Drawn on the CPU, so that a seed yields the same values on every device.
+            drawn = spec.to("cpu").rand(lead, generator=self.generator.get())
             return drawn.to(spec.device)
         value = self.default_value
         if isinstance(value, Mapping):
@@ -136,7 +135,7 @@ class TensorDictPrimer(Transform):
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         for key in self.out_keys:
             if next_tensordict.get(key, None) is None:
-                value = tensordict.get(("next", *as_path(key)), None)  # what the policy wrote there
+                value = tensordict.get(("next", *as_path(key)), None)  # the policy's new state
                 value = tensordict.get(key, None) if value is None else value
                 next_tensordict.set(
                     key, self._fresh(key, self._specs()[key]) if value is None else value.clone()
@@ -144,7 +143,7 @@ class TensorDictPrimer(Transform):
         return next_tensordict
 
     def takes_rows(self) -> bool:
-        """Return False if the environment is to find the entries in what its reset is asked with."""
+        """Return whether rows suffice. With `call_before_env_reset` they don't: the request must be a TensorDict."""
         return super().takes_rows() and not self.call_before_env_reset
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
@@ -163,7 +162,15 @@ class TensorDictPrimer(Transform):
         return tensordict_reset
 
     def _single(self, size: torch.Size, mask: Tensor | None = None) -> Any:
-        """Return the values of all entries, ``(*size,)``, that one call of `default_value` gives; None without it."""
+        """Return the values of all entries, ``(*size,)``, from one call of `default_value`.
+
+        Args:
+            size: batch size of the result.
+            mask: the environments that are reset, bool of that size; None for all.
+
+        Returns:
+            None unless `single_default_value` applies.
+        """
         if not (self.single_default_value and callable(self.default_value)):
             return None
         rows = torch.ones(size, dtype=torch.bool) if mask is None else mask
@@ -179,7 +186,10 @@ class TensorDictPrimer(Transform):
         return whole
 
     def _primed(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        """Set the entries in `tensordict_reset` where `tensordict` asks for a reset."""
+        """Set the entries in `tensordict_reset`: initial values where `tensordict` asks for a reset.
+
+        Elsewhere they keep their values in `tensordict`, if it has them.
+        """
         specs = self._specs()
         keys = self.parent.reset_keys if self.reset_key is None else [self.reset_key]
         mask = reset_rows(tensordict, keys)
@@ -193,7 +203,7 @@ class TensorDictPrimer(Transform):
         return tensordict_reset
 
     def forward(self, tensordict: Any) -> Any:
-        """Add the entries that a batch lacks, one for each record."""
+        """Add the entries that a sampled batch lacks, with one value for each record."""
         missing = [key for key in self.out_keys if tensordict.get(key, None) is None]
         single = self._single(tensordict.batch_size) if missing else None
         for key in missing:

@@ -1,6 +1,6 @@
-"""`MultiStepTransform`: n-step transitions of what is written to a buffer, however it is cut into batches.
+"""Transforms for replay buffers only.
 
-Transforms for replay buffers: `Reward2GoTransform`, `BurnInTransform`, `RandomCropTensorDict`.
+`Reward2GoTransform`, `BurnInTransform`, `RandomCropTensorDict`, and `MultiStepTransform` for n-step transitions.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgume
 
 
 class BufferTransform(Transform):
-    """A transform that makes sense in a replay buffer only.
+    """Base class of transforms that work in replay buffers only.
 
     Raises:
-        InvalidArgumentError: if it's used in an environment (also a ValueError).
+        InvalidArgumentError: if the transform is used in an environment (also a ValueError).
     """
 
     def set_container(self, container: Any) -> None:
-        """Put the transform into a `Compose`."""
+        """Put the transform into a `Compose`; an environment raises."""
         if not isinstance(container, Transform):
             raise self._misplaced()
         super().set_container(container)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Raise: there is an environment."""
+        """Raise: only an environment calls this."""
         raise self._misplaced()
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
@@ -58,19 +58,19 @@ class BufferTransform(Transform):
 
 
 class Reward2GoTransform(BufferTransform):
-    """Replaces rewards by the discounted sum of those to come, in what is written to a buffer.
+    """Replaces the rewards of written batches by discounted rewards to go.
 
-    It goes to the end of the trajectory, or of the batch for one that goes on after it. Rewards are ``[*B, T, 1]``; the
-    batch size may leave T out, but not that of groups of agents, ``[*B, T, n_agents, 1]``.
+    Each sum ends with the trajectory. If the trajectory continues after the batch, it ends with the batch. Rewards are
+    ``[*B, T, 1]``. The batch size may leave T out, except for groups of agents, ``[*B, T, n_agents, 1]``.
 
     Args:
         gamma: discount of one step.
         in_keys: rewards; None for ``[("next", "reward")]``.
-        out_keys: where the sums stand; None for in place.
-        done_key: the done flag to go by, without its leading ``"next"`` or with it; None for all flags.
+        out_keys: keys of the sums; None for in place.
+        done_key: the done flag that ends trajectories, with or without its leading ``"next"``; None for all flags.
 
     Raises:
-        SchemaError: if a row of the batch has no end of a trajectory (also a RuntimeError).
+        SchemaError: at a write, if a row of the batch has no end of a trajectory (also a RuntimeError).
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Reward2GoTransform(BufferTransform):
         self.pairs()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return a batch that is read as it is."""
+        """Return a sampled batch unchanged."""
         return tensordict
 
     def _inv_call(self, tensordict: Record) -> Record:
@@ -113,14 +113,14 @@ class Reward2GoTransform(BufferTransform):
 
 
 class BurnInTransform(BufferTransform):
-    """Runs recurrent modules over the first steps of each sequence that is read, and drops those steps.
+    """Runs recurrent modules over the first steps of each sampled sequence, and drops these steps.
 
-    The state that they leave, computed without gradients, becomes the state at the first step that stays.
+    The resulting state, computed without gradients, becomes the state at the first remaining step.
 
     Args:
         modules: TensorDict modules that map ``[B, T]`` sequences and write their new state below ``"next"``.
-        burn_in: how many steps.
-        out_keys: the states, without ``"next"``; None for what the modules read that they also write below
+        burn_in: number of steps to run and drop.
+        out_keys: keys of the states, without ``"next"``; None for all keys that the modules both read and write below
             ``"next"``.
     """
 
@@ -151,14 +151,17 @@ class BurnInTransform(BufferTransform):
         self.burn_in = non_negative("burn_in", burn_in)
 
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return nothing: the modules say what is read."""
+        """Return an empty list: entries aren't mapped one by one."""
         return []
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the steps after the first `burn_in` ones.
+        """Return the steps after the first `burn_in` ones, ``[B, T - burn_in]``.
 
         Args:
-            tensordict: ``[B, T]``.
+            tensordict: ``[B, T]``; it isn't changed.
+
+        Raises:
+            SchemaError: if `tensordict` has no batch of sequences, or T isn't above `burn_in`.
         """
         if self.burn_in == 0:
             return tensordict
@@ -180,16 +183,17 @@ class BurnInTransform(BufferTransform):
 
 
 class RandomCropTensorDict(BufferTransform):
-    """Cuts a random piece out of each sequence that is read.
+    """Cuts a random piece out of each sampled sequence.
 
     Args:
-        sub_seq_len: its length.
-        sample_dim: the dimension that is cut; negative ones hold whatever dimensions come before.
-        mask_key: a bool entry of the batch's shape that marks real steps, which come first; pieces hold no others.
-        seed: of the places; None for one drawn from torch's global generator at the first draw.
+        sub_seq_len: length of a piece.
+        sample_dim: dimension to cut along. A negative one counts from the last dimension.
+        mask_key: bool entry of the batch's shape that marks real steps. They come first in each sequence, and pieces
+            contain no padding.
+        seed: seed of the positions; None draws one from torch's global generator at the first use.
 
     Raises:
-        SchemaError: if a sequence is too short (also a RuntimeError).
+        SchemaError: at a sample, if a sequence is too short (also a RuntimeError).
     """
 
     shows = ("sub_seq_len", "sample_dim")
@@ -209,10 +213,12 @@ class RandomCropTensorDict(BufferTransform):
         self.generator = OwnedTorchGenerator(seed)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the pieces.
+        """Return one piece of each sequence. Each possible position has the same probability.
+
+        Positions are drawn on the CPU, so that a seed yields the same pieces on every device.
 
         Args:
-            tensordict: ``[*B]`` with at least as many dimensions as `sample_dim` names.
+            tensordict: ``[*B]``, with a dimension `sample_dim`.
         """
         shape = tensordict.batch_size
         if not -tensordict.ndim <= self.sample_dim < tensordict.ndim:
@@ -240,25 +246,28 @@ class RandomCropTensorDict(BufferTransform):
 
 
 class MultiStepTransform(BufferTransform):
-    """Turns steps that are written into n-step transitions, as `gleanrl.data.postprocs.MultiStep` does.
+    """Converts written steps to n-step transitions, as `gleanrl.data.postprocs.MultiStep` does.
 
-    The last `n_steps` steps of each write are held back until the next one shows what follows them, so that the result
-    doesn't depend on how the data is cut: of T steps in all, ``T - n_steps`` have been written. While there are no
-    more than `n_steps`, nothing is written (`extend` returns no index). Rows of the batch are streams, time is the last
-    dimension: every write must have the same streams. Resets between two writes are noticed by trajectory ids or flags;
-    where there are no ids also by what is written, see `gleanrl.data.trajectories.seams`.
+    The last `n_steps` steps of each write are held back until the next write shows their successors. So the result
+    doesn't depend on how the data is divided into writes. After T steps in all, ``T - n_steps`` are stored. Up to
+    `n_steps` steps, nothing is stored, and `extend` returns no index.
+
+    Rows of the batch are streams, and time is the last dimension. Every write must have the same streams. Trajectory
+    ids or flags reveal a reset between two writes. Without ids the transform also compares the data; see
+    `gleanrl.data.trajectories.seams`.
 
     Args:
-        n_steps: how many steps to look ahead; it can be changed between writes.
+        n_steps: number of steps to look ahead; it can be changed between writes.
         gamma: discount of one step.
-        reward_keys: rewards, without ``"next"``; None for all that are called so.
-        done_key: the only flag below ``"next"`` that ends a trajectory, without ``"next"``; None for every done,
-            terminated and truncated, those of groups included. Ids of trajectories count in any case.
-        done_keys: several of them.
-        mask_key: one more mask of real steps, beside ``("collector", "mask")``.
+        reward_keys: rewards, without ``"next"``; None for all entries named ``"reward"``.
+        done_key: the only flag that ends a trajectory, without ``"next"``; None for every done, terminated and
+            truncated flag, also in groups. A change of the trajectory id always ends a trajectory.
+        done_keys: several such flags.
+        mask_key: a mask of real steps, in addition to ``("collector", "mask")``.
 
     Raises:
-        InvalidArgumentError: for a bad number, or if it's used in an environment (also a ValueError).
+        InvalidArgumentError: if a number is out of range, or the transform is used in an environment (also a
+            ValueError).
     """
 
     shows = ("n_steps", "gamma")
@@ -281,26 +290,25 @@ class MultiStepTransform(BufferTransform):
         self.done_keys = [*(as_keys("done_key", single) or []), *(as_keys("done_keys", done_keys) or [])]
         self.mask_key = None if mask_key is None else as_key(as_path(mask_key))
         self._held: TensorDictBase | None = None
-        self._seams: torch.Tensor | None = (
-            None  # which of these steps are the last before a seam, [*B, T] bool
-        )
+        # Marks the held steps that are the last before a seam, [*B, T] bool: a reset that no flag shows.
+        self._seams: torch.Tensor | None = None
 
     @property
     def n_steps(self) -> int:
-        """How many steps to look ahead."""
+        """The number of steps to look ahead."""
         return self._n_steps
 
     @n_steps.setter
     def n_steps(self, n_steps: int) -> None:
-        MultiStep(self.gamma, n_steps)  # raises for bad numbers
+        MultiStep(self.gamma, n_steps)  # raises if a number is out of range
         self._n_steps = n_steps
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return a batch that is read as it is."""
+        """Return a sampled batch unchanged."""
         return tensordict
 
     def _inv_call(self, tensordict: Record) -> Record:
-        if tensordict.ndim == 0:  # `add` gives one step after the other
+        if tensordict.ndim == 0:  # a single step, from `add`
             made = self._inv_call(tensordict.unsqueeze(0))
             if made is not None and len(made) != 1:
                 raise SchemaError(
@@ -328,7 +336,10 @@ class MultiStepTransform(BufferTransform):
         return self._post_processed(total, cut)[..., : length - self.n_steps].clone()
 
     def _seams_of(self, held: TensorDictBase, batch: TensorDictBase) -> torch.Tensor:
-        """Return which steps that are held back are the last before a seam, ``[*B, T]`` bool."""
+        """Return which of the `held` steps are the last before a seam, ``[*B, T]`` bool.
+
+        Seams found at earlier writes are kept. The last held step is compared with the first step of `batch`.
+        """
         cut = torch.zeros(held.batch_size, dtype=torch.bool, device="cpu")
         if self._seams is not None and self._seams.shape == held.batch_size:
             cut |= self._seams
@@ -338,7 +349,12 @@ class MultiStepTransform(BufferTransform):
         return cut
 
     def _post_processed(self, total: TensorDictBase, cut: torch.Tensor) -> TensorDictBase:
-        """Return the n-step data of all steps, cut behind some; the last ones look too little ahead."""
+        """Return the n-step data of all steps. The last `n_steps` steps look ahead too little; the caller drops them.
+
+        Args:
+            total: the held steps and the new ones, ``[*B, T]``.
+            cut: steps after which a trajectory ends although no flag says so, ``[*B, T]`` bool.
+        """
         process = MultiStep(self.gamma, self.n_steps, reward_keys=self.reward_keys)
         masks = [] if self.mask_key is None else [self.mask_key]
         keys: list[NestedKey | None] = [*self.done_keys] or [None]
@@ -348,11 +364,18 @@ class MultiStepTransform(BufferTransform):
         return process.bounded(total, ends | cut.to(ends.device))
 
     def end_held(self, ids: Collection[int]) -> set[int]:
-        """Mark what is held back of trajectories that nobody goes on with; see `HoldsSteps`."""
+        """Mark the last held steps of trajectories that won't continue as truncated; see `HoldsSteps`.
+
+        Args:
+            ids: the ids of these trajectories.
+
+        Returns:
+            The ids of the trajectories whose last step is held back.
+        """
         return set() if self._held is None else cut_trajectories(self._held, ids)
 
     def parts(self) -> dict[str, Stateful[Any]]:
-        """Return the steps that are held back."""
+        """Return the held steps as a part of the state."""
         return {"held": _Held(self)}
 
     def _misplaced(self) -> InvalidArgumentError:
@@ -364,17 +387,17 @@ class MultiStepTransform(BufferTransform):
 
 @dataclass(frozen=True)
 class HeldSteps:
-    """Steps that are held back, ``[*B, T]``; without leaves there are none."""
+    """The state of the held steps, ``[*B, T]``; `leaves` is empty if there are none."""
 
     leaves: Mapping[NestedKey, Leaf]
     batch_size: tuple[int, ...]
     names: tuple[str | None, ...]
     seams: torch.Tensor | None = None
-    """Which of them are the last before a seam, ``[*B, T]`` bool; None for none."""
+    """Marks the steps that are the last before a seam, ``[*B, T]`` bool; None if there is no seam."""
 
 
 class _Held(Stateful[HeldSteps]):
-    """What a `MultiStepTransform` holds back."""
+    """The held steps of a `MultiStepTransform`, as a part of its state."""
 
     def __init__(self, transform: MultiStepTransform) -> None:
         self._transform = transform

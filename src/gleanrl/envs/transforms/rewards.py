@@ -1,6 +1,6 @@
-"""Transforms of rewards and of single numbers.
+"""Transforms of rewards and of single values.
 
-Transforms that follow the rewards of an episode: `RewardSum`, `TargetReturn`.
+`RewardSum` and `TargetReturn` follow the rewards of an episode; the other transforms map each value by itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gleanrl.errors import InvalidArgumentError, MissingKeyError
 
 
 class RewardSum(Counting):
-    """Sums up the rewards of each episode; the root's sum is that before the step.
+    """Sums up the rewards of each episode. The root holds the sum before the step, ``"next"`` the sum after it.
 
     Args:
-        in_keys: rewards; None for all of the environment's.
-        out_keys: where the sums stand; None for ``"episode_reward"`` beside ``"reward"``, and so on.
-        reset_keys: for each sum the ``"_reset"`` mask that sets it to zero; None for that of the group of flags that
-            the reward stands in, or the environment's.
-        reward_spec: whether the sums are declared as rewards rather than observations: then they stand below
-            ``"next"`` only.
+        in_keys: rewards; None for all rewards of the environment.
+        out_keys: keys of the sums; None for ``"episode_reward"`` next to ``"reward"``, and so on.
+        reset_keys: for each sum the ``"_reset"`` mask that sets it to zero. None for the mask of the innermost group of
+            flags around the reward.
+        reward_spec: whether the sums are declared as rewards, not as observations. They are then below ``"next"``
+            only.
 
     Raises:
-        InvalidArgumentError: if there are more keys of one kind than of the other.
+        InvalidArgumentError: if `in_keys` and `out_keys` have different lengths.
 
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
@@ -58,7 +58,7 @@ class RewardSum(Counting):
     ) -> None:
         super().__init__(in_keys, out_keys)
         if in_keys is not None and out_keys is not None:
-            self.pairs()  # raises if they don't fit
+            self.pairs()  # raises if the lists have different lengths
         self._reset_keys = as_keys("reset_keys", reset_keys)
         self.reward_spec = reward_spec
 
@@ -69,7 +69,7 @@ class RewardSum(Counting):
         return [sibling(key, f"episode_{as_path(key)[-1]}") for key in self.in_keys]
 
     def empty_cache(self) -> None:
-        """Forget the keys that were found in the environment."""
+        """Forget keys and specs derived from the environment."""
         super().empty_cache()
         self._summed = self._begins = None
 
@@ -78,7 +78,7 @@ class RewardSum(Counting):
         return reward_fields(self)
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
-        root = {} if self.reward_spec else tensordict  # as a reward the root's isn't that of this step
+        root = {} if self.reward_spec else tensordict  # a reward isn't carried into the root
         if self._summed is None:
             self._summed = self.pairs()
         for in_key, out_key in self._summed:
@@ -89,11 +89,11 @@ class RewardSum(Counting):
         return next_tensordict
 
     def summands(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return rewards and sums."""
+        """Return the keys of the rewards, each with the key of its sum."""
         return self.pairs()
 
     def catch_up(self, rows: QuietRows) -> None:
-        """Add one reward after the other, as steps do: sums of floats depend on the order."""
+        """Add one reward after the other, as single steps do: the order changes the rounding of float sums."""
         for _, out_key in self.pairs():
             self.carried[out_key] = rows.add_up(out_key)
 
@@ -115,14 +115,14 @@ class RewardSum(Counting):
         return tensordict_reset
 
     def _find_begins(self) -> list[tuple[NestedKey, NestedKey, torch.Tensor]]:
-        """Return each sum's key, its mask's, and what it begins with."""
+        """Return the key of each sum, the key of its ``"_reset"`` mask, and its initial value."""
         spec = self.surroundings().full_reward_spec
         asked = zip(self.pairs(), self.reset_keys, strict=True)
         return [(out_key, reset_key, spec[in_key].zero()) for (in_key, out_key), reset_key in asked]
 
     @property
     def reset_keys(self) -> list[NestedKey]:
-        """The mask of each sum."""
+        """The key of the ``"_reset"`` mask of each sum."""
         known, given = list(self.surroundings().reset_keys), self._reset_keys
         if given is not None:
             if len(given) != len(self.in_keys) or any(key not in known for key in given):
@@ -138,11 +138,11 @@ class RewardSum(Counting):
         return found
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the sums, unless they are declared as rewards."""
+        """Add the specs of the sums, unless they are declared as rewards."""
         return observation_spec if self.reward_spec else self._with_sums(observation_spec)
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Add the sums if they are declared as rewards."""
+        """Add the specs of the sums if they are declared as rewards."""
         return self._with_sums(reward_spec) if self.reward_spec else reward_spec
 
     def _with_sums(self, spec: Composite) -> Composite:
@@ -154,17 +154,17 @@ class RewardSum(Counting):
 
 
 class TargetReturn(Following):
-    """Adds the return that is still to be reached: a target at reset, from which rewards are taken off, or not.
+    """Adds the return that the policy should still reach.
 
     Args:
         target_return: the target at the beginning of each episode.
-        mode: ``"reduce"`` takes each reward off, ``"constant"`` leaves the target as it is.
-        in_keys: rewards; None for the environment's.
-        out_keys: where the target stands; None for ``"target_return"``, which goes with one reward.
-        reset_key: the ``"_reset"`` mask that sets it back; None for any of the environment's.
+        mode: ``"reduce"`` subtracts each reward from the target, ``"constant"`` keeps the target.
+        in_keys: rewards; None for all rewards of the environment.
+        out_keys: keys of the targets; None for ``"target_return"``, if there is one reward.
+        reset_key: the ``"_reset"`` mask that sets the target again; None for any of the environment's.
 
     Raises:
-        InvalidArgumentError: for another mode.
+        InvalidArgumentError: if `mode` has another value.
     """
 
     on_rows = True
@@ -190,7 +190,7 @@ class TargetReturn(Following):
         return ["target_return"]
 
     def carries(self) -> dict[NestedKey, Field]:
-        """Return the targets."""
+        """Return fields of the targets."""
         return reward_fields(self)
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
@@ -212,26 +212,26 @@ class TargetReturn(Following):
         return tensordict_reset
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the targets."""
+        """Add the specs of the targets."""
         return with_carried(observation_spec, self)
 
 
 class _OfRewards(EntryTransform):
-    """Maps rewards, if no other keys are given."""
+    """Base class: maps the environment's rewards unless keys are given."""
 
     def _default_in_keys(self) -> list[NestedKey]:
         return ["reward"] if self.parent is None else list(self.parent.reward_keys)
 
 
 class RewardScaling(_OfRewards):
-    """Maps rewards by ``reward * scale + loc``, or by ``(reward - loc) / scale`` with `standard_normal`.
+    """Maps rewards by ``reward * scale + loc``, or with `standard_normal` by ``(reward - loc) / scale``.
 
     Args:
-        loc: location.
-        scale: scale; with `standard_normal` not zero.
-        in_keys: what to map; None for the environment's rewards.
-        out_keys: where the results stand; None for in place.
-        standard_normal: which of the two forms.
+        loc: location, a number or a tensor that broadcasts with the rewards.
+        scale: scale, a number or a tensor likewise; not zero with `standard_normal`.
+        in_keys: entries to map; None for the environment's rewards.
+        out_keys: keys of the results; None for in place.
+        standard_normal: whether to use the second form.
     """
 
     def __init__(
@@ -255,11 +255,11 @@ class RewardScaling(_OfRewards):
         return scaled(value, loc, scale, self.standard_normal).to(value.dtype)
 
     def arithmetic(self, dtype: torch.dtype) -> Sequence[Operation] | None:
-        """Return the two operations, where the numbers are of the same dtype."""
+        """Return the two operations if loc and scale have `dtype`, else None."""
         return affine(self._buffers, self.standard_normal, dtype)
 
     def extra_repr(self) -> str:
-        """Show the numbers."""
+        """Show loc, scale and the form."""
         return f"loc={self._buffers['loc']}, scale={self._buffers['scale']}, standard_normal={self.standard_normal}"
 
 
@@ -267,10 +267,10 @@ class RewardClipping(_OfRewards):
     """Clips rewards to an interval.
 
     Args:
-        clamp_min: lowest value; None for none.
-        clamp_max: highest value; None for none.
-        in_keys: what to clip; None for the environment's rewards.
-        out_keys: where the results stand; None for in place.
+        clamp_min: lower bound; None for no bound.
+        clamp_max: upper bound; None for no bound.
+        in_keys: entries to clip; None for the environment's rewards.
+        out_keys: keys of the results; None for in place.
     """
 
     def __init__(
@@ -295,20 +295,20 @@ class RewardClipping(_OfRewards):
 
 
 class ClipTransform(EntryTransform):
-    """Clips entries to an interval; inverse keys clip what goes in.
+    """Clips outputs and inputs to an interval.
 
     Integers become floats if a bound isn't a whole number.
 
     Args:
-        in_keys: what to clip of what comes out.
-        out_keys: where the results stand; None for in place.
-        in_keys_inv: what to clip of what goes in.
-        out_keys_inv: what the user writes; None for the same keys.
-        low: lowest value, a number or a tensor; None for none.
-        high: highest value; likewise.
+        in_keys: outputs to clip; None for none.
+        out_keys: keys of the results; None for in place.
+        in_keys_inv: inputs to clip; None for none.
+        out_keys_inv: keys that the user writes; None for `in_keys_inv`.
+        low: lower bound, a number or a tensor; None for no bound.
+        high: upper bound, a number or a tensor; None for no bound.
 
     Raises:
-        InvalidArgumentError: without bounds, or if `low` is above `high`.
+        InvalidArgumentError: if there is no bound, or `low` is above `high`.
     """
 
     on_rows = True
@@ -328,7 +328,7 @@ class ClipTransform(EntryTransform):
         self.register_buffer("low", None if low is None else torch.as_tensor(low).clone())
         self.register_buffer("high", None if high is None else torch.as_tensor(high).clone())
 
-        # Integers stay integers where the bounds are: none of them lies between 0.1 and 0.9.
+        # Integers stay integers only if the bounds are whole: between bounds 0.1 and 0.9 there is no integer.
         bounds = [torch.as_tensor(bound) for bound in (low, high) if bound is not None]
         self._whole = all(torch.equal(bound, bound.round()) for bound in bounds)
 
@@ -346,13 +346,13 @@ class ClipTransform(EntryTransform):
 
 
 class SignTransform(EntryTransform):
-    """Replaces numbers by their signs: -1, 0 or 1.
+    """Replaces values by their signs: -1, 0 or 1.
 
     Args:
-        in_keys: what to map of what comes out, ``["reward"]`` say.
-        out_keys: where the results stand; None for in place.
-        in_keys_inv: what to map of what goes in.
-        out_keys_inv: what the user writes; None for the same keys.
+        in_keys: outputs to map, for example ``["reward"]``; None for none.
+        out_keys: keys of the results; None for in place.
+        in_keys_inv: inputs to map; None for none.
+        out_keys_inv: keys that the user writes; None for `in_keys_inv`.
     """
 
     on_rows = True
@@ -368,11 +368,11 @@ class SignTransform(EntryTransform):
 
 
 class BinarizeReward(_OfRewards):
-    """Replaces rewards by whether they are positive: 1 or 0, in int8.
+    """Replaces positive rewards by 1 and other rewards by 0, in int8.
 
     Args:
-        in_keys: what to map; None for the environment's rewards.
-        out_keys: where the results stand; None for in place.
+        in_keys: entries to map; None for the environment's rewards.
+        out_keys: keys of the results; None for in place.
     """
 
     def _apply_transform(self, value: Tensor) -> Tensor:
@@ -383,12 +383,15 @@ class BinarizeReward(_OfRewards):
 
 
 class LineariseRewards(EntryTransform):
-    """Replaces rewards with several components by a weighted sum of them, ``(*batch, 1)``.
+    """Replaces rewards of several components by their weighted sum, ``(*batch, 1)``.
 
     Args:
-        in_keys: rewards ``(*batch, n)``.
-        out_keys: where the sums stand; None for in place.
-        weights: n numbers, the same for all of `in_keys`; None for ones.
+        in_keys: rewards, ``(*batch, n)``.
+        out_keys: keys of the sums; None for in place.
+        weights: n weights, the same for all of `in_keys`; None for ones.
+
+    Raises:
+        InvalidArgumentError: at use, if n isn't the number of components.
     """
 
     def __init__(

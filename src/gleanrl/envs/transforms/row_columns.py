@@ -1,6 +1,7 @@
-"""Where what transforms make of steps goes: the columns of the block that is handed out.
+"""Reads and writes the columns of blocks in transformed rollouts.
 
-Columns of a block as a transformed rollout sees them, and what it reads and checks of them.
+`Outputs` writes the results of transforms into the outer block, which the user gets. `OpenedColumns` and `DoneFlags`
+read rows.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from gleanrl.errors import EnvironmentContractError, PolicyError
 
 
 class OpenedColumns:
-    """The rows of a block's columns by key, each column unbound when it is first asked for.
+    """The rows of a block's columns by key. A column is split into row tensors at its first use.
 
     Args:
-        block: whose columns.
-        after: whether the keys are those below ``"next"``; if not, those of the root.
-        also: more columns, by their whole paths.
-        without: paths that are left out.
+        block: the block.
+        after: whether to take the columns below ``"next"``; otherwise the columns of the root.
+        also: paths of more columns; their keys are the whole paths.
+        without: paths of columns to leave out.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class OpenedColumns:
 
     def _unbound(self, path: Path) -> Sequence[torch.Tensor]:
         column, time = self._block.column(path), self._block.time_dim
+        # All rows of a `SpareRow` column are the same memory: one view is enough.
         if column.stride(time) == 0 and len(column.shape) > time:
             return (column.select(time, 0),) * self._block.num_steps
         return self._block.rows(path)
@@ -72,7 +74,7 @@ class OpenedColumns:
 
 
 class SpareRow:
-    """Memory of one row that stands in for a whole column whose rows nobody looks back at."""
+    """Memory for one row that serves as a whole column, if no code reads earlier rows of the column."""
 
     def __init__(self) -> None:
         self._rows: dict[Path, torch.Tensor] = {}
@@ -89,41 +91,50 @@ class SpareRow:
 
 
 _FEW = 64
-"""Environments up to which it takes less time to read their flags one by one than to call NumPy."""
+"""The most environments for which reading flags as bytes takes less time than a call of NumPy."""
 
 
 class DoneFlags:
     """The done flags of a block's steps.
 
     Args:
-        block: whose columns.
-        groups: where flags stand; ``()`` is the root.
+        block: the block.
+        groups: paths of the groups of flags, without ``"next"``; ``()`` is the environment's own.
     """
 
     def __init__(self, block: Block, groups: Sequence[Path]) -> None:
         self._columns = [block.time_first(("next", *group, "done")) for group in groups]
         self._arrays = [numpy_view(column) for column in self._columns] if block.on_cpu else None
         self._stride = block.num_steps
-        self._cells: Any = None  # the flags of each environment one after the other, if they are few
+        self._cells: Any = None  # for few environments: the bytes of all flags, environment by environment
         if self._arrays is not None and len(groups) == 1:
             column = block.column(("next", *groups[0], "done"))
             if (
                 column.numel() == block.batch_size.numel() <= _FEW * block.num_steps
                 and column.is_contiguous()
             ):
-                self._cells = memoryview(numpy_view(column).reshape(-1))  # type: ignore[arg-type]  # read in no time
+                self._cells = memoryview(numpy_view(column).reshape(-1))  # type: ignore[arg-type]
 
     def any(self, t: int) -> bool:
         """Return whether a flag is set in row `t`."""
         if self._cells is not None:
-            return bool(self._cells[t :: self._stride].tobytes().strip(b"\0"))  # anything but zeros
+            return bool(self._cells[t :: self._stride].tobytes().strip(b"\0"))  # any byte but 0
         if self._arrays is None:
             return any(bool(column[t].any()) for column in self._columns)
         return any_set(self._arrays, t)
 
 
 def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
-    """Write an action that inverse transforms made into the row that the environment reads."""
+    """Copy an action from the inverse transforms into the row that the environment reads.
+
+    Args:
+        key: key of the action, for the message.
+        row: the row in the inner block.
+        value: the action.
+
+    Raises:
+        PolicyError: if shape or dtype differ.
+    """
     if value.shape != row.shape or value.dtype is not row.dtype:
         raise PolicyError(
             f"key {key!r}: the environment expects shape {tuple(row.shape)} {row.dtype}, got {tuple(value.shape)} "
@@ -133,7 +144,10 @@ def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def lists_pass(env: Any) -> bool:
-    """Return whether the lists of a transformed environment pass its transforms untouched."""
+    """Return whether no transform reads or changes entries that are kept in lists.
+
+    Hooks on rows get tensors, and list entries have none.
+    """
     dims = len(env.batch_size)
     inside, outside = (
         {path: field for path, field in declared(some.full_observation_spec, dims).items() if field.is_list}
@@ -150,16 +164,16 @@ def lists_pass(env: Any) -> bool:
 def require_declared(
     expected: Mapping[Path, Field], made: Mapping[NestedKey, torch.Tensor], others: Schema, dims: int
 ) -> None:
-    """Check that a reset's root is what the transformed specs declare.
+    """Check that a reset's root is as the transformed specs declare it.
 
     Args:
-        expected: what they declare.
-        made: what transforms made of it, `dims` batch dimensions first.
-        others: what the base environment wrote.
-        dims: the number of batch dimensions.
+        expected: the declared fields.
+        made: the results of transforms, ``[*batch, *leaf]``.
+        others: the fields that the base environment writes.
+        dims: number of batch dimensions.
 
     Raises:
-        EnvironmentContractError: naming the key, what was expected and what came.
+        EnvironmentContractError: if an entry is absent, or has another shape or dtype.
     """
     for path, field in expected.items():
         value = made.get(as_key(path))
@@ -175,15 +189,15 @@ def require_declared(
 
 Keys = tuple[NestedKey, ...]
 _MOST_SETS = 16
-"""Sets of keys, in their order, that are remembered: a transform may write others in every row."""
+"""The most sets of keys with a cached writer. A transform could write other keys in every row."""
 
 
 class Output:
-    """Where the values of one key go: below ``"next"`` in the step's own row, and into the root of the row after.
+    """Writes the values of one key: below ``"next"`` in the row of the step, and into the root of the following row.
 
     Args:
-        block: the block that is handed out.
-        path: the key, without ``"next"``; either column may be absent.
+        block: the outer block, which the user gets.
+        path: path of the key, without ``"next"``; one of the two columns may be absent.
     """
 
     def __init__(self, block: Block, path: Path) -> None:
@@ -194,12 +208,15 @@ class Output:
         self._shape, self._dtype = torch.Size((*block.batch_size[:-1], *some.shape)), some.dtype
         self._on_cpu = block.on_cpu and numpy_twin(some.dtype) is some.dtype
         self._last = block.num_steps - 1
-        # A column that isn't there is a dummy of one row, so that a write needs no test.
+        # An absent column is replaced by a dummy of one row with step 0, so that a write needs no test.
         self._next, self._next_step = self._rows(block, after)
         self._root, self._root_step = self._rows(block, path)
 
     def _rows(self, block: Block, path: Path) -> tuple[Any, int]:
-        """Return the column's rows, as arrays on the CPU, and the distance from one row to the next."""
+        """Return the column, time first, and the step from one row to the next: 1, or 0 for a dummy.
+
+        The column is a NumPy array if that is possible.
+        """
         there = path in block.schema
         if there:
             column = block.time_first(path)
@@ -208,7 +225,7 @@ class Output:
         return (numpy_view(column) if self._on_cpu else column), int(there)
 
     def write(self, t: int, value: torch.Tensor) -> None:
-        """Write the outcome of row `t`, and the root of row ``t + 1`` if there is one."""
+        """Write `value` as outcome of row `t`, and as root of row ``t + 1`` if the block has that row."""
         self._check(value)
         row = value.numpy() if self._on_cpu else value
         self._next[t * self._next_step] = row
@@ -216,21 +233,22 @@ class Output:
             self._root[(t + 1) * self._root_step] = row
 
     def write_root(self, t: int, value: torch.Tensor) -> None:
-        """Write the root of row `t`."""
+        """Write `value` as root of row `t`."""
         self._check(value)
         self._root[t * self._root_step] = value.numpy() if self._on_cpu else value
 
     def run_on(self, first: int, count: int, addends: np.ndarray[Any, Any] | None) -> torch.Tensor:
-        """Write sums as outcomes of the rows from `first` on, and the roots behind them; return the last.
+        """Write running sums as outcomes of `count` rows, and as the following roots; return the last sum.
 
-        Both columns have to be there, on the CPU.
+        Both columns must be in the block, on the CPU.
 
         Args:
-            first: the first row, whose root the sums begin with.
-            count: how many rows, one at least; the block's last one isn't among them.
-            addends: what is added up, rows first; None to count.
+            first: the first row; the sums continue from its root.
+            count: number of rows, at least 1. The block's last row must not be included, because no root follows it.
+            addends: values to add, time first; None adds 1 in each row.
         """
-        which = None if addends is None else id(addends)  # `RunningSums` holds it: no other array gets its id
+        # `RunningSums` keeps the array alive, so no other array has its id.
+        which = None if addends is None else id(addends)
         if which not in self._running:
             self._running[which] = RunningSums(self._next, self._root, addends)
         self._running[which].run_on(first, count)
@@ -241,7 +259,7 @@ class Output:
         return torch.from_numpy(np.array(self._next[t]))
 
     def clear_after(self, first: int) -> torch.Tensor:
-        """Write zeros into the outcomes of the rows from `first` on, and the roots behind them; return such a row."""
+        """Write zeros as outcomes of all rows from `first` on, and as the following roots; return a row of zeros."""
         self._next[first:] = 0
         self._root[first + 1 :] = 0
         return torch.zeros(self._shape, dtype=self._dtype, device="cpu")
@@ -255,17 +273,17 @@ class Output:
 
 
 class Outputs:
-    """Writes what transforms made of rows, by key.
+    """Writes the results of transforms into rows, by key.
 
-    What is written together is mostly the same again: for each such set of keys the core writes a row in one call.
+    Most rows get the same set of keys. For each such set the native core writes a row in one call.
 
     Args:
-        block: the block that is handed out.
-        keys: what transforms are known to write.
-        declared: the paths of all that they may write, private entries aside, which go nowhere.
+        block: the outer block, which the user gets.
+        keys: the keys that transforms are known to write.
+        declared: the paths that the transformed specs declare. Private entries aren't among them, and aren't written.
 
     Attributes:
-        by_key: where the values of each key go, as far as it's known.
+        by_key: the output of each known key.
     """
 
     def __init__(self, block: Block, keys: Iterable[NestedKey], declared: Collection[Path]) -> None:
@@ -275,7 +293,7 @@ class Outputs:
         self._roots: dict[Keys, BatchedRowWriter | None] = {}
 
     def write(self, t: int, made: Mapping[NestedKey, torch.Tensor]) -> None:
-        """Write what was made of the outcome of row `t`, also into the root of the row after it."""
+        """Write transformed values as outcome of row `t`, and as root of row ``t + 1`` if the block has that row."""
         keys = tuple(made)
         rows = self._rows[keys] if keys in self._rows else self._learn(self._rows, keys, True)
         if rows is not None and rows.write(t, made) is not None:
@@ -285,7 +303,7 @@ class Outputs:
                 output.write(t, value)
 
     def write_root(self, t: int, values: Mapping[NestedKey, torch.Tensor]) -> None:
-        """Write what was made of the root of row `t`."""
+        """Write transformed values as root of row `t`."""
         keys = tuple(values)
         rows = self._roots[keys] if keys in self._roots else self._learn(self._roots, keys, False)
         if rows is not None and rows.write(t, values) is not None:
@@ -297,12 +315,15 @@ class Outputs:
     def _learn(
         self, known: dict[Keys, BatchedRowWriter | None], keys: Keys, after: bool
     ) -> BatchedRowWriter | None:
-        """Return what writes these keys in one call, and remember it; None if a column isn't there or many are known.
+        """Return the writer that writes these keys in one call, and cache it.
 
         Args:
-            known: where it is remembered.
-            keys: what is written.
-            after: whether as outcomes, with the roots behind them; if not, as roots.
+            known: the cache.
+            keys: the keys to write, in order.
+            after: whether to write outcomes and the following roots; otherwise roots only.
+
+        Returns:
+            None if a column is absent or unsuitable, or the cache is full. The keys are then written one by one.
         """
         if len(known) == _MOST_SETS:
             return None
@@ -315,13 +336,17 @@ class Outputs:
         return rows
 
     def _are_alike(self, paths: Iterable[Path]) -> bool:
-        """Return whether the columns of outcomes and roots have the same rows, where there are both."""
+        """Return whether outcome and root have the same field, for each path that has both columns."""
         schema = self._block.schema
         both = [(path, ("next", *path)) for path in paths if path in schema and ("next", *path) in schema]
         return all(schema[root] == schema[after] for root, after in both)
 
     def _output(self, key: NestedKey) -> Output | None:
-        """Return where the values of a key that wasn't written before go; None for private ones."""
+        """Return the output of a key that is written for the first time; None for a private key.
+
+        Raises:
+            EnvironmentContractError: if the transformed specs don't declare the key.
+        """
         path = as_path(key)
         if is_private(path):
             return None

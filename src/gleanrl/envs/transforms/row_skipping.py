@@ -1,6 +1,7 @@
-"""What a rollout leaves out in rows in which nothing ends, and what it does there instead.
+"""Chooses which transforms a rollout skips in quiet rows, and which ones the native core runs.
 
-Transforms that are arithmetic on entries: in rows of few values the core does it, without a tensor in between.
+A row is quiet if no flag is set in it. Counting transforms are skipped there, and write many rows at once later. The
+core computes transforms that are arithmetic on small rows, without torch.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from gleanrl.envs.transforms.entrywise import CONVERSIONS, EntryTransform, Opera
 from gleanrl.envs.transforms.row_columns import DoneFlags, OpenedColumns, Output
 from gleanrl.envs.transforms.row_view import Row
 
-_MOST_VALUES = 1024  # of a row: torch has kernels for more
+_MOST_VALUES = 1024  # values in a row: for larger rows torch's kernels are faster
 _DTYPES = {name: dtype for dtype, name in CONVERSIONS.items()}
 
 
 class _Mapped(NamedTuple):
-    """What becomes of a column of the base environment's.
+    """A column of the base environment with the operations that transforms apply to its rows.
 
     Attributes:
-        source: its rows, ``(T, *batch, *leaf)``.
-        dtype: of what comes out.
-        operations: what is done, in order.
+        source: the column, ``(T, *batch, *leaf)``.
+        dtype: dtype of the result.
+        operations: the operations, in order.
     """
 
     source: Array
@@ -38,33 +39,33 @@ class _Mapped(NamedTuple):
     operations: tuple[Operation, ...] = ()
 
     def after(self, operations: Sequence[Operation]) -> _Mapped:
-        """Return what becomes of it where more is done."""
+        """Return the same column with more operations."""
         dtype = self.dtype
         for operation in operations:
             dtype = _DTYPES.get(operation.name, dtype)
         return _Mapped(self.source, dtype, (*self.operations, *operations))
 
     def mark(self) -> tuple[Any, ...]:
-        """Return what differs where numbers stand elsewhere or have another form, or other operations are done."""
+        """Return a value to compare: it differs if the column, an operation, or the form of an operand differs."""
         places = [(name, id(tensors), key) for name, tensors, key in self.operations]
         return id(self.source), *places, *map(_form_of, self.numbers())
 
     def numbers(self) -> list[torch.Tensor | None]:
-        """Return the tensors of the operations."""
+        """Return the current operands of the operations; None for conversions."""
         return [operation.numbers for operation in self.operations]
 
 
 Maps = dict[NestedKey, _Mapped]
-"""What becomes of which column, by the key where it stands in the end."""
+"""The mapped columns by the key of the result."""
 
 
 class MappedRows(NamedTuple):
-    """Does in a row what some transforms would do there.
+    """Runs some transforms on a row in the native core.
 
     Attributes:
-        keys: what is written.
-        run: called with `t`, writes row `t` and the root behind it; or returns False, and does nothing, if numbers
-            have another form now.
+        keys: the keys that it writes.
+        run: called with `t`, writes the outcome of row `t` and the following root. It writes nothing and returns False
+            if an operand has another form now.
     """
 
     keys: frozenset[NestedKey]
@@ -72,11 +73,11 @@ class MappedRows(NamedTuple):
 
 
 class RowArithmetic:
-    """Between what a base environment writes and the block that is handed out.
+    """Compiles transforms that are arithmetic to `MappedRows`, from the inner to the outer block.
 
     Args:
-        inner: what the base environment writes into: a column that a transform writes may be a single row there.
-        outer: the block that is handed out.
+        inner: the base environment's block; a column that a transform writes may be a single row there.
+        outer: the block that the user gets.
     """
 
     def __init__(self, inner: Block, outer: Block) -> None:
@@ -84,13 +85,15 @@ class RowArithmetic:
         self._known: tuple[Any, MappedRows | None] | None = None
 
     def of(self, chain: Sequence[Transform]) -> MappedRows | None:
-        """Return what does all that some transforms do in a row.
+        """Return `MappedRows` that equal the transforms in `chain`, bit for bit.
+
+        The last result is cached, and used again while columns, operations and operands keep their form.
 
         Args:
-            chain: the transforms, in order; no classes of users', which may do anything.
+            chain: the transforms in order; none of a user's class, which may do anything.
 
         Returns:
-            None if that is more than arithmetic; or if rows are large, or not those of the columns that get them.
+            None if a transform isn't arithmetic, rows are large, or the results don't fit the columns.
         """
         maps = self._maps_of(chain)
         if maps is None:
@@ -127,7 +130,7 @@ class RowArithmetic:
         return MappedRows(frozenset(maps), RowMaps(EXCHANGE, torch.Tensor, rows).run)
 
     def _fits(self, key: NestedKey, mapped: _Mapped) -> bool:
-        """Return whether a map's results are what the columns at a key hold, and its numbers fit the rows."""
+        """Return whether the results fit the outer columns at `key`, and the core can read the operands."""
         after, shape = ("next", *as_path(key)), mapped.source.shape
         columns = [path for path in (after, as_path(key)) if path in self._outer.schema]
         arrays = [self._outer.row_arrays(path) for path in columns]
@@ -140,21 +143,21 @@ class RowArithmetic:
         )
 
     def _arrays(self, key: NestedKey, mapped: _Mapped) -> tuple[Any, ...]:
-        """Return what `RowMaps` takes."""
+        """Return the arguments of `RowMaps` for one key: source, outcome column, root column, operations."""
         path = as_path(key)
         after, root = self._outer.row_arrays(("next", *path)), self._outer.row_arrays(path)
         return mapped.source, after, root, [tuple(operation) for operation in mapped.operations]
 
 
 def _form_of(numbers: torch.Tensor | None) -> tuple[Any, ...] | None:
-    """Return what may be another one although a tensor stands where it stood."""
+    """Return the form of an operand, which may change while the tensor remains the same object."""
     if numbers is None or numbers.layout is not torch.strided:
         return None
     return type(numbers), numbers.shape, numbers.stride(), numbers.device, numbers.is_neg()
 
 
 def _is_readable(numbers: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    """Return whether the core can read a tensor for each value of a row: it's on the CPU, as it is, and no larger."""
+    """Return whether the core can read an operand: a plain CPU tensor that broadcasts with a row of `shape`."""
     if EXCHANGE is None or type(numbers) is not torch.Tensor or numbers.layout is not torch.strided:
         return False
     if not numbers.is_cpu or numbers.is_neg() or not numbers.numel() or numbers.ndim > len(shape):
@@ -164,14 +167,14 @@ def _is_readable(numbers: torch.Tensor, shape: tuple[int, ...]) -> bool:
 
 
 Steps = Sequence[tuple[Any, bool]]
-"""The hooks of transforms; see `Transform.stepping`."""
+"""The hooks of transforms, each with whether it takes the root; see `Transform.stepping`."""
 
 _SUMMED = "uint8", "int8", "int16", "int32", "int64", "float32", "float64"
-"""What the core adds up."""
+"""The dtypes that the core sums up."""
 
 
 def run_steps(steps: Steps, root: Row, outcome: Row) -> None:
-    """Run the hooks of transforms on a step."""
+    """Run the hooks of transforms on a step's outcome, in order."""
     for run, takes_root in steps:
         if takes_root:
             run(root, outcome)
@@ -180,17 +183,17 @@ def run_steps(steps: Steps, root: Row, outcome: Row) -> None:
 
 
 class Destinations:
-    """What the rows of a rollout are written into.
+    """The blocks that the rows of a rollout are written into.
 
     Args:
-        inner: by the base environment.
-        outer: the block that is handed out.
-        required: the keys that transforms have to write in every row.
-        outputs: where what they write goes, by key.
+        inner: the base environment's block.
+        outer: the block that the user gets.
+        required: the keys that transforms must write in every row.
+        outputs: the outputs for the results of transforms, by key.
 
     Attributes:
         given: the keys that the base environment writes, without ``"next"``.
-        arithmetic: from the inner block to the outer one.
+        arithmetic: compiles transforms from the inner to the outer block.
     """
 
     def __init__(
@@ -202,15 +205,15 @@ class Destinations:
 
 
 class RowSkippingPlan(NamedTuple):
-    """How the transforms of a rollout are run.
+    """How a rollout runs its transforms, depending on whether a row is quiet.
 
     Attributes:
-        counters: those that are skipped in quiet rows.
-        mapped: does all the others do in quiet rows; None if hooks do.
-        in_every_row: the hooks of those others; none where it's `mapped`.
-        in_other_rows: the hooks that are run, after these, in rows that aren't quiet; all of the chain's where it's
-            `mapped`.
-        required: what has to be written in quiet rows beside what counters write; nothing where it's `mapped`.
+        counters: the transforms that are skipped in quiet rows.
+        mapped: runs all other transforms in quiet rows; None if their hooks run.
+        in_every_row: the hooks of the other transforms; empty with `mapped`.
+        in_other_rows: the hooks that run in rows that aren't quiet, after `in_every_row`. With `mapped` these are all
+            hooks of the chain.
+        required: the keys that must be written in quiet rows, except keys of counters; empty with `mapped`.
     """
 
     counters: Counters
@@ -220,15 +223,15 @@ class RowSkippingPlan(NamedTuple):
     required: list[NestedKey]
 
     def is_quiet(self, t: int, done: DoneFlags) -> bool:
-        """Return whether nothing has ended in row `t`, nor counters end anything there."""
+        """Return whether no episode ended in row `t`: neither by the environment's flags nor by a counter."""
         return t < self.counters.until and not done.any(t)
 
     def catch_up(self, t: int, roots: OpenedColumns) -> Values:
-        """Do what was skipped before row `t`; return what stands in its root.
+        """Write the skipped rows before row `t`; return the transforms' values in the root of row `t`.
 
         Args:
             t: the row.
-            roots: of the block that is handed out.
+            roots: the root columns of the outer block.
         """
         keys = () if self.mapped is None else self.mapped.keys
         mapped = {key: value for key in keys if (value := roots.row(key, t)) is not None}
@@ -238,13 +241,19 @@ class RowSkippingPlan(NamedTuple):
 def quiet_plan(
     chain: Sequence[Transform], steps: Steps, rows: Destinations, seen: Collection[NestedKey] | None
 ) -> RowSkippingPlan | None:
-    """Return how transforms are run where that depends on whether a row is quiet; None if it doesn't.
+    """Return how to run transforms in quiet and in other rows.
+
+    The best plan skips the counters and maps all other transforms in the core. If the core can't do that, their hooks
+    run in every row, and only counters at the end of the chain are skipped.
 
     Args:
         chain: the transforms that act in steps, all of them this library's.
         steps: their hooks.
-        rows: what is written.
-        seen: what the policy reads of a root; None for all of it.
+        rows: the blocks to write.
+        seen: the keys that the policy reads of a root; None for all.
+
+    Returns:
+        None if quiet rows need no other treatment.
     """
     skipped = skippable(chain, rows, seen, past_entries=True)
     mapped = rows.arithmetic.of([one for one in chain if one not in skipped.transforms])
@@ -270,18 +279,19 @@ def skippable(
 ) -> Skippable:
     """Return the counting transforms at the end of a chain that may be skipped in quiet rows.
 
+    The search runs from the end to the front. A later transform must not depend on a skipped one, and a skipped
+    transform must find its inputs unchanged in the columns.
+
     Args:
         chain: the transforms that act in steps.
-        rows: what is written.
-        seen: what the policy reads of a root; None for all of it.
-        past_entries: whether transforms of entries may stand behind them; the core has to do all that these do then.
+        rows: the blocks to write.
+        seen: the keys that the policy reads of a root; None for all.
+        past_entries: whether entry transforms may come after them. The core must then run these entry transforms.
     """
     found = Skippable([], {})
-    # What stands behind the transform that is looked at: keys that counting transforms write, those among them that are
-    # found write, flags aside, and keys that transforms of entries change.
-    counted: set[NestedKey] = set()
-    filled: set[NestedKey] = set()
-    changed: set[NestedKey] = set()
+    counted: set[NestedKey] = set()  # keys that later counting transforms write
+    filled: set[NestedKey] = set()  # keys that later skippable transforms write, except flags
+    changed: set[NestedKey] = set()  # keys that later entry transforms write
     for position, one in reversed([*enumerate(chain)]):
         if not isinstance(one, Counting):
             if not (past_entries and isinstance(one, EntryTransform)):
@@ -294,8 +304,9 @@ def skippable(
             values is not None
             and addends is not None
             and filled.isdisjoint(values)
-            and not (addends and one.is_seen(seen))  # sums can't be written ahead
-            and counted.isdisjoint(in_key for in_key, _ in one.summands())  # not what stood there in its turn
+            and not (addends and one.is_seen(seen))  # sums depend on outcomes, so they can't be written ahead
+            # The column of a summand must not hold values of a later counting transform.
+            and counted.isdisjoint(in_key for in_key, _ in one.summands())
         ):
             filled |= values
             found.transforms.insert(0, one)
@@ -308,7 +319,10 @@ def skippable(
 
 
 def _values_of(one: Counting, rows: Destinations) -> set[NestedKey] | None:
-    """Return what a transform writes, flags aside; None if others write that, too, or it isn't in arrays."""
+    """Return the keys that a transform writes, except flags; None if it can't be skipped.
+
+    That is so if the base environment writes one of them too, or a column has no NumPy array.
+    """
     written = one.written_keys()
     if not all(as_path(key)[-1] in FLAGS for key in written if key in rows.given):
         return None
@@ -322,19 +336,23 @@ def _values_of(one: Counting, rows: Destinations) -> set[NestedKey] | None:
 def _addends_of(
     one: Counting, before: Sequence[Transform], changed: Collection[NestedKey], rows: Destinations
 ) -> dict[NestedKey, Array] | None:
-    """Return what a transform adds up, by the key of the sums; None if the core can't, or it isn't kept.
+    """Return the columns that a transform sums up, by the key of the sum.
 
     Args:
         one: the transform.
-        before: those that stand before it.
-        changed: the keys of what is changed behind it: there it adds up what the base environment wrote.
-        rows: what is written.
+        before: the transforms before it.
+        changed: the keys that later transforms change. Their addends are read from the inner block, which holds the
+            values of the base environment.
+        rows: the blocks to write.
+
+    Returns:
+        None if the core can't sum the values, or they aren't kept in a column.
     """
     found = {}
     for in_key, out_key in one.summands():
         addend, total = (("next", *as_path(key)) for key in (in_key, out_key))
         if in_key in changed and any(in_key in other.written_keys() for other in before):
-            return None  # it's neither what was nor what comes in the end
+            return None  # neither block holds the value between the two changes
         block = rows.inner if in_key in changed else rows.outer
         array = block.row_arrays(addend)
         if (
@@ -343,7 +361,7 @@ def _addends_of(
             or block.schema[addend] != rows.outer.schema[total]
         ):
             return None
-        if not array.strides[0]:  # a spare row, whose values are gone
+        if not array.strides[0]:  # a `SpareRow` column: earlier values are overwritten
             return None
         found[out_key] = array
     return found

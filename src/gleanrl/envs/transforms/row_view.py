@@ -1,4 +1,4 @@
-"""`Row`: one row of a block's columns, with the part of TensorDict's interface that transforms need."""
+"""`Row`: one row of a block's columns, with the part of TensorDict's interface that transforms use."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from gleanrl.errors import MissingKeyError
 _REQUIRED: Any = object()
 
 Record = Any
-"""What a transform's hooks get: a TensorDict, or a `Row`, which has `get`, `set`, `pop`, `batch_size`, `device`."""
+"""Argument of a transform's hooks: a TensorDict or a `Row`. Both have `get`, `set`, `pop`, `batch_size`, `device`."""
 
 
 class TransformRows(Protocol):
-    """The values at one key."""
+    """The values at one key, by row."""
 
     def __getitem__(self, t: int, /) -> torch.Tensor:
-        """Return that in row `t`."""
+        """Return the value in row `t`."""
 
 
 class TransformColumns(Protocol):
-    """Values by key, each for many rows."""
+    """The values of many rows, by key."""
 
     def get(self, key: NestedKey, /) -> TransformRows | None:
-        """Return what stands at `key` in row 0, 1, …; None if there is no such key."""
+        """Return the values at `key` in all rows; None if there is no such key."""
 
     def row(self, key: NestedKey, t: int, /) -> torch.Tensor | None:
-        """Return what stands at `key` in row `t`, without opening the others; None if there is no such key."""
+        """Return the value at `key` in row `t`, without opening other rows; None if there is no such key."""
 
     def __iter__(self) -> Iterator[NestedKey]:
         """Iterate over the keys."""
 
 
 class Leaves:
-    """The values of a single row by key, whatever number the row has.
+    """The values of a single row by key; every row index returns them.
 
     Args:
         leaves: the values by path.
@@ -70,21 +70,21 @@ class _Everywhere(NamedTuple):
 
 
 class Row:
-    """The values of one step: columns of a block at row `t`, and over them what transforms have `set`.
+    """The values of one step: row `t` of a block's columns, and values that transforms have `set`.
 
-    A step costs a dictionary look-up for each value, where a TensorDict costs microseconds. `made` holds what was
-    set since it was last cleared; columns are never written here. Keys are strings, or tuples for nested ones.
+    A read costs one dictionary lookup; a TensorDict would cost microseconds. `set` stores a value in `made`, which
+    hides the column. Columns are never written here. Keys are strings, or tuples for nested entries.
 
     Args:
         batch_size: the environments' batch dimensions.
-        device: what a TensorDict of these values would say of its device.
+        device: the device that a TensorDict of these values would declare.
 
     Attributes:
-        t: which row.
-        made: what was set.
-        seldom: whether what is read now isn't read in every row: a column of many rows isn't opened for that, which
-            costs as much as reading a hundred of them one by one.
-        copies: whether what is read may be kept by whoever reads it: the memory of rows is written again.
+        t: index of the row.
+        made: the values that were set since the last `clear`, by key.
+        seldom: whether reads are rare. Opening a column costs as much as a hundred reads of single rows, so rare reads
+            don't open it.
+        copies: whether `get` returns copies, which the reader may keep. The memory of rows is used again.
     """
 
     def __init__(self, batch_size: torch.Size, device: torch.device | None) -> None:
@@ -103,7 +103,7 @@ class Row:
         return self
 
     def clear(self, t: int, seldom: bool = False) -> dict[NestedKey, torch.Tensor]:
-        """Forget what was set and go to row `t`; returns what will hold what is set."""
+        """Drop the values that were set and move to row `t`; return the new, empty `made`."""
         self.t, self.seldom = t, seldom
         made: dict[NestedKey, torch.Tensor] = {}
         self.made = made
@@ -152,7 +152,7 @@ class Row:
         return self
 
     def pop(self, key: NestedKey, default: Any = _REQUIRED) -> Any:
-        """Return the value at `key`, or `default`; the row has none afterwards."""
+        """Remove the value at `key` from the row; return it, or `default`."""
         value = self.get(key, default)
         self.made.pop(key, None)
         self._hidden.add(key)
@@ -164,7 +164,7 @@ class Row:
 
 
 def on_copies(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a transform's hook that gets copies of what it reads of rows, and may keep them."""
+    """Return `hook` such that it reads copies of the values in rows, and may keep them."""
 
     def apart(*rows: Row) -> Any:
         for row in rows:
@@ -179,11 +179,11 @@ def on_copies(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reset_rows(record: Record, reset_keys: Sequence[NestedKey]) -> torch.Tensor | None:
-    """Return which environments are reset, ``(*batch,)`` bool; None for all of them.
+    """Return which environments a request resets, ``(*batch,)`` bool; None for all of them.
 
     Args:
-        record: what the reset was asked with; its ``"_reset"`` masks may be absent.
-        reset_keys: where they stand.
+        record: the request; its ``"_reset"`` masks may be absent.
+        reset_keys: keys of the masks.
     """
     size = record.batch_size
     found = [mask for key in reset_keys if (mask := record.get(key, None)) is not None]
@@ -194,7 +194,7 @@ def reset_rows(record: Record, reset_keys: Sequence[NestedKey]) -> torch.Tensor 
 
 
 def trailing(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return `mask` with dimensions of size 1 behind, as many as `value` has more."""
+    """Return `mask` with trailing dimensions of size 1, so that it has as many dimensions as `value`."""
     return mask.reshape((*mask.shape, *[1] * (value.ndim - mask.ndim)))
 
 
@@ -207,6 +207,6 @@ def leaf_keys(record: Record) -> list[NestedKey]:
 
 
 def sibling(key: NestedKey, name: str) -> NestedKey:
-    """Return the key `name` beside `key`: ``sibling(("agents", "done"), "x")`` is ``("agents", "x")``."""
+    """Return the key `name` in the group of `key`: ``sibling(("agents", "done"), "x")`` is ``("agents", "x")``."""
     path: Path = as_path(key)
     return as_key((*path[:-1], name))

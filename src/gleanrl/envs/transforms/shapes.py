@@ -1,9 +1,4 @@
-"""Transforms of shapes: flatten, squeeze, unsqueeze, permute, concatenate.
-
-`BatchSizeTransform`: an environment, or a buffer's batches, with another batch size.
-
-`Stack`: entries, or groups, side by side in a new dimension.
-"""
+"""Transforms of shapes: flatten, squeeze, unsqueeze, permute, concatenate, stack, and change the batch size."""
 
 from __future__ import annotations
 
@@ -29,16 +24,16 @@ from gleanrl.errors import InvalidArgumentError, MissingArgumentError, MissingKe
 
 
 class BatchSizeTransform(Transform):
-    """Gives what comes out another batch size, and takes what goes in back to the environment's.
+    """Gives outputs another batch size, and gives inputs the environment's batch size again.
 
     Args:
-        batch_size: the batch size, of an environment that steps as many at once as it is given
-            (``batch_locked=False``), or of one whose entries have these dimensions though its batch size hasn't.
-        reshape_fn: instead: a function of a TensorDict that changes its batch dimensions (`flatten`, `reshape`,
-            `squeeze`, …) and leaves the order of records as it is.
-        reset_func: called as ``reset_func(tensordict, tensordict_reset)`` at a reset; what it returns takes the place
-            of what the environment's reset returned.
-        env_kwarg: whether `reset_func` gets the environment, with this transform, as ``env=``, too.
+        batch_size: the new batch size. The environment must accept any batch size (``batch_locked=False``), or its
+            entries must have these dimensions although its batch size doesn't.
+        reshape_fn: alternatively, a function that changes the batch dimensions of a TensorDict (`flatten`, `reshape`,
+            `squeeze`, …) and keeps the order of records.
+        reset_func: called as ``reset_func(tensordict, tensordict_reset)`` at a reset; its result replaces
+            `tensordict_reset`, the result of the environment's reset.
+        env_kwarg: whether `reset_func` also gets the environment, with this transform, as ``env=``.
 
     Raises:
         InvalidArgumentError: unless exactly one of `batch_size` and `reshape_fn` is given.
@@ -110,21 +105,21 @@ PIXELS: tuple[NestedKey, ...] = ("pixels",)
 
 
 class _Reshaping(EntryTransform):
-    """Maps entries by a change of shape that leaves the numbers as they are; in both directions if asked for."""
+    """Base class: maps outputs, and inputs if there are keys, by a change of shape that keeps the values."""
 
     maps_inputs = True
 
 
 class FlattenObservation(_Reshaping):
-    """Flattens some adjacent dimensions.
+    """Flattens adjacent dimensions of observations.
 
     Args:
-        first_dim: the first of them.
-        last_dim: the last of them, included.
-        in_keys: what to flatten; None for ``["pixels"]``.
-        out_keys: where the results stand; None for in place.
-        allow_positive_dim: whether positive dimensions are allowed; they count from the environment's batch
-            dimensions on, which a buffer's batch doesn't know of.
+        first_dim: first dimension to flatten.
+        last_dim: last dimension to flatten, included.
+        in_keys: entries to flatten; None for ``["pixels"]``.
+        out_keys: keys of the results; None for in place.
+        allow_positive_dim: whether positive dimensions are allowed. They count from the end of the environment's batch
+            dimensions. In a buffer they count from the first dimension, because the environment isn't known.
     """
 
     def __init__(
@@ -148,15 +143,16 @@ class FlattenObservation(_Reshaping):
 
 
 class UnsqueezeTransform(_Reshaping):
-    """Adds a dimension of size 1.
+    """Adds a dimension of size 1 to outputs, and removes it from inputs.
 
     Args:
-        dim: where, as in `torch.unsqueeze`.
-        allow_positive_dim: whether it may be positive; it counts from the environment's batch dimensions on then.
-        in_keys: what to change of what comes out; None for nothing.
-        out_keys: where the results stand; None for in place.
-        in_keys_inv: what the environment reads: there the dimension is taken away.
-        out_keys_inv: what the user writes; None for the same keys.
+        dim: position of the new dimension, as in `torch.unsqueeze`.
+        allow_positive_dim: whether `dim` may be positive; it then counts from the end of the environment's batch
+            dimensions.
+        in_keys: outputs to change; None for none.
+        out_keys: keys of the results; None for in place.
+        in_keys_inv: inputs that the environment reads, without the dimension; None for none.
+        out_keys_inv: keys that the user writes, with the dimension; None for `in_keys_inv`.
     """
 
     def __init__(
@@ -183,9 +179,9 @@ class UnsqueezeTransform(_Reshaping):
 
 
 class SqueezeTransform(UnsqueezeTransform):
-    """Takes a dimension of size 1 away; the arguments are those of `UnsqueezeTransform`.
+    """Removes a dimension of size 1 from outputs, and adds it to inputs; arguments as for `UnsqueezeTransform`.
 
-    With in_keys_inv the dimension is added on the way in. A dimension of another size stays.
+    A dimension of another size stays.
     """
 
     def _apply_transform(self, value: Tensor) -> Tensor:
@@ -196,14 +192,14 @@ class SqueezeTransform(UnsqueezeTransform):
 
 
 class PermuteTransform(_Reshaping):
-    """Permutes the last dimensions.
+    """Permutes the last dimensions of outputs, and undoes that in inputs.
 
     Args:
         dims: the last dimensions, negative, in their new order: ``[-1, -3, -2]`` puts channels first.
-        in_keys: what to permute of what comes out; None for ``["pixels"]``.
-        out_keys: where the results stand; None for in place.
-        in_keys_inv: what the environment reads: there the permutation is undone.
-        out_keys_inv: what the user writes; None for the same keys.
+        in_keys: outputs to permute; None for ``["pixels"]``, or for none if `in_keys_inv` are given.
+        out_keys: keys of the results; None for in place.
+        in_keys_inv: inputs that the environment reads, in the old order; None for none.
+        out_keys_inv: keys that the user writes, in the new order; None for `in_keys_inv`.
     """
 
     def __init__(
@@ -235,13 +231,13 @@ class CatTensors(Transform):
     """Concatenates entries into one.
 
     Args:
-        in_keys: what to concatenate; None for all observations.
-        out_key: where the result stands.
-        dim: along which dimension, negative.
-        dim_positive: whether a positive `dim` is allowed; it counts from the environment's batch dimensions on.
-        del_keys: whether the entries themselves are taken away.
+        in_keys: entries to concatenate; None for all observations.
+        out_key: key of the result.
+        dim: dimension to concatenate along, negative.
+        dim_positive: whether `dim` may be positive; it then counts from the end of the environment's batch dimensions.
+        del_keys: whether the original entries are removed.
         unsqueeze_if_oor: whether entries that lack dimension `dim` get it, with size 1.
-        sort: whether the entries are taken in alphabetical order of their keys; if not, in that of `in_keys`.
+        sort: whether entries are concatenated in alphabetical order of their keys; otherwise in the order of `in_keys`.
     """
 
     on_rows = True
@@ -269,12 +265,12 @@ class CatTensors(Transform):
         return keys_of(self.parent.full_observation_spec)
 
     def _find_pairs(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return each of `in_keys` with the one out key, in the order in which they are concatenated."""
+        """Return each of `in_keys` with the out key, in the order of concatenation."""
         keys = sorted(self.in_keys, key=str) if self.sort else self.in_keys
         return [(key, self.out_keys[0]) for key in keys]
 
     def written_keys(self) -> list[NestedKey]:
-        """Return the out key."""
+        """Return the key of the result."""
         return self.out_keys
 
     def _call(self, tensordict: Record) -> Record:
@@ -298,7 +294,12 @@ class CatTensors(Transform):
         return torch.cat(list(values), dim)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Concatenate the specs."""
+        """Replace the specs of the entries by that of the result; it is bounded if all of them are.
+
+        Raises:
+            MissingKeyError: if an entry is no observation.
+            InvalidArgumentError: if dtypes differ.
+        """
         keys = [key for key, _ in self.pairs()]
         missing = [key for key in keys if key not in observation_spec.keys(True, True)]
         if missing:
@@ -337,24 +338,25 @@ def _require_dim(name: str, dim: int, allow_positive: bool) -> None:
 
 
 def _lead(transform: Transform) -> int:
-    """Return the number of the environment's batch dimensions."""
+    """Return the number of the environment's batch dimensions; 0 outside an environment."""
     parent = transform.parent
     return 0 if parent is None else len(parent.batch_size)
 
 
 class Stack(Transform):
-    """Stacks entries of one shape, or groups of agents with the same entries, into one.
+    """Stacks entries of the same shape, or groups of agents with the same entries, along a new dimension.
 
-    What goes in is taken apart: the entry that the user writes into those that the environment reads.
+    An input is unstacked: the entry that the user writes becomes the entries that the environment reads.
 
     Args:
-        in_keys: what is stacked.
-        out_key: where the result stands.
-        in_key_inv: what the user writes of what goes in; None for nothing.
-        out_keys_inv: what the environment reads: the pieces of it.
-        dim: the new dimension, of values, or of the batch dimensions of groups.
-        allow_positive_dim: whether it may be positive; it counts from the environment's batch dimensions on then.
-        del_keys: whether the entries themselves are taken away.
+        in_keys: outputs to stack.
+        out_key: key of the result.
+        in_key_inv: the input that the user writes; None for none.
+        out_keys_inv: inputs that the environment reads, one for each piece.
+        dim: the new dimension of values; for groups the new batch dimension.
+        allow_positive_dim: whether `dim` may be positive; it then counts from the end of the environment's batch
+            dimensions.
+        del_keys: whether the original entries are removed.
     """
 
     call_on_reset = True
@@ -370,7 +372,8 @@ class Stack(Transform):
         *,
         del_keys: bool = True,
     ) -> None:
-        # By this library's order of sides: those of `in_keys_inv` are the environment's.
+        # In this class's arguments `out_keys_inv` are the environment's keys. In all of this library's transforms
+        # `in_keys_inv` are, so the two change places here.
         super().__init__(in_keys, [out_key], out_keys_inv, [] if in_key_inv is None else [in_key_inv])
         if dim >= 0 and not allow_positive_dim:
             raise InvalidArgumentError(
@@ -383,15 +386,15 @@ class Stack(Transform):
         return [(key, self.out_keys[0]) for key in self.in_keys]
 
     def pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return each of the environment's keys with the user's."""
+        """Return each of the environment's input keys with the user's key."""
         return [(key, self.out_keys_inv[0]) for key in self.in_keys_inv] if self.out_keys_inv else []
 
     def written_keys(self) -> list[NestedKey]:
-        """Return the out key."""
+        """Return the key of the result."""
         return self.out_keys
 
     def _place(self, value: Any) -> int:
-        """Return the new dimension, among those of the result."""
+        """Return the position of the new dimension in the result."""
         lead = 0 if self.parent is None else len(self.parent.batch_size)
         if self.dim >= 0:
             return self.dim + lead
@@ -420,7 +423,7 @@ class Stack(Transform):
             raise missing_key(self, self.out_keys_inv[0], tensordict)
         dim = self._place(whole)
         if isinstance(whole, TensorDictBase) and self.dim < 0:
-            dim -= 1  # it has the dimension already
+            dim -= 1  # `whole` has the new dimension already
         for key, piece in zip(self.in_keys_inv, whole.unbind(dim), strict=True):
             tensordict.set(key, piece)
         if self.del_keys:

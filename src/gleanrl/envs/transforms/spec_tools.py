@@ -1,4 +1,4 @@
-"""What becomes of specs: leaves mapped by the function that maps their values."""
+"""Functions that map the leaves of specs in the way that a transform maps their values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def keys_of(spec: Any) -> list[NestedKey]:
 
 
 def count_spec(shape: torch.Size, device: Any, most: int | None = None) -> TensorSpec:
-    """Return the spec of an int64 that counts from 0, to `most` or without end."""
+    """Return the spec of an int64 count from 0 to `most`, included; None for no limit."""
     end = torch.iinfo(torch.int64).max if most is None else most
     return Bounded(0, end, shape, device, torch.int64)
 
@@ -30,11 +30,12 @@ def mapped(
 
     Args:
         spec: a leaf.
-        function: without effects; called on a zero value, and with `monotone` on the bounds.
-        monotone: whether the function maps bounds to bounds, element by element (it may turn them round).
+        function: has no side effects. It is called on a zero value, and with `monotone` on the bounds.
+        monotone: whether the function maps bounds to bounds, element by element, in either order.
 
     Returns:
-        A `Bounded` spec if `spec` is one and the function is monotone, an unbounded one otherwise.
+        A `Bounded` spec if `spec` is bounded, the function is monotone and no new bound is NaN; otherwise an unbounded
+        spec.
     """
     out = function(spec.zero())
     if monotone and isinstance(spec, Bounded):
@@ -48,9 +49,9 @@ def mapped(
 def map_leaves(
     spec: Any, pairs: Iterable[tuple[NestedKey, NestedKey]], function: Callable[[TensorSpec], TensorSpec]
 ) -> Any:
-    """Return a composite with ``function(leaf)`` under the second key of each pair, the leaf from under the first.
+    """Return `spec` with ``function(leaf)`` at the second key of each pair, for the leaf at the first key.
 
-    Pairs whose first key `spec` doesn't have are left out.
+    Pairs whose first key isn't in `spec` are skipped.
     """
     out = spec.clone()
     for in_key, out_key in pairs:
@@ -62,10 +63,10 @@ def map_leaves(
 def rename_leaves(
     spec: Any, pairs: Iterable[tuple[NestedKey, NestedKey]], function: Callable[[TensorSpec], TensorSpec]
 ) -> Any:
-    """Return a composite with ``function(leaf)`` under the second key of each pair, and without the first keys.
+    """Return `spec` with ``function(leaf)`` at the second key of each pair, and without the first keys.
 
-    So inputs are declared: the user writes the second key, and the transform makes the first one of it. Pairs whose
-    first key `spec` doesn't have are left out.
+    This is the rule for inputs: the user writes the second key, and the transform computes the first one from it.
+    Pairs whose first key isn't in `spec` are skipped.
     """
     found = [(in_key, out_key) for in_key, out_key in pairs if in_key in spec.keys(True, True)]
     out = spec.clone()
@@ -77,19 +78,19 @@ def rename_leaves(
 
 
 def apply_to_composite(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
-    """Let a spec method of a transform that is written for one leaf take composites.
+    """Return a spec method that also accepts composites, for a `method` that maps one leaf.
 
-    It is called for each of the transform's `in_keys` that the composite has, and the result is written under the
-    matching one of `out_keys`.
+    The method is called for each of the transform's `in_keys` in the composite. Its result is set at the matching one
+    of `out_keys`.
     """
     return _of_composites(method, "in_keys", "out_keys", map_leaves)
 
 
 def apply_to_composite_inv(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
-    """Let an input spec method of a transform that is written for one leaf take composites.
+    """Return a spec method for inputs that also accepts composites, for a `method` that maps one leaf.
 
-    It is called for each of the transform's `in_keys_inv` that the action or state spec has, and the result takes its
-    place under the matching one of `out_keys_inv`.
+    The method is called for each of the transform's `in_keys_inv` in the action or state spec. Its result replaces the
+    leaf, at the matching one of `out_keys_inv`.
     """
     parts = ("full_action_spec", "full_state_spec")
     return _of_composites(method, "in_keys_inv", "out_keys_inv", rename_leaves, parts)

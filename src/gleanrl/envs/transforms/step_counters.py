@@ -1,7 +1,4 @@
-"""What environments do, in numbers: `TrajCounter`, `Timer`.
-
-Transforms that follow the steps of an episode: `StepCounter`, `InitTracker`.
-"""
+"""Transforms that count and time: `StepCounter`, `InitTracker`, `TrajCounter`, `Timer`."""
 
 from __future__ import annotations
 
@@ -26,17 +23,17 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
 class StepCounter(Counting):
-    """Counts the steps of each episode from 0 at its reset, and truncates it at a limit.
+    """Counts the steps of each episode, from 0 at its reset, and truncates the episode at a limit.
 
-    Every group of flags (of agents, say) has its count beside its done flag, with that flag's shape, and is truncated
-    by it. Several counters may share a count. The root's count is that before the step, the one below ``"next"`` that
-    after it.
+    Every group of flags, such as that of a group of agents, has its own count. It is next to the group's done flag, in
+    the same shape, and truncates that group. Several counters may share a count. The root holds the count before the
+    step, ``"next"`` the count after it.
 
     Args:
-        max_steps: truncate at so many steps, at least 1; None for no limit.
-        truncated_key: the name of the flag to set; added where a group has none.
-        step_count_key: the name of the count.
-        update_done: whether done is set too; without it the environment isn't reset at the limit.
+        max_steps: number of steps after which an episode is truncated, at least 1; None for no limit.
+        truncated_key: name of the flag to set; it is added to groups without it.
+        step_count_key: name of the count.
+        update_done: whether done is set too; otherwise the environment isn't reset at the limit.
 
     Raises:
         InvalidArgumentError: if `max_steps` is below 1 (also a ValueError).
@@ -75,19 +72,19 @@ class StepCounter(Counting):
         self.truncated_key = truncated_key or "truncated"
         self.step_count_key = step_count_key or "step_count"
         self.update_done = update_done
-        # Of each count the tensor that was made of it last, and the highest in that.
+        # For each count, the tensor that the last step made, and its maximum: see `_highest_of`.
         self._highest: dict[NestedKey, tuple[torch.Tensor, int]] = {}
-        # To add it is faster than to add a number.
+        # Adding a tensor is faster than adding a Python number.
         self._one = torch.ones((), dtype=torch.int64, device="cpu")
 
     def _groups(self) -> list[tuple[NestedKey, ...]]:
-        """Return done, truncated and count of each group of flags."""
+        """Return the keys of done, truncated and count for each group of flags."""
         if self._counted is None:
             self._counted = self.groups(self.truncated_key, self.step_count_key)
         return self._counted
 
     def _own_flags(self) -> list[NestedKey]:
-        """Return the flags that the environment doesn't have: they are this counter's own."""
+        """Return the keys of the truncated flags that the environment lacks and this counter adds."""
         if self._added is None:
             flags = set(self.surroundings().full_done_spec.keys(True, True))
             self._added = [] if self.max_steps is None else [k for k in self.truncated_keys if k not in flags]
@@ -99,12 +96,12 @@ class StepCounter(Counting):
         self._counted = self._added = None
 
     def carries(self) -> dict[NestedKey, Field]:
-        """Return the counts."""
+        """Return fields of the counts."""
         spec = self.surroundings().full_done_spec
         return {count: Field(spec[done].shape, torch.int64) for done, _, count in self._groups()}
 
     def written_keys(self) -> list[NestedKey]:
-        """Return counts and flags."""
+        """Return the keys of counts, and with a limit of truncated and done flags."""
         limited = self.max_steps is not None
         return [
             key
@@ -132,23 +129,27 @@ class StepCounter(Counting):
         return next_tensordict
 
     def quiet_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
-        """Return how many steps from `root` stay below the limit."""
+        """Return the number of next steps that stay below the limit; None without a limit."""
         if self.max_steps is None:
             return None
         highest = max(int(root[count].max()) if root[count].numel() else 0 for _, _, count in self._groups())
         return max(0, self.max_steps - 1 - highest)
 
     def catch_up(self, rows: QuietRows) -> None:
-        """Count on; below the limit nothing is truncated."""
+        """Continue the counts. Truncated flags are cleared, because quiet rows are below the limit."""
         for _, truncated, count in self._groups():
             self.carried[count] = rows.count_on(count)
             if self.max_steps is not None:
                 rows.clear(truncated)
 
     def _highest_of(self, root: Record, key: NestedKey, before: torch.Tensor, count: torch.Tensor) -> int:
-        """Return the highest count after a step; from row to row it's known, where nothing was reset."""
+        """Return the maximum of `count` after a step.
+
+        If the root's count is the very tensor that the last step made, nothing was reset: the maximum is one higher.
+        That saves a reduction in every step.
+        """
         last, highest = self._highest.get(key, (None, 0))
-        if last is before and isinstance(root, Row):  # a tensor that nobody else has seen
+        if last is before and isinstance(root, Row):  # a TensorDict's tensor could have been changed in place
             highest += 1
         else:
             highest = int(count.max()) if count.numel() else 0
@@ -175,15 +176,15 @@ class StepCounter(Counting):
             leaf = spec[done_key]
             if self._counted_before(count_key):
                 if self.max_steps is None:
-                    continue  # what the other one declares is right
+                    continue  # the other counter's spec is right
             else:
                 require_free(self, observation_spec, count_key, "step_count_key")
-            ends = self.max_steps is not None and self.update_done  # else the episode goes on
+            ends = self.max_steps is not None and self.update_done  # otherwise counts exceed the limit
             out[count_key] = count_spec(leaf.shape, leaf.device, self.max_steps if ends else None)
         return out
 
     def _counted_before(self, count_key: NestedKey) -> bool:
-        """Return whether another counter writes the same count, which is the same number."""
+        """Return whether a counter before this one writes the same count, with the same values."""
         return any(
             isinstance(transform, StepCounter) and count_key in transform.step_count_keys
             for transform in flattened(self.surroundings().transform)
@@ -191,26 +192,26 @@ class StepCounter(Counting):
 
     @property
     def done_keys(self) -> list[NestedKey]:
-        """The flags that end episodes, one for each group."""
+        """The keys of the done flags, one for each group."""
         return [done for done, _, _ in self._groups()]
 
     @property
     def terminated_keys(self) -> list[NestedKey]:
-        """The flags of episodes that ended by themselves, one for each group."""
+        """The keys of the terminated flags, one for each group."""
         return [sibling(done, "terminated") for done in self.done_keys]
 
     @property
     def step_count_keys(self) -> list[NestedKey]:
-        """The counts, one for each group of flags."""
+        """The keys of the counts, one for each group of flags."""
         return [count for _, _, count in self._groups()]
 
     @property
     def truncated_keys(self) -> list[NestedKey]:
-        """The flags that are set at the limit, one for each group."""
+        """The keys of the flags that are set at the limit, one for each group."""
         return [truncated for _, truncated, _ in self._groups()]
 
     def transform_done_spec(self, done_spec: Any) -> Any:
-        """Add missing truncated flags if there is a limit."""
+        """Add the specs of missing truncated flags if there is a limit."""
         out = done_spec.clone()
         own = self._own_flags()
         for done_key, truncated_key, _ in self._groups():
@@ -220,10 +221,10 @@ class StepCounter(Counting):
 
 
 class InitTracker(Counting):
-    """Marks the first root of each episode: True there, False everywhere else.
+    """Marks the first root of each episode: True there, False in all other roots and below ``"next"``.
 
     Args:
-        init_key: the name of the mark; every group of flags has its own, with the shape of its done flag.
+        init_key: name of the mark; every group of flags has its own, in the shape of its done flag.
 
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
@@ -244,11 +245,11 @@ class InitTracker(Counting):
 
     @property
     def init_keys(self) -> list[NestedKey]:
-        """The marks, one for each group of flags."""
+        """The keys of the marks, one for each group of flags."""
         return [mark for _, mark in self._marks()]
 
     def _marks(self) -> list[tuple[NestedKey, ...]]:
-        """Return done and mark of each group of flags."""
+        """Return the keys of done and mark for each group of flags."""
         if self._marked is None:
             self._marked = self.groups(self.init_key)
         return self._marked
@@ -259,7 +260,7 @@ class InitTracker(Counting):
         self._marked = None
 
     def written_keys(self) -> list[NestedKey]:
-        """Return the marks."""
+        """Return the keys of the marks."""
         return self.init_keys
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
@@ -268,7 +269,7 @@ class InitTracker(Counting):
         return next_tensordict
 
     def catch_up(self, rows: QuietRows) -> None:
-        """Mark nothing."""
+        """Write False for all marks: no quiet row begins an episode."""
         for mark in self.init_keys:
             rows.clear(mark)
 
@@ -281,7 +282,7 @@ class InitTracker(Counting):
         return tensordict_reset
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the marks."""
+        """Add the specs of the marks."""
         out = observation_spec.clone()
         spec = self.surroundings().full_done_spec
         for done_key, mark in self._marks():
@@ -292,14 +293,14 @@ class InitTracker(Counting):
 
 
 class TrajCounter(Following):
-    """Numbers trajectories in the order of their resets, over all environments of the batch; the first one is 0.
+    """Numbers trajectories from 0 in the order of their resets, across all environments of the batch.
 
-    The number is state: an environment that loads it goes on counting. Environments in other processes count for
-    themselves.
+    The count is a part of the state: an environment that loads it continues the numbers. Each process counts its own
+    environments, so numbers in different processes overlap.
 
     Args:
-        out_key: where the number stands, ``(*batch, 1)`` int64, in the root and below ``"next"``.
-        repeats: no effect, nor has it one in the releases that take it.
+        out_key: key of the number, ``(*batch, 1)`` int64, in the root and below ``"next"``.
+        repeats: no effect; accepted for compatibility.
     """
 
     on_rows = True
@@ -311,7 +312,7 @@ class TrajCounter(Following):
         self.register_buffer("total", torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return nothing: the number is added, nothing is read."""
+        """Return an empty list: the number is added, no entry is mapped."""
         return []
 
     def written_keys(self) -> list[NestedKey]:
@@ -319,7 +320,7 @@ class TrajCounter(Following):
         return self.out_keys
 
     def carries(self) -> dict[NestedKey, Field]:
-        """Return the numbers."""
+        """Return the field of the numbers."""
         return {self.out_keys[0]: Field(torch.Size((*self.surroundings().batch_size, 1)), torch.int64)}
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
@@ -337,7 +338,7 @@ class TrajCounter(Following):
         return tensordict_reset.set(key, self.renewed(key, numbers, mask, self.own(tensordict, key)))
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the number."""
+        """Add the spec of the number."""
         (key,), out = self.out_keys, observation_spec.clone()
         require_free(self, observation_spec, key, "out_key")
         out[key] = count_spec(self.carries()[key].shape, self.home())
@@ -345,14 +346,15 @@ class TrajCounter(Following):
 
 
 class Timer(OfEnvironment):
-    """Measures, in seconds: how long a step took, how long the policy before it, and how long a reset.
+    """Measures the seconds that each step, the policy before it, and each reset take.
 
-    Below ``"next"`` stand the times of the step and of the policy, and zero for the reset; in the root after a reset
-    the reset's time, and zeros. Each is ``(*batch,)`` float32, the same for all environments. Rollouts run on
-    TensorDicts for it.
+    ``"next"`` holds the times of the step and of the policy, and zero for the reset. The root after a reset holds the
+    time of the reset, and zeros. Each is ``(*batch,)`` float32, the same for all environments. With a `Timer` rollouts
+    run on TensorDicts, which is slower.
 
     Args:
-        out_keys: of the three times; None for `time_key` with ``"_step"``, ``"_policy"`` and ``"_reset"``.
+        out_keys: keys of the times of step, policy and reset. None for `time_key` followed by ``"_step"``,
+            ``"_policy"`` and ``"_reset"``.
         time_key: see `out_keys`.
     """
 
@@ -366,11 +368,11 @@ class Timer(OfEnvironment):
         self._policy = 0.0
 
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return nothing: times are added, nothing is read."""
+        """Return an empty list: times are added, no entry is mapped."""
         return []
 
     def _lap(self) -> float:
-        """Return the seconds since the last lap."""
+        """Return the seconds since the last call."""
         before, self._mark = self._mark, clock.monotonic()
         return self._mark - before
 
@@ -394,7 +396,7 @@ class Timer(OfEnvironment):
         return record
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the times."""
+        """Add the specs of the times."""
         out = observation_spec.clone()
         for key in self.out_keys:
             out[key] = Unbounded(observation_spec.shape, device=observation_spec.device)

@@ -1,18 +1,15 @@
-"""How a transformed environment steps into the rows of a block.
+"""`TransformedStepper`: steps a transformed environment into the rows of a block.
 
-The base environment's own stepper fills an inner block; the transforms run on tensors of its rows; what they made is
-copied into the outer block, the one that is handed out::
+The base environment's stepper fills an inner block. The transforms run on tensors of its rows. Their results are copied
+into the outer block, which the user gets::
 
     action, row t ──inverse transforms──> inner action, row t ──base.step(t)──> inner next, row t
                                                                                        │ transforms' _step
-    outer root, row t + 1 <── a copy, or the transformed reset where an episode ended ── outer next, row t
+    outer root, row t + 1 <── copy, or transformed reset ─────────────────────────────── outer next, row t
 
-- A column that no transform writes is one and the same in both blocks: see `InnerBlocks`.
-- Where a transform ends an episode that the base environment didn't end, the base stepper is asked for a reset of
-  those environments.
-- State from step to step stands in the root's columns (step counts, sums of rewards), or in a transform.
-
-The block that a transformed environment's base steps into: which columns are the outer one's own, and its roots.
+- Both blocks share each column that no transform writes; see `InnerBlocks`.
+- If a transform ends an episode that the base environment didn't end, the base stepper resets that environment.
+- State from step to step is stored in the root's columns (step counts, sums of rewards), or in a transform.
 """
 
 from __future__ import annotations
@@ -54,23 +51,24 @@ from gleanrl.errors import UnsupportedError
 
 
 class InnerBlocks:
-    """Makes the base stepper's block for every block that is handed out.
+    """Makes the base stepper's inner block for each outer block.
 
-    - A column that no transform writes is one and the same in both blocks: the base stepper writes it in place.
-    - A column that transforms write, or that the user doesn't get, is a single row of memory in the inner block, seen
-      as T rows: its values are looked at within the step only. Flags are real columns, because steppers may fill them
-      once a block and set them where an episode ends, and so is what is added up later.
+    - A column that no transform writes is shared: the base stepper writes it in place.
+    - A column that transforms write, or that the user doesn't get, is a single row of memory in the inner block, viewed
+      as T rows. Its values are read within the step only.
+    - Flags have all T rows, because a stepper may clear them once for a block and set them only where an episode ends.
+      Outcomes that are summed later have all T rows too.
 
     Args:
         env: the `TransformedEnv`.
         base: the stepper of its base environment.
-        changed: the paths of what transforms write, without ``"next"``.
-        inverts: whether they change actions.
-        summed: the outcomes that are added up, without ``"next"``.
+        changed: the paths that transforms write, without ``"next"``.
+        inverts: whether transforms may change actions.
+        summed: the paths of outcomes that are summed, without ``"next"``.
 
     Attributes:
-        actions: the paths of what the base environment takes.
-        required: the keys in `changed` that have a column below ``"next"`` of the outer block.
+        actions: the paths of the base environment's actions.
+        required: the keys in `changed` that have a column below ``"next"`` in the outer block.
     """
 
     def __init__(self, env: Any, base: Stepper, changed: set[Path], inverts: bool, summed: set[Path]) -> None:
@@ -85,7 +83,7 @@ class InnerBlocks:
         self.required: list[NestedKey] = []
 
     def within(self, outer: Block) -> Block:
-        """Return the block for the base stepper to write into while `outer` is filled."""
+        """Return the inner block that the base stepper writes while `outer` is filled."""
         if outer.schema is not self._outer:
             self._lay_out(outer.schema)
         assert self._schema is not None
@@ -96,9 +94,10 @@ class InnerBlocks:
         return Block(self._schema, self._size, outer.num_steps, columns=columns)
 
     def _lay_out(self, outer: Schema) -> None:
-        """Find out what is the same for all blocks of a schema: which columns both sides have, with the same values."""
+        """Compute the parts that all blocks of a schema have in common: actions, shared columns, required keys."""
         actions = action_fields(self._env.base_env, len(self._size))
-        if self._schema is None:  # one and the same for all blocks: steppers go by that
+        # All inner blocks have the same schema object, because steppers compare schemas by identity.
+        if self._schema is None:
             self._schema = Schema({**self._base.schema().items(), **actions})
         self.actions, self._places = tuple(actions), []
         for path, field in self._schema.items().items():
@@ -110,7 +109,7 @@ class InnerBlocks:
         self._outer = outer
 
     def _own_column(self, outer: Block, path: Path, field: Field) -> torch.Tensor:
-        """Return the inner block's column at `path` where it isn't the outer one's."""
+        """Return a column of the inner block that isn't shared: all T rows for flags and summands, else one row."""
         if path[-1] in FLAGS or path in self._summed:
             shape = (*self._size, outer.num_steps, *field.shape)
             return torch.zeros(shape, dtype=field.dtype, device=self._device)
@@ -118,37 +117,39 @@ class InnerBlocks:
 
 
 class RootRows:
-    """Writes roots of the base environment into its block.
+    """Writes roots of the base environment into the inner block.
 
     Args:
-        block: that block.
-        schema: what its stepper writes.
+        block: the inner block.
+        schema: the columns that the base stepper writes.
     """
 
     def __init__(self, block: Block, schema: Schema) -> None:
         self._block = block
-        paths = [path for path in schema.paths if path[0] != "next" and path != MASK]  # which is of steps
+        # A mask of steps is no part of a root.
+        paths = [path for path in schema.paths if path[0] != "next" and path != MASK]
         self._whole = whole_rows(block, {path: path for path in paths})
 
     def write(self, t: int, root: Mapping[Path, Leaf]) -> None:
-        """Write row `t`."""
+        """Write `root` into row `t`."""
         if self._whole is None or self._whole.write(t, root) is None:
             for path, value in root.items():
                 self._block.column(path).select(self._block.time_dim, t).copy_(value)
 
 
 class TransformedStepper(Stepper):
-    """Steps an environment whose transforms work on rows; see `Stepper` for the contract.
+    """Steps an environment whose transforms accept a `Row`; see `Stepper` for the contract.
 
-    The carry is the base stepper's, and beside it the transforms' values of the root to come.
+    Its carry is the base stepper's carry, and the transforms' values of the next root.
 
     Args:
         env: the `TransformedEnv`.
         rules: see `Stepper`.
-        base: what steps its base environment; None for that one's own stepper.
+        base: the stepper of the base environment; None for the environment's own.
 
     Raises:
-        UnsupportedError: for a limit of steps where the base environment's rows of resets are no frames.
+        UnsupportedError: if there is a limit of steps, and the base environment resets itself in steps that are no
+            frames.
     """
 
     def __init__(self, env: Any, rules: EpisodeRules, base: Stepper | None = None) -> None:
@@ -170,10 +171,11 @@ class TransformedStepper(Stepper):
             self._invert, self._restart = on_copies(self._invert), on_copies(self._restart)
         self._all_ours = all(is_ours(type(t)) for t in chain)
         self.shows_nothing = base.shows_nothing
-        # Masks of the base environment that bind the very actions of the block are the base stepper's business.
+        # The base stepper redraws actions that its environment's masks forbid. Actions that transforms change, or masks
+        # that a user's transform sets, need a redraw here.
         masks_here = (self._inverts and base.may_mask) or (not self._all_ours and may_mask(env))
         self.may_mask, self._masks_here = base.may_mask or masks_here, masks_here
-        self._allowed: AllowedRows | None = None  # of actions that were drawn before the block began
+        self._allowed: AllowedRows | None = None  # redraws forbidden actions of the block
         dims = len(self.batch_size)
         self._groups = [as_path(key)[:-1] for key in env.reset_keys]
         self._ruling = outermost(self._groups)
@@ -185,22 +187,22 @@ class TransformedStepper(Stepper):
         }
         own = declared(env.base_env.full_observation_spec, dims)
         own |= declared(env.base_env.full_done_spec, dims)
-        # What of the root the base stepper doesn't write into the outer block itself.
+        # The root entries that the base stepper doesn't write into the outer block.
         self._root_keys = [
             as_key(p) for p in self._observed if p in self._changed or own.get(p) != self._observed[p]
         ]
         summed = {as_path(k) for one in self._chain if isinstance(one, Counting) for k, _ in one.summands()}
         self._inner_blocks = InnerBlocks(env, base, self._changed, self._inverts, summed)
-        # What of a policy's writes below "next" is for the base environment to take over.
+        # The paths below "next" that a policy may write and that the base environment reads.
         self._primed = EnvTraits.of(env.base_env).primed_paths
         self._carry: Values | None = None
-        self._latest: Values | None = None  # what a step in the middle of a block made, newer than the carry
+        self._latest: Values | None = None  # values of the last step in a block, newer than the carry
         self._schema: Schema | None = None
-        self._block: Block | None = None  # the one that rows are written into
-        self._primed_before: Collection[Path] = ()  # what an actor wrote into it
-        self._quiet: RowSkippingPlan | None = None  # what is skipped in quiet rows, see `defer`
-        self._num_stepped = 0  # rows of the block that have been stepped
-        self._masked = False  # whether some rows are resets of the base environment's own, and no frames
+        self._block: Block | None = None  # the outer block
+        self._primed_before: Collection[Path] = ()  # the paths that an actor primed in it
+        self._quiet: RowSkippingPlan | None = None  # set by `defer` while quiet rows are skipped
+        self._num_stepped = 0  # number of rows of the block that have been stepped
+        self._masked = False  # whether rows may be resets of the base environment, which are no frames
         self._root, self._outcome, self._fresh, self._request, self._input = (
             Row(self.batch_size, said_of(base.device, env.device)) for _ in range(5)
         )
@@ -208,12 +210,12 @@ class TransformedStepper(Stepper):
     # ----------------------------------------------------------------- state
     @property
     def disturbed(self) -> bool:
-        """Whether somebody else used the environment since."""
+        """Whether another user stepped or reset the environment since."""
         return self._base.disturbed
 
     @property
     def steps(self) -> torch.Tensor:
-        """The steps that each episode has taken."""
+        """The number of steps that each episode has taken, int64 ``[*batch]``."""
         return self._base.steps
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
@@ -246,27 +248,31 @@ class TransformedStepper(Stepper):
         }
 
     def _catch_up(self) -> None:
-        """Make the carry that of the latest step: others' resets come in the middle of a block, too."""
+        """Make the values of the latest step the carry; a reset may come in the middle of a block."""
         self._write_skipped()
         latest, self._latest = self._latest, None
         if latest is not None:
             self._carry = {key: v.clone() for key, v in latest.items() if as_path(key) in self._observed}
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
-        """Take `root` as the carry; what the base environment would have in its place isn't known, nor needed."""
+        """Set `root` as the carry.
+
+        Its values before the transforms aren't known. The base stepper gets zeros in place of transformed entries; the
+        next step doesn't read them.
+        """
         base, given = self._env.base_env, flatten(root)
         zeros = [flatten(spec.zero()) for spec in (base.full_observation_spec, base.full_done_spec)]
         inner = {path: leaf for leaves in zeros for path, leaf in leaves.items()}
         inner |= {path: given[path] for path in inner if path in given and path not in self._changed}
         self._base.load(record_of(inner, self.batch_size), steps)
         self._latest = None
-        here = columns_device(self.device)  # which may be another place than the environment's
+        here = columns_device(self.device)  # may differ from the environment's device; see `host_stepper`
         self._carry = {key: root.get(key).to(here, copy=True) for key in self._root_keys}
         for transform in self._chain:
             transform.carried = {key: value.to(here) for key, value in transform.carried.items()}
 
     def schema(self) -> Schema:
-        """Return root and next columns, as the transformed specs declare them."""
+        """Return the root and ``"next"`` columns, as the transformed specs declare them."""
         if self._schema is None:
             if self._carry is None:
                 self.reset()
@@ -285,7 +291,7 @@ class TransformedStepper(Stepper):
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Write into `block` from now on, the carry into its row 0."""
+        """Write into `block` from now on, and copy the carry into its row 0."""
         self.schema()
         if self._carry is None:
             self.reset()
@@ -302,7 +308,11 @@ class TransformedStepper(Stepper):
             self._allowed = AllowedRows(self._env, block)
 
     def _see(self, block: Block, primed: Collection[Path]) -> None:
-        """Take views of a block's columns, and make the base environment's block around them."""
+        """Make the inner block and the views of columns for an outer block.
+
+        The views are kept while the same block is bound again. `_block` is set last, so that an interrupt can't leave
+        a block with views of another one.
+        """
         self._block = None
         self._last = block.num_steps - 1
         self._inner = inner = self._inner_blocks.within(block)
@@ -314,7 +324,7 @@ class TransformedStepper(Stepper):
         ]
         self._required = self._inner_blocks.required
         self._outer_root = OpenedColumns(block, False, list(primed))
-        # A reset's root has no action yet.
+        # The root of a reset has no actions yet.
         self._inner_root = OpenedColumns(inner, False, without=self._inner_blocks.actions)
         self._inner_next = OpenedColumns(inner, True)
         self._root.over(self._outer_root)
@@ -331,25 +341,35 @@ class TransformedStepper(Stepper):
         self._block, self._primed_before = block, primed
 
     def _passes(self, path: Path) -> bool:
-        """Return whether what a policy writes at `path` is for the base environment to take over."""
+        """Return whether the base environment reads the values that a policy writes at `path`."""
         if path[0] == "next":
             return path in self._primed
         return path not in self._changed or ("next", *path) in self._primed
 
     def stop(self, num_steps: int) -> None:
-        """End the block before it is full."""
+        """End the block before it is full; row `num_steps` becomes the carry."""
         self._base.stop(num_steps)
         self._latest = None
         found = ((key, self._outer_root.row(key, num_steps)) for key in self._root_keys)
         self._carry = {key: value.clone() for key, value in found if value is not None}
 
     def confirm(self, num_steps: int) -> None:
-        """Raise unless the base environment has made so many steps of its block."""
+        """Raise unless the base environment has made `num_steps` steps of its block."""
         self._base.confirm(num_steps)
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
-        """Step with the action of row `t`, run the transforms, and reset where an episode ends."""
+        """Step with the action of row `t`, run the transforms, and reset where an episode ends.
+
+        The fast path is a quiet row whose transforms the core runs: then no hook is called. Otherwise the order is:
+
+        1. Redraw a forbidden action, run the inverse transforms, and step the base environment.
+        2. Run the hooks, and write the results as outcome of row `t` and as root of the next row.
+        3. If an episode ended, reset, run the hooks for the reset, and write the next root again.
+        4. Let skipped counters continue from the next row.
+
+        An error drops the carry, because environment and transforms may be at different steps.
+        """
         during = "step"
         self._latest = None
         try:
@@ -370,7 +390,7 @@ class TransformedStepper(Stepper):
                 self._latest, self._num_stepped = quiet.counters.root, t + 1
                 return
             made, kept = self._transformed(t)
-            self._outcome.seldom = True  # of this row, from here on
+            self._outcome.seldom = True  # further reads are for flags and ends of episodes only
             if self._masked:
                 self._leave_resets(t, made)
             extra = None if self._done_keys.isdisjoint(made) else self._ended_here(t, made)
@@ -395,7 +415,7 @@ class TransformedStepper(Stepper):
                 self._catch_up()
         except StepFault as fault:
             self._carry = None
-            # Of an environment that a transform brought to an end: all have made the step.
+            # The fault is of a reset that follows a transform's end of an episode. All environments made the step.
             if during == "reset":
                 raise StepFault(t, fault.env, during, fault.cause) from fault.cause
             raise
@@ -404,7 +424,12 @@ class TransformedStepper(Stepper):
             raise self.fault(t, during, cause) from cause
 
     def _transformed(self, t: int) -> tuple[Values, Values | None]:
-        """Return what the transforms make of the outcome of row `t`; in a quiet row, what those skipped had before."""
+        """Run the transforms on the outcome of row `t`.
+
+        Returns:
+            The results by key. In a quiet row also the values of the skipped counters before the skipped rows; None in
+            other rows.
+        """
         root, outcome, quiet = self._root, self._outcome, self._quiet
         root.t, root.seldom, kept, required = t, False, None, self._required
         made = outcome.clear(t)
@@ -418,11 +443,12 @@ class TransformedStepper(Stepper):
                 run_steps(quiet.in_other_rows, root, outcome)
         for key in required:
             if key not in made:
-                made[key] = outcome.get(key).clone()  # its memory may be the next row's, too
+                # A copy: the inner column may be one row of memory, which the next step overwrites.
+                made[key] = outcome.get(key).clone()
         return made, kept
 
     def run(self, block: Block) -> None:
-        """Take all steps of the block, where nobody looks at the rows in between."""
+        """Take all steps of the block; no caller reads its rows before the end."""
         self.defer(())
         try:
             for t in range(block.num_steps):
@@ -432,7 +458,13 @@ class TransformedStepper(Stepper):
             self.settle()
 
     def defer(self, seen: Collection[Path] | None) -> None:
-        """Leave out in quiet rows what `quiet_plan` says; not beside a user's transforms, which may change anything."""
+        """Skip transforms in quiet rows until `settle`, as `quiet_plan` says.
+
+        Nothing is skipped if a transform is a user's, because it may read or change any entry.
+
+        Args:
+            seen: the root columns that the actor reads; None for all.
+        """
         if not self._all_ours or not self._last or self._masked:
             return
         assert self._carry is not None
@@ -444,20 +476,20 @@ class TransformedStepper(Stepper):
             self._quiet = quiet
 
     def settle(self) -> None:
-        """Write what was deferred, of the rows that are whole."""
+        """Write the results of skipped transforms for all complete rows, and end skipping."""
         self._write_skipped()
         self._quiet = None
         self._root.clear(0)
 
     def _write_skipped(self) -> None:
-        """Do what was skipped of the rows that are whole; the latest values are those of the root to come then."""
+        """Write the results of skipped transforms for all complete rows, and update the values of the next root."""
         if self._quiet is not None and self._num_stepped <= self._last:
             values = self._quiet.catch_up(self._num_stepped, self._outer_root)
             if self._latest is not None:
                 self._latest = self._latest | values
 
     def _enter(self, t: int) -> None:
-        """Write what the inverse transforms make of the action of row `t` into the inner block."""
+        """Run the inverse transforms on row `t`, and copy the resulting actions into the inner block."""
         entering = self._input
         entering.clear(t)
         self._invert(entering)
@@ -465,15 +497,15 @@ class TransformedStepper(Stepper):
             copy_action(key, rows[t], entering.get(key))
 
     def _ended_here(self, t: int, made: Values) -> torch.Tensor:
-        """Return where a transform ended an episode that the base environment didn't, ``(*batch,)`` bool."""
+        """Return where a transform ended an episode and the base environment didn't, ``(*batch,)`` bool."""
         after = [made[key] for key in self._done_keys if key in made]
-        if not self._inner_done.any(t):  # mostly; to open its columns costs more than this look
+        if not self._inner_done.any(t):  # the common case, which costs less than opening the columns
             return any_of(after, self.batch_size)
         before = [flag for k in self._done_keys if (flag := self._inner_next.row(k, t)) is not None]
         return ended_since(before, after, self.batch_size)
 
     def _leave_resets(self, t: int, made: Values) -> None:
-        """Undo flags that transforms set where row `t` is no step but a reset of the base environment's own."""
+        """Undo flags that transforms set where row `t` is a reset of the base environment, not a step."""
         skipped = ~self._frames[t]
         for key in [key for key in made if as_path(key)[-1] in FLAGS]:
             before = self._inner_next.row(key, t)
@@ -481,23 +513,37 @@ class TransformedStepper(Stepper):
                 made[key] = torch.where(trailing(skipped, made[key]), before, made[key])
 
     def _due(self, t: int, extra: torch.Tensor | None) -> dict[Path, torch.Tensor] | None:
-        """Return what is reset after row `t`, where something ended, by group of flags; None for nothing."""
+        """Return the masks of environments to reset after row `t`, by group of flags; None if there are none.
+
+        Args:
+            t: the row.
+            extra: where a transform ended an episode, ``(*batch,)`` bool; None for nowhere.
+        """
         if not self._masked:
             return due_resets(self._outcome, self._groups) if self.rules.reset_when_done else None  # type: ignore[arg-type]
-        # The base environment resets those that ended in the step after, which is no frame.
+        # The base environment resets ended members itself, in the following step, which is no frame. Here the
+        # transforms follow resets that were made in this row, and ends that they set.
         rows = ~self._frames[t] if extra is None else ~self._frames[t] | extra
         if not bool(rows.any()):
             return None
         return {g: trailing(rows, self._outcome.get(as_key((*g, "done")))) for g in self._groups}
 
     def _turn(self, t: int, made: Values, extra: Any, due: dict[Path, torch.Tensor]) -> Values:
-        """Return the transforms' values of the root after row `t`, whose outcome is `made`, where `due` is reset."""
+        """Reset after row `t`, and return the transforms' values of the next root.
+
+        Args:
+            t: the row.
+            made: the transforms' values of its outcome.
+            extra: where a transform ended an episode; the base stepper must reset these environments.
+            due: the masks of environments that are reset, by group of flags.
+        """
         masks = due if is_partial(due) else None
         if extra is not None and bool(extra.any()):
             self._base.reset(extra)
         flags = {key: value for key, value in made.items() if as_path(key)[-1] in FLAGS}
         if flags or t == self._last:
-            # Where transforms wrote flags, those of what was reset are the base environment's again.
+            # Where transforms wrote flags, reset environments must get the base environment's flags again. They are in
+            # the base stepper's carry, also when the block has no next row.
             root = self._base.root()
             fresh: TransformColumns = Leaves(root)
             if t < self._last:
@@ -516,13 +562,13 @@ class TransformedStepper(Stepper):
         before: Mapping[NestedKey, Any],
         t: int = 0,
     ) -> Values:
-        """Return what the transforms make of a reset.
+        """Run the transforms on a reset, and return their values of the root.
 
         Args:
             columns: the base environment's root, by key.
-            masks: the flags that were reset, by group; None for all.
-            before: the values of the rows that weren't reset.
-            t: the row of the root.
+            masks: the masks of the reset, by group of flags; None for all environments.
+            before: the values before, which environments keep that aren't reset.
+            t: index of the root's row.
         """
         fresh, request = self._fresh.over(columns), self._request
         fresh.clear(t, seldom=True)

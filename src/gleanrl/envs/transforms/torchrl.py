@@ -1,4 +1,4 @@
-"""TorchRL's transforms in environments of ours: called on TensorDicts, with specs converted on both sides."""
+"""`ForeignTransform`: runs TorchRL's transforms in this library's environments, and converts specs both ways."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gleanrl.envs.transforms.row_view import Record
 
 
 class ForeignTransform(Transform):
-    """A transform of TorchRL's.
+    """Adapts a transform of TorchRL's. The transform is used, not copied.
 
-    It is used, not copied. Its `parent` is an environment of TorchRL's that shows ours: specs are converted, steps and
-    resets go through. Attributes that this class lacks are those of the transform.
+    Its `parent` is a TorchRL environment that forwards steps and resets to this library's environment, with converted
+    specs. Attributes that this class lacks are looked up in the transform.
 
     Args:
-        foreign: the transform.
+        foreign: TorchRL's transform.
     """
 
     def __init__(self, foreign: Any) -> None:
@@ -33,17 +33,17 @@ class ForeignTransform(Transform):
         self._around: Any = None
 
     def _placed(self) -> Any:
-        """Return the transform, in an environment of its own kind if this is in one."""
+        """Return TorchRL's transform, put into a TorchRL environment if this transform is in an environment."""
         if self._around is None and self.parent is not None:
             self.foreign.reset_parent()
             around = importlib.import_module("torchrl.envs").TransformedEnv(
                 _view()(self.parent), self.foreign
             )
-            self._around = [around]  # in a list: it isn't part of this transform's state
+            self._around = [around]  # in a list: assigned directly, torch would register it as a submodule
         return self.foreign
 
     def empty_cache(self) -> None:
-        """Forget the environment that stands in for the parent."""
+        """Forget the TorchRL environment around the transform."""
         super().empty_cache()
         self._around = None
 
@@ -52,11 +52,11 @@ class ForeignTransform(Transform):
         return ForeignTransform(self.foreign.clone())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes without what stands in for the parent."""
+        """Return the attributes without the TorchRL environment, which is made again when needed."""
         return {**super().__getstate__(), "_around": None}
 
     def _elsewhere(self, name: str) -> Any:
-        """Return the transform's attribute of that name."""
+        """Return the attribute `name` of TorchRL's transform."""
         known = "foreign" in self.__dict__.get("_modules", {})
         return getattr(self.foreign, name) if known else super()._elsewhere(name)
 
@@ -74,31 +74,31 @@ class ForeignTransform(Transform):
         return self._placed()._reset_env_preprocess(tensordict)
 
     def forward(self, tensordict: Any) -> Any:
-        """Transform a batch that is read from a buffer."""
+        """Transform a batch that is sampled from a buffer."""
         return self._placed()(tensordict)
 
     def inv(self, tensordict: TensorDictBase) -> Any:
-        """Return what is to be written of a batch, or what goes into the environment."""
+        """Return the batch to write, or the inputs for the environment."""
         return self._placed().inv(tensordict)
 
     def writes_anything(self) -> bool:
-        """Return True: what it writes isn't known."""
+        """Return True: the keys that it writes aren't known."""
         return True
 
     def inverts(self) -> bool:
-        """Return True: what it does to inputs isn't known."""
+        """Return True: it isn't known whether it changes inputs."""
         return True
 
     def dump(self, **kwargs: Any) -> None:
-        """Have it write out what it recorded, a video for instance."""
+        """Let it write out its recordings, such as a video."""
         self.foreign.dump(**kwargs)
 
     def close(self) -> None:
-        """Tell it that the environment was closed, if it wants to know."""
+        """Call its `close`."""
         self.foreign.close()
 
     def set_missing_tolerance(self, mode: bool) -> None:
-        """Set whether absent keys are passed over; if not, they raise."""
+        """Set whether absent keys are skipped; otherwise they raise."""
         super().set_missing_tolerance(mode)
         self.foreign.set_missing_tolerance(mode)
 
@@ -107,11 +107,11 @@ class ForeignTransform(Transform):
         return self._converted(f"transform_{role}_spec", spec)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Return the spec of all that comes out."""
+        """Return the spec of all outputs."""
         return self._converted("transform_output_spec", output_spec)
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Return the spec of all that goes in."""
+        """Return the spec of all inputs."""
         return self._converted("transform_input_spec", input_spec)
 
     def _converted(self, method: str, spec: Any) -> Any:
@@ -127,14 +127,18 @@ class ForeignTransform(Transform):
 
 
 def adapted(foreign: Any) -> Transform:
-    """Return TorchRL's transform as one of ours: chains link by link, primers as primers of ours."""
+    """Return a transform of this library for TorchRL's transform.
+
+    The transforms of a `Compose` are converted one by one. A `TensorDictPrimer` becomes this library's primer. Every
+    other transform is wrapped in a `ForeignTransform`.
+    """
     kinds = importlib.import_module("torchrl.envs")
     if type(foreign) is kinds.Compose:
         return Compose(*(as_transform(link) for link in foreign))
     if type(foreign) is kinds.TensorDictPrimer:
         try:
             reset_key = foreign.reset_key
-        except RuntimeError:  # it follows from the environment, here as there
+        except RuntimeError:  # not set: both libraries then take the environment's mask
             reset_key = None
         return TensorDictPrimer(
             from_torchrl(foreign.primers),
@@ -150,7 +154,10 @@ def adapted(foreign: Any) -> Transform:
 
 @functools.cache
 def _view() -> type[Any]:
-    """Return the class of TorchRL's environments that show one of ours."""
+    """Return a class of TorchRL environments that forward to an environment of this library.
+
+    It is made on demand, because TorchRL is optional.
+    """
     base: Any = importlib.import_module("torchrl.envs").EnvBase
 
     class View(base):

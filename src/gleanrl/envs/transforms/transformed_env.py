@@ -1,8 +1,7 @@
 """`TransformedEnv`: an environment with a transform between it and its user.
 
-Whether a transformed environment can step into rows of a block, and whether those may be on the CPU.
-
-What a transform adds without a spec: found by a trial of its `_call` on a copy, and declared in its place.
+`takes_rows` decides whether it can step into rows of a block, `may_be_on_host` whether these may be on the CPU.
+`undeclared_entries` finds entries that a user's transform adds without a spec.
 """
 
 from __future__ import annotations
@@ -50,25 +49,33 @@ from gleanrl.errors import (
 
 
 def takes_rows(env: Any, within: Transform | None) -> bool:
-    """Return whether the base environment's own stepper can be used, with the transforms on the rows' tensors.
+    """Return whether rollouts can use the base environment's stepper, and run the transforms on rows.
 
-    It can't if a transform needs a TensorDict, the environment reads more than actions or resets in the step after an
-    end though it could do so at once, or a transform may touch what columns can't hold.
+    They can't in any of these cases:
+
+    - A transform needs a TensorDict.
+    - The environment reads states, in addition to actions.
+    - It resets members in the step after an end, although it could reset them at once.
+    - A transform changes the keys of reset masks.
+    - A transform may change entries that are kept in lists.
 
     Args:
         env: a `TransformedEnv`.
-        within: the transform of its base environment, if that is transformed, too.
+        within: the transform of its base environment, if that is a `TransformedEnv` too.
     """
     base, traits = env.base_env, env.traits
     waits = traits.masks_frames and traits.resets_some
-    # What needs TensorDicts in there may read what is added here.
+    # An inner transform that needs TensorDicts may read entries that the outer transforms add.
     rows = env.transform.takes_rows() and (within is None or within.takes_rows())
-    same_resets = set(env.reset_keys) == set(base.reset_keys)  # else base would reset by others
+    same_resets = set(env.reset_keys) == set(base.reset_keys)  # the base stepper resets by its own masks
     return rows and not base.state_keys and not waits and same_resets and lists_pass(env)
 
 
 def may_be_on_host(transform: Transform) -> bool:
-    """Return whether all transforms of a chain are as right on the CPU as on the environment's device, and as quick."""
+    """Return whether all transforms of a chain may run on the CPU, although the environment has another device.
+
+    They must be this library's, declare `Transform.on_host`, and have no method replaced on the object.
+    """
     return all(is_ours(type(part)) and part.on_host and not _patched(part) for part in flattened(transform))
 
 
@@ -77,19 +84,19 @@ def _patched(transform: Transform) -> bool:
 
 
 def undeclared_entries(transform: Transform, output_spec: Composite) -> dict[NestedKey, TensorSpec]:
-    """Return specs of what a user's `_call` adds to a step's outcome and no spec declares; warns of them.
+    """Return specs of the entries that a user's `_call` adds to an outcome without declaring them; warn of them.
 
-    A copy of the transform is called once, on zeros. Where that fails, nothing is known, and the first step of a
-    rollout names the key.
+    A copy of the transform is called once, on zeros, with the global random generators restored afterwards. If the call
+    fails, no entries are found; the first step of a rollout then raises an error that names the key.
 
     Args:
         transform: one transform of a chain.
-        output_spec: what it says comes out of it.
+        output_spec: the spec of its outputs, as it declares them.
     """
     if not transform.writes_anything() or transform.takes_rows():
         return {}
     if overridden(transform, "_step", of=Transform):
-        return {}  # what that does may need the environment
+        return {}  # an overridden `_step` may need a root and a live environment
     outcome = TensorDict({}, output_spec.shape, device=output_spec.device)
     for role in ("observation", "reward", "done"):
         outcome.update(output_spec[f"full_{role}_spec"].zero())
@@ -98,7 +105,7 @@ def undeclared_entries(transform: Transform, output_spec: Composite) -> dict[Nes
         with _undisturbed(), torch.no_grad():
             made = transform.tried(outcome)
         found = {key: made.get(key) for key in made.keys(True, True) if key not in known}
-    except Exception:  # whatever a user's transform raises on zeros, or when it's copied
+    except Exception:  # a user's transform may raise any error on zeros, or when it's copied
         return {}
     added: dict[NestedKey, TensorSpec] = {
         as_key(as_path(key)): Unbounded(value.shape, dtype=value.dtype, device=value.device)
@@ -116,7 +123,7 @@ def undeclared_entries(transform: Transform, output_spec: Composite) -> dict[Nes
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Leave the global random generators as they are."""
+    """Restore the global random generators of Python, NumPy and torch on exit."""
     python, arrays = random.getstate(), np.random.get_state()
     try:
         with torch_kept():
@@ -127,22 +134,23 @@ def _undisturbed() -> Iterator[None]:
 
 
 class TransformedEnv(EnvBase):
-    """An environment whose outcomes, and whose inputs, pass a transform.
+    """An environment with outputs and inputs that pass a transform.
 
-    A transformed environment in a transformed environment is taken apart: `base_env` is the innermost one, and
-    clones of the inner one's transforms come first. Attributes that this class lacks are those of `base_env`. Batch
-    size and device are those of `base_env` as the transforms change them.
+    If `env` is a `TransformedEnv` itself, it is unwrapped: `base_env` is its base environment, and clones of its
+    transforms come first in the chain. Attributes that this class lacks are looked up in `base_env`. The transforms may
+    change batch size and device.
 
-    Rollouts step `base_env` by its own means into rows and run the transforms on the rows' tensors, if all of them
-    can (see `Transform`); otherwise on TensorDicts. Not thread-safe.
+    Rollouts use the stepper of `base_env` and run the transforms on rows of tensors, if all transforms accept rows (see
+    `Transform`). Otherwise they use TensorDicts, which is slower. Not thread-safe.
 
     Args:
-        env: the environment; it is used, not copied, and closed by `close`. Two transformed environments around one
-            step, and close, the same environment: give each its own.
-        transform: a transform, a callable of one TensorDict, or None for an empty `Compose`.
-        cache_specs: whether specs are derived once; if not, at each access: for an environment whose specs change.
-        auto_unwrap: whether a transformed environment is taken apart; if not, it is `base_env`.
-        device: where `env` is moved to; None leaves it where it is.
+        env: the environment; it is used, not copied, and `close` closes it. Two transformed environments around the
+            same `env` would step and close it both, so give each its own.
+        transform: a transform, a callable that takes a TensorDict, or None for an empty `Compose`.
+        cache_specs: whether specs are derived once. Pass False for an environment with specs that change: then they are
+            derived at each access.
+        auto_unwrap: whether a transformed `env` is unwrapped; otherwise it is `base_env`.
+        device: device to move `env` to; None doesn't move it.
         **kwargs: passed to `EnvBase` (`run_type_checks`, `allow_done_after_reset`).
 
     Examples:
@@ -176,7 +184,7 @@ class TransformedEnv(EnvBase):
         super().__init__(**kwargs)
         transform = Compose() if transform is None else as_transform(transform)
         if isinstance(env, TransformedEnv) and auto_unwrap:
-            # An empty chain is dropped, so that `transform[0]` is the first transform there is.
+            # An empty chain is dropped, so that `transform[0]` is a transform, not an empty `Compose`.
             inner = [t.clone() for t in flattened(env.transform)]
             last = [transform] if flattened(transform) else []
             env, transform = env.base_env, Compose(*inner, *last)
@@ -197,7 +205,7 @@ class TransformedEnv(EnvBase):
 
     @_specs.setter
     def _specs(self, specs: EnvSpecs) -> None:
-        self._derived = None  # EnvBase offers empty ones
+        self._derived = None  # EnvBase assigns empty specs; they are derived at the first access instead
 
     def _derive(self) -> EnvSpecs:
         base = self.base_env
@@ -219,7 +227,11 @@ class TransformedEnv(EnvBase):
         return specs
 
     def set_spec_lock_(self, mode: bool = True) -> TransformedEnv:
-        """Forbid, or allow, writing into the composite specs of the base environment, which those here follow."""
+        """Lock or unlock the composite specs of the base environment; the specs here follow.
+
+        Args:
+            mode: True forbids changes of the specs, False allows them.
+        """
         if extra(self.base_env, "set_spec_lock_") is not None:
             self.base_env.set_spec_lock_(mode)
         self.empty_cache()
@@ -237,13 +249,13 @@ class TransformedEnv(EnvBase):
 
     @property
     def any_size(self) -> bool:  # type: ignore[override]
-        """Whether inputs may have any batch size: as the base environment's."""
+        """Whether inputs may have any batch size, as for the base environment."""
         return not getattr(self.base_env, "batch_locked", True)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the environment was closed, or is around a batch that wasn't started."""
-        # Those of other libraries may call themselves closed until they are first reset.
+        """Whether the environment was closed, or its base environment is a batch that wasn't started."""
+        # Other libraries' environments may report themselves closed until their first reset, so they aren't asked.
         return self._closed or (isinstance(self.base_env, EnvBase) and self.base_env.is_closed)
 
     @is_closed.setter
@@ -257,12 +269,12 @@ class TransformedEnv(EnvBase):
 
     @property
     def is_started(self) -> bool:
-        """Whether the members of a batch of environments live."""
+        """Whether the members of a batch of environments are running."""
         return bool(extra(self.base_env, "is_started", False))
 
     @property
     def traits(self) -> EnvTraits:
-        """See `EnvTraits`: those of the base environment, as the transforms change them."""
+        """The `EnvTraits` of the base environment, as changed by the transforms."""
         chain, inner = flattened(self.transform), EnvTraits.of(self.base_env)
         return replace(
             inner,
@@ -275,11 +287,11 @@ class TransformedEnv(EnvBase):
         )
 
     def _passes_actions(self) -> bool:
-        """Return whether the base environment has random actions of its own, and gets what the user chooses."""
+        """Return whether the base environment has its own `rand_action`, and no transform changes actions."""
         return EnvTraits.of(self.base_env).own_actions and not self.transform.inverts()
 
     def empty_cache(self) -> None:
-        """Derive specs and keys anew when they are needed next."""
+        """Forget specs and keys; they are derived again at the next access."""
         self._derived = None
         self.transform.empty_cache()
 
@@ -310,13 +322,13 @@ class TransformedEnv(EnvBase):
 
     # ------------------------------------------------------------- transforms
     def append_transform(self, transform: Any) -> TransformedEnv:
-        """Add a transform, or a callable, on the user's side of those there are; returns the environment."""
+        """Add a transform, or a callable, at the end of the chain; return the environment."""
         return self.insert_transform(len(self._as_chain()), transform)
 
     def insert_transform(self, index: int, transform: Any) -> TransformedEnv:
-        """Add a transform, or a callable, before the one at `index`; returns the environment.
+        """Insert a transform, or a callable, before the one at `index`; return the environment.
 
-        Rollouts and collectors that were planned before don't see it.
+        Collectors that exist already don't use it, because they planned their rollouts before.
         """
         self._as_chain().insert(index, transform)
         self.empty_cache()
@@ -332,32 +344,32 @@ class TransformedEnv(EnvBase):
 
     @property
     def _env(self) -> Any:
-        """What the base environment wraps, as programs ask for it."""
+        """The simulator that the base environment wraps; programs read it by this name."""
         return self.base_env._env
 
     def register_collector(self, collector: Any) -> None:
-        """Let transforms find the collector that uses the environment; see `Transform.collector`."""
+        """Set the collector that uses the environment; transforms find it by `Transform.collector`."""
         _COLLECTORS[self] = weakref.ref(collector)
 
     @property
     def collector(self) -> Any:
-        """The collector that uses the environment, as long as it lives; None if there is none."""
+        """The collector that uses the environment; None if there is none, or it was freed."""
         found = _COLLECTORS.get(self)
         return None if found is None else found()
 
     def environment_before(self, child: Transform, after: Sequence[Transform] = ()) -> Any:
-        """Return the environment as the first transform after `after` sees it."""
+        """Return the base environment with the transforms `after`; `child` has no effect here."""
         return TransformedEnv(self.base_env, Compose.uncontained(after), self.cache_specs)
 
     @property
     def container(self) -> TransformedEnv:
-        """Itself: the environment around whatever is in it."""
+        """The environment itself: it is the outermost container of its transforms."""
         return self
 
     # -------------------------------------------------------------- protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         given = tensordict.exclude("next")
-        written = tensordict.get("next", None)  # a policy's state
+        written = tensordict.get("next", None)  # the policy's new state
         if written is not None and (primed := EnvTraits.of(self.base_env).primed_keys):
             given.set("next", written.select(*primed, strict=False))
         inner = self.transform.inverting()(given)
@@ -383,7 +395,7 @@ class TransformedEnv(EnvBase):
         )
 
     def state_request(self, set_state: bool) -> dict[str, bool]:
-        """Return what the environment within is told of `set_state`."""
+        """Return the keywords that pass `set_state` to the base environment's reset."""
         base = self.base_env
         return base.state_request(set_state) if isinstance(base, EnvBase) else {"set_state": set_state}
 
@@ -391,7 +403,7 @@ class TransformedEnv(EnvBase):
         request = self._reset_env_preprocess(tensordict)
         if request is None:
             size = None if self.batch_locked else TensorDict({}, self.batch_size, device=self.device)
-            fresh = self.base_env.reset(size, **kwargs)  # one that isn't batch-locked must be told how many
+            fresh = self.base_env.reset(size, **kwargs)  # without batch lock the size must be passed
             request = TensorDict({}, self.batch_size, device=self.device)
             return self._filled(self.transform._reset(request, fresh))
         masks = [m for key in self.reset_keys if (m := request.get(key, None)) is not None]
@@ -404,7 +416,7 @@ class TransformedEnv(EnvBase):
         return self.transform._reset_env_preprocess(tensordict)
 
     def _filled(self, fresh: TensorDictBase) -> TensorDictBase:
-        """Add zeros for what a transform adds to steps without a spec."""
+        """Add zeros for entries that a transform adds to outcomes without a spec; see `undeclared_entries`."""
         if self._derived is None:
             self._derived = self._derive()
         for key, leaf in self._added.items():
@@ -415,10 +427,10 @@ class TransformedEnv(EnvBase):
     def _base_reset(
         self, tensordict: TensorDictBase, partial: bool, kwargs: dict[str, Any]
     ) -> TensorDictBase:
-        """Return the base environment's first observations; rows that aren't reset hold anything.
+        """Return the base environment's first observations; rows of environments that aren't reset are undefined.
 
-        A partial reset of an environment's `reset` would need its own observations of the other rows, which the user's
-        side doesn't have.
+        A partial reset calls the base environment's `_reset`, not `reset`. The latter copies the other rows from the
+        request, which holds transformed observations.
         """
         base = self.base_env
         if not same_device(base.device, tensordict.device):
@@ -428,15 +440,16 @@ class TransformedEnv(EnvBase):
         if partial and self.transform.keeps_first(reset_rows(tensordict, self.reset_keys)):
             return base.full_observation_spec.zero().update(base.full_done_spec.zero())
         if not partial or not isinstance(base, EnvBase):
-            return base.reset(tensordict.copy(), **kwargs)  # a foreign one may return what it was given
+            # A copy, because a foreign environment may return its argument.
+            return base.reset(tensordict.copy(), **kwargs)
         base.usage.direct()
         fresh = base._reset(tensordict, **kwargs)
         return base.completed_root(fresh.exclude(*base.reset_keys))
 
     def _with_base_entries(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return a reset request with zeros for observations that don't look as on the base environment's side.
+        """Return a reset request with zeros for observations that lack the base environment's shape or dtype.
 
-        Batches of environments lay the rows that are kept beside fresh ones, which takes equal keys and shapes.
+        Batches of environments merge kept rows with fresh ones, which needs equal keys and shapes.
         """
         spec = from_torchrl(self.base_env.output_spec)["full_observation_spec"]
         if tensordict.batch_size != spec.shape or contains_lazy_spec(spec):
@@ -450,13 +463,14 @@ class TransformedEnv(EnvBase):
         return request
 
     def live_action_spec(self) -> Any:
-        """Return the full action spec with the masks that hold at present; see `EnvBase`.
+        """Return the full action spec with the current masks; see `EnvBase`.
 
-        Masks of the base environment pass the transforms; that of an `ActionMask` here replaces them.
+        Masks of the base environment pass the transforms. The mask of an `ActionMask` in this chain replaces them.
         """
         live, declared = from_torchrl(live_actions(self.base_env)), self.full_action_spec
         masking = [transform for transform in flattened(self.transform) if transform.actions_vary]
-        shown = all(transform.container is self for transform in masking)  # these keep `declared` up to date
+        # Whether all of them write their masks into `declared`.
+        shown = all(transform.container is self for transform in masking)
         if shown and not is_masked(live) and (masking or not is_masked(declared)):
             return declared
         inputs = from_torchrl(self.base_env.input_spec).clone()
@@ -464,13 +478,19 @@ class TransformedEnv(EnvBase):
         return self.transform.transform_input_spec(inputs)["full_action_spec"]
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write random actions, the base environment's own where it has such and no transform changes them."""
+        """Write random actions and return them, in `tensordict` or a new TensorDict.
+
+        The base environment's own `rand_action` draws them if it has one and no transform changes actions.
+        """
         if tensordict is not None and self._passes_actions():
             return tensordict.update(self.base_env.rand_action(tensordict.copy()).select(*self.action_keys))
         return super().rand_action(tensordict)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the base environment, and the transforms that draw random numbers; see `EnvBase.set_seed`."""
+        """Seed the base environment, and the transforms that draw random numbers; see `EnvBase.set_seed`.
+
+        Each transform gets its own seed, derived from `seed`, so that their draws are independent.
+        """
         random = torch.Generator("cpu").manual_seed(seed)
         for transform in flattened(self.transform):
             if transform.generator is not None:
@@ -484,7 +504,7 @@ class TransformedEnv(EnvBase):
             self._closed = self._closed and self.base_env.was_closed
 
     def close(self, **kwargs: Any) -> None:
-        """Close the base environment; calling it again does nothing."""
+        """Close the base environment; a second call does nothing."""
         if not self._closed:
             self.transform.close()
         self._closed = True
@@ -492,11 +512,11 @@ class TransformedEnv(EnvBase):
             self.base_env.close(**kwargs)
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
-        """Return what steps the environment into the rows of a block; through TensorDicts, if it has to."""
+        """Return the stepper for rows of a block; it uses TensorDicts if the transforms don't accept rows."""
         return TransformedStepper(self, rules) if self._takes_rows() else TensorDictStepper(self, rules)
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
-        """Return the same with rows on the CPU; None if a transform, or the base environment, keeps to the device."""
+        """Return a stepper with rows on the CPU; None if a transform or the base environment needs the device."""
         if not (may_be_on_host(self.transform) and self._takes_rows()):
             return None
         base = make_stepper(self.base_env, rules, on_host=True)
@@ -510,7 +530,14 @@ class TransformedEnv(EnvBase):
     def state_dict(
         self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
     ) -> Any:
-        """Return the transforms' state under ``"transform."`` and the base environment's under ``"base_env."``."""
+        """Return the transforms' state under ``"transform."`` and the base environment's under ``"base_env."``.
+
+        Args:
+            *args: no effect; accepted for compatibility.
+            destination: dictionary to add the entries to; None for a new one.
+            prefix: prefix of all names.
+            keep_vars: no effect: tensors are copies.
+        """
         out = OrderedDict() if destination is None else destination
         for name, part in (("transform", self.transform), ("base_env", self.base_env)):
             for key, value in part.state_dict().items():
@@ -518,10 +545,15 @@ class TransformedEnv(EnvBase):
         return out
 
     def parse_state(self, state: Any, strict: bool = True) -> tuple[Any, ...]:
-        """Return the values of a saved state, of the transforms and of the base environment if it has one.
+        """Return the checked values of a saved state: of the transforms, and of the base environment if present.
+
+        Args:
+            state: the result of `state_dict`.
+            strict: whether missing or unexpected entries are errors; otherwise they are skipped.
 
         Raises:
-            MissingKeyError, SchemaError: if entries are missing, unexpected or wrong.
+            MissingKeyError: if the base environment has a state and `state` has no entries for it.
+            SchemaError: if `state` is no mapping, or an entry is unexpected or wrong.
         """
         if not isinstance(state, Mapping):
             raise SchemaError(
@@ -542,14 +574,14 @@ class TransformedEnv(EnvBase):
         return (transforms,)
 
     def adopt_state(self, value: tuple[Any, ...]) -> None:
-        """Go on from values that `parse_state` returned."""
+        """Set the values that `parse_state` returned; this can't fail."""
         transforms, *base = value
         self.transform.adopt(transforms)
         for part in base:
             adopt_state(self.base_env, part)
 
     def _elsewhere(self, name: str) -> Any:
-        """Return the base environment's attribute of that name."""
+        """Return the attribute `name` of the base environment."""
         known = "base_env" in self.__dict__ or "base_env" in self.__dict__.get("_modules", {})
         return getattr(self.base_env, name) if known else super()._elsewhere(name)
 
@@ -560,5 +592,5 @@ class TransformedEnv(EnvBase):
 
 BEHIND_TRANSFORM.append(TransformedEnv)
 
-# Not among an environment's attributes, with which it would be copied and pickled.
+# Not an attribute of the environment: copies and pickles of the environment must not include the collector.
 _COLLECTORS: WeakKeyDictionary[TransformedEnv, weakref.ref[Any]] = WeakKeyDictionary()

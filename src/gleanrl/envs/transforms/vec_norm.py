@@ -1,8 +1,6 @@
-"""`VecNorm`: normalisation by running statistics.
+"""`VecNorm` and `VecNormV2`: normalization by running statistics.
 
-Running sums for `VecNorm`, in the process's own memory or shared between processes.
-
-`VecNormV2`: `VecNorm` for each environment by itself, its statistics in the transform or in the records.
+`RunningSums` holds the statistics, in the memory of one process or in shared memory.
 """
 
 from __future__ import annotations
@@ -50,26 +48,26 @@ Sums = Mapping[NestedKey, Tensor]
 
 @runtime_checkable
 class SharesStatistics(Protocol):
-    """A transform, or a part of one, whose statistics those of other environments can use; see `EnvCreator`."""
+    """A transform with statistics that transforms of other environments can share; see `EnvCreator`."""
 
     def share_statistics(self) -> Any:
-        """Keep the statistics where other processes can use them, too, from now on; return them."""
+        """Move the statistics to memory that other processes can use, and return them."""
 
     def use_statistics(self, shared: Any, /) -> None:
-        """Use the statistics that another one's `share_statistics` returned."""
+        """Use the statistics that `share_statistics` of another transform returned."""
 
 
 class RunningSums(Stateful[Sums]):
-    """For each key the number, the sum and the sum of squares of what was seen, with geometric forgetting.
+    """Count, sum and sum of squares of the values of each key, with exponential decay.
 
-    Float64, so that squares of large numbers don't swallow their differences. An update is computed aside and written
-    in one go under the lock: whoever dies meanwhile leaves whole sums, or, killed within that one copy, numbers that
-    the decay forgets.
+    The sums are float64, because a variance from squares of large values needs more digits than float32 has. An update
+    is computed in temporary memory and copied in one call, under the lock. A process that dies before the copy leaves
+    complete sums. If it is killed within the copy, the decay removes the error over time.
 
     Args:
-        shapes: for each key the shape of its sums.
-        shared: whether copies of this object (by pickle or deepcopy) share the numbers.
-        members: the batch dimensions of environments each of which has sums of its own; ``()`` for the same for all.
+        shapes: shape of the sums by key.
+        shared: whether copies of this object (by pickle or deepcopy) share the memory.
+        members: batch dimensions of the environments that have separate sums; ``()`` if all have the same sums.
     """
 
     def __init__(
@@ -83,25 +81,29 @@ class RunningSums(Stateful[Sums]):
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can have the same numbers."""
+        """Whether the sums are in memory that other processes can share."""
         return self._memory is not None
 
     def _sizes(self) -> dict[NestedKey, int]:
-        """Return how many numbers each key has."""
+        """Return the number of float64 values of each key."""
         return {key: prod(self.members) * (1 + 2 * prod(shape)) for key, shape in self.shapes.items()}
 
     def copied(self, shared: bool = False) -> RunningSums:
-        """Return the same numbers in memory of their own, which other processes can have or not."""
+        """Return an independent copy of the sums.
+
+        Args:
+            shared: whether other processes can share the copy.
+        """
         copy = RunningSums(self.shapes, shared, self.members)
         copy.adopt(self.snapshot())
         return copy
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the views out: each copy makes its own."""
+        """Return the attributes without the views; each copy makes its own."""
         return {**self.__dict__, "_views": {}}
 
     def _view(self, key: NestedKey) -> Tensor:
-        """Return ``(m, 1 + 2 n)``: count, sums, sums of squares of each of m members."""
+        """Return a view ``(m, 1 + 2 n)``: count, n sums and n sums of squares for each of m members."""
         if not self._views:
             flat = self._local
             if flat is None:
@@ -112,20 +114,21 @@ class RunningSums(Stateful[Sums]):
         return self._views[key]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Set all sums to zero."""
         self.adopt({key: torch.zeros(size, dtype=torch.float64) for key, size in self._sizes().items()})
 
     def _alone(self, call: Callable[[], Result]) -> Result:
         return call() if self._memory is None else self._memory.alone(call)
 
     def update(self, key: NestedKey, value: Tensor, decay: float, rows: Tensor | None = None) -> None:
-        """Forget a little, then count `value`.
+        """Multiply the sums by `decay`, then add `value`.
 
         Args:
-            key: whose sums.
-            value: ``(*members, *shape)``, or any number of values, ``(..., *shape)``, where all have the same sums.
-            decay: by what the past is weighted down.
-            rows: which environments count, ``(*batch,)`` bool; the sums of the other members stay. None for all.
+            key: key of the sums.
+            value: ``(*members, *shape)``. If all environments have the same sums, any number of values,
+                ``(..., *shape)``.
+            decay: factor of the sums before.
+            rows: the environments to add, ``(*batch,)`` bool; None for all. The sums of other members stay.
         """
         value = value.detach().to("cpu", torch.float64)
         rows = None if rows is None else rows.cpu()
@@ -143,9 +146,9 @@ class RunningSums(Stateful[Sums]):
         self._alone(change)
 
     def moments(self, key: NestedKey) -> tuple[Tensor, Tensor] | None:
-        """Return mean and variance, ``(*members, *shape)`` float64; None if nothing was seen.
+        """Return mean and variance, ``(*members, *shape)`` float64; None if there are no values yet.
 
-        They are 0 and 1 of a member of which nothing was seen.
+        A member without values has mean 0 and variance 1.
         """
         size, shape = prod(self.shapes[key]), (*self.members, *self.shapes[key])
         count, total, squares = self._alone(lambda: self._view(key).clone()).split([1, size, size], -1)
@@ -156,12 +159,12 @@ class RunningSums(Stateful[Sums]):
         return mean.where(seen, 0.0).reshape(shape), variance.where(seen, 1.0).reshape(shape)
 
     def snapshot(self) -> Sums:
-        """Return a copy of all numbers."""
+        """Return a copy of all sums."""
         copies = self._alone(lambda: {key: self._view(key).clone().flatten() for key in self.shapes})
         return MappingProxyType(copies)
 
     def parse(self, state: Any) -> Sums:
-        """Return the numbers of a saved state, checked against the shapes."""
+        """Return the sums of a saved state, checked against the shapes."""
         sums = checked_sums(state)
         sizes, found = self._sizes(), {key: len(numbers) for key, numbers in sums.items()}
         if found != sizes:
@@ -169,7 +172,7 @@ class RunningSums(Stateful[Sums]):
         return sums
 
     def adopt(self, value: Sums) -> None:
-        """Go on from numbers that fit; shared ones change for everybody."""
+        """Set the sums to `value`, which must fit. If they are shared, they change in all processes."""
 
         def change() -> None:
             for key, numbers in value.items():
@@ -179,7 +182,11 @@ class RunningSums(Stateful[Sums]):
 
 
 def checked_sums(state: Any) -> Sums:
-    """Return copies of the numbers of a state, of whatever shapes; `SchemaError` if there is something else in it."""
+    """Return copies of the sums in a saved state, with any shapes.
+
+    Raises:
+        SchemaError: if `state` holds anything but one-dimensional, finite float64 tensors by key.
+    """
     numbers = state.values() if isinstance(state, Mapping) else [None]
     fits = all(
         isinstance(n, Tensor) and n.dtype is torch.float64 and n.ndim == 1 and bool(n.isfinite().all())
@@ -191,29 +198,32 @@ def checked_sums(state: Any) -> Sums:
 
 
 class VecNorm(EntryTransform):
-    """Normalises entries by the mean and deviation of what has come so far, this one included.
+    """Normalizes entries by the mean and standard deviation of all values so far, the current value included.
 
-    Each element of an entry has its own statistics, over all environments of the batch and all steps and resets. In
-    evaluation mode, or frozen, the statistics stay as they are; nothing is normalised before the first update.
-    Resets before the first step are forgotten when the environment is seeded: those of collectors that are made come
-    before `set_seed`. What is shared keeps them. Environments that a step leaves out (``"_step"``) aren't counted.
+    Each element of an entry has its own statistics, over all environments of the batch, all steps and all resets.
+    Environments that a step leaves out (``"_step"``) aren't counted. In evaluation mode, or frozen, the statistics
+    don't change. Before the first update values pass unchanged.
 
-    As a module or in a buffer it normalises those entries that a batch has. Without `shapes` the first batch says what
-    there are.
+    If the environment is seeded before its first step, the values of earlier resets are dropped. A new collector resets
+    the environment before the user calls `set_seed`, and results should depend on the seed alone. Shared statistics
+    keep these values.
 
-    Statistics are shared between processes by `shared_td`: every copy of the transform, in whatever process, then adds
-    to the same numbers. A process that dies holds nobody up.
+    As a module or in a buffer, the transform normalizes the entries that a batch has. Without `shapes` the first batch
+    determines the keys and shapes.
+
+    With `shared_td` every copy of the transform, in any process, updates the same statistics. The lock of a process
+    that dies is released.
 
     Args:
-        in_keys: what to normalise; None for ``["observation", "reward"]``.
-        out_keys: where the results stand; None for in place.
-        shared_td: what `build_td_for_shared_vecnorm` returned.
-        lock: no effect: what is shared has a lock of its own.
-        decay: by what the past is weighted down at each update, in (0, 1].
-        eps: the least standard deviation.
-        shapes: for each key the shape of its statistics, the last dimensions of the entry; None for all but the batch
-            dimensions.
-        new_api: no effect: there is one way here, see `VecNormV2`.
+        in_keys: entries to normalize; None for ``["observation", "reward"]``.
+        out_keys: keys of the results; None for in place.
+        shared_td: result of `build_td_for_shared_vecnorm`; None for statistics of this transform only.
+        lock: no effect: shared statistics have their own lock.
+        decay: factor of earlier values at each update, in (0, 1].
+        eps: lower bound of the standard deviation.
+        shapes: shape of the statistics for each key: the last dimensions of the entry. None for all dimensions except
+            the batch dimensions.
+        new_api: no effect; accepted for compatibility. See `VecNormV2`.
 
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
@@ -249,10 +259,10 @@ class VecNorm(EntryTransform):
         self.decay, self.eps = float(decay), float(eps)
         self.shapes = None if shapes is None else [torch.Size(shape) for shape in shapes]
         self.frozen = False
-        # Whether nothing but resets was counted, since the transform was made.
+        # Whether only resets were counted since the transform was made; see `seeded`.
         self._untouched = shared_td is None
         self._sums = shared_td
-        self._saved: Sums | None = None  # what was loaded before the shapes were known
+        self._saved: Sums | None = None  # sums that were loaded before the shapes were known
         if shared_td is not None:
             missing = [key for key in self.in_keys if key not in shared_td.shapes]
             if missing:
@@ -262,15 +272,19 @@ class VecNorm(EntryTransform):
     def build_td_for_shared_vecnorm(
         env: Any, keys: Sequence[NestedKey] | None = None, memmap: bool = False
     ) -> RunningSums:
-        """Return statistics to be shared by transforms in several processes.
+        """Return statistics that transforms in several processes can share.
 
-        Pass the result as `shared_td` to the transform in each environment's factory; it can be pickled, and is opened
-        by other processes while this one lives.
+        Pass the result as `shared_td` to the transform in each environment's factory. It can be pickled. Other
+        processes must unpickle it while this process is running.
 
         Args:
-            env: an environment like those that are to be normalised, or its factory.
-            keys: what is normalised; None for ``["observation", "reward"]``.
+            env: an environment with the same specs, or a factory of one.
+            keys: entries to normalize; None for ``["observation", "reward"]``.
             memmap: no effect; accepted for compatibility.
+
+        Raises:
+            MissingKeyError: if a key is neither an observation nor a reward.
+            InvalidTypeError: if an entry isn't floating-point.
         """
         made = env if is_environment(env) else env()
         found = as_keys("keys", list(keys) if keys is not None else ["observation", "reward"]) or []
@@ -281,9 +295,9 @@ class VecNorm(EntryTransform):
                 made.close()
 
     def share_statistics(self) -> RunningSums:
-        """Keep the statistics in memory that other processes can share, from now on; return them.
+        """Move the statistics to memory that other processes can share, and return them.
 
-        The transform is in an environment, or knows the shapes of what it normalises.
+        The transform must be in an environment, have `shapes`, or have seen a batch.
         """
         before = self._statistics()
         if not before.shared:
@@ -296,7 +310,7 @@ class VecNorm(EntryTransform):
 
     # ----------------------------------------------------------------- hooks
     def shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
-        """Return the shape of an entry's statistics: as the environment declares it, or as it comes."""
+        """Return the shape of an entry's statistics, from the environment's spec or else from `record`."""
         if self.parent is not None:
             return _shape(self.parent, key)
         if record is None:
@@ -304,11 +318,11 @@ class VecNorm(EntryTransform):
         return torch.Size(record.get(key).shape[len(record.batch_size) :])
 
     def _members(self, record: Record | None) -> torch.Size:
-        """Return the batch dimensions of environments with statistics of their own: none, all have the same."""
+        """Return the batch dimensions of environments with separate statistics: none here."""
         return torch.Size()
 
     def _shapes(self, record: Record | None) -> dict[NestedKey, torch.Size]:
-        """Return the shape of every entry's statistics; where nobody declares them, of those that came."""
+        """Return the shape of the statistics by key. Outside an environment these are the keys in `record`."""
         if self.shapes is not None:
             return dict(zip(self.in_keys, self.shapes, strict=True))
         keys = self.in_keys
@@ -325,7 +339,7 @@ class VecNorm(EntryTransform):
         return self._sums
 
     def parts(self) -> dict[str, Stateful[Any]]:
-        """Return the statistics, and whether they are frozen."""
+        """Return the statistics, with whether they are frozen, as a part of the state."""
         return {"statistics": _Statistics(self)}
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
@@ -343,7 +357,7 @@ class VecNorm(EntryTransform):
         return self._normalise(tensordict, None, required=False)
 
     def seeded(self) -> None:
-        """Forget resets that came before everything else: they are drawn anew."""
+        """Drop the values of resets before the first step: after seeding the environment is reset again."""
         if self._untouched and self._sums is not None and not self._sums.shared:
             self._sums.clear()
 
@@ -378,38 +392,38 @@ class VecNorm(EntryTransform):
 
     # ---------------------------------------------------------------- control
     def freeze(self) -> VecNorm:
-        """Leave the statistics as they are from now on; returns the transform."""
+        """Stop updates of the statistics; return the transform."""
         self.frozen = True
         return self
 
     def unfreeze(self) -> VecNorm:
-        """Go on with updates; returns the transform."""
+        """Resume updates of the statistics; return the transform."""
         self.frozen = False
         return self
 
     def frozen_copy(self) -> Any:
-        """Return a copy with statistics of its own, which stay as they are now: for an environment to evaluate in."""
+        """Return a frozen copy with its own statistics, for an evaluation environment."""
         own, copy = self._statistics().copied(), self.clone()
         copy.use_statistics(own)
         return copy.freeze()
 
     @property
     def loc(self) -> TensorDict:
-        """The means by key, of what was seen; in the dtype of the observations."""
+        """The means by key, in the dtype of the entries; keys without values are absent."""
         return self._by_key(lambda mean, variance: mean)
 
     @property
     def scale(self) -> TensorDict:
-        """The standard deviations by key, at least `eps`; in the dtype of the observations."""
+        """The standard deviations by key, at least `eps`; dtype and keys as in `loc`."""
         return self._by_key(lambda mean, variance: variance.sqrt().clamp_min(self.eps))
 
     @property
     def initialized(self) -> bool:
-        """Whether something was seen at every key that there is."""
+        """Whether each key with statistics has had a value."""
         return all(self._statistics().moments(key) is not None for key, _ in self._followed())
 
     def _followed(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return the pairs of keys that there are statistics for."""
+        """Return the pairs of `in_keys` and `out_keys` with statistics."""
         return [pair for pair in self.pairs() if pair[0] in self._statistics().shapes]
 
     def _by_key(self, number: Callable[[Tensor, Tensor], Tensor]) -> TensorDict:
@@ -421,14 +435,14 @@ class VecNorm(EntryTransform):
         return found
 
     def _dtype_of(self, key: NestedKey) -> torch.dtype:
-        """Return the dtype of what is observed at a key; outside an environment, and of integers, torch's default."""
+        """Return the dtype of an observation; torch's default for integers and outside an environment."""
         spec = None if self.parent is None else self.parent.full_observation_spec.get(key, None)
         if spec is None or not spec.dtype.is_floating_point:
             return torch.get_default_dtype()
         return spec.dtype
 
     def to_observation_norm(self) -> ObservationNorm | Compose:
-        """Return the present statistics as a fixed `ObservationNorm`, for several keys as a `Compose` of them."""
+        """Return the current statistics as an `ObservationNorm`; for several keys, as a `Compose` of these."""
         loc, scale = self.loc, self.scale
         fixed = [
             ObservationNorm(
@@ -447,21 +461,24 @@ class VecNorm(EntryTransform):
         return Unbounded(spec.shape, device=spec.device, dtype=spec.dtype)
 
     def extra_repr(self) -> str:
-        """Show the numbers and the keys."""
+        """Show decay, eps, the keys and whether the statistics are shared."""
         shared = self._sums is not None and self._sums.shared
         return f"decay={self.decay}, eps={self.eps}, in_keys={self.in_keys}, shared={shared}"
 
 
 @dataclass(frozen=True)
 class NormState:
-    """What a `VecNorm` lives by; `sums` is None as long as nothing is known of them."""
+    """The state of a `VecNorm`; `sums` is None while the shapes aren't known."""
 
     sums: Sums | None
     frozen: bool
 
 
 class _Statistics(Stateful[NormState]):
-    """The statistics of a `VecNorm`, which may be loaded before its environment says how large they are."""
+    """The statistics of a `VecNorm` as a part of its state.
+
+    They may be loaded before the shapes are known. They are then kept in `_saved`, and checked at the first use.
+    """
 
     def __init__(self, norm: VecNorm) -> None:
         self._norm = norm
@@ -490,7 +507,12 @@ class _Statistics(Stateful[NormState]):
 
 
 def _shape(env: Env, key: NestedKey) -> torch.Size:
-    """Return the shape of the entry at `key` without batch dimensions."""
+    """Return the shape of the entry at `key` without batch dimensions.
+
+    Raises:
+        InvalidTypeError: if the entry isn't floating-point.
+        MissingKeyError: if the entry is neither an observation nor a reward.
+    """
     for spec in (env.full_observation_spec, env.full_reward_spec):
         if key in spec.keys(True, True):
             leaf = spec[key]
@@ -506,30 +528,32 @@ _STATISTICS = ("_vecnorm_loc", "_vecnorm_var", "_vecnorm_count")
 
 
 class VecNormV2(VecNorm):
-    """`VecNorm` whose statistics are for each environment of a batch by itself, unless they are put together.
+    """`VecNorm` with separate statistics for each environment of a batch.
 
-    Mean and deviation are those of `VecNorm`. Where only some environments are reset, the others' statistics stay as
-    they are.
+    Means and deviations are computed as by `VecNorm`. In a partial reset the statistics of other environments don't
+    change.
+
+    With ``stateful=False`` the root holds the statistics, and they restart with each episode. They are stored by entry
+    in the groups ``"_vecnorm_loc"`` (mean), ``"_vecnorm_var"`` (variance) and ``"_vecnorm_count"`` (number of values,
+    int64), each in the shape of the entry. Their keys begin with an underscore, so batches of rollouts leave them out.
 
     Args:
-        in_keys: what to normalise.
-        out_keys: where the results stand; None for in place.
+        in_keys: entries to normalize.
+        out_keys: keys of the results; None for in place.
         lock: no effect.
-        stateful: whether the statistics are the transform's own. Otherwise `step` goes by those in the root that it is
-            given, and they begin anew with each episode: below ``"_vecnorm_loc"``, ``"_vecnorm_var"`` and
-            ``"_vecnorm_count"`` stand the mean, the variance and the number (int64) of the values so far, in the shape
-            of each entry. As all keys that begin with an underscore they are left out of the batches of rollouts.
+        stateful: whether the transform holds the statistics; otherwise the root does.
         decay: see `VecNorm`.
-        eps: the least standard deviation.
+        eps: lower bound of the standard deviation.
         shared_data: see `shared_td` of `VecNorm`.
-        reduce_batch_dims: whether the environments of a batch have one statistic; needs `stateful`.
+        reduce_batch_dims: whether all environments of a batch share their statistics; needs `stateful`.
 
     Raises:
-        UnsupportedError: options of shared statistics without `stateful`.
+        UnsupportedError: if ``stateful=False`` is combined with `shared_data` or `reduce_batch_dims`, or used in a
+            subclass.
     """
 
     def __new__(cls, *args: Any, stateful: bool = True, **options: Any) -> Any:
-        """Make the one that keeps statistics, or the one that leaves them in the records."""
+        """Return a `VecNormV2`, or with ``stateful=False`` an `_InRecords`."""
         return super().__new__(cls if stateful or cls is not VecNormV2 else _InRecords)
 
     def __init__(
@@ -561,7 +585,7 @@ class VecNormV2(VecNorm):
 
 
 class _InRecords(VecNormV2, Following):
-    """A `VecNormV2` whose statistics are what the root says, and nothing else."""
+    """A `VecNormV2` with statistics in the root only."""
 
     on_rows = True
 
@@ -574,7 +598,7 @@ class _InRecords(VecNormV2, Following):
         return [(name, *as_path(key)) for key in self.in_keys for name in _STATISTICS]
 
     def carries(self) -> dict[NestedKey, Field]:
-        """Return the statistics."""
+        """Return fields of the statistics."""
         env = self.surroundings()
         found: list[Field] = []
         for key in self.in_keys:
@@ -596,7 +620,7 @@ class _InRecords(VecNormV2, Following):
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         rows, fields = self.asked(tensordict), self.carries()
         for (in_key, out_key), keys in self._entries():
-            value = tensordict_reset.get(in_key, None)  # rewards aren't there
+            value = tensordict_reset.get(in_key, None)  # a reset has no rewards
             fresh = [torch.zeros(fields[k].shape, dtype=fields[k].dtype, device=self.home()) for k in keys]
             if value is not None:
                 fresh = self._counted(value, *fresh)
@@ -608,16 +632,19 @@ class _InRecords(VecNormV2, Following):
         return tensordict_reset
 
     def _entries(self) -> list[tuple[tuple[NestedKey, NestedKey], list[NestedKey]]]:
-        """Return input and result of each entry, with its three statistics."""
+        """Return the pair of keys of each entry, with the keys of its three statistics."""
         keys, count = self._keys(), len(_STATISTICS)
         return [(pair, keys[count * i : count * (i + 1)]) for i, pair in enumerate(self.pairs())]
 
     def _counted(self, value: Tensor, loc: Tensor, var: Tensor, count: Tensor) -> list[Tensor]:
-        """Return mean, variance and number with `value` counted, every earlier one `decay` times less than the next."""
+        """Return mean, variance and count, updated by `value`.
+
+        Each value has `decay` times the weight of the value after it. Frozen or in evaluation mode, nothing changes.
+        """
         if self.frozen or not self.training:
             return [loc.clone(), var.clone(), count.clone()]
         count = count + 1
-        n = count.double()  # 1 - 0.9999 ** n needs more digits than float32 has
+        n = count.double()  # 1 - decay**n needs more digits than float32 has
         weight = 1 / n if self.decay == 1.0 else (1 - self.decay) / (1 - self.decay**n)
         off = value.double() - loc
         mean, variance = loc + weight * off, (1 - weight) * (var + weight * off.square())
