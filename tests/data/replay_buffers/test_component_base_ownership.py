@@ -333,7 +333,7 @@ def test_threads_over_one_storage_tear_no_row():
         ({"storage": ListStorage(5)}, "can't be sent to a process that is spawned"),
         (
             {"storage": LazyTensorStorage(5), "sampler": PrioritizedSampler(5, 1.0, 1.0)},
-            "keeps priorities in one",
+            "keeps its priorities in one",
         ),
     ],
 )

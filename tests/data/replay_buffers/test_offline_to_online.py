@@ -90,7 +90,7 @@ def test_records_that_differ():
         dataset(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5), online_capacity=4
     )
     buffer.extend(rows(1, 2))
-    with pytest.raises(SchemaError, match="data set's records alone have .*_weight"):
+    with pytest.raises(SchemaError, match="only the data set's records have .*_weight"):
         buffer.sample(4)
     buffer = OfflineToOnlineReplayBuffer(dataset(), online_storage=ListStorage(4))
     buffer.extend([(torch.ones(1),)])
@@ -104,9 +104,9 @@ def test_what_is_refused():
         with pytest.raises(InvalidArgumentError, match="offline_fraction"):
             OfflineToOnlineReplayBuffer(offline, online_capacity=4, offline_fraction=fraction)
     for options in ({}, {"online_capacity": 4, "online_storage": LazyTensorStorage(4)}):
-        with pytest.raises(InvalidArgumentError, match="give one of them"):
+        with pytest.raises(InvalidArgumentError, match="expected one of them, got"):
             OfflineToOnlineReplayBuffer(offline, **options)
-    with pytest.raises(UnsupportedError, match="aren't found by name"):
+    with pytest.raises(UnsupportedError, match="got the name"):
         OfflineToOnlineReplayBuffer("minari:door/human-v2", online_capacity=4, batch_size=2)
     with pytest.raises(InvalidTypeError, match=r"unexpected arguments \['root'\]"):
         OfflineToOnlineReplayBuffer(offline, online_capacity=4, root="x")

@@ -71,7 +71,7 @@ def test_what_presets_refuse():
             make(alpha=1.0, beta=1.0, storage=5)
         with pytest.raises(InvalidArgumentError, match="alpha"):
             make(alpha=-1.0, beta=1.0)
-    with pytest.raises(InvalidArgumentError, match="brings a PrioritizedSampler of its own"):
+    with pytest.raises(InvalidArgumentError, match="creates its own PrioritizedSampler"):
         prioritized(sampler=RandomSampler())
     with pytest.raises(InvalidArgumentError, match="reduction"):
         prioritized(reduction="avg")

@@ -203,9 +203,9 @@ def test_prefetch_and_the_state_of_all():
 def test_what_cannot_be_shared_is_refused_by_name():
     storage = LazyTensorStorage(4)
     refused = {
-        "a PrioritizedSampler keeps priorities": {"sampler": PrioritizedSampler(4, 1.0, 1.0)},
-        "a TensorDictMaxValueWriter knows": {"writer": TensorDictMaxValueWriter()},
-        "a Ring knows records": {"writer": Ring()},
+        "a PrioritizedSampler keeps its priorities": {"sampler": PrioritizedSampler(4, 1.0, 1.0)},
+        "a TensorDictMaxValueWriter tracks": {"writer": TensorDictMaxValueWriter()},
+        "a Ring tracks the records": {"writer": Ring()},
     }
     for message, parts in refused.items():
         with pytest.raises(UnsupportedError, match=message):
@@ -273,5 +273,7 @@ def test_a_buffer_that_cant_be_shared_says_what_to_send_to_a_spawned_process():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 0.6, 0.4), batch_size=2
     )
-    with pytest.raises(UnsupportedError, match=r"spawned .*: send its state_dict\(\), or make it there"):
+    with pytest.raises(
+        UnsupportedError, match=r"spawned .*: pass its state_dict\(\) instead, or create the buffer there"
+    ):
         started("spawn", print, buffer)

@@ -371,6 +371,6 @@ def test_transforms_with_a_state_may_not(saved) -> None:
 
     first, second = made(saved), made(not saved)
     first.extend(TensorDict({"a": torch.rand(5)}, [5]))
-    with pytest.raises(SchemaError, match="some have a state: load into a buffer with those that were saved"):
+    with pytest.raises(SchemaError, match="some have a state: load into a buffer with the saved transforms"):
         second.load_state_dict(first.state_dict())
     assert not len(second)

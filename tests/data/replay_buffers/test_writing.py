@@ -216,7 +216,7 @@ def test_columns_need_tensordicts():
     for storage, data in ((LazyTensorStorage(4), torch.arange(4)), (ListStorage(4), [1, 2])):
         buffer = ReplayBuffer(storage=storage)
         buffer.extend(data)
-        with pytest.raises(UnsupportedError, match="needs a buffer of TensorDicts"):
+        with pytest.raises(UnsupportedError, match="only a tensor storage of TensorDicts has columns"):
             buffer["t"] = torch.zeros(4)
 
 

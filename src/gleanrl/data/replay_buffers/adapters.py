@@ -102,7 +102,9 @@ class Adapter(Part, Stateful[Any]):
             with trial or nullcontext():
                 self.part.load_state_dict(copy.deepcopy(found))
         except Exception as cause:
-            raise SchemaError(f"load_state_dict: a {name} doesn't take the state: {cause}") from cause
+            raise SchemaError(
+                f"load_state_dict: a {name} rejects the state: {cause}; load a state that a {name} saved"
+            ) from cause
         finally:
             self.restore(before)
         return SavedAttributes(found)
@@ -158,7 +160,7 @@ def _check_files(part: Any, house: type[Any]) -> None:
     """
     if own := overridden(part, *_FILES, of=house):
         raise UnsupportedError(
-            f"class {type(part).__name__}: checkpoints of a buffer don't call {own[0]}() of its parts: override "
+            f"class {type(part).__name__} overrides {own[0]}(), which checkpoints of a buffer don't call; override "
             "state_dict() and load_state_dict() instead, or as well"
         )
 
@@ -207,6 +209,7 @@ def make_concrete(cls: type[Any], names: Iterable[str]) -> None:
 
 def _through_a_view(self: Any, *arguments: Any, **options: Any) -> Any:
     raise UnsupportedError(
-        f"class {type(self).__name__}: this needs a native method, and the class has some of other releases instead: "
-        "use it in a ReplayBuffer, and override all of those that buffers call, add() and extend() of a writer, say"
+        f"class {type(self).__name__}: this call needs a native method, but the class defines methods of other "
+        "releases instead; use it in a ReplayBuffer, and define all methods that buffers call, for example add() and "
+        "extend() of a writer"
     )

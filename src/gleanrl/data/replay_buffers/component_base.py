@@ -146,6 +146,5 @@ def taken(name: str, part: Part, owner: Any) -> InvalidArgumentError:
     """Return the error for a part that another buffer already owns; the message calls the part `name`."""
     return InvalidArgumentError(
         f"{name}: this {type(part).__name__} belongs to another {type(owner).__name__} that is still "
-        f"in use; give each buffer a {name} of its own, or take it from the other one first (its "
-        f"set_{name}, or drop that buffer)"
+        f"in use; pass another {name}, or first replace it in that buffer (set_{name}()) or delete that buffer"
     )

@@ -118,13 +118,14 @@ class Parts(Stateful[PartsState]):
     def _check_sharing(self, sampler: Sampler, writer: Writer) -> None:
         if sampler.takes_priorities:
             raise UnsupportedError(
-                f"shared: a {type(sampler).__name__} keeps priorities in one process, the others would draw by theirs; "
-                "use RandomSampler, SamplerWithoutReplacement or a sampler of slices without priorities. A buffer that "
-                "is sent to a process that is spawned becomes shared, too: send its state_dict(), or make it there"
+                f"shared: a {type(sampler).__name__} keeps its priorities in one process, so priorities would differ "
+                "between processes; use RandomSampler, SamplerWithoutReplacement or a slice sampler without "
+                "priorities. Passing a buffer to a spawned process shares it, too: pass its state_dict() instead, or "
+                "create the buffer there"
             )
         if not isinstance(writer, (RoundRobinWriter, ImmutableDatasetWriter)) or writer.given is not writer:
             raise UnsupportedError(
-                f"shared: a {type(writer).__name__} knows records of one process only; use RoundRobinWriter"
+                f"shared: a {type(writer).__name__} tracks the records of one process only; use RoundRobinWriter"
             )
 
     def go_apart(self, number: int) -> None:
@@ -201,11 +202,11 @@ class Parts(Stateful[PartsState]):
             self._check_sharing(sampler, writer)
             if name == "storage":
                 raise UnsupportedError(
-                    "set_storage: other processes go on with the storage of a shared buffer"
+                    "set_storage: other processes use the storage of a shared buffer; make a new buffer"
                 )
         if gate.limiter is not None and name == "storage":
             raise UnsupportedError(
-                "set_storage: the buffer's rate limiter counts by its storage; make a new buffer"
+                "set_storage: the buffer's rate limiter counts the rows of its storage; make a new buffer"
             )
         writer.check_storage(storage)
         sampler.check_storage(storage)

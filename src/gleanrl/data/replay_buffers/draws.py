@@ -385,7 +385,9 @@ class Draws(Stateful[DrawsState]):
     def _replace(self, size: int, drawn: Draw, stamped: bool) -> PendingSample:
         """Draw a whole batch again, because the buffer was emptied or loaded since its draw."""
         if not len(self._parts.storage):
-            raise EmptyBufferError("the buffer was emptied while a batch was fetched from it")
+            raise EmptyBufferError(
+                "sample: the buffer was emptied while a batch was fetched from it; extend it before the next sample()"
+            )
         self._rows_redrawn += drawn.slots.shape[0]
         return self._draw(size, stamped)
 
@@ -467,8 +469,8 @@ class Draws(Stateful[DrawsState]):
             return DrawsState(parts, (), counts, before)
         if parts.storage.moved:
             raise SchemaError(
-                f"load_state_dict: the state holds {len(ahead)} batches drawn ahead, and its records move, since "
-                "the ring had come around: build the storage with the same max_size"
+                f"load_state_dict: the state holds {len(ahead)} batches drawn ahead, which a storage of another size "
+                "can't restore after the ring has wrapped around; build the storage with the same max_size"
             )
         if self.prefetcher is None:
             raise SchemaError(

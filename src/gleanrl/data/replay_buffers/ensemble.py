@@ -120,7 +120,7 @@ def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tu
     """
     if storages is None or samplers is None:
         raise InvalidArgumentError(
-            "rbs: expected ReplayBuffers, or else storages= and samplers= to make them of"
+            "rbs: expected ReplayBuffers, got none; pass some, or pass storages= and samplers= to create them"
         )
     held = storages.storages if isinstance(storages, StorageEnsemble) else tuple(storages)
     transforms = storages.transforms if isinstance(storages, StorageEnsemble) else (None,) * len(held)
@@ -219,12 +219,12 @@ class ReplayBufferEnsemble(Checkpointed):
             rbs = assemble(**parts)
         elif given := [name for name, part in parts.items() if part is not None]:
             raise UnsupportedError(
-                f"{', '.join(given)}: the buffers given bring their own; give one or the other"
+                f"{', '.join(given)}: got ReplayBuffers as well, which have their own; pass one or the other"
             )
         for member in rbs:
             if isinstance(member, ReplayBufferEnsemble):
                 raise InvalidArgumentError(
-                    "rbs: expected ReplayBuffers, got an ensemble: give its members themselves"
+                    "rbs: expected ReplayBuffers, got an ensemble; pass its members instead"
                 )
             if ReplayBuffer not in type(member).__mro__:  # isinstance() is also True for a RayReplayBuffer
                 raise InvalidArgumentError(
@@ -236,7 +236,7 @@ class ReplayBufferEnsemble(Checkpointed):
             self._mixture = samplers.mixture
         else:
             raise UnsupportedError(
-                "p, sample_from_all and num_buffer_sampled: the SamplerEnsemble given has them; give them to it"
+                "p, sample_from_all, num_buffer_sampled: got a SamplerEnsemble as well; pass them to its constructor"
             )
         self._members = rbs
         self._gate = BufferLock()
@@ -309,7 +309,8 @@ class ReplayBufferEnsemble(Checkpointed):
         """
         if is_key(index):
             raise InvalidTypeError(
-                f"a key reads a whole buffer: use ensemble[0][{index!r}], or ensemble[:, i]"
+                f"index: expected members, got the key {index!r}, which reads a whole buffer; use "
+                f"ensemble[0][{index!r}], or ensemble[:, i]"
             )
         if not isinstance(index, tuple):
             chosen = members_at(index, len(self._members))
@@ -409,7 +410,7 @@ class ReplayBufferEnsemble(Checkpointed):
         for name, values in (("priority", priorities), ("generation", generation)):
             if values is not None and values.ndim and len(values) != len(members):
                 raise SchemaError(
-                    f"update_priority: {len(values)} parts in {name}, {len(members)} in the index"
+                    f"update_priority: expected {len(members)} parts in {name}, as in the index, got {len(values)}"
                 )
         for part, number in enumerate(members):
             if self._members[number].sampler.takes_priorities:
@@ -438,8 +439,8 @@ class ReplayBufferEnsemble(Checkpointed):
         """
         if invert and not callable(getattr(transform, "inv", None)):
             raise UnsupportedError(
-                "invert=True makes a callable without inv act on writes, and an ensemble isn't written; give it to a "
-                "member"
+                "invert: True makes a callable without inv act on writes, but an ensemble isn't written to; add the "
+                "transform to a member"
             )
         self._transforms.insert(index, transform, invert)
         return self

@@ -148,21 +148,27 @@ class _Relabel:
         for path in (self._goal, ("next", *self._goal)):
             wanted = batch.get(path, None)
             if wanted is None and path == self._goal:
-                raise MissingKeyError(f"goal_key: {as_key(path)!r} isn't in the batch")
+                raise MissingKeyError(
+                    f"goal_key: {as_key(path)!r} isn't in the batch; pass the key of the desired goal"
+                )
             if wanted is not None:
                 if wanted.shape != goals.shape:
                     raise SchemaError(
-                        f"goal_key: {as_key(path)!r} has the shape {tuple(wanted.shape)}, what was achieved "
-                        f"{tuple(goals.shape)}"
+                        f"goal_key: {as_key(path)!r} has the shape {tuple(wanted.shape)}, but the achieved goals "
+                        f"have {tuple(goals.shape)}; pass an achieved_goal_key of the same shape"
                     )
                 wanted[rows] = goals[rows].to(wanted.dtype)
                 part.set(path, wanted[rows])
         before = part.get(self._reward, None)
         if before is None:
-            raise MissingKeyError(f"reward_key: {as_key(self._reward)!r} isn't in the batch")
+            raise MissingKeyError(
+                f"reward_key: {as_key(self._reward)!r} isn't in the batch; pass the key of the reward"
+            )
         reward = self._reward_fn(part)
         if not isinstance(reward, torch.Tensor) or reward.numel() != before.numel():
-            raise SchemaError(f"reward_fn: expected rewards {tuple(before.shape)}, got {reward!r:.99}")
+            raise SchemaError(
+                f"reward_fn: expected rewards of shape {tuple(before.shape)} or ({len(rows)},), got {reward!r:.99}"
+            )
         batch.get(self._reward)[rows] = reward.reshape(before.shape).to(before.dtype)
         return batch
 

@@ -78,8 +78,8 @@ class OfflineToOnlineReplayBuffer:
     ) -> None:
         if isinstance(offline_dataset, str):
             raise UnsupportedError(
-                f"offline_dataset: {offline_dataset!r}: data sets aren't found by name here; load it, by TorchRL say, "
-                "and give the object"
+                f"offline_dataset: expected a buffer or data set, got the name {offline_dataset!r}; load the data set "
+                "first, for example with TorchRL, and pass the object"
             )
         if dataset_kwargs:
             raise InvalidTypeError(
@@ -94,7 +94,8 @@ class OfflineToOnlineReplayBuffer:
                 f"offline_fraction: expected a number in (0, 1), got {offline_fraction!r}"
             )
         if (online_storage is None) == (online_capacity is None):
-            raise InvalidArgumentError("online_storage, online_capacity: give one of them")
+            found = "none" if online_storage is None else "both"
+            raise InvalidArgumentError(f"online_storage, online_capacity: expected one of them, got {found}")
         kind = TensorDictReplayBuffer if isinstance(offline_dataset, TensorDictReplayBuffer) else ReplayBuffer
         self._offline = offline_dataset
         self._online = kind(
@@ -154,7 +155,9 @@ class OfflineToOnlineReplayBuffer:
         """
         size = self._batch_size if batch_size is None else positive("batch_size", batch_size)
         if size is None:
-            raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
+            raise UnsupportedError(
+                "sample: no batch_size was given; pass it to sample() or to the constructor"
+            )
         offline = size if not len(self._online) else round(self._fraction * size)
         counts = ((self._offline, offline), (self._online, size - offline))
         parts = [_drawn(source, count) for source, count in counts if count]
@@ -183,14 +186,16 @@ def _joined(offline: Any, online: Any) -> Any:
         keys = [set(part.keys(True, True)) for part in (offline, online)]
         if keys[0] != keys[1]:
             raise SchemaError(
-                f"sample: the data set's records alone have {sorted(map(str, keys[0] - keys[1]))}, those of the online "
-                f"buffer alone {sorted(map(str, keys[1] - keys[0]))}; leave these out in a transform of either"
+                f"sample: only the data set's records have {sorted(map(str, keys[0] - keys[1]))}, and only the online "
+                f"buffer's have {sorted(map(str, keys[1] - keys[0]))}; remove these keys in a transform of either"
             )
         return torch.cat([offline, online])
     try:
         return _pytree.tree_map(lambda *leaves: torch.cat(leaves), offline, online)
     except (ValueError, TypeError) as cause:
-        raise SchemaError(f"sample: the records of the two buffers differ: {cause}") from cause
+        raise SchemaError(
+            f"sample: the records of the two buffers differ: {cause}; make them equal in a transform of either"
+        ) from cause
 
 
 bind_unserved(__name__, globals())

@@ -346,6 +346,8 @@ def make_prefetcher(depth: Any, threads: Any) -> Prefetcher | None:
     threads = 0 if threads is None else non_negative("prefetch_threads", threads)
     if not depth:
         if threads:
-            raise InvalidArgumentError("prefetch_threads: there is nothing to fetch ahead without prefetch")
+            raise InvalidArgumentError(
+                f"prefetch_threads: got {threads} threads, but no prefetch; pass prefetch=, or leave both out"
+            )
         return None
     return Prefetcher(depth, threads or min(depth, proc.cpu_count()))

@@ -185,5 +185,8 @@ def copies_at_once(buffer: Any) -> bool:
 def _prioritized(options: dict[str, Any], *rule: Any) -> PrioritizedSampler:
     """Return the sampler of a preset; `InvalidArgumentError` if the options contain another sampler."""
     if options.pop("sampler", None) is not None:
-        raise InvalidArgumentError("sampler: this buffer brings a PrioritizedSampler of its own")
+        raise InvalidArgumentError(
+            "sampler: this buffer creates its own PrioritizedSampler; leave sampler out, or use a ReplayBuffer or "
+            "TensorDictReplayBuffer"
+        )
     return PrioritizedSampler(None, *rule)

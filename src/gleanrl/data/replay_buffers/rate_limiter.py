@@ -190,7 +190,7 @@ class Limiter(Stateful[RateCounts]):
             )
         return RateLimiterTimeoutError(
             f"{waited} ({rule}; {counts.inserted} inserted, {counts.sampled} sampled, {stored} stored). {remedy}; "
-            "timeout_s says how long a call waits"
+            "timeout_s limits the seconds of a wait"
         )
 
     # State
@@ -280,16 +280,16 @@ def limit(
         raise InvalidTypeError(f"rate_limiter: expected SamplesPerInsert or MinSize, got {rule!r}")
     if gate.shared is not None:
         raise UnsupportedError(
-            "rate_limiter: other processes use the storage, and it counts in one process only"
+            "rate_limiter: it counts in one process only, but other processes use the storage; leave it out"
         )
     if gate.limiter is not None:
         raise InvalidArgumentError(
-            "rate_limiter: another buffer over this storage has one, which holds for both; leave it out here"
+            "rate_limiter: another buffer over this storage has one, which applies to both; leave it out here"
         )
     if rule.min_size > storage.max_size:
         raise InvalidArgumentError(
             f"rate_limiter: min_size={rule.min_size} is more than the {storage.max_size} records that fit into the "
-            "storage"
+            "storage; lower min_size, or use a larger storage"
         )
     with gate.lock:
         limiter = Limiter(rule, storage, counts)
@@ -378,8 +378,12 @@ class _LimitedHold:
         if deadline.passed():
             return f"for {self._gate.limiter.rule.timeout_s:g} s"
         if self._gate.outer() is not self:
-            return "within a call that holds the buffer's lock, so that nobody can come"
-        return "in the only thread that there is, so that nobody can come" if threads.alone() else ""
+            return "within a call that holds the buffer's lock, so that no other thread can end the wait"
+        return (
+            "in the only thread that there is, so that no other thread can end the wait"
+            if threads.alone()
+            else ""
+        )
 
     def _take(self) -> None:
         gate = self._gate

@@ -133,7 +133,7 @@ class Composed(Checkpointed):
     @dim_extend.setter
     def dim_extend(self, dim_extend: int) -> None:
         raise UnsupportedError(
-            "dim_extend: what is stored was laid out by it; make a new buffer with dim_extend=..."
+            "dim_extend: can't change, because stored records are laid out by it; make a new buffer with dim_extend=..."
         )
 
     def set_storage(
@@ -218,7 +218,9 @@ class Composed(Checkpointed):
             if shared and not self.shared:
                 self._gate.share(self._parts.share())
             elif not shared and self.shared:
-                raise UnsupportedError("share: other processes may use the buffer, it stays shared")
+                raise UnsupportedError(
+                    "share: a shared buffer stays shared, since other processes may use it; make a new buffer"
+                )
         return self
 
     # Random state
@@ -398,7 +400,7 @@ class ReplayBuffer(Composed):
     ) -> None:
         if transform is not None and transform_factory is not None:
             raise InvalidTypeError(
-                "transform, transform_factory: give the transform or what makes it, not both"
+                "transform, transform_factory: expected at most one of them, got both; leave one out"
             )
         dim_extend = None if dim_extend is None else non_negative("dim_extend", dim_extend)
         prefetcher = make_prefetcher(prefetch, prefetch_threads)
@@ -617,7 +619,10 @@ class ReplayBuffer(Composed):
         if not self._own_sample:
             return self._server.sample(batch_size, return_info, keys)
         if keys is not None:
-            raise UnsupportedError(f"keys: {type(self).__name__} has a _sample of its own, which takes none")
+            raise UnsupportedError(
+                f"keys: {type(self).__name__} overrides _sample(), which takes no keys; leave keys out, or override "
+                "sample() instead"
+            )
         batch, info = self._sample(self._server.size_of(batch_size, 3))
         return (batch, info) if return_info else batch
 

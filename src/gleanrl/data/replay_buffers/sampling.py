@@ -78,7 +78,9 @@ class Server(ABC):
         if batch_size is None:
             if usual is not None:
                 return usual
-            raise UnsupportedError("sample: no batch_size was given, to this call or at construction")
+            raise UnsupportedError(
+                "sample: no batch_size was given; pass it to sample() or to the constructor"
+            )
         size = integer("batch_size", batch_size, 1)
         if usual is not None and size != usual and self.warns_of_other_sizes:
             text = f"sample: batch_size={size} differs from the buffer's {usual}; {size} is used"
@@ -142,7 +144,9 @@ class BufferServer(Server):
     ) -> None:
         super().__init__(batch_size)
         if pin_memory and not torch.cuda.is_available():
-            raise UnsupportedError("pin_memory=True needs a CUDA device, and torch sees none")
+            raise UnsupportedError(
+                "pin_memory=True needs a CUDA device, but torch finds none; leave pin_memory out"
+            )
         if batch_size is None and (
             draws.prefetcher is not None or getattr(parts.sampler, "drop_last", False)
         ):

@@ -177,7 +177,7 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         count = len(self._stages)
         if isinstance(position, bool) or not isinstance(position, int) or not -count <= position <= count:
             raise InvalidArgumentError(
-                f"index: expected a place among {count} transforms, in [{-count}, {count}], got {position!r}"
+                f"index: expected a position in [{-count}, {count}] for {count} transforms, got {position!r}"
             )
         stage = Stage(transform, invert)
         stages = [*self._stages]
@@ -245,7 +245,7 @@ class Pipeline(Stateful[tuple[Any, ...]]):
             if _says_something(state) or _says_something(own):
                 raise SchemaError(
                     f"load_state_dict: the state has {len(state)} transforms, the buffer {len(self._stages)}, and some "
-                    "have a state: load into a buffer with those that were saved, and append others afterwards"
+                    "have a state: load into a buffer with the saved transforms, and append others afterwards"
                 )
             return own
         return tuple(
@@ -316,7 +316,7 @@ def _parsed(place: int, transform: Any, state: Any) -> Any:
     where = f"load_state_dict: transform {place} ({type(transform).__name__})"
     has_state = hasattr(transform, "load_state_dict")
     if (state is None) is has_state:
-        raise SchemaError(f"{where}: expected {'a state' if has_state else 'none'}, got {state!r:.80}")
+        raise SchemaError(f"{where}: expected {'a state' if has_state else 'no state'}, got {state!r:.80}")
     if not has_state:
         return None
     try:

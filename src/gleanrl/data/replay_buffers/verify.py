@@ -201,14 +201,16 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] >= 0)
     earlier, later = order[:-1][same], order[1:][same]
     apart = stream[earlier] != stream[later]
-    found.add("ids", f"an id of {as_key(TRAJ_IDS)!r} stands in two streams", first[later[apart]])
+    found.add("ids", f"an id of {as_key(TRAJ_IDS)!r} occurs in two streams", first[later[apart]])
     again = ended[earlier] & ~apart
     cut, observed = flags["truncated"] & ~flags["terminated"], _observed(schema)
     goes_on = cut[earlier] if observed else torch.zeros_like(again)
     for path in observed:
         goes_on &= ~_differ(storage, path, last[earlier], first[later])
     again &= ~goes_on
-    found.add("ids", f"an id of {as_key(TRAJ_IDS)!r} goes on after its trajectory ended", first[later[again]])
+    found.add(
+        "ids", f"an id of {as_key(TRAJ_IDS)!r} continues after its trajectory ended", first[later[again]]
+    )
     return ["ids"]
 
 

@@ -144,7 +144,9 @@ class Inserter:
             storage = self._parts.storage
             slots = slots_of_update(index, storage.shape)
             if (slots < 0).any():
-                raise IndexRangeError("generation: index -1 stands for no record")
+                raise IndexRangeError(
+                    "generation: got the index -1, which marks a record that wasn't stored; pass index[index >= 0]"
+                )
             return storage.generation(slots)
 
 
@@ -225,7 +227,7 @@ class TensorDictInserter(Inserter):
         where = "update_tensordict_priority"
         index = data.get("index", None)
         if index is None:
-            raise MissingKeyError(f"{where}: the batch has no 'index'; give it one of sample()")
+            raise MissingKeyError(f"{where}: the batch has no 'index'; pass a batch that sample() returned")
         index = index.reshape(-1, ndim) if ndim > 1 else index.reshape(-1)
         priority, generation = data.get(as_path(self.priority_key), None), data.get("_generation", None)
         if priority is not None:
@@ -237,7 +239,7 @@ def _check_tensordicts(data: Any, single: bool, where: str) -> None:
     for record in data if isinstance(data, list) and not single else (data,):
         if not isinstance(record, TensorDictBase):
             raise InvalidArgumentError(
-                f"{where}: expected a TensorDict, got {type(record).__name__}; ReplayBuffer takes other data"
+                f"{where}: expected a TensorDict, got {type(record).__name__}; use a ReplayBuffer for other data"
             )
 
 
@@ -246,7 +248,7 @@ def _with_column(storage: Storage, time: int, key: Any, column: Any) -> Any:
     whole = storage.get(_WHOLE)
     if not is_tensor_collection(whole):
         raise UnsupportedError(
-            f"__setitem__: the key {key!r} needs a buffer of TensorDicts in columns; index by position"
+            f"__setitem__: got the key {key!r}, but only a tensor storage of TensorDicts has columns; pass a position"
         )
     whole = whole.transpose(0, time) if time else whole
     changed = whole.clone(recurse=False)

@@ -111,7 +111,7 @@ def test_its_state_is_the_buffers():
         assert copied.sampler is not sampler and copied.sampler.told == told
         copied.add(torch.tensor(1))
         assert copied.sampler.told[-1] == ("add", 4) and sampler.told == told
-    with pytest.raises(SchemaError, match="a Told doesn't take the state"):
+    with pytest.raises(SchemaError, match="a Told rejects the state"):
         buffer.load_state_dict({**state, "_sampler": {"state": {}}})
     assert sampler.told == told and len(buffer) == 4
 

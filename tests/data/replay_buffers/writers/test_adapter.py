@@ -63,7 +63,7 @@ def test_its_state_is_the_buffers():
         assert copied.extend(torch.arange(2)).tolist() == [2, 3]
     buffer.empty()
     buffer.load_state_dict(state)
-    with pytest.raises(SchemaError, match="a Ring doesn't take the state"):
+    with pytest.raises(SchemaError, match="a Ring rejects the state"):
         buffer.load_state_dict({**state, "_writer": {"state": {}}})
     assert buffer.extend(torch.arange(2)).tolist() == [2, 3]
 

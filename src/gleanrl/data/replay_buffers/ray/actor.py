@@ -259,7 +259,7 @@ class BufferHost:
         if isinstance(buffer, ReplayBuffer):
             if buffer.stats().rate_limiter is not None:
                 raise UnsupportedError(
-                    "rate_limiter: a call that waits would keep the actor from what it waits for; pace the "
+                    "rate_limiter: a waiting call would block the actor, so no other call could end the wait; pace the "
                     "collectors by len() and write_count, or keep the buffer in this process"
                 )
             draws = buffer.server.draws
@@ -359,7 +359,7 @@ class BufferHost:
         """Load the state of that number. A second call, after an interrupt of the first, does nothing."""
         if number != self._num_prepared:
             raise UnsupportedError(
-                "loading: another state was checked since, which took this one's place; load it anew"
+                "loading: another state was checked since and replaced this one; load this one again"
             )
         prepared, self._prepared = self._prepared, _nothing
         prepared()

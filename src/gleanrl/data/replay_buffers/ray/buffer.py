@@ -28,9 +28,9 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedEr
 _PARTS = ("sampler", "storage", "transform", "transforms", "writer")
 _SECONDS_BETWEEN_LOOKS = 0.01
 _NOT_OURS = {
-    "max_concurrency": "the buffer's calls follow one another",
-    "max_restarts": "an actor that is started again is an empty buffer; make a new one, and load a checkpoint",
-    "max_task_retries": "a call that is made again would store its records twice",
+    "max_concurrency": "the actor executes the buffer's calls one after another",
+    "max_restarts": "a restarted actor has an empty buffer; make a new buffer and load a checkpoint",
+    "max_task_retries": "a repeated call would store its records twice",
 }
 
 
@@ -91,9 +91,13 @@ class RayReplayBuffer:
             raise InvalidTypeError(f"replay_buffer_cls: expected a class of local buffers, got {kind!r}")
         config = dict(remote_config or {})
         for name in config.keys() & _NOT_OURS:
-            raise InvalidArgumentError(f"remote_config: {name!r} isn't for buffers: {_NOT_OURS[name]}")
+            raise InvalidArgumentError(
+                f"remote_config: {name!r} isn't supported: {_NOT_OURS[name]}; leave it out"
+            )
         if options.get("pin_memory"):
-            raise UnsupportedError("pin_memory: batches leave the actor's memory; call their pin_memory()")
+            raise UnsupportedError(
+                "pin_memory: batches are copied out of the actor's memory; call pin_memory() of each batch"
+            )
         runtime = RayRuntime(ray_init_config)
         try:
             actor = runtime.ray.remote(BufferHost).options(**config).remote()

@@ -135,10 +135,12 @@ class Client:
         except exceptions.RayTaskError as error:
             raise error.cause from error
         except exceptions.ObjectLostError as error:
-            raise WorkerCrashedError(f"records were lost with the machine that held them: {error}") from error
+            raise WorkerCrashedError(
+                f"records were lost with the machine that held them: {error}. Send the data again"
+            ) from error
         except exceptions.RayActorError as error:
             raise WorkerCrashedError(
-                f"the buffer's actor is gone, and its records with it: {error}. Make a new buffer, and go on from a "
+                f"the buffer's actor is gone, and its records with it: {error}. Make a new buffer, and load a "
                 "checkpoint of this one: new.loads(folder)"
             ) from error
 
