@@ -14,7 +14,7 @@ def test_settings_are_read_from_the_collector_and_not_written() -> None:
     assert isinstance(SyncDataCollector.split_trajs, Setting)
     collector = SyncDataCollector(CountingEnv(), frames_per_batch=4, total_frames=8, max_frames_per_traj=3)
     assert collector.max_frames_per_traj == collector.settings.max_frames_per_traj == 3
-    with pytest.raises(UnsupportedError, match="max_frames_per_traj: .* make another one to change it"):
+    with pytest.raises(UnsupportedError, match="max_frames_per_traj: .* make a new collector to change it"):
         collector.max_frames_per_traj = 5
     assert len(collector) == 2 and collector
     collector.shutdown()

@@ -62,7 +62,7 @@ def test_whole_trajectories() -> None:
     assert of(nonfinite="mark").whole_or_not(source) is source
     assert isinstance(of(trajs_per_batch=2).whole_or_not(source), WholeTrajectories)
     for name, value in (("set_truncated", True), ("preemptive_threshold", 0.5), ("nonfinite", "mark")):
-        with pytest.raises(UnsupportedError, match=f"trajs_per_batch: not together with {name}"):
+        with pytest.raises(UnsupportedError, match=f"trajs_per_batch: it can't be combined with {name}"):
             of(trajs_per_batch=2, **{name: value}).whole_or_not(source)
 
 
@@ -72,8 +72,8 @@ def test_whole_trajectories() -> None:
         ({"trajs_per_batch": 0}, InvalidArgumentError, "trajs_per_batch"),
         ({"trajs_per_batch": 2, "traj_format": "list"}, InvalidArgumentError, "expected 'padded' or 'cat'"),
         ({"trajs_per_batch": 2, "trajs_per_write": 0}, InvalidArgumentError, "trajs_per_write"),
-        ({"traj_format": "cat"}, MissingArgumentError, "traj_format: .* give trajs_per_batch, too"),
-        ({"trajs_per_write": 2}, MissingArgumentError, "trajs_per_write: .* give trajs_per_batch, too"),
+        ({"traj_format": "cat"}, MissingArgumentError, "traj_format: .* pass trajs_per_batch, too"),
+        ({"trajs_per_write": 2}, MissingArgumentError, "trajs_per_write: .* pass trajs_per_batch, too"),
         ({"pre_collect_hook": 3}, InvalidTypeError, "pre_collect_hook"),
     ],
 )

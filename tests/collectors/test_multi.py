@@ -35,7 +35,7 @@ from tests.collectors.workers.crews import Stream, check_streams, collecting, va
         ({"reset_when_done": False}, InvalidArgumentError, "reset_when_done"),
         ({"create_env_fn": Stream(0)}, InvalidTypeError, r"\[create_env_fn\] \* num_workers"),
         ({"create_env_fn": []}, LengthError, "create_env_fn"),
-        ({"collector_class": aSyncDataCollector}, UnsupportedError, "an entry of create_env_fn may be"),
+        ({"collector_class": aSyncDataCollector}, UnsupportedError, "pass a ParallelEnv in create_env_fn"),
         ({"traj_format": "cat"}, MissingArgumentError, "trajs_per_batch"),
         ({"init_fn": 3}, InvalidTypeError, "init_fn"),
         ({"weight_sync_schemes": {}}, UnsupportedError, "MultiSyncDataCollector: .* pass weight_updater="),

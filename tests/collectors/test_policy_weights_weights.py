@@ -259,8 +259,8 @@ def test_weights_by_their_other_names(named: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"weights": Net(), "policy": Net()}, InvalidArgumentError, "given twice"),
-        ({"weights_dict": {"policy": Net()}, "weights": Net()}, InvalidArgumentError, "given twice"),
+        ({"weights": Net(), "policy": Net()}, InvalidArgumentError, "under several names"),
+        ({"weights_dict": {"policy": Net()}, "weights": Net()}, InvalidArgumentError, "under several names"),
         ({"weights_dict": {"actor": Net()}}, InvalidArgumentError, "has one policy, 'policy', got .'actor'."),
         ({"weights": Net(), "model_id": "actor"}, InvalidArgumentError, "has one policy"),
         ({"wieghts": Net()}, InvalidTypeError, "unexpected keyword argument 'wieghts'"),

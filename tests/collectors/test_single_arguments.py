@@ -26,7 +26,7 @@ def test_the_length_is_the_number_of_batches(frames: int, total: int, batches: i
 
 def test_an_endless_collector_has_no_length_and_says_so() -> None:
     collector = make(CountingEnv(SCRIPT))
-    with pytest.raises(EndlessError, match="if it has total_frames") as caught:
+    with pytest.raises(EndlessError, match="unknown without total_frames") as caught:
         len(collector)
     assert isinstance(caught.value, TypeError) and isinstance(caught.value, RuntimeError)
     assert collector and [batch for batch, _ in zip(collector, range(2), strict=False)]
@@ -156,7 +156,7 @@ class TestTheEnd:
             if call == collector.next:
                 assert call() is None
                 continue
-            with pytest.raises(ClosedError, match=r"an environment of its own.*shutdown\(close_env=False\)"):
+            with pytest.raises(ClosedError, match=r"a separate environment.*shutdown\(close_env=False\)"):
                 call()
         assert collector.state_dict()["frames"] == 6 and len(collector) == 1
         collector.update_policy_weights_()

@@ -192,5 +192,5 @@ class TestOfWorkers:
             assert values(collector.next()) == [0.25]
 
     def test_alone_it_has_nobody_to_send_to(self, kind: str) -> None:
-        with pytest.raises(InvalidArgumentError, match="give the updater to a collector first"):
+        with pytest.raises(InvalidArgumentError, match="pass it to one first, with weight_updater="):
             MultiProcessedWeightUpdater().push_weights(Net())

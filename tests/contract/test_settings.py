@@ -44,7 +44,7 @@ def test_settings_can_be_read_and_not_be_set(make: Callable[..., Any]) -> None:
     collector = make()
     assert {name: getattr(collector, name) for name in DEFAULTS} == DEFAULTS
     for name in DEFAULTS:
-        with pytest.raises(UnsupportedError, match=f"{name}: collectors are made with it"):
+        with pytest.raises(UnsupportedError, match=f"{name}: it is fixed when the collector is made"):
             setattr(collector, name, None)
     collector.shutdown()
     given = {

@@ -72,7 +72,9 @@ class Background:
             UnsupportedError: the thread is already running.
         """
         if self.running:
-            raise UnsupportedError("start: the collector collects in the background already")
+            raise UnsupportedError(
+                "start: the collector is already collecting in the background; call stop() first"
+            )
         signal, turn, activity = _Signal(), self._turn, self._activity
         activity.begin()
         self._signal, self._job = signal, self._workers.start(lambda: _run(turn, signal, activity))
@@ -98,7 +100,8 @@ class Background:
         self._activity.hurry()
         if timeout_s is not None and not self._job.wait(timeout_s):
             raise WorkerTimeoutError(
-                f"the batch in the background didn't end within {timeout_s} s; it's the last one: call again to wait on"
+                f"the current background batch did not end within {timeout_s} s; it is the last one: "
+                "call again to keep waiting"
             )
         try:
             return self._job.result()

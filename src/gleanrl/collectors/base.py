@@ -109,7 +109,9 @@ class Setting:
 
     def __set__(self, collector: ConfiguredCollector, value: Any) -> None:
         """Raise an error: a new value would have no effect."""
-        raise UnsupportedError(f"{self._name}: collectors are made with it; make another one to change it")
+        raise UnsupportedError(
+            f"{self._name}: it is fixed when the collector is made; make a new collector to change it"
+        )
 
 
 class ConfiguredCollector(DataCollectorBase):
@@ -176,7 +178,7 @@ class ConfiguredCollector(DataCollectorBase):
         """
         if self._budget.total_frames is None or not self.source.steady:
             raise EndlessError(
-                "a collector has a len() if it has total_frames, and if its batches aren't trajs_per_batch long"
+                "len(): the number of batches is unknown without total_frames, or with trajs_per_batch; iterate instead"
             )
         return -(-self._budget.total_frames // self._budget.frames_per_batch)
 
@@ -281,7 +283,7 @@ class SourceCollector(ConfiguredCollector):
         background = self._handover.background
         if background is not None and background.running:
             raise UnsupportedError(
-                "the collector collects in the background: sample from its buffer, or stop() it"
+                "the collector is collecting in the background: sample from its replay buffer, or call stop() first"
             )
         return self._take(finish)
 
@@ -419,7 +421,9 @@ class SourceCollector(ConfiguredCollector):
             UnsupportedError: it is already collecting in the background.
         """
         if self._handover.feed is None:
-            raise MissingArgumentError("start: the collector needs a buffer to collect into, replay_buffer=")
+            raise MissingArgumentError(
+                "start: the collector has no buffer to collect into; make it with replay_buffer="
+            )
         self._handover.require_open()
         if self._handover.background is None:
             self._handover.background = Background(self._turn)

@@ -60,7 +60,7 @@ def check_finite(columns: Iterable[tuple[Path, torch.Tensor]], num_steps: int, e
         value = column.reshape(-1)[position].item()
         raise NonFiniteError(
             f"{env_name}: environment {env} put out {value} in {as_key(path)!r} at step {t} of the batch; "
-            "pass nonfinite='mark' or 'pass' to the collector to go on with such data"
+            "pass nonfinite='mark' or 'pass' to the collector to accept such data"
         )
 
 
@@ -162,14 +162,14 @@ class BatchColumns:
         if self._counted:
             if any(path[-1] == "step_count" for path in plan.schema.paths):
                 raise InvalidArgumentError(
-                    "max_frames_per_traj: the environment has a 'step_count' already; "
-                    "leave its own limit in place, or remove it"
+                    "max_frames_per_traj: the environment already has a 'step_count'; "
+                    "leave max_frames_per_traj out, or remove that entry"
                 )
             added[_COUNT] = added[_NEXT_COUNT] = Field(torch.Size((1,)), torch.int64)
         if self._versioned:
             if VERSIONS[0] in plan.schema:
                 raise InvalidArgumentError(
-                    "track_policy_version: the environment has a 'policy_version' already"
+                    "track_policy_version: the environment already has a 'policy_version'; remove or rename that entry"
                 )
             added.update(dict.fromkeys(VERSIONS, Field(torch.Size(), torch.int64)))
         if self._nonfinite == "mark":

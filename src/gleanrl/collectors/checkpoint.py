@@ -159,8 +159,10 @@ def loading(
             collection.weights.loaded()
 
     if found.cut:
-        why = found.value.place.why or "the state doesn't say where its environments stood"
-        warn(f"load_state_dict: {len(found.cut)} trajectories end where they were saved, others begin: {why}")
+        why = found.value.place.why or "the state holds no positions of its environments"
+        warn(
+            f"load_state_dict: {len(found.cut)} trajectories end where they were saved, and new ones begin: {why}"
+        )
     return Loading(partial(adopt, collection, found, load_policy), found.cut, found.kept, found.renamed)
 
 

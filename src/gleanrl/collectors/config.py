@@ -87,7 +87,9 @@ class Settings:
             )
         fed, seen = self.feed is not None, self.postproc is not None or self.split_trajs
         if fed and not self.extend_buffer and seen:
-            raise UnsupportedError("extend_buffer=False: postproc and split_trajs need whole batches")
+            raise UnsupportedError(
+                "extend_buffer=False: postproc and split_trajs need whole batches; leave one or the other out"
+            )
         optional_callable("pre_collect_hook", self.pre_collect_hook)
         if self.traj_format not in (None, "padded", "cat"):
             raise InvalidArgumentError(f"traj_format: expected 'padded' or 'cat', got {self.traj_format!r}")
@@ -96,7 +98,9 @@ class Settings:
                 positive(name, getattr(self, name))
         for name in ("traj_format", "trajs_per_write"):
             if self.trajs_per_batch is None and getattr(self, name) is not None:
-                raise MissingArgumentError(f"{name}: it's for whole trajectories: give trajs_per_batch, too")
+                raise MissingArgumentError(
+                    f"{name}: it applies to whole trajectories; pass trajs_per_batch, too"
+                )
 
     def options(self) -> CollectionOptions:
         """Return the collection options."""
@@ -158,6 +162,8 @@ class Settings:
         }
         for name, clash in clashes.items():
             if clash:
-                raise UnsupportedError(f"trajs_per_batch: not together with {name}")
+                raise UnsupportedError(
+                    f"trajs_per_batch: it can't be combined with {name}; leave one of the two out"
+                )
         count = None if self.replay_buffer is not None else int(self.trajs_per_batch)
         return WholeTrajectories(source, count, self.traj_format != "cat")

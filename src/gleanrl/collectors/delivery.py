@@ -86,7 +86,7 @@ class PostProcessing:
             batch = self._postproc(batch)
             if batch is None:
                 raise InvalidTypeError(
-                    f"postproc: expected the batch that is delivered, got None from {self._postproc!r}"
+                    f"postproc: expected the batch to deliver, got None from {self._postproc!r}; return the batch"
                 )
         if self._hook is not None:
             self._hook(batch)
@@ -285,7 +285,7 @@ class BatchDelivery:
         if self.closed:
             raise ClosedError(
                 "the collector was shut down, or its budget is spent, and its environment is closed: make a new "
-                "collector; to evaluate afterwards use an environment of its own, or collect with total_frames=-1 and "
+                "collector; to evaluate afterwards, use a separate environment, or collect with total_frames=-1 and "
                 "end with shutdown(close_env=False)"
             )
 

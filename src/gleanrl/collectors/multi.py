@@ -168,8 +168,8 @@ class WorkersCollector(SourceCollector):
         settings = Settings.of(locals())
         if collector_class not in (None, SyncDataCollector):
             raise UnsupportedError(
-                f"collector_class: workers collect as SyncDataCollector does, not as {collector_class!r}; an entry of "
-                "create_env_fn may be a ParallelEnv, with processes of its own"
+                f"collector_class: expected SyncDataCollector or None, got {collector_class!r}; for more processes "
+                "in a worker, pass a ParallelEnv in create_env_fn"
             )
         factories = makers_of(create_env_fn, create_env_kwargs, num_workers)
         count = len(factories)
@@ -335,7 +335,8 @@ class MultiaSyncDataCollector(WorkersCollector):
     def _dim_of(self, settings: Settings) -> int | None:
         if settings.cat_results not in (None, "stack"):
             raise InvalidArgumentError(
-                f"cat_results: {settings.cat_results!r} isn't for batches of one worker each; leave it out"
+                f"cat_results: expected None, got {settings.cat_results!r}; each batch comes from one worker: "
+                "leave it out"
             )
         return None
 
@@ -362,7 +363,9 @@ class aSyncDataCollector(MultiaSyncDataCollector):
     def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any) -> None:
         given = create_env_fn if isinstance(create_env_fn, (list, tuple)) else [create_env_fn]
         if len(given) != 1:
-            raise LengthError(f"create_env_fn: expected one, got {len(given)}; use MultiaSyncDataCollector")
+            raise LengthError(
+                f"create_env_fn: expected one, got {len(given)}; use MultiaSyncDataCollector for several workers"
+            )
         super().__init__(given, policy, **kwargs)
 
 

@@ -27,7 +27,7 @@ def made_policy(policy: Any, factory: Callable[[], Any] | None) -> Any:
     if factory is None:
         return policy
     if policy is not None:
-        raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
+        raise InvalidTypeError("policy_factory: the policy was given already; pass only one of the two")
     return optional_callable("policy_factory", factory)()
 
 
@@ -146,7 +146,9 @@ def chosen_weights(policy_or_weights: Any, named: Mapping[str, Any]) -> Any:
     forms = (policy_or_weights, *(named.get(name) for name in ("policy_weights", "weights", "policy")))
     given = [form for form in (*forms, several and several["policy"]) if form is not None]
     if len(given) > 1:
-        raise InvalidArgumentError("update_policy_weights_: the weights were given twice; give them once")
+        raise InvalidArgumentError(
+            "update_policy_weights_: the weights were passed under several names; pass them once"
+        )
     return given[0] if given else None
 
 

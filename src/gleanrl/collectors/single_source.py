@@ -289,8 +289,8 @@ class RolloutSource(Source, Stateful[CollectionState]):
             self.reset()
         elif self.plan.stepper.disturbed:
             warn(
-                f"{type(self.env).__name__}: it was stepped or reset outside the collector, whose trajectories can't "
-                "go on; the collector resets it (give the collector an environment of its own)"
+                f"{type(self.env).__name__}: it was stepped or reset outside the collector, so the collector's open "
+                "trajectories end here and it is reset; pass a separate environment to the collector"
             )
             self.reset()
 
@@ -367,7 +367,9 @@ class RolloutSource(Source, Stateful[CollectionState]):
         if kwargs:
             raise UnsupportedError("reset: keyword arguments go to all environments; leave index out")
         if not self.env.batch_size:
-            raise InvalidArgumentError("reset: index is for a batch of environments; this is a single one")
+            raise InvalidArgumentError(
+                "reset: index selects members of a batch of environments, but this is a single one; leave index out"
+            )
         mask = torch.zeros(self.env.batch_size, dtype=torch.bool, device="cpu")
         mask[index.cpu() if isinstance(index, torch.Tensor) else index] = True
         return mask
@@ -388,7 +390,9 @@ class RolloutSource(Source, Stateful[CollectionState]):
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Copy weights into the policy that collects, and increment its version."""
         if worker_ids is not None:
-            raise InvalidTypeError("worker_ids: the collector has neither workers nor a weight_updater")
+            raise InvalidTypeError(
+                "worker_ids: the collector has neither workers nor a weight_updater; leave it out"
+            )
         self.weights.push(weights)
         self.policy_version += 1
 

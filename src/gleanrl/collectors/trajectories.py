@@ -152,7 +152,7 @@ def _id_and_mask(
     mask = (*ids[:-1], "mask")
     if ids == mask:
         raise InvalidArgumentError(
-            f"trajectory_key={as_key(ids)!r} is the key of the mask; name the ids otherwise"
+            f"trajectory_key={as_key(ids)!r} is the key of the mask; choose another key for the ids"
         )
     return ids, mask
 

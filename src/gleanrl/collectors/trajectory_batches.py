@@ -160,7 +160,9 @@ class WholeTrajectories(Source):
 
     def collect(self, grant: Grant) -> Collected:
         """Raise an error: a batch outside the budget would leave gaps in trajectories."""
-        raise UnsupportedError("rollout: not with trajs_per_batch, whose trajectories would have holes")
+        raise UnsupportedError(
+            "rollout: not available with trajs_per_batch, whose trajectories would have gaps; iterate instead"
+        )
 
     @property
     def spent(self) -> int:

@@ -51,7 +51,9 @@ class WeightUpdaterBase(ABC):
             InvalidArgumentError: the updater belongs to another collector already.
         """
         if self.collector not in (None, collector):
-            raise InvalidArgumentError("weight_updater: it belongs to another collector; make one for each")
+            raise InvalidArgumentError(
+                "weight_updater: it already belongs to another collector; make one updater for each collector"
+            )
         self._collector = weakref.ref(collector)
 
     @property
@@ -166,7 +168,9 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
 
     def _sync_weights_with_worker(self, *, worker_id: Any = None, server_weights: Any) -> None:
         if self.collector is None:
-            raise InvalidArgumentError("push_weights: give the updater to a collector first, weight_updater=")
+            raise InvalidArgumentError(
+                "push_weights: the updater has no collector; pass it to one first, with weight_updater="
+            )
         self.collector.send_weights(server_weights, worker_id)
         for place, target in self.policy_weights.items():
             if server_weights is not None and worker_id in (None, place):

@@ -48,7 +48,7 @@ def test_classes():
 
 def test_environments_of_nodes_and_of_their_workers():
     assert count_of([CountingEnv] * 3, None) == 3 and count_of(CountingEnv, 2) == 2
-    with pytest.raises(MissingArgumentError, match="how many nodes"):
+    with pytest.raises(MissingArgumentError, match="the number of nodes is unknown"):
         count_of(CountingEnv, None)
     with pytest.raises(InvalidArgumentError, match="got none"):
         count_of([], None)

@@ -64,25 +64,25 @@ def class_of(collector_class: Any, num_workers: int, sync: bool = False) -> type
     base = next((base for base in bases if isinstance(found, type) and issubclass(found, base)), None)
     if base is None:
         raise UnsupportedError(
-            f"collector_class: nodes collect with {', '.join(base.__name__ for base in bases)} or classes of these, "
+            f"collector_class: nodes collect with {', '.join(base.__name__ for base in bases)} or subclasses of these, "
             f"not with {found!r}"
         )
     replaced = overridden(found, *_BYPASSED, of=base)
     if replaced:
         raise UnsupportedError(
-            f"collector_class: {found.__name__} replaces {replaced}, which nodes don't call"
+            f"collector_class: {found.__name__} replaces {replaced}, which nodes don't call; remove these methods"
         )
     if num_workers != 1 and (
         not issubclass(found, WorkersCollector) or issubclass(found, aSyncDataCollector)
     ):
         raise UnsupportedError(
-            f"num_workers_per_collector={num_workers}: {found.__name__} hasn't several workers; give "
+            f"num_workers_per_collector={num_workers}: {found.__name__} has one worker; pass "
             "collector_class='sync' or 'async'"
         )
     if sync and num_workers > 1 and issubclass(found, MultiaSyncDataCollector):
         raise UnsupportedError(
-            "sync: nothing is stepped between two batches, so that only one worker of each node would be at work; "
-            "give collector_class='sync'"
+            "sync: environments aren't stepped between batches, so only one worker of each node would collect; "
+            "pass collector_class='sync'"
         )
     return found
 
@@ -96,7 +96,9 @@ def count_of(create_env_fn: Any, num_collectors: Any) -> int:
     if num_collectors is not None:
         return positive("num_collectors", num_collectors)
     if not isinstance(create_env_fn, Sequence):
-        raise MissingArgumentError("num_collectors: how many nodes? Give it, or a list of create_env_fn")
+        raise MissingArgumentError(
+            "num_collectors: the number of nodes is unknown; pass it, or a list as create_env_fn"
+        )
     if not create_env_fn:
         raise InvalidArgumentError("create_env_fn: expected an entry for each node, got none")
     return len(create_env_fn)
@@ -136,7 +138,7 @@ def keywords_of(collector_kwargs: Any, count: int) -> list[dict[str, Any]]:
         unfit = [name for name in _OURS if name in (given or {})]
         if unfit:
             raise UnsupportedError(
-                f"collector_kwargs: {unfit} can't be given to nodes; give it to the collector"
+                f"collector_kwargs: {unfit} can't be passed to nodes; pass it to the collector itself"
             )
         found.append(dict(given or {}))
     return found
@@ -156,8 +158,8 @@ def options_of_actors(remote_configs: Any, count: int) -> list[dict[str, Any]]:
         unfit = [name for name in _OWN_OPTIONS if name in (given or {})]
         if unfit:
             raise UnsupportedError(
-                f"remote_configs: {unfit}: the collector makes lost nodes anew itself, and calls them one by one; give "
-                "on_worker_error and max_restarts"
+                f"remote_configs: {unfit} can't be set, because the collector itself restarts lost nodes and orders "
+                "their calls; pass on_worker_error and max_restarts to it instead"
             )
         found.append({**_OPTIONS, **(given or {})})
     return found

@@ -79,7 +79,9 @@ class AsynchronousNodes(NodeSource):
 
     def collect(self, grant: Grant) -> Collected:
         """Raise an error: nodes collect ahead, within the budget."""
-        raise UnsupportedError("rollout: nodes that collect asynchronously collect within the budget only")
+        raise UnsupportedError(
+            "rollout: asynchronous nodes collect within the budget only; iterate instead, or pass sync=True"
+        )
 
     def _order_all(self, budget: Grants) -> None:
         """Send orders to all nodes, as far as the budget allows.

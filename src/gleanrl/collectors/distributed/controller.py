@@ -229,8 +229,8 @@ class NodeController:
         del self._starting[number]
         error = WorkerTimeoutError(
             f"node {number} didn't start within {self._start_s} s: it asks for {dict(self._makers[number].options)}, "
-            f"and of the cluster's {self._ray.cluster_resources()} there are {self._ray.available_resources()} left; "
-            "give remote_configs that fit"
+            f"the cluster has {self._ray.cluster_resources()}, and {self._ray.available_resources()} are free; "
+            "pass remote_configs that fit, or timeouts with a longer start_s"
         )
         if not self.now.nodes[number].losses.number:
             raise error

@@ -308,12 +308,13 @@ class RayCollector(SourceCollector):
         """
         if self._sync or self.settings.trajs_per_batch is not None:
             raise UnsupportedError(
-                "add_collectors: batches with a share of each node, and whole trajectories, are of a fixed number of "
+                "add_collectors: batches with a share of each node, and whole trajectories, need a fixed number of "
                 "nodes; make a new collector"
             )
         if policy not in (None, self.policy) or num_envs not in (None, max(self._num_workers, 1)):
             raise UnsupportedError(
-                "add_collectors: all nodes have one policy, and as many workers; make a new collector"
+                "add_collectors: all nodes share one policy and have equally many workers; leave policy and num_envs "
+                "out, or make a new collector"
             )
         with self.pause():
             several = isinstance(create_env_fn, (list, tuple))
@@ -333,7 +334,7 @@ def _interval_of(max_weight_update_interval: Any, update_after_each_batch: bool)
         return None
     if update_after_each_batch:
         raise UnsupportedError(
-            "update_after_each_batch: it sends weights at every hand-over; leave out max_weight_update_interval"
+            "update_after_each_batch: it sends weights at every handover; leave out max_weight_update_interval"
         )
     return interval
 

@@ -230,7 +230,9 @@ class NodeSource(Source):
         """Return the state of each node under ``"worker0"`` and so on, without batches under way."""
         if self.fleet.closed:
             if self._last_state is None:
-                raise ClosedError("state_dict: the nodes have ended, and with them what is to be saved")
+                raise ClosedError(
+                    "state_dict: the nodes have ended without saving their state; call state_dict() before they end"
+                )
             return self._last_state
         self.fleet.settle()
         ledger = self.fleet.now.ledger

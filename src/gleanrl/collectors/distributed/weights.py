@@ -107,8 +107,8 @@ class BroadcastWeights:
             return
         if weights is None and self._policy is None:
             raise PolicyError(
-                "update_policy_weights_: the policy was made in the nodes: give the weights, a TensorDict of them, a "
-                "module like it, or its state_dict()"
+                "update_policy_weights_: the policy was made in the nodes; pass the weights: a TensorDict, a module "
+                "like the policy, or its state_dict()"
             )
         others = weights is not None or nodes is not None
         given = self._policy if weights is None else weights
