@@ -234,7 +234,7 @@ def test_what_is_refused():
             made(**options)
     with pytest.raises(InvalidTypeError, match="reward_fn"):
         made(reward=3)
-    with pytest.raises(UnsupportedError, match="Foreign has none"):
+    with pytest.raises(UnsupportedError, match="got a Foreign"):
         made(sampler=Foreign())
     for key, missing in (("desired_goal", "goal_key"), ("achieved_goal", "achieved_goal_key")):
         buffer = made()

@@ -94,7 +94,7 @@ def test_other_data_are_refused() -> None:
     for wrong in (TensorDict({"a": torch.zeros(2)}, []), TensorDict({"shift": torch.zeros(2)}, [2])):
         with pytest.raises(CheckpointError):
             TED2Flat()(wrong)
-    with pytest.raises(CheckpointError, match="no steps"):
+    with pytest.raises(CheckpointError, match="at least one step"):
         TED2Nested()(TensorDict({"a": torch.zeros(0)}, [0]))
     empty = TensorDict({"a": torch.zeros(2, 0), "next": {"a": torch.zeros(2, 0)}}, [2, 0])
     assert Flat2TED()(TED2Flat()(empty)).batch_size == (2, 0)

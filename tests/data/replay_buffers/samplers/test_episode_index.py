@@ -161,7 +161,7 @@ def test_ends_that_are_given(given_ends, written):
     again = pickle.loads(pickle.dumps(table))
     assert runs(again, storage) == [(0, 3), (3, 3), (6, 2)]
     fill(storage, TensorDict({"x": torch.arange(written)}, [written]))
-    with pytest.raises(UnsupportedError, match="the storage has been written since; name keys"):
+    with pytest.raises(UnsupportedError, match="the storage was written since; give end_key"):
         table.of(storage)
 
 
@@ -173,7 +173,7 @@ def test_given_ends_join_those_that_are_stored():
 
 def test_given_ends_of_another_length():
     table, storage = table_of({"x": IDS}, flags(2, count=7)[:, 0])
-    with pytest.raises(SchemaError, match="ends: expected one value for each of the 8 stored, got 7"):
+    with pytest.raises(SchemaError, match="ends: expected one value for each of the 8 stored rows, got 7"):
         table.of(storage)
 
 

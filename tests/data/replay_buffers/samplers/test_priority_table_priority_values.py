@@ -60,7 +60,7 @@ def test_sums_are_taken_in_double_precision():
 
 
 def test_values_of_another_number_of_items():
-    with pytest.raises(SchemaError, match=r"priority: expected 4 items, got \(3, 2, 2\)"):
+    with pytest.raises(SchemaError, match=r"priority: expected 4 items, got shape \(3, 2, 2\)"):
         reduce_priority(VALUES, 4, "max")
 
 

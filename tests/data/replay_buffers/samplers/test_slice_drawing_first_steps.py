@@ -160,7 +160,7 @@ def test_priorities_of_other_steps_come_back_with_shorter_slices():
 
 
 def test_a_left_overhang_is_turned_off():
-    with pytest.warns(UserWarning, match="left overhang is turned off"):
+    with pytest.warns(UserWarning, match="the left value is ignored"):
         buffer = buffer_of([5], span=(1, 1))
     assert buffer.sampler.unit.rule.left == 0 and buffer.sampler.unit.rule.right == 1
 

@@ -60,7 +60,7 @@ def test_stale_records_are_left_out():
     sampler.max_staleness = 1
     assert buffer.sample()["policy_version"].unique().tolist() == [9]
     sampler.consumer_version = 100
-    with pytest.raises(EmptyBufferError, match=r"consumer_version=100 .* the least staleness is 91"):
+    with pytest.raises(EmptyBufferError, match=r"consumer_version=100 .* the smallest staleness is 91"):
         buffer.sample()
     buffer.extend(TensorDict({"policy_version": torch.tensor([100, 99])}, [2]))
     assert buffer.sample()["policy_version"].unique().tolist() == [99, 100], "writes count at once"

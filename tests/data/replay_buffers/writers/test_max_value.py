@@ -137,7 +137,9 @@ def test_a_rank_that_is_no_number_changes_nothing(storage):
 def test_records_without_a_rank_are_refused():
     rb = best()
     before = fingerprint(rb.state_dict())
-    with pytest.raises(MissingKeyError, match="extend: the rank key 'rank' .* which has \\['x'\\]"):
+    with pytest.raises(
+        MissingKeyError, match="extend: expected .* at the rank key 'rank', the record has \\['x'\\]"
+    ):
         rb.extend(TensorDict({"x": torch.zeros(2)}, [2]))
     with pytest.raises(ValueError, match="takes TensorDicts, got Tensor"):
         rb.extend(torch.zeros(2))

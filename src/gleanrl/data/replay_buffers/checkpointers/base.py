@@ -98,11 +98,15 @@ class StorageCheckpointerBase(ABC):
             IncompatibleCheckpointError: no class in this program has registered the form.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get(_PACKED), Mapping):
-            raise CorruptCheckpointError("a storage's state without a form")
+            raise CorruptCheckpointError(
+                "a storage's state: expected the name of a form and the packed state"
+            )
         form = state.get("form")
         kind = cls._forms.get(form) if isinstance(form, str) else None
         if kind is None:
-            raise IncompatibleCheckpointError(f"the storage's form, {form!r:.100}, isn't known here")
+            raise IncompatibleCheckpointError(
+                f"the storage's form, {form!r:.100}, isn't known here: import the class of its checkpointer"
+            )
         try:
             packed = state[_PACKED] if kind.makes_columns else _read(state[_PACKED])
             found = kind.unpack(packed if kind.takes_segments else with_tensors(packed))
@@ -161,7 +165,9 @@ def with_tensors(state: Any) -> Any:
     if not isinstance(columns, Segmented):
         return _read(state)
     if not columns.layout.fields:
-        raise CorruptCheckpointError("rows without generations")
+        raise CorruptCheckpointError(
+            "a storage's rows: expected generations as the first column, got no column"
+        )
     generations, *rest = columns.tensors()
     return {**state, "generations": generations, "columns": rest}
 

@@ -130,7 +130,9 @@ def with_records(state: Any) -> dict[str, Any]:
         CorruptCheckpointError: `state` isn't the state of a buffer.
     """
     if not isinstance(state, dict) or "_storage" not in state:
-        raise CorruptCheckpointError("a buffer without a storage")
+        raise CorruptCheckpointError(
+            "a buffer's state: expected a dictionary with '_storage', got a state without a storage"
+        )
     return {**state, "_storage": StorageCheckpointerBase.unpacked(state["_storage"])}
 
 

@@ -90,20 +90,26 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         for place, column in enumerate(columns):
             if isinstance(column, (torch.Tensor, Unread)):
                 if column.shape[0] != count:
-                    raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
+                    raise CorruptCheckpointError(
+                        f"column {paths[place]}: expected {count} rows, got {column.shape[0]}"
+                    )
                 plan[place] = [(place, IN_PLACE)]
         # Check all row numbers first: `spread` copies in C++ without checking bounds, and the file may be damaged.
         for position, kept in apart.items():
             path = paths[position]
             if path[:1] != ("next",) or columns[position] is not None:
-                raise CorruptCheckpointError(f"a column at {path} that stands elsewhere")
+                raise CorruptCheckpointError(
+                    f"column {path}: expected separate rows only under 'next', and not of a whole column"
+                )
             source = paths.index(path[1:])
             column, rows, values = columns[source], kept["rows"], kept["values"]
             alike = values.dtype is column.dtype and values.shape == (*rows.shape, *column.shape[1:])
             numbers = rows.dtype is torch.int64 and rows.ndim == 1
             inside = numbers and rows.numpy().min(initial=0) >= 0 and rows.numpy().max(initial=0) < count
             if not inside or not alike or not count:
-                raise CorruptCheckpointError(f"rows of {path} that aren't those of a column")
+                raise CorruptCheckpointError(
+                    f"column {path}: expected separate rows of {column.dtype}, with numbers in [0, {count})"
+                )
             plan[source].append((position, following))
         made = spread_out(columns, count, plan)
         left = [(p, np.ascontiguousarray(kept["rows"].numpy()), kept["values"]) for p, kept in apart.items()]

@@ -106,7 +106,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         """Return the state in the file."""
         file = packed["file"]
         if not isinstance(file, Attachment):
-            raise CorruptCheckpointError("a storage without its file")
+            raise CorruptCheckpointError("a storage's state: expected an HDF5 file, got none")
         found, columns = hdf5.decoded(file.data)
         state = found["storage"]
         if "columns" in state:
@@ -129,7 +129,10 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         if place.suffix != ".h5":
             super().dumps(storage, path, keep)
         elif positive("keep", keep) != 1:
-            raise InvalidArgumentError(f"keep: {place} is a file, which holds one checkpoint; got {keep}")
+            raise InvalidArgumentError(
+                f"keep: expected 1, because the file {place} holds one checkpoint, got {keep}; for several, give a "
+                "folder"
+            )
         else:
             files.make_lasting_dir(place.parent)
             atomic_files.remove_abandoned(place.parent, files.names(place.parent), ".h5")
@@ -138,8 +141,8 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
                 atomic_files.replace_file(place, partial(self._write, state))
             except IsADirectoryError as cause:
                 raise CheckpointError(
-                    f"{place}: expected a file, which '.h5' says, got a directory: give the file another name, "
-                    "or a folder without that suffix"
+                    f"{place}: expected a file, because the name ends in '.h5', got a directory: give the file another "
+                    "name, or a folder without that suffix"
                 ) from cause
             finally:
                 for source in sources_in(state):

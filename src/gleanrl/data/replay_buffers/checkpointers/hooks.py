@@ -47,7 +47,9 @@ class _Hook:
         leaves = flatten(data)
         for path, leaf in leaves.items():
             if not isinstance(leaf, torch.Tensor) or path in self._own():
-                raise CheckpointError(f"{as_key(path)!r}: only tensors, under other keys than {self._own()}")
+                raise CheckpointError(
+                    f"{as_key(path)!r}: expected a tensor, under another key than {self._own()}, which the hook adds"
+                )
         if not data.ndim:
             raise CheckpointError("expected steps in the last batch dimension, got a TensorDict without any")
         rows, paths = data.batch_size.numel(), list(leaves)
@@ -75,7 +77,9 @@ class _Hook:
                     columns[("next", *path)] = None
             found = join(list(columns), list(columns.values()), _streams(shape, int(shift)), offsets)
         except (KeyError, IndexError, ValueError, AttributeError) as cause:
-            raise CorruptCheckpointError(f"nothing that a hook made of trajectories: {cause}") from cause
+            raise CorruptCheckpointError(
+                f"expected data that TED2Flat or TED2Nested made: {cause}"
+            ) from cause
         made = TensorDict({}, shape)
         for path, column in zip(columns, found, strict=True):
             made.set(path, column.reshape(*shape, *column.shape[1:]))
@@ -154,7 +158,7 @@ class TED2Nested(_Hook):
         leaves = flatten(flat)
         offsets, count = leaves.pop(_OFFSETS), len(flat[_OFFSETS]) - 1
         if not count:
-            raise CheckpointError("there are no steps to make nested tensors of")
+            raise CheckpointError("expected at least one step to make nested tensors of, got none")
         ends = {data.numel(): offsets, data.numel() + count: offsets + torch.arange(count + 1)}
         own = {key: leaves.pop(key) for key in self._own()[2:]}
         nested = TensorDict({}, [count])

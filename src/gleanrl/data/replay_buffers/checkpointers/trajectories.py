@@ -259,14 +259,16 @@ def check_rows(state: Mapping[str, Any]) -> None:
         or not all(isinstance(path, (list, tuple)) for path in paths)
         or not all(type(size) is int for size in (steps, *batch))
     ):
-        raise CorruptCheckpointError("a storage without sizes, columns or paths")
+        raise CorruptCheckpointError("a storage's state: expected sizes, columns and paths as lists")
     count = steps * prod(batch)
     if (
         not isinstance(generations, torch.Tensor)
         or generations.dtype is not torch.int64
         or len(generations) != count
     ):
-        raise CorruptCheckpointError(f"a storage of {count} rows that holds others")
+        raise CorruptCheckpointError(
+            f"a storage's state: expected generations of {count} rows, ({count},) int64"
+        )
 
 
 def paths_of(state: Mapping[str, Any]) -> list[Path]:
@@ -381,7 +383,9 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         or (begins > count).any()  # otherwise the differences in `steps` may overflow
         or (steps <= 0).any()
     ):
-        raise CorruptCheckpointError("trajectories that aren't the storage's rows")
+        raise CorruptCheckpointError(
+            f"offsets of trajectories: expected int64 numbers that rise from 0 to {count}"
+        )
     shared = {
         paths.index(path[1:]): place
         for place, path in enumerate(paths)
@@ -398,9 +402,12 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
     plan: Plan = {}
     for place, column in enumerate(columns):
         if isinstance(column, (torch.Tensor, Unread)):
-            if column.shape[0] != count + (len(steps) if place in shared else 0):
-                raise CorruptCheckpointError(f"a column at {paths[place]} of other rows")
             both = place in shared
+            expected = count + (len(steps) if both else 0)
+            if column.shape[0] != expected:
+                raise CorruptCheckpointError(
+                    f"column {paths[place]}: expected {expected} rows, got {column.shape[0]}"
+                )
             plan[place] = [(place, before), (shared[place], after)] if both else [(place, apart)]
     return spread_out(columns, count, plan)
 

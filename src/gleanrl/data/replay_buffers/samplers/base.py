@@ -401,8 +401,9 @@ class Sampler(Part, Stateful[Any]):
         if isinstance(value, SamplerState) and value.running is None and value.priorities is None:
             return value
         raise SchemaError(
-            f"load_state_dict: a {type(self).__name__} can't go on where records moved, since the ring had come "
-            "around: build the storage with the same max_size"
+            "load_state_dict: the state was saved with a storage of another max_size, so its records move to other "
+            f"slots, and the state of a {type(self).__name__} may refer to the old ones: build the storage with the "
+            "same max_size"
         )
 
     def place(self) -> Any:

@@ -53,7 +53,8 @@ class Mixture(Stateful[GeneratorState]):
     ) -> None:
         if sample_from_all and p is not None:
             raise UnsupportedError(
-                "p says how often members are chosen, sample_from_all takes every one: give one of them"
+                "p and sample_from_all exclude each other, because sample_from_all=True samples every member; give "
+                "one of them"
             )
         self.members = members
         self.sample_from_all = bool(sample_from_all)
@@ -82,8 +83,8 @@ class Mixture(Stateful[GeneratorState]):
         parts = self.num_buffer_sampled
         if batch_size < 1 or batch_size % parts:
             raise InvalidArgumentError(
-                f"batch_size: expected a multiple of {parts}, the parts that a batch is sampled in "
-                f"(num_buffer_sampled), got {batch_size}"
+                f"batch_size: expected a multiple of {parts}, the number of parts of a batch (num_buffer_sampled), "
+                f"got {batch_size}"
             )
         return batch_size // parts
 
@@ -126,7 +127,8 @@ def _checked_count(count: Any, members: int, sample_from_all: bool) -> int | Non
     count = positive("num_buffer_sampled", count)
     if sample_from_all and count != members:
         raise InvalidArgumentError(
-            f"num_buffer_sampled: sample_from_all samples all {members} members, got {count}; leave it out"
+            f"num_buffer_sampled: expected {members}, because sample_from_all=True samples every member, got {count}; "
+            "leave it out"
         )
     return count
 
@@ -180,7 +182,7 @@ class SamplerEnsemble(Shown):
             if not isinstance(sampler, Sampler):
                 raise InvalidArgumentError(f"samplers: expected Samplers, got {sampler!r}")
         if not samplers:
-            raise InvalidArgumentError("samplers: an ensemble has at least one")
+            raise InvalidArgumentError("samplers: expected at least one, got none")
         self._samplers = samplers
         self.mixture = Mixture(len(samplers), p, sample_from_all, num_buffer_sampled)
         """Chooses the sampler of each part of a batch."""

@@ -123,8 +123,8 @@ class EpisodeTable(Follower[Storage]):
         assert native is not None
         if self._static and not all(change.amended for change in changes):
             raise UnsupportedError(
-                "ends, trajectories: they describe what was stored when they were given, and the storage has "
-                "been written since; name keys instead"
+                "ends, trajectories: they describe the records stored when they were given, but the storage was "
+                "written since; give end_key or traj_key instead"
             )
         if self._reader is None or storage.pieces is not self._reader.pieces:
             self._look_at_all(storage)
@@ -143,7 +143,8 @@ class EpisodeTable(Follower[Storage]):
         """Write everything stored to the native table, the oldest step first."""
         if not storage.ordered:
             raise UnsupportedError(
-                "slices need records in the order of time; those that are stored were chosen by what they hold"
+                "slices need records in the order of time, but a writer that chooses records by their values (for "
+                "example TensorDictMaxValueWriter) stored these; use RoundRobinWriter"
             )
         self._check_given(len(storage))
         self.unfollow()  # if a step below raises, the next `sync` reads the whole storage again
@@ -157,7 +158,7 @@ class EpisodeTable(Follower[Storage]):
         for name, given in (("ends", self._ends), ("trajectories", self._trajectories)):
             if given is not None and given.shape[0] != rows:
                 raise SchemaError(
-                    f"{name}: expected one value for each of the {rows} stored, got {given.shape[0]}"
+                    f"{name}: expected one value for each of the {rows} stored rows, got {given.shape[0]}"
                 )
 
     def _tell(self, native: Episodes, start: int, stop: int) -> None:

@@ -205,8 +205,8 @@ def with_hindsight(sampler: Sampler, rule: HindsightRule, table: EpisodeTable) -
     """
     if not isinstance(sampler, UnitSampler):
         raise UnsupportedError(
-            f"sampler: goals are drawn beside the units of RandomSampler, SamplerWithoutReplacement, "
-            f"PrioritizedSampler and the samplers of slices, a {type(sampler).__name__} has none"
+            f"sampler: hindsight goals need RandomSampler, SamplerWithoutReplacement, PrioritizedSampler or a sampler "
+            f"of slices, got a {type(sampler).__name__}"
         )
     sampler.unit = Hindsight(_plain(sampler.unit), rule, table)
     return sampler

@@ -58,7 +58,7 @@ def number(name: str, value: Any) -> float:
 def reduce_priority(values: torch.Tensor, count: int, reduction: str) -> torch.Tensor:
     """Return one priority for each of `count` items, reduced from ``(count, ...)`` values."""
     if values.shape[:1] != (count,):
-        raise SchemaError(f"priority: expected {count} items, got {tuple(values.shape)}")
+        raise SchemaError(f"priority: expected {count} items, got shape {tuple(values.shape)}")
     flat = values.flatten(1) if values.ndim > 1 else values[:, None]
     if flat.shape[1] == 1 or not count:
         return flat.reshape(-1)
@@ -77,7 +77,7 @@ def check_reduction(reduction: str) -> str:
 def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Return `values` as ``(count,)`` of `dtype` on the CPU; one number is repeated for all slots."""
     if isinstance(values, torch.Tensor) and not has_memory(values):
-        raise InvalidTypeError(f"{name}: expected numbers, got a tensor without memory")
+        raise InvalidTypeError(f"{name}: expected numbers, got a tensor without memory (a meta tensor?)")
     if isinstance(values, torch.Tensor) and values.shape == (count,) and values.dtype in _DIRECT[dtype]:
         # The fast path for tensors of training loops: calls without effect are skipped, because they take time.
         found = values.detach() if values.requires_grad else values
@@ -302,7 +302,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         most = self.max_capacity
         if most is not None and storage.max_size - max(storage.rows_per_step, 1) >= most:
             raise InvalidArgumentError(
-                f"max_capacity={most} is less than the {storage.max_size} rows of the storage"
+                f"max_capacity={most} is less than the {storage.max_size} rows of the storage; raise it or leave it out"
             )
 
     def _make(self, storage: Storage) -> Priorities:
@@ -363,7 +363,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
             native.draw(given, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served)
         except RuntimeError as cause:  # the core raises it here only if no row can be drawn
             raise EmptyBufferError(
-                "can't sample: all stored priorities are 0, and eps is; give some row a priority above 0"
+                "can't sample: all stored priorities are 0 and eps is 0; give a row a priority above 0, or set eps"
             ) from cause
         return slots, weight if self.dtype == torch.float32 else weight.to(self.dtype), generation
 

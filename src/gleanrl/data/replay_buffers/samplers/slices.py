@@ -29,12 +29,13 @@ def _told(name: str, what: str) -> Any:
     return property(attrgetter(f"_slices.rule.{name}"), doc=what)
 
 
-_NUM_SLICES = _told("num_slices", "Slices in a batch; None where `slice_len` says.")
-_SLICE_LEN = _told("slice_len", "Steps of a slice; None where `num_slices` says.")
+_NUM_SLICES = _told("num_slices", "Slices in a batch; None if `slice_len` is given.")
+_SLICE_LEN = _told("slice_len", "Steps of a slice; None if `num_slices` is given.")
 _STRICT_LENGTH = _told("strict", "Whether trajectories shorter than a slice are left out.")
-_TRUNCATED_KEY = _told("truncated_key", "Where the last step of every slice is flagged; None for nowhere.")
+_TRUNCATED_KEY = _told("truncated_key", "Key that flags the last step of every slice; None for no flag.")
 _SPAN = _told(
-    "span", "``(left, right)``: steps by which slices may overhang; True for all but one, False for none."
+    "span",
+    "``(left, right)``: steps by which slices may overhang; True for all but one step, False for none.",
 )
 
 
@@ -230,7 +231,8 @@ class PrioritizedSliceSampler(Prioritized):
         rule = slice_rule(num_slices, slice_len, strict_length, span, pad, truncated_key, init_key)
         if rule.left:
             warnings.warn(
-                f"span={span!r}: a slice begins with the step that was drawn; the left overhang is turned off",
+                f"span={span!r}: a PrioritizedSliceSampler begins each slice with the drawn step; the left value is "
+                "ignored",
                 stacklevel=2,
             )
         table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, cache_values)
@@ -263,7 +265,7 @@ def _table(
     static = ends is not None or trajectories is not None
     if static and (not cached or end_keys or traj_key is not None):
         raise UnsupportedError(
-            "ends, trajectories: they need cache_values=True, and neither end_key nor traj_key beside them"
+            "ends, trajectories: they need cache_values=True and exclude end_key, end_keys and traj_key"
         )
     if ends is not None and trajectories is not None:
         raise UnsupportedError("ends and trajectories exclude each other; give one of them")

@@ -135,9 +135,9 @@ class StalenessAwareSampler(Sampler):
         upto = weight.cumsum(0)
         if not upto[-1] > 0:
             raise EmptyBufferError(
-                f"can't sample: no stored record has a weight with consumer_version={consumer} and max_staleness="
-                f"{self.max_staleness}; the least staleness is {int(staleness.min())}. Send newer weights to the "
-                "collector, or allow more"
+                f"can't sample: all stored records have weight 0 with consumer_version={consumer} and max_staleness="
+                f"{self.max_staleness}; the smallest staleness is {int(staleness.min())}. Send newer weights to the "
+                "collector, or raise max_staleness"
             )
         self._found = _Weights(moment, staleness, upto)
         return self._found

@@ -106,7 +106,8 @@ class EpochSampler(UnitSampler):
                 self.adopt(before)
                 raise InvalidArgumentError(
                     f"batch_size={batch_size} with drop_last=True asks for {count} {self.unit.name(length)}, but only "
-                    f"{len(items)} {self.unit.name(length)} are stored: no batch is left"
+                    f"{len(items)} {self.unit.name(length)} are stored: no batch is left; use a "
+                    "smaller batch_size, or drop_last=False"
                 )
         self.running = self.running.at(position)
         self.ran_out = not self._has(storage, fewest, length)
@@ -221,7 +222,8 @@ class EpochSampler(UnitSampler):
         if self.unit.serves_more and not self.unit.by_generation:
             generations = None  # earlier releases saved them with goals in hindsight
         if size and (generations is not None) != self.unit.by_generation:
-            raise reader.wrong("generations", "those of the units that such a sampler draws")
+            expected = "one for each item" if self.unit.by_generation else "None"
+            raise reader.wrong("generations", f"{expected}, as a {type(self).__name__} saves them")
         return value._replace(running=Epoch(None, rows, size, position, items, generations))
 
     def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:

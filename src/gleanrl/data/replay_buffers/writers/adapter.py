@@ -69,8 +69,8 @@ class FamiliarWriter(Adapter, Writer):
         """Return the value of a saved state."""
         if "load_state_dict" in self.own and isinstance(stored, StorageState) and stored.moved is not None:
             raise SchemaError(
-                f"load_state_dict: a {type(self.part).__name__} may know the max_size of the saved storage: build this "
-                "one with the same"
+                "load_state_dict: the state was saved with a storage of another max_size, to which the state of a "
+                f"{type(self.part).__name__} may refer: build the storage with the same max_size"
             )
         if "load_state_dict" not in self.own:
             return super().parse(state, stored)

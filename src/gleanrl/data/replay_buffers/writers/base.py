@@ -64,7 +64,7 @@ class Writer(Part, Stateful[Any]):
         if owner is not None and owner.storage is not storage.given:
             raise InvalidArgumentError(
                 f"register_storage: this {type(self).__name__} belongs to a {type(owner).__name__} with "
-                "another storage; use the buffer's set_storage, or a writer of its own for this storage"
+                "another storage; use the buffer's set_storage, or give this storage another writer"
             )
         self._storage = storage
         if overridden(self, "add", "extend", of=Writer):

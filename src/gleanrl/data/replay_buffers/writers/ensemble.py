@@ -35,7 +35,7 @@ class WriterEnsemble(Shown):
             if not isinstance(writer, Writer):
                 raise InvalidArgumentError(f"writers: expected Writers, got {writer!r}")
         if not writers:
-            raise InvalidArgumentError("writers: an ensemble has at least one")
+            raise InvalidArgumentError("writers: expected at least one, got none")
         self._writers = writers
 
     def __len__(self) -> int:

@@ -176,8 +176,8 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
             )
         if storage.max_size == UNBOUNDED:
             raise InvalidArgumentError(
-                f"a {type(self).__name__} keeps the best of as many as fit, and the storage takes any number; give "
-                "it a max_size"
+                f"a {type(self).__name__} evicts the worst record when the storage is full, but this storage has no "
+                "limit; give it a max_size"
             )
         self._read(storage)
 
@@ -226,7 +226,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         if not isinstance(value, torch.Tensor) or value.is_complex():
             keys = [as_key(as_path(key)) for key in record.keys(True, True)]
             raise MissingKeyError(
-                f"{where}: the rank key {self.rank_key!r} is no real tensor of the record, which has {keys}"
+                f"{where}: expected a tensor of real numbers at the rank key {self.rank_key!r}, the record has {keys}"
             )
         return value
 
@@ -238,8 +238,8 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         bad = ranks.isnan()
         if bad.any():
             raise NonFiniteError(
-                f"{where}: the rank {self.rank_key!r} of record {int(bad.nonzero()[0])} is NaN; records are "
-                "ranked by numbers, nothing was stored"
+                f"{where}: the rank {self.rank_key!r} of record {int(bad.nonzero()[0])} is NaN; expected a "
+                "number, nothing was stored"
             )
         return ranks.numpy()
 

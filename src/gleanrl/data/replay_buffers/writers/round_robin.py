@@ -80,7 +80,7 @@ class RoundRobinWriter(Writer):
         if num_steps < capacity and cursor != num_steps:
             raise reader.wrong(
                 "cursor",
-                f"{num_steps}, behind the {num_steps} of {capacity} time steps stored; load the storage's state too",
+                f"{num_steps}, after the {num_steps} of {capacity} time steps stored; load the storage's state too",
             )
         return Cursor(cursor)
 
