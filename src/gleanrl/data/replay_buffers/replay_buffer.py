@@ -338,9 +338,9 @@ class ReplayBuffer(Composed):
             of the draw. The sequence of batches depends on this number only if records or priorities are written in
             between. It never depends on the number of threads.
         transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain callable
-            acts on writes if it changes the batch shape of data with more batch dimensions than the storage has:
-            ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. To find out, the first write calls it on a clone
-            of the data's corner ``[:1, :1]``.
+            acts on writes if it changes the batch shape of data with more batch dimensions than the storage has. For
+            example, ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. To find out, the first write calls it
+            on a clone of the data's corner ``[:1, :1]``.
         transform_factory: a callable that creates the transform, instead of `transform`.
         batch_size: the default number of transitions in a batch; iteration requires it.
         dim_extend: the batch dimension of extended data that is time, 0 or more; it is swapped with dimension 0. None
@@ -661,7 +661,7 @@ class ReplayBuffer(Composed):
                 tensors, always have time first. A key, a string or tuple of strings, reads the whole buffer.
 
         Returns:
-            Copies. Without transforms, ints and slices of a tensor storage return live views: writes into them change
+            Copies. Without transforms, ints and slices of a tensor storage return live views. Writes into them change
             the storage, and later writes to the storage show in them.
 
         Raises:
