@@ -235,13 +235,14 @@ class ActionDiscretizer(Transform):
         low, high = self._box
         counts = self._counts(spec)
         index = value
-        if not self.categorical:
+        if not self.categorical:  # concatenated one-hot vectors, one for each component
             index = torch.stack([part.long().argmax(-1) for part in value.split(counts.tolist(), -1)], -1)
         if self._is_scalar(spec):
             counts = counts[0]
             index = index if self.categorical else index.squeeze(-1)
         offset: Any = {"MEDIAN": 0.5, "LOW": 0.0, "HIGH": 1.0}.get(self.sampling.name)
         if offset is None:
+            # Drawn on the CPU, so that a seed yields the same actions on every device.
             drawn = torch.rand(index.shape, dtype=low.dtype, device="cpu", generator=self.generator.get())
             offset = drawn.to(low.device)
         fraction = (index.to(low.dtype) + offset) / counts.to(low.device)
@@ -312,6 +313,7 @@ class DiscreteActionProjection(Transform):
         choice = value.long().argmax(-1)
         beyond = choice >= self.num_actions_effective
         if bool(beyond.any()):
+            # As many draws as actions, on the CPU: a seed yields the same choices on every device.
             drawn = torch.randint(
                 self.num_actions_effective, choice.shape, device="cpu", generator=self.generator.get()
             )
@@ -430,6 +432,7 @@ class MultiAction(Transform):
                 f"MultiAction: chunks of different lengths: { {k: len(c) for k, c in chunks.items()} }"
             )
         each = [dict(zip(chunks, actions, strict=True)) for actions in zip(*chunks.values(), strict=True)]
+        # The environment takes the first action in its usual step. `_step` takes the others, and needs the root for it.
         for key, action in each[0].items():
             tensordict.set(key, action)
         self._root, self._rest = tensordict.copy(), each[1:]

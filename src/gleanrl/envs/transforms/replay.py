@@ -330,6 +330,7 @@ class MultiStepTransform(BufferTransform):
             cut = torch.cat([self._seams_of(self._held, tensordict), cut], -1)
         length = total.shape[-1]
         kept = slice(max(length - self.n_steps, 0), length)
+        # Clones, because the caller may change or reuse the memory of its batch before the next write.
         self._held, self._seams = total[..., kept].clone(), cut[..., kept].clone()
         if length <= self.n_steps:
             return None
@@ -420,6 +421,7 @@ class _Held(Stateful[HeldSteps]):
             raise reader.wrong("names", f"{len(size)} names")
         if not all(name is None or type(name) is str for name in names):
             raise reader.wrong("names", f"{len(size)} names")
+        # All checks come before `adopt` changes anything: a load parses all parts first.
         shape = torch.Size(size)
         if not isinstance(leaves, Mapping):
             raise reader.wrong("leaves", "tensors and objects by key")

@@ -191,6 +191,7 @@ class TransformedEnv(EnvBase):
         self.cache_specs = cache_specs
         self.base_env: Any = env
         self.transform: Any = transform
+        # Shared with the base environment: a rollout here must notice that a caller stepped or reset it directly.
         self.usage = extra(env, "usage") or Usage()
         if device is not None:
             transform.to(device)

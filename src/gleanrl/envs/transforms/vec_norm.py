@@ -118,6 +118,11 @@ class RunningSums(Stateful[Sums]):
         self.adopt({key: torch.zeros(size, dtype=torch.float64) for key, size in self._sizes().items()})
 
     def _alone(self, call: Callable[[], Result]) -> Result:
+        """Return the result of `call`, which runs under the lock of shared memory.
+
+        The lock keeps an update of another process from coming between the read and the write of the sums. Local memory
+        needs no lock, because a transform isn't thread-safe.
+        """
         return call() if self._memory is None else self._memory.alone(call)
 
     def update(self, key: NestedKey, value: Tensor, decay: float, rows: Tensor | None = None) -> None:
