@@ -140,7 +140,10 @@ class ActionMask(Following):
         """Set the current mask in the action's spec, which must be a `ChoiceSpec`."""
         leaf = action_spec.get(self.action_key, None)
         if not isinstance(leaf, ChoiceSpec):
-            raise InvalidTypeError(f"ActionMask: {self.action_key!r} can't be masked: {leaf!r}")
+            raise InvalidTypeError(
+                f"ActionMask: action_key: expected a discrete action that can be masked at {self.action_key!r}, got "
+                f"{leaf!r}"
+            )
         mask = self.carried.get(self.mask_key)
         if mask is None:
             return action_spec
@@ -253,7 +256,10 @@ class ActionDiscretizer(Transform):
         (key,), (out_key,) = self.in_keys_inv, self.out_keys_inv
         leaf = action_spec.get(key, None)
         if leaf is None:
-            raise MissingKeyError(f"ActionDiscretizer: no action {key!r} in {action_spec!r}")
+            raise MissingKeyError(
+                f"ActionDiscretizer: action_key: expected an action of the environment, got {key!r}; its actions are "
+                f"{action_spec!r}"
+            )
         self._bounds(leaf)
         counts = self._counts(leaf)
         scalar = self._is_scalar(leaf)
@@ -429,7 +435,8 @@ class MultiAction(Transform):
             chunks[key] = chunk.unbind(axis)
         if len({len(chunk) for chunk in chunks.values()}) != 1:
             raise SchemaError(
-                f"MultiAction: chunks of different lengths: { {k: len(c) for k, c in chunks.items()} }"
+                "MultiAction: expected chunks of the same length for all actions, got "
+                f"{ {k: len(c) for k, c in chunks.items()} }"
             )
         each = [dict(zip(chunks, actions, strict=True)) for actions in zip(*chunks.values(), strict=True)]
         # The environment takes the first action in its usual step. `_step` takes the others, and needs the root for it.
@@ -469,7 +476,9 @@ class MultiAction(Transform):
 
     def _environment(self) -> Any:
         if self.parent is None:
-            raise UnsupportedError("MultiAction: expected to be part of an environment")
+            raise UnsupportedError(
+                "MultiAction: expected to be part of an environment; put it into a TransformedEnv"
+            )
         return self.parent
 
     # ----------------------------------------------------------------- specs

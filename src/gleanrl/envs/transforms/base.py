@@ -181,7 +181,8 @@ def paired(
 def missing_key(transform: Any, key: NestedKey, record: Record) -> MissingKeyError:
     """Return the error for a `record` without `key`, which a transform needs."""
     return MissingKeyError(
-        f"{type(transform).__name__}: key {key!r} not found; there are {sorted(map(str, record.keys()))}"
+        f"{type(transform).__name__}: key {key!r} not found among {sorted(map(str, record.keys()))}; correct the "
+        "transform's keys"
     )
 
 
@@ -285,10 +286,10 @@ class Transform(Contained):
         self.out_keys_inv = out_keys_inv
 
     # ------------------------------------------------------------------ keys
-    in_keys = KeyList("What is read of what comes out.")
-    out_keys = KeyList("Where the results are written.")
-    in_keys_inv = KeyList("What the environment reads of what goes in.")
-    out_keys_inv = KeyList("What the user writes of what goes in.")
+    in_keys = KeyList("The output keys that the transform reads.")
+    out_keys = KeyList("The keys of the results.")
+    in_keys_inv = KeyList("The input keys that the environment reads.")
+    out_keys_inv = KeyList("The input keys that the user writes.")
 
     def _default_in_keys(self) -> list[NestedKey]:
         return []

@@ -216,7 +216,9 @@ class PinMemoryTransform(Transform):
 
     def _call(self, tensordict: Record) -> Record:
         if not torch.cuda.is_available():
-            raise UnsupportedError("PinMemoryTransform: pinned memory needs CUDA; leave the transform out")
+            raise UnsupportedError(
+                "PinMemoryTransform: pinned memory needs CUDA, which isn't available; remove the transform"
+            )
         out: Record = pinned(tensordict)
         return out
 
@@ -254,7 +256,9 @@ class FiniteTensorDictCheck(Transform):
     def _call(self, tensordict: Record) -> Record:
         bad = [key for key in leaf_keys(tensordict) if _is_bad(tensordict.get(key))]
         if bad:
-            raise NonFiniteError(f"FiniteTensorDictCheck: NaN or infinity under {bad}")
+            raise NonFiniteError(
+                f"FiniteTensorDictCheck: expected finite values, got NaN or infinity at {bad}"
+            )
         return tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
@@ -268,7 +272,7 @@ def check_finite(value: torch.Tensor) -> None:
         NonFiniteError: if there is one (also a ValueError).
     """
     if _is_bad(value):
-        raise NonFiniteError("check_finite: NaN or infinity")
+        raise NonFiniteError("check_finite: expected finite values, got NaN or infinity")
 
 
 def _is_bad(value: object) -> bool:

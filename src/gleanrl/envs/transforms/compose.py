@@ -66,7 +66,8 @@ class Compose(Transform):
         for transform in self.chain() if self.lends else ():
             if transform.holder is not self:
                 raise ContainerError(
-                    f"{type(transform).__name__} was put from this Compose into another one; use transform.clone()"
+                    f"{type(transform).__name__} was put from this Compose into another one; put transform.clone() "
+                    "there"
                 )
         super().set_container(container)
 

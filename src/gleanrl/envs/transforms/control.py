@@ -140,7 +140,8 @@ class EndOfLifeTransform(OfEnvironment):
             found: Any = reduce(getattr, self.eol_attribute.split("."), self.parent.base_env)
         except AttributeError as cause:
             raise UnsupportedError(
-                f"EndOfLifeTransform: the environment has no {self.eol_attribute!r}; name another eol_attribute"
+                "EndOfLifeTransform: eol_attribute: expected an attribute of the base environment, which has no "
+                f"{self.eol_attribute!r}"
             ) from cause
         lives = torch.as_tensor(found() if callable(found) else found, dtype=torch.int64)
         return lives.reshape(self.parent.batch_size).clone()
@@ -224,7 +225,9 @@ def _environment(transform: Transform) -> Any:
         UnsupportedError: if it is in no environment.
     """
     if transform.parent is None:
-        raise UnsupportedError(f"{type(transform).__name__}: expected to be part of an environment")
+        raise UnsupportedError(
+            f"{type(transform).__name__}: expected to be part of an environment; put it into a TransformedEnv"
+        )
     return transform.parent
 
 
@@ -237,8 +240,8 @@ def _one_environment(transform: Transform) -> Any:
     parent = _environment(transform)
     if parent.batch_size and parent.batch_size.numel() != 1:
         raise UnsupportedError(
-            f"{type(transform).__name__}: some of the {parent.batch_size.numel()} environments of a batch may end "
-            "before others; give each member its own transform"
+            f"{type(transform).__name__}: expected a single environment, got a batch of {parent.batch_size.numel()}, "
+            "whose episodes may end at different steps; give each member its own transform"
         )
     return parent
 

@@ -126,7 +126,9 @@ class Hash(UnaryTransform):
             UnsupportedError: if there is no repertoire.
         """
         if self.repertoire is None:
-            raise UnsupportedError("Hash: what was hashed isn't kept; give a repertoire")
+            raise UnsupportedError(
+                "Hash: expected a repertoire to look up the hash in, got None; pass repertoire={} to keep hashed values"
+            )
         return self.repertoire.get(tuple(hash_tensor.flatten().tolist()))
 
     @staticmethod

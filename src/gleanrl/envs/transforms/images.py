@@ -169,7 +169,8 @@ class CatFrames(EntryTransform, Following):
         taken = sorted({"num_slices", "slice_len", "span", "pad", "pad_output"} & sampler_kwargs.keys())
         if taken or not sampler_kwargs.get("strict_length", True):
             raise InvalidArgumentError(
-                f"sampler_kwargs: slices are whole and of N={self.N} steps; leave out {taken or ['strict_length']}"
+                f"sampler_kwargs: CatFrames samples whole slices of N={self.N} steps; leave out "
+                f"{taken or ['strict_length']}"
             )
         in_keys, out_keys = [*self.in_keys], [*self.out_keys]
         if not any(as_path(key)[0] == "next" for key in in_keys):
@@ -204,7 +205,9 @@ class CatFrames(EntryTransform, Following):
             MissingArgumentError: if a next observation has no root observation in the batch.
         """
         if batch.ndim == 0:
-            raise SchemaError("CatFrames: expected steps [*B, T], got a single one; sample slices")
+            raise SchemaError(
+                "CatFrames: expected a batch of steps [*B, T], got a single step; sample slices"
+            )
         ends = trajectory_ends(batch, done_key=self.done_key)
         age = _age(ends)  # (*B, T) int64
         made: dict[NestedKey, Tensor] = {}
@@ -219,7 +222,8 @@ class CatFrames(EntryTransform, Following):
                 root = batch.get(path[1:], None)
                 if root is None:
                     raise MissingArgumentError(
-                        f"CatFrames: {in_key!r} needs {path[1:]!r} in the batch as well"
+                        f"CatFrames: key {path[1:]!r} not found; {in_key!r} needs the root observation in the batch "
+                        "as well"
                     )
                 frames = [value, *self._earlier(root, age, self.N - 1)]
             else:

@@ -48,7 +48,9 @@ class RenameTransform(Transform):
         self.create_copy = create_copy
         flags = [key for pair in self.pairs() for key in pair if as_path(key)[-1] in FLAGS]
         if flags:
-            raise UnsupportedError(f"RenameTransform: {flags} are flags, which keep their names")
+            raise UnsupportedError(
+                f"RenameTransform: {flags} are flags, which can't be renamed; remove them from the keys"
+            )
 
     def _find_pairs(self) -> list[tuple[NestedKey, NestedKey]]:
         """Return `in_keys` with `out_keys`, pair by pair. A group of the environment yields a pair for each entry."""
@@ -134,7 +136,7 @@ class _Keeping(Transform):
     on_host = True
 
     def _keeps(self, key: NestedKey) -> bool:
-        raise UnsupportedError("a subclass says what is kept")
+        raise UnsupportedError(f"{type(self).__name__} doesn't define _keeps")
 
     def _call(self, tensordict: Record) -> Record:
         if isinstance(tensordict, Row):

@@ -73,7 +73,9 @@ class ObservationNorm(EntryTransform):
 
     def _default_in_keys(self) -> list[NestedKey]:
         if self.parent is None:
-            raise MissingArgumentError("ObservationNorm: in_keys are needed outside an environment")
+            raise MissingArgumentError(
+                "ObservationNorm: in_keys: expected keys outside an environment, got None"
+            )
         spec = self.parent.full_observation_spec
         floating = [
             k for k in spec.keys(True, True) if spec[k].dtype is not None and spec[k].dtype.is_floating_point
@@ -112,7 +114,10 @@ class ObservationNorm(EntryTransform):
             InvalidArgumentError: if the statistics aren't finite.
         """
         if self.initialized:
-            raise UnsupportedError(f"init_stats: loc and scale are known already: {self.loc}, {self.scale}")
+            raise UnsupportedError(
+                f"init_stats: loc and scale are known already: {self.loc}, {self.scale}; construct the transform "
+                "without them"
+            )
         if self.parent is None:
             raise UnsupportedError("init_stats: put the transform into a TransformedEnv first")
         num_iter = integer("num_iter", num_iter, 2)
@@ -123,7 +128,7 @@ class ObservationNorm(EntryTransform):
         if cat_dim is None:
             if not isinstance(reduce_dim, int):
                 raise MissingArgumentError(
-                    "init_stats: cat_dim is needed with several dimensions in reduce_dim"
+                    "init_stats: cat_dim: expected a dimension, got None; it is needed if reduce_dim isn't an integer"
                 )
             cat_dim = reduce_dim
         parent = self.parent
@@ -147,7 +152,7 @@ class ObservationNorm(EntryTransform):
         loc, scale = beside(self, "loc", value), beside(self, "scale", value)  # read at every step
         if loc is None or scale is None:
             raise MissingArgumentError(
-                "ObservationNorm: loc and scale aren't known; pass them or call init_stats"
+                "ObservationNorm: expected loc and scale, got None; pass them or call init_stats"
             )
         return loc, scale
 

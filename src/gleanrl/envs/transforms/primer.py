@@ -126,7 +126,9 @@ class TensorDictPrimer(Transform):
         if isinstance(value, Mapping):
             paths = {as_path(k): v for k, v in value.items()}
             if as_path(key) not in paths:
-                raise InvalidArgumentError(f"default_value: nothing for {key!r}; got {list(value)}")
+                raise InvalidArgumentError(
+                    f"default_value: expected a value for each entry, got nothing for {key!r}; it has {list(value)}"
+                )
             value = paths[as_path(key)]
         made = _value(value)
         shape = torch.Size((*lead, *spec.shape))
@@ -221,7 +223,9 @@ class TensorDictPrimer(Transform):
         specs = self._specs()
         for key in self.out_keys:
             if key in observation_spec.keys(True, True) and observation_spec[key] != specs[key]:
-                raise InvalidArgumentError(f"primers: the environment has a {key!r} already")
+                raise InvalidArgumentError(
+                    f"primers: the environment has a {key!r} already, with another spec; choose another key"
+                )
             out[key] = specs[key].clone()
         return out
 

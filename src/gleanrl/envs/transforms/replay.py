@@ -53,7 +53,7 @@ class BufferTransform(Transform):
 
     def _misplaced(self) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f"{type(self).__name__} works in replay buffers only, not in an environment"
+            f"{type(self).__name__} works in replay buffers only, not in an environment; pass it to a replay buffer"
         )
 
 
@@ -101,7 +101,7 @@ class Reward2GoTransform(BufferTransform):
         rows = done.reshape(*steps.batch_size, -1).any(-1)
         if not bool(rows.any(-1).all()):
             raise SchemaError(
-                "Reward2GoTransform: a row of the batch has no end of a trajectory: the reward to go isn't known; "
+                "Reward2GoTransform: expected an end of a trajectory in each row of the batch, got a row with no end; "
                 "write whole trajectories, time last"
             )
         for in_key, out_key in self.pairs():
@@ -145,7 +145,7 @@ class BurnInTransform(BufferTransform):
         )
         if not self.out_keys:
             raise MissingArgumentError(
-                "BurnInTransform: the modules write no state below 'next'; name out_keys"
+                "BurnInTransform: expected modules that read a state and write it below 'next', got none; name out_keys"
             )
         self.modules_list = nn.ModuleList(modules)
         self.burn_in = non_negative("burn_in", burn_in)
@@ -381,8 +381,8 @@ class MultiStepTransform(BufferTransform):
 
     def _misplaced(self) -> InvalidArgumentError:
         return InvalidArgumentError(
-            "MultiStepTransform works on what is written to a replay buffer, not in an environment; as a collector's "
-            "postproc use MultiStep"
+            "MultiStepTransform works in replay buffers only, not in an environment; pass it to a replay buffer, or "
+            "use MultiStep as a collector's postproc"
         )
 
 

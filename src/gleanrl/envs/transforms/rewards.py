@@ -149,7 +149,9 @@ class RewardSum(Counting):
         rewards = self.surroundings().full_reward_spec
         unknown = [key for key in self.in_keys if key not in keys_of(rewards)]
         if unknown:
-            raise MissingKeyError(f"RewardSum: {unknown} are none of the rewards {keys_of(rewards)}")
+            raise MissingKeyError(
+                f"RewardSum: in_keys: expected rewards of the environment, {keys_of(rewards)}, got {unknown}"
+            )
         return with_carried(spec, self)
 
 

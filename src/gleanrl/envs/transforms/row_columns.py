@@ -138,7 +138,7 @@ def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
     if value.shape != row.shape or value.dtype is not row.dtype:
         raise PolicyError(
             f"key {key!r}: the environment expects shape {tuple(row.shape)} {row.dtype}, got {tuple(value.shape)} "
-            f"{value.dtype} from the inverse transforms"
+            f"{value.dtype} from the inverse transforms; fix the policy's output, or the transform"
         )
     row.copy_(value)
 
@@ -182,8 +182,8 @@ def require_declared(
             came = Field(value.shape[dims:], value.dtype)
         if came != field:
             raise EnvironmentContractError(
-                f"reset behind transforms: key {as_key(path)!r} is declared as {field}, got "
-                f"{'nothing' if came is None else came}; fix the transform, or its transform_observation_spec"
+                f"reset of a transformed environment: key {as_key(path)!r} expected {field}, as the transformed specs "
+                f"declare it, got {'nothing' if came is None else came}; fix the transform, or its spec method"
             )
 
 
@@ -268,7 +268,7 @@ class Output:
         if value.shape != self._shape or value.dtype is not self._dtype:
             raise EnvironmentContractError(
                 f"transform: key {self.key!r} expected shape {tuple(self._shape)} {self._dtype}, as the transformed "
-                f"specs declare it, got {tuple(value.shape)} {value.dtype}"
+                f"specs declare it, got {tuple(value.shape)} {value.dtype}; fix the transform, or its spec method"
             )
 
 
@@ -352,7 +352,7 @@ class Outputs:
             return None
         if path not in self._declared:
             raise EnvironmentContractError(
-                f"transform: it wrote {key!r}, which the transformed specs don't declare; declare it in "
+                f"transform: a hook wrote {key!r}, which the transformed specs don't declare; declare it in "
                 "transform_observation_spec"
             )
         self.by_key[key] = output = Output(self._block, path)

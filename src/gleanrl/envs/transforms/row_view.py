@@ -134,7 +134,7 @@ class Row:
         if not isinstance(key, str) and as_key(as_path(key)) != key:
             return self._get(as_key(as_path(key)), default)
         if default is _REQUIRED:
-            raise MissingKeyError(f"key {key!r} not found; there are {sorted(map(str, self.keys()))}")
+            raise MissingKeyError(f"key {key!r} not found among {sorted(map(str, self.keys()))}")
         return default
 
     def _read(self, key: NestedKey) -> torch.Tensor | None:

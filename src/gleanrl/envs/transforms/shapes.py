@@ -261,7 +261,7 @@ class CatTensors(Transform):
 
     def _default_in_keys(self) -> list[NestedKey]:
         if self.parent is None:
-            raise MissingArgumentError("CatTensors: in_keys are needed outside an environment")
+            raise MissingArgumentError("CatTensors: in_keys: expected keys outside an environment, got None")
         return keys_of(self.parent.full_observation_spec)
 
     def _find_pairs(self) -> list[tuple[NestedKey, NestedKey]]:
@@ -304,7 +304,7 @@ class CatTensors(Transform):
         missing = [key for key in keys if key not in observation_spec.keys(True, True)]
         if missing:
             raise MissingKeyError(
-                f"CatTensors: {missing} are none of the observations {keys_of(observation_spec)}"
+                f"CatTensors: in_keys: expected observations among {keys_of(observation_spec)}, got {missing}"
             )
         leaves = [observation_spec[key] for key in keys]
         if len({leaf.dtype for leaf in leaves}) > 1:
@@ -332,8 +332,8 @@ class CatTensors(Transform):
 def _require_dim(name: str, dim: int, allow_positive: bool) -> None:
     if integer(name, dim) >= 0 and not allow_positive:
         raise InvalidArgumentError(
-            f"{name}: expected a negative dimension, got {dim}: batch dimensions may come before; pass "
-            "allow_positive_dim=True (dim_positive=True) if it's meant"
+            f"{name}: expected a negative dimension, got {dim}: batch dimensions come first; pass "
+            "allow_positive_dim=True (CatTensors: dim_positive=True) if it's meant"
         )
 
 
@@ -377,7 +377,7 @@ class Stack(Transform):
         super().__init__(in_keys, [out_key], out_keys_inv, [] if in_key_inv is None else [in_key_inv])
         if dim >= 0 and not allow_positive_dim:
             raise InvalidArgumentError(
-                f"dim: expected a negative dimension, got {dim}; or allow_positive_dim=True"
+                f"dim: expected a negative dimension, got {dim}; pass allow_positive_dim=True if it's meant"
             )
         self.dim, self.del_keys = dim, del_keys
 

@@ -175,7 +175,9 @@ class TransformedEnv(EnvBase):
         **kwargs: Any,
     ) -> None:
         if "batch_size" in kwargs:
-            raise UnsupportedError("TransformedEnv: the batch size follows from the environment's")
+            raise UnsupportedError(
+                "TransformedEnv: batch_size follows from the environment and its transforms; leave the argument out"
+            )
         require_environment(env)
         if device is not None:
             env = env.to(device)
@@ -376,7 +378,8 @@ class TransformedEnv(EnvBase):
         inner = self.transform.inverting()(given)
         if inner is None:
             raise EnvironmentContractError(
-                "a transform held an environment's input back: that one is for buffers"
+                "step: expected a TensorDict from the inverse transforms, got None, which holds records back from a "
+                "replay buffer; remove that transform from the environment"
             )
         mask = None if tensordict.get("_step", None) is not None else inner.get("_step", None)
         if mask is not None and not bool(mask.any()):  # a transform leaves the step out

@@ -198,7 +198,9 @@ def checked_sums(state: Any) -> Sums:
         for n in numbers
     )
     if not fits:
-        raise SchemaError(f"statistics: expected finite float64 by key, got {state!r:.100}")
+        raise SchemaError(
+            f"statistics: expected one-dimensional, finite float64 tensors by key, got {state!r:.100}"
+        )
     return MappingProxyType({key: value.detach().to("cpu", copy=True) for key, value in state.items()})
 
 
@@ -271,7 +273,10 @@ class VecNorm(EntryTransform):
         if shared_td is not None:
             missing = [key for key in self.in_keys if key not in shared_td.shapes]
             if missing:
-                raise MissingKeyError(f"shared_td: nothing for {missing}; it has {list(shared_td.shapes)}")
+                raise MissingKeyError(
+                    f"shared_td: expected statistics for {missing}, got {list(shared_td.shapes)}; pass these keys "
+                    "when building it"
+                )
 
     @staticmethod
     def build_td_for_shared_vecnorm(
@@ -319,7 +324,9 @@ class VecNorm(EntryTransform):
         if self.parent is not None:
             return _shape(self.parent, key)
         if record is None:
-            raise UnsupportedError("VecNorm: nothing is known of the entries yet; call it on a batch first")
+            raise UnsupportedError(
+                "VecNorm: the shapes of the entries aren't known yet; call it on a batch first, or pass shapes"
+            )
         return torch.Size(record.get(key).shape[len(record.batch_size) :])
 
     def _members(self, record: Record | None) -> torch.Size:
@@ -380,8 +387,8 @@ class VecNorm(EntryTransform):
                 raise missing_key(self, in_key, record)
             if in_key not in sums.shapes:
                 raise MissingKeyError(
-                    f"{type(self).__name__}: {in_key!r} wasn't in the first batch, which said what there is to "
-                    "normalise; give shapes"
+                    f"{type(self).__name__}: {in_key!r} wasn't in the first batch, which determines the keys to "
+                    "normalize; pass shapes"
                 )
             if self.training and not self.frozen:
                 sums.update(in_key, value, self.decay, rows)
@@ -523,10 +530,13 @@ def _shape(env: Env, key: NestedKey) -> torch.Size:
             leaf = spec[key]
             if not leaf.dtype.is_floating_point:
                 raise InvalidTypeError(
-                    f"VecNorm: {as_key(as_path(key))!r} has dtype {leaf.dtype}; cast it first"
+                    f"VecNorm: key {as_key(as_path(key))!r} expected a floating-point dtype, got {leaf.dtype}; cast "
+                    "it first"
                 )
             return torch.Size(leaf.shape[len(env.batch_size) :])
-    raise MissingKeyError(f"VecNorm: {key!r} is neither an observation nor a reward of the environment")
+    raise MissingKeyError(
+        f"VecNorm: expected keys of observations or rewards of the environment, got {key!r}"
+    )
 
 
 _STATISTICS = ("_vecnorm_loc", "_vecnorm_var", "_vecnorm_count")
@@ -577,8 +587,8 @@ class VecNormV2(VecNorm):
             not isinstance(self, _InRecords) or shared_data is not None or reduce_batch_dims
         ):
             raise UnsupportedError(
-                f"{type(self).__name__}: stateful=False goes without shared_data and reduce_batch_dims, and without "
-                "a subclass: each environment's records carry its statistics"
+                f"{type(self).__name__}: stateful=False goes without shared_data, reduce_batch_dims and subclasses, "
+                "because each environment's records carry its statistics; leave them out"
             )
         super().__init__(in_keys, out_keys, shared_data, lock, decay, eps)
         self.stateful = bool(stateful)
@@ -596,7 +606,7 @@ class _InRecords(VecNormV2, Following):
 
     def _statistics(self, record: Record | None = None) -> RunningSums:
         raise UnsupportedError(
-            f"VecNormV2(stateful=False) keeps no statistics: read {', '.join(_STATISTICS)} of the records"
+            f"VecNormV2(stateful=False) keeps no statistics; read {', '.join(_STATISTICS)} in the records"
         )
 
     def _keys(self) -> list[NestedKey]:
