@@ -185,10 +185,7 @@ class TabledStorage(Storage):
     _marks: dict[str, Mark] = {}
 
     def moment_ahead(self) -> Ahead:
-        """Begin a snapshot for a checkpoint: copy-on-write if possible.
-
-        Records with lists are copied now, and so are the records of a storage that other processes write.
-        """
+        """Begin a snapshot for a checkpoint: copy-on-write, unless there are lists or other processes write."""
         table = self._table
         return (
             super().moment_ahead() if table is None or table.lists or not self._alone else AtEnd(self.moment)
@@ -213,10 +210,7 @@ class TabledStorage(Storage):
         return LiveRecords(table.form, moment), 0
 
     def _mark(self, name: str) -> None:
-        """Remember that the present content has this name in checkpoints.
-
-        It does nothing if a user may still hold a live view, because writes through views don't change the version.
-        """
+        """Remember the content's name in checkpoints, unless a user may change the content through a live view."""
         lent = table_of(self).columns.lent
         if not lent.alive:
             last = [*self._marks.items()][1 - _MARKS :]
@@ -234,10 +228,7 @@ class TabledStorage(Storage):
         return state
 
     def parse(self, state: Any) -> StorageState:
-        """Return a foreign state as a value for `adopt` (see `Storage.parse`).
-
-        Records in the files of a checkpoint are read directly into the memory that will hold them.
-        """
+        """Return a foreign state's value (see `Storage.parse`). Records in files are read directly into place."""
         stored = state.get("columns") if isinstance(state, Mapping) else None
         if not isinstance(stored, Stored) or not self._alone:
             return super().parse(state)
@@ -248,10 +239,6 @@ class TabledStorage(Storage):
 
         The memory is new, so a failed or corrupt read changes nothing. Mapped files are read next to the present ones,
         because `settle` can then replace these by renaming.
-
-        Args:
-            stored: the records in the files.
-            reader: reads the rest of the state.
         """
         saved, table = StorageState.read(reader), self._table
         value = saved.fitted_to(self)
@@ -486,11 +473,7 @@ class TensorStorage(TabledStorage):
         return stack_records(records, where)
 
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Check keys, shapes and dtypes of `data` (see `Storage.prepare`).
-
-        With one batch dimension, padding rows are dropped here. A storage without keys is widened by the first data
-        with keys.
-        """
+        """Check keys, shapes and dtypes of `data` (see `Storage.prepare`), and drop padding rows if ``ndim`` is 1."""
         try:
             if dim_extend >= self.ndim and not single:
                 data, dim_extend = swap_batch_dims(data, dim_extend, where), 0
@@ -536,10 +519,7 @@ class TensorStorage(TabledStorage):
             raise
 
     def _check(self, form: RecordFormat, data: Any, leaves: list[Any], lead: torch.Size, where: str) -> None:
-        """Raise `SchemaError` unless leaves match the schema.
-
-        If each row holds several steps, the error also explains batches of another length.
-        """
+        """Raise `SchemaError` unless leaves match the schema. For rows of several steps it explains more."""
         try:
             form.schema.check(leaves, lead, where)
         except SchemaError as error:
