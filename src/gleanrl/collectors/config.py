@@ -88,7 +88,8 @@ class Settings:
         fed, seen = self.feed is not None, self.postproc is not None or self.split_trajs
         if fed and not self.extend_buffer and seen:
             raise UnsupportedError(
-                "extend_buffer=False: postproc and split_trajs need whole batches; leave one or the other out"
+                "extend_buffer=False: postproc and split_trajs need whole batches; leave these two out, "
+                "or pass extend_buffer=True"
             )
         optional_callable("pre_collect_hook", self.pre_collect_hook)
         if self.traj_format not in (None, "padded", "cat"):
