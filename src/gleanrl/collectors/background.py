@@ -91,6 +91,11 @@ class Background:
         return self._end("stop", timeout_s)
 
     def _end(self, how: str, timeout_s: float | None = None) -> bool:
+        """Set a flag of the run (``"stop"`` or ``"pause"``) and wait for the current batch.
+
+        Return whether more batches would have followed. The thread is hurried first, so that it does not wait for the
+        rate limiter.
+        """
         # Read before the flag is set: a run that ends afterwards may have ended because of the flag.
         running = not self._inside and self.running
         setattr(self._signal, how, True)

@@ -158,6 +158,7 @@ class BatchColumns:
         self._scanned_paths = [*self._action_paths, *self._env_paths]
 
     def _added(self, plan: RolloutPlan) -> dict[Path, Field]:
+        """Return the fields of the columns that this class adds, by path."""
         added = {IDS: Field(torch.Size(), torch.int64)}
         if self._counted:
             if any(path[-1] == "step_count" for path in plan.schema.paths):
@@ -321,6 +322,7 @@ class BatchColumns:
         return rewards.flatten(2).sum(-1).double().cpu().numpy()
 
     def _number(self, block: Block, count: int, trajectories: TrajectoryIds, mask: Any) -> TrajectoryIds:
+        """Write ids and step counts into the block, and return the open trajectories after it."""
         done, reward = self.done(block, count), self._rewards(block, count)
         ids = self._array(block, IDS, count)
         counts = self._array(block, _COUNT, count)[..., 0] if self._counted else None

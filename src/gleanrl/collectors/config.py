@@ -81,6 +81,10 @@ class Settings:
         return settings
 
     def _check(self) -> None:
+        """Raise an error for bad values and for arguments that exclude or require each other.
+
+        All checks run before the environment or a worker is made, so that a mistake costs nothing.
+        """
         if not self.reset_when_done:
             raise InvalidArgumentError(
                 "reset_when_done: False isn't supported; write a loop over env.step for that"

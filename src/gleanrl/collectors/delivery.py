@@ -93,6 +93,7 @@ class PostProcessing:
         return batch
 
     def _moved(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return a moved batch, copied into the memory of the last one if `reuse` is set and the shapes agree."""
         if not self._reuse:
             return batch
         if self._same is None or self._same.batch_size != batch.batch_size:
@@ -171,6 +172,7 @@ class BufferSink:
             arrived()
 
     def _put(self, batch: TensorDictBase) -> None:
+        """Write a batch with one `extend`, or step by step."""
         if self._whole:
             self._adders[1](batch)
             return
@@ -369,6 +371,7 @@ class BatchDelivery:
         )
 
     def _finished(self, batch: TensorDictBase, finish: Finish | None) -> TensorDictBase:
+        """Return the post-processed batch. If user code raises, count the batch as discarded."""
         try:
             batch = self._delivery(batch)
             if finish is not None:

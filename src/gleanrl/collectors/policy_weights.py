@@ -304,6 +304,7 @@ class WeightCopier:
         copy_pairs(self._pairs(record))
 
     def _pairs(self, record: TensorDictBase) -> Pairs:
+        """Return the checked pairs of a record. The record is kept, so that its id stays unique."""
         self._look()
         known = self._records.get(id(record))
         if known is None:

@@ -300,6 +300,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return with_gradients(False, exploring, self.options.exploration_type, *run)
 
     def _fresh_block(self, num_steps: int) -> Block:
+        """Return the block for the next batch: new, or the last one if batches share memory."""
         if not self.options.reuse_block:
             return self._kept_block(num_steps) or self.plan.block(num_steps, self.columns.schema, self._pool)
         if self._block is None or self._block.num_steps != num_steps:
@@ -323,6 +324,11 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return block
 
     def _wrap(self, block: Block, count: int, lend: bool) -> TensorDict:
+        """Return a block's batch, in memory that the caller may keep unless it was lent or `reuse_block` is set.
+
+        A batch is always copied out of a `ReusableBlock`, because a batch that shared its memory would prevent its
+        reuse.
+        """
         if lend and not isinstance(block, ReusableBlock):
             return block.batch(count, self.device)
         if not self.options.reuse_block or count != block.num_steps:
@@ -333,6 +339,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return self._batch
 
     def _explained(self, fault: StepFault, block: Block) -> Exception:
+        """Return the user's error for a fault, with environment, episode, step and action."""
         if fault.env < 0:
             return explain(fault, self.env)
         where = self.columns.where(block, self._now.trajectories, fault.env)
@@ -362,6 +369,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self._now = _Moment(self._now.ledger, self._now.trajectories.abandon(flat))
 
     def _mask(self, index: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """Return a mask of the environments that `index` selects; None for all."""
         if index is None:
             return None
         if kwargs:

@@ -285,6 +285,7 @@ class CollectorActor:
         return self._collected(order)
 
     def _collected(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
+        """Carry out an order; return its outcome, and the batch if there is one to send."""
         collector, begun = self._collector, clock.monotonic()
         before, packed, report, is_final = collector.stats(), None, None, False
         # If an interrupt hid from the owner that it had sent an order, it sends the order again. Each order is carried
@@ -319,6 +320,7 @@ class CollectorActor:
         return outcome, parcel
 
     def _prepare(self, order: Order) -> None:
+        """Reclaim lent blocks, add grants, load weights and reset, as an order requires."""
         source = self._collector.source
         self._number, self._lends = order.number, order.lend
         if self._lender is not None:

@@ -342,6 +342,7 @@ class NodeController:
                 self._near.ended(number)
 
     def _receive(self, number: int, ref: Any) -> None:
+        """Process the outcome of a node's first order under way, which came through Ray."""
         calls = self.now.nodes[number].calls
         if calls and calls[0].outcome == ref:  # otherwise the node was lost just now
             outcome = self._got(number, ref)
@@ -349,6 +350,7 @@ class NodeController:
                 self._arrived(number, outcome, calls[0].batch)
 
     def _arrived(self, number: int, outcome: Outcome, batch: Any) -> None:
+        """Record an outcome. Raise its exception if the batch is wanted or the node's collector has ended."""
         wanted = not self.now.nodes[number].unwanted
         place = outcome.batch.place
         batch = self._near.share(number, place) if place else batch
@@ -430,6 +432,7 @@ class NodeController:
                     self._start(number, self._made_again(number))
 
     def _kill(self, number: int) -> None:
+        """Kill a node's actor, if it has one."""
         actor, self.actors[number] = self.actors[number], None
         self._near.forget(number)
         if actor is not None and not self._runtime.ended:

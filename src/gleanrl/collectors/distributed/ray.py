@@ -253,6 +253,7 @@ class RayCollector(SourceCollector):
         extra: Sequence[Mapping[str, Any]],
         options: Sequence[Mapping[str, Any]],
     ) -> list[NodeMaker]:
+        """Return the configs of nodes. Added nodes use the devices of the first nodes, in turn."""
         keywords = [
             {**self._keywords[number % len(self._keywords)], **more} for number, more in enumerate(extra)
         ]

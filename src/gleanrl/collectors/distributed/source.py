@@ -126,6 +126,7 @@ class NodeSource(Source):
             raise
 
     def _made_again(self, number: int) -> NodeRecipe:
+        """Return the config of a lost node's replacement, with new seeds and unused trajectory ids."""
         recipe, node = self._recipes[number], self.fleet.now.nodes[number]
         generation = node.losses.number
         return replace(
@@ -283,6 +284,7 @@ class NodeSource(Source):
     def _parsed_policies(
         self, parts: Mapping[int, Mapping[str, Any]], strict: bool, arguments: Mapping[str, Any]
     ) -> LoadedPolicy | None:
+        """Check the policies in the nodes' states; None if there are none."""
         found = {number: part.get("worker0", part).get("policy_state_dict") for number, part in parts.items()}
         policies = {number: policy for number, policy in found.items() if policy is not None}
         if not policies or self.description.weights is None:

@@ -150,6 +150,7 @@ class SynchronousNodes(NodeSource):
                 self.fleet.order(number, [grant], self.width, self.weights.latest(number), afresh=True)
 
     def _collected(self, batch: Any, numbers: list[int], grant: Grant, begin: float) -> Collected:
+        """Return a joined batch with its counts. Frames beyond the grant's limit are masked."""
         ready = {number: self.fleet.now.nodes[number].ready[0] for number in numbers}
         outcomes = [arrival.outcome for arrival in ready.values()]
         frames, flagged = sum(one.frames for one in outcomes), sum(one.flagged for one in outcomes)

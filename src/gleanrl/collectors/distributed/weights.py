@@ -83,6 +83,7 @@ class BroadcastWeights:
                 self._put(found, self.version)
 
     def _changed(self, found: Mapping[Path, torch.Tensor]) -> bool:
+        """Return whether the policy's weights differ from the last publication to all nodes."""
         last = self._last
         if last is None or last.keys() != found.keys() or self._own:
             return True
@@ -120,6 +121,7 @@ class BroadcastWeights:
             self._batches = batches
 
     def _put(self, found: Mapping[Path, torch.Tensor], version: int, nodes: list[int] | None = None) -> None:
+        """Put weights into the object store and publish them, to all nodes or to some."""
         ref = self._ray.put(PickledBatch(_record(found)))
         self.puts += 1
         made = Published(self.puts, version, (ref,))
