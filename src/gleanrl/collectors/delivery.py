@@ -339,8 +339,7 @@ class BatchDelivery:
     ) -> TensorDictBase | None:
         """Collect, post-process and hand over one batch. Return it, or None after writing it to the buffer.
 
-        The ledger counts a batch that fails on its way under the stage that failed: a failed post-processing, a failed
-        write to the buffer, or an interrupt.
+        If the batch fails, its frames are discarded under the reason ``"postproc"``, ``"buffer"`` or ``"interrupted"``.
         """
         self.require_open()
         self.show_progress()

@@ -178,7 +178,7 @@ class Collected(NamedTuple):
     after: Any
     """State of the source after the batch has been delivered."""
     part: tuple[int, int] = (0, 1)
-    """Which open trajectories may be in the batch: for (w, W), worker w of W, the ones whose ids are w modulo W."""
+    """The trajectories that the batch may continue: with ``(w, W)``, the open ones whose id is w modulo W."""
 
 
 class Loading(NamedTuple):
@@ -309,8 +309,7 @@ class Source(ABC):
             state: a result of `save`.
             strict: whether a missing or unexpected entry is an error.
             keep_ids: whether trajectories continue under their saved ids, although later frames of them were delivered.
-                That is right only if all holders of those frames are restored, too. Otherwise such trajectories get new
-                ids.
+                Set it only if every buffer with these frames is restored, too. Otherwise such trajectories get new ids.
             **kwargs: passed to the policy's `load_state_dict`.
         """
 

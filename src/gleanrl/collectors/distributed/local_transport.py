@@ -6,8 +6,10 @@ use Ray calls and the object store.
 
 A node *attends* its pipe during a Ray call, `CollectorActor.attend`. The call brings the weights, and its end reports
 whether the node failed. The node carries out orders from the pipe until the owner tells it to leave, or until a second
-has passed. Then other Ray calls can run. Every order and request counts the pipe orders sent before it, and the node
-carries out pipe orders that are left first. So a node keeps its owner's sequence over both ways.
+has passed. Then other Ray calls of the actor can run.
+
+Each Ray call with an order or request contains the number of pipe orders sent before it. The node first carries out
+those of them that are still in the pipe. It therefore follows the order in which the owner sent everything.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class NodeEnd:
                     yield message
 
     def _next(self) -> Iterator[Message]:
-        """Yield the next message if it is an order. Otherwise it tells the node to leave."""
+        """Yield the next message if it is an order. A number instead tells the node to leave that `attend` call."""
         found: Message | int | None = self._kept
         self._kept = None
         if found is None:
