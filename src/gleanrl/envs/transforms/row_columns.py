@@ -183,7 +183,8 @@ def require_declared(
         if came != field:
             raise EnvironmentContractError(
                 f"reset of a transformed environment: key {as_key(path)!r} expected {field}, as the transformed specs "
-                f"declare it, got {'nothing' if came is None else came}; fix the transform, or its spec method"
+                f"declare it, got {'nothing' if came is None else came}; fix the transform, or its "
+                "transform_observation_spec"
             )
 
 
@@ -268,7 +269,8 @@ class Output:
         if value.shape != self._shape or value.dtype is not self._dtype:
             raise EnvironmentContractError(
                 f"transform: key {self.key!r} expected shape {tuple(self._shape)} {self._dtype}, as the transformed "
-                f"specs declare it, got {tuple(value.shape)} {value.dtype}; fix the transform, or its spec method"
+                f"specs declare it, got {tuple(value.shape)} {value.dtype}; fix the transform, or its "
+                "transform_*_spec method"
             )
 
 
