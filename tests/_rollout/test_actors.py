@@ -208,7 +208,7 @@ class TestRefused:
             td.update({"action": td["observation"][..., :2], "_private": td["observation"]})
             return td if len(calls) < 3 else td.set("late", td["observation"])
 
-        with pytest.raises(PolicyError, match=r"\['late'\], which it didn't when it was first called"):
+        with pytest.raises(PolicyError, match=r"\['late'\], which its first call didn't return"):
             self.act(policy)
         assert len(calls) == 3
 
@@ -230,7 +230,7 @@ class TestRefused:
             ("some", "early"): ACTION["action",],
             ("some", "deep", "early"): ACTION["action",],
         }
-        with pytest.raises(PolicyError, match=rf"\[{re.escape(repr(late))}\], which it didn't when"):
+        with pytest.raises(PolicyError, match=rf"\[{re.escape(repr(late))}\], which its first call didn't"):
             self.act(policy, fields)
         assert len(calls) == 3
 
@@ -255,7 +255,7 @@ class TestRefused:
             return out.set(("some", "early") if len(calls) < 3 else late, out["action"])
 
         fields = {**ACTION, ("some", "early"): ACTION["action",]}
-        with pytest.raises(PolicyError, match=rf"\[{re.escape(repr(late))}\], which it didn't when"):
+        with pytest.raises(PolicyError, match=rf"\[{re.escape(repr(late))}\], which its first call didn't"):
             self.act(policy, fields)
 
     def test_a_state_by_another_name_is_carried_on(self) -> None:

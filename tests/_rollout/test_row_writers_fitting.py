@@ -291,7 +291,7 @@ def test_an_interrupt_of_a_policy_is_no_policy_error() -> None:
         ((), torch.int64, (2,), torch.int64, "categorical_action_encoding=True.*one_hot"),
         ((3, 1), torch.int64, (3, 2), torch.int64, "categorical_action_encoding=True.*one_hot"),
         ((2,), torch.float32, (2,), torch.int64, "argmax.*categorical_action_encoding=True"),
-        ((2,), torch.int64, (), torch.int64, "put out its argmax"),
+        ((2,), torch.int64, (), torch.int64, "return its argmax"),
         ((), torch.float32, (2,), torch.float32, "^make the policy's output match the action spec$"),
     ],
 )

@@ -65,7 +65,7 @@ class TestEnds:
         env.close()
 
     def test_both(self) -> None:
-        with pytest.raises(InvalidArgumentError, match="choose one"):
+        with pytest.raises(InvalidArgumentError, match="got both"):
             CountingEnv(SCRIPT).rollout(2, break_when_any_done=True, break_when_all_done=True)
 
 
@@ -160,7 +160,9 @@ class TestAutoSpecs:
         assert env.rollout(2)["next", "note"] == ["next", "next"]
 
     def test_keys_that_nobody_named(self) -> None:
-        with pytest.raises(MissingKeyError, match=r"a step returned .*'place'.*; named are .*'observation'"):
+        with pytest.raises(
+            MissingKeyError, match=r"a step returned .*'place'.*the arguments name .*'observation'"
+        ):
             Bare().auto_specs_(lambda td: td.set("move", torch.ones(2)), action_key="move")
 
 

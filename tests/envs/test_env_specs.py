@@ -157,7 +157,7 @@ class TestFlagSpecs:
 
     def test_a_group_without_any(self) -> None:
         with pytest.raises(
-            EnvironmentContractError, match=r"\['over'\] are none of done, terminated, truncated"
+            EnvironmentContractError, match=r"end in done, terminated or truncated, got \['over'\]"
         ):
             make().set("done", declared("over"))
 

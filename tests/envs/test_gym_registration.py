@@ -122,7 +122,7 @@ def test_spaces(spec: Any, space: spaces.Space[Any]) -> None:
 
 
 def test_what_gymnasium_can_not_show(name: str) -> None:
-    with pytest.raises(UnsupportedError, match="environments at once"):
+    with pytest.raises(UnsupportedError, match="without batch dimensions"):
         GymAdapter(Walk((3,)))
     with pytest.raises(UnsupportedError, match="one reward"):
         GymAdapter(SurvivorEnv())

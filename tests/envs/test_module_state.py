@@ -223,7 +223,7 @@ def test_a_load_that_isnt_strict_takes_what_there_is():
 def test_what_is_carried_needs_an_environment_to_be_checked_against():
     env = Case(batched, lambda: [StepCounter()]).make()
     env.rollout(2)
-    with pytest.raises(SchemaError, match="into its environment first"):
+    with pytest.raises(SchemaError, match="to its environment first"):
         StepCounter().load_state_dict(env.transform.state_dict())
 
 

@@ -138,7 +138,7 @@ def test_remembering_disturbs_nothing() -> None:
     ("make", "why"),
     [
         (lambda: GymWrapper(Iterating()), r"GymWrapper\._simulator\.env\.numbers: a builtins.range_iterator"),
-        (lambda: GymWrapper(Elsewhere()), "lives by more than these: define get_state"),
+        (lambda: GymWrapper(Elsewhere()), "aren't its whole state; define get_state"),
         (lambda: ParallelEnv(2, lambda: GymEnv("CartPole-v1")), "ParallelEnv are in other processes"),
         (object, "another library's"),
     ],
@@ -175,7 +175,7 @@ def test_the_state_of_another_environment_is_refused(other: Any) -> None:
 
 def test_one_that_was_never_reset_may_take_a_seed_from_anywhere() -> None:
     env = GymEnv("CartPole-v1")
-    with pytest.raises(UnsupportedError, match="does something else"):
+    with pytest.raises(UnsupportedError, match="behaves differently"):
         remember(env)
     env.reset()
     assert remember(env)

@@ -412,8 +412,8 @@ class _TensorDictCall:
         unknown = [as_key(path) for path in came if path not in self._known and not is_private(path)]
         if unknown:
             raise PolicyError(
-                f"policy: it put out {unknown}, which it didn't when it was first called; "
-                "the columns of a batch are fixed then"
+                f"policy: it returned {unknown}, which its first call didn't return; "
+                "return the same keys in every call, since the first call fixes the columns of a batch"
             )
         self._carried = [path for path in came if self.is_state(path)]
         self._wanted = TensorDictBuilder(dict.fromkeys((*self._fields, *self._carried)))
@@ -440,7 +440,7 @@ def _changed_input(paths: Iterable[Path], given: Sequence[Any], before: Mutation
     if moved:
         return PolicyError(
             f"policy: it moved its input {moved} to other memory at step {t} of the batch (share_memory_, a queue of "
-            "torch.multiprocessing, .data), where the environment's next values don't come; use a clone of it"
+            "torch.multiprocessing, .data), so that it would miss the environment's next values; move a clone instead"
         )
     changed = [as_key(path) for path, row, (version, _) in rows if row._version != version]
     return PolicyError(

@@ -113,7 +113,7 @@ def outputs_of(
     if any(path[0] == "next" and path not in trial.primed for path in promised):
         raise PolicyError(
             f"policy: out_keys {list(wrapped.out_keys)} contain 'next': a policy writes actions, and below 'next' only "
-            "a state of its own"
+            "its state; declare that in the environment, for example with TensorDictPrimer"
         )
     # Only modules that are called directly are certain to write all of their out_keys and nothing else.
     if calls_of(wrapped, torch.Size()):

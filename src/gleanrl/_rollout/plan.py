@@ -280,7 +280,10 @@ def _check_written(written: Mapping[Path, Field], env_schema: Schema, primed: fr
             or (path[0] == "next" and path not in primed)
             or (path in env_schema and path[-1] in FLAGS)
         ):
-            raise PolicyError(f"policy: {as_key(path)!r} isn't a policy's to write")
+            raise PolicyError(
+                f"policy: it writes {as_key(path)!r}, which only the environment or the collector may write; "
+                "leave it out of the policy's outputs"
+            )
         if path in env_schema and field != env_schema[path]:
             raise PolicyError(
                 f"policy: it overwrites {as_key(path)!r} with {field}, "

@@ -94,8 +94,8 @@ def _compiled(call: Callable[..., Any], options: Mapping[str, Any]) -> Callable[
         except TorchDynamoException as cause:
             raise UnsupportedError(
                 f"compile_policy: torch.compile can't compile the policy here ({type(cause).__name__}); its default "
-                "backend needs a working C++ compiler (CXX), or Triton on a GPU: install one, choose another backend, "
-                f'compile_policy={{"backend": "aot_eager"}} say, or leave compile_policy out. {cause}'
+                "backend needs a working C++ compiler (CXX), or Triton on a GPU: install one, choose another backend "
+                f'(for example compile_policy={{"backend": "aot_eager"}}), or leave compile_policy out. {cause}'
             ) from cause
 
     return run

@@ -110,7 +110,9 @@ class PlainCall:
             out = (out,) if any(value is None for value in named) else named
         if len(out) != len(self.outputs):
             keys = [as_key(path) for path in self.outputs]
-            raise PolicyError(f"policy: {len(out)} outputs for the {len(keys)} out_keys {keys}")
+            raise PolicyError(
+                f"policy: expected an output for each of the {len(keys)} out_keys {keys}, got {len(out)}"
+            )
         for path, value in zip(self.outputs, out, strict=True):
             plain = isinstance(value, torch.Tensor) or not isinstance(value, _NUMBERS)
             values[path] = value if plain else torch.as_tensor(value)

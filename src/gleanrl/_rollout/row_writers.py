@@ -329,15 +329,15 @@ def advice(came: Sequence[int], came_dtype: torch.dtype, shape: Sequence[int], d
     """
     if came_dtype.is_floating_point and not dtype.is_floating_point:
         return (
-            "the action is a choice, and these may be scores or logits; put out their argmax (and make the "
+            "the action is a choice, and these may be scores or logits; return their argmax (and make the "
             "environment with categorical_action_encoding=True), or the one-hot vector of it"
         )
     came, shape = tuple(came), tuple(shape)
     if not dtype.is_floating_point and shape and came in (shape[:-1], (*shape[:-1], 1)):
         return (
             "if the action is the index of a choice, make the environment with categorical_action_encoding=True, or "
-            "put out the one-hot vector of it (torch.nn.functional.one_hot); else make it match the action spec"
+            "return the one-hot vector of it (torch.nn.functional.one_hot); else make it match the action spec"
         )
     if not dtype.is_floating_point and came and shape in (came[:-1], (*came[:-1], 1)):
-        return "if the action is a one-hot vector, put out its argmax; else make it match the action spec"
+        return "if the action is a one-hot vector, return its argmax; else make it match the action spec"
     return "make the policy's output match the action spec"

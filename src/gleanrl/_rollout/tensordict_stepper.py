@@ -309,7 +309,9 @@ class TensorDictStepper(Stepper):
         self._schema = Schema(fields)
         if self._undeclared:
             keys = [as_key(path) for path in self._undeclared]
-            self._warn(f"reset returned {keys}, which no spec declares; they are recorded as they came then")
+            self._warn(
+                f"reset returned {keys}, which no spec declares; they are recorded in the form of that reset"
+            )
         return self._schema
 
     def _warn(self, what: str) -> None:

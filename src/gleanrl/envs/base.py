@@ -92,13 +92,14 @@ class Running(SpecProperties):
             return {"set_state": bool(set_state)}
         if set_state:
             raise UnsupportedError(
-                f"set_state: a {type(self).__name__} can't begin in a given state: its _reset chooses one"
+                f"set_state: a {type(self).__name__} can't begin in a given state; give its _reset a parameter "
+                "set_state"
             )
         return {}
 
     def set_state(self) -> None:
         """Raise `UnsupportedError`: pass the state to `reset` with ``set_state=True`` instead."""
-        raise UnsupportedError("set_state: give the state to reset(tensordict, set_state=True)")
+        raise UnsupportedError("set_state: pass the state to reset(tensordict, set_state=True)")
 
     # ------------------------------------------------------------------- run
     def live_action_spec(self) -> Any:
@@ -178,7 +179,9 @@ class Running(SpecProperties):
             self._reopen()
         self._check_open()
         if break_when_any_done and break_when_all_done:
-            raise InvalidArgumentError("rollout: break_when_any_done and break_when_all_done: choose one")
+            raise InvalidArgumentError(
+                "rollout: expected break_when_any_done or break_when_all_done, got both; pass one of them"
+            )
         any_done = not break_when_all_done if break_when_any_done is None else break_when_any_done
         options = RolloutOptions(
             auto_reset,

@@ -147,8 +147,8 @@ def learn_specs(
     expected = {path for role, paths in named.items() if role != "action" for path in paths}
     if outcome - expected or expected - outcome:
         raise MissingKeyError(
-            f"auto_specs_: a step returned {sorted(map(as_key, outcome), key=str)}; named are "
-            f"{sorted(map(as_key, expected), key=str)}"
+            f"auto_specs_: a step returned {sorted(map(as_key, outcome), key=str)}, but the arguments name "
+            f"{sorted(map(as_key, expected), key=str)}; pass observation_key, reward_key and done_key to match"
         )
     named["state"] = [path for path in given if path not in expected]
     sources = dict.fromkeys(named, after) | {"action": stepped, "state": stepped}
@@ -347,7 +347,8 @@ class EnvSpecs:
             known = next((group + (flag,) for flag in FLAGS if (*group, flag) in found), None)
             if known is None:
                 raise EnvironmentContractError(
-                    f"done_spec: {[as_key(path) for path in found]} are none of done, terminated, truncated"
+                    f"done_spec: expected keys that end in done, terminated or truncated, "
+                    f"got {[as_key(path) for path in found]}"
                 )
             for flag in ("done", "terminated"):
                 if (*group, flag) not in found:

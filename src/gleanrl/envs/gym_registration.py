@@ -103,7 +103,7 @@ class GymAdapter(gymnasium.Env[Any, Any]):
     def __init__(self, env: Any, info_keys: Sequence[NestedKey] = (), to_numpy: bool = True) -> None:
         if tuple(env.batch_size):
             raise UnsupportedError(
-                f"register_gym: {env} steps {tuple(env.batch_size)} environments at once, gymnasium's step one"
+                f"register_gym: expected an environment without batch dimensions, {env} has {tuple(env.batch_size)}"
             )
         if len(env.reward_keys) != 1:
             raise UnsupportedError(f"register_gym: expected one reward, {env} has {env.reward_keys}")

@@ -237,7 +237,7 @@ class _Carried(Stateful[Mapping[NestedKey, Tensor]]):
         device = self._module.home()
         if device is None:
             raise SchemaError(
-                "it goes with an environment's steps; put the transform into its environment first"
+                "a transform without an environment can't load carried values; append it to its environment first"
             )
         fields = self._module.carries()
         if state.keys() != fields.keys():

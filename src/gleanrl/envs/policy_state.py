@@ -44,9 +44,9 @@ def with_policy_state(env: Any, policy: Any, device: torch.device | None = None)
         found = {as_key(path): out.get(("next", *path)) for path in state}
     except Exception as cause:
         raise PolicyError(
-            f"policy: it writes its state, {[('next', *path) for path in state]}, which the environment hasn't got; "
-            f"calling it to learn the shape raised {type(cause).__name__}: {cause}; does the environment lack a "
-            "transform that it relies on, InitTracker() for 'is_init' say? TensorDictPrimer(...) makes entries by hand"
+            f"policy: it writes its state, {[('next', *path) for path in state]}, which the environment doesn't "
+            f"declare; the call that infers its shape raised {type(cause).__name__}: {cause}; add missing transforms "
+            "to the environment (for example InitTracker() for 'is_init'), or declare the state with TensorDictPrimer"
         ) from cause
     specs = {
         key: Unbounded(shape=leaf.shape, dtype=leaf.dtype, device=env.device) for key, leaf in found.items()

@@ -66,7 +66,9 @@ def remember(env: Any) -> dict[str, Any]:
     if isinstance(env, BatchedEnv):
         raise UnsupportedError(f"the environments of a {name} are in other processes")
     if not isinstance(env, EnvBase) and not has_hooks(env):
-        raise UnsupportedError(f"{name}: it's another library's; define get_state() and set_state(state)")
+        raise UnsupportedError(
+            f"{name} is another library's environment; define get_state() and set_state(state)"
+        )
     if isinstance(env, EnvBase) and env.was_closed:
         raise UnsupportedError(f"{name}: it was closed")
     state = saved(env, _FIXED)
@@ -110,7 +112,7 @@ def _changes(env: Env, state: Any) -> list[Callable[[], None]]:
         if len(pairs) == len(state["transforms"]):
             found = [parse(transform, its, _FIXED, _SETTLED) for transform, its in pairs]
             return [*_changes(env.base_env, state["base"]), *found]
-    raise SchemaError(f"load_state_dict: the environments were others than {env!r:.200}")
+    raise SchemaError(f"load_state_dict: the state wasn't saved from environments like {env!r:.200}")
 
 
 def _foreign(env: TransformedEnv) -> list[Any]:
@@ -129,9 +131,9 @@ def _difference(env: Env, state: dict[str, Any]) -> str:
             if _behaviour(one, 0) == _behaviour(other, 0):
                 return ""
         except Exception as cause:
-            return f"a copy of it can't be given its attributes ({cause}); define get_state() and set_state(state)"
+            return f"a copy can't be restored from its attributes ({cause}); define get_state() and set_state(state)"
     return (
-        "a copy of it that is given its attributes does something else; it lives by more than these: "
+        "a copy that is restored from its attributes behaves differently, so they aren't its whole state; "
         "define get_state() and set_state(state)"
     )
 

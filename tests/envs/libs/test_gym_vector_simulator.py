@@ -147,7 +147,9 @@ class TestSameStep:
         simulator = VectorSimulator(vector(AutoresetMode.SAME_STEP, script=TWO, kind=ReusingEnv))
         simulator.reset()
         simulator.step(ACT)
-        with pytest.warns(UserWarning, match="overwrites its own array has lost its last observation"):
+        with pytest.warns(
+            UserWarning, match="overwrite the array that they returned, their last observation is lost"
+        ):
             simulator.step(ACT)
         simulator.reset(rows([1, 1, 1]))
         simulator.step(ACT)

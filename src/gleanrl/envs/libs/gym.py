@@ -61,7 +61,7 @@ def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.En
     space = env.observation_space
     if not pixels_only and isinstance(space, spaces.Dict) and PIXELS in space.spaces:
         raise InvalidArgumentError(
-            f"from_pixels: {env} has an observation {PIXELS!r} of its own; "
+            f"from_pixels: {env} already has an observation {PIXELS!r}; "
             "pass pixels_only=True, or leave from_pixels out"
         )
     try:
@@ -149,8 +149,8 @@ def make_vector(
     if mode == "vector_entry_point":
         if wrappers:
             raise UnsupportedError(
-                "from_pixels, frame_skip: a vector environment that isn't made of single ones has neither; leave "
-                "vectorization_mode out"
+                "from_pixels, frame_skip: vectorization_mode='vector_entry_point' makes no single environments that "
+                "could render or skip; leave vectorization_mode out"
             )
         kwargs.pop("disable_env_checker", None)  # gymnasium checks single environments only
         return gymnasium.make_vec(env_name, num_envs, mode, **kwargs)
@@ -235,8 +235,8 @@ class GymWrapper(GymLikeEnv):
     ) -> None:
         if isinstance(env, gymnasium.vector.VectorEnv) and (from_pixels or frame_skip != 1):
             raise UnsupportedError(
-                f"from_pixels, frame_skip: {env} steps and observes all of its environments at once; wrap the single "
-                "ones before they are put together, or let GymEnv(name, num_envs=...) do so"
+                f"from_pixels, frame_skip: {env} steps and observes all of its environments at once; wrap its single "
+                "environments before you build the vector, or use GymEnv(name, num_envs=...)"
             )
         if isinstance(env, EnvBase):
             raise InvalidTypeError(

@@ -51,7 +51,7 @@ class set_gym_backend:
         missing = [package for package in _NEEDED[name] if importlib.util.find_spec(package) is None]
         if missing:
             raise UnsupportedError(
-                f"set_gym_backend: {name!r} takes packages that aren't installed: {', '.join(missing)}. Most of its "
+                f"set_gym_backend: {name!r} needs packages that aren't installed: {', '.join(missing)}. Most of its "
                 "environments are in gymnasium, too"
             )
         self._name = name

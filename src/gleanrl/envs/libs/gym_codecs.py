@@ -583,8 +583,8 @@ class ListCodec(Codec):
     def batched(self, num_envs: int) -> Codec:
         """Raise `SpaceError`: gymnasium batches each space without a fixed shape in a different way."""
         raise SpaceError(
-            f"{as_key(self.key)!r}: a vector environment's values without a fixed shape can't be taken apart; step "
-            "single environments in a SerialEnv or ParallelEnv"
+            f"{as_key(self.key)!r}: values without a fixed shape can't be split into the rows of a vector environment; "
+            "step single environments in a SerialEnv or ParallelEnv"
         )
 
 

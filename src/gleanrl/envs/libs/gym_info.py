@@ -241,8 +241,8 @@ def ready_reader(given: Any, ignore_private: bool, sample: Callable[[], list[Map
         reader = FunctionReader(reader, sample())
     if not callable(reader) or getattr(reader, "info_spec", None) is None:
         raise InvalidArgumentError(
-            f"info_dict_reader: expected a callable with an info_spec that says what it reads, or a function that "
-            f"writes entries for the infos of a reset and a step, got {given!r}"
+            "info_dict_reader: expected a callable whose info_spec declares its entries, or a function that writes "
+            f"entries for the infos of a reset and a step, got {given!r}"
         )
     return reader
 

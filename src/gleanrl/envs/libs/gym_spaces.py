@@ -397,7 +397,7 @@ def check_names(role: str, tree: Tree, taken: Collection[str], space: spaces.Spa
     clash = sorted({leaf.key[0] for leaf in leaves(tree)}.intersection(taken))
     if clash:
         raise SpaceError(
-            f"{role}: the keys {clash} of {space} stand for something else in records; rename them with a "
+            f"{role}: the keys {clash} of {space} are reserved or used by other entries; rename them with a "
             "gymnasium wrapper"
         )
 

@@ -102,9 +102,9 @@ class VectorSimulator(OpenEnv):
         if not self._warned and any(_equal_row(obs, last, i) for i in rows):
             self._warned = True
             warnings.warn(
-                f"{self.env}: final_obs equals the first observation of the following episode. An environment that "
-                "overwrites its own array has lost its last observation before anybody could copy it; make the "
-                "environments return fresh arrays, or build the vector environment with AutoresetMode.DISABLED",
+                f"{self.env}: final_obs equals the first observation of the next episode. If the environments "
+                "overwrite the array that they returned, their last observation is lost. Make them return new arrays, "
+                "or build the vector environment with AutoresetMode.DISABLED",
                 stacklevel=2,
             )
         # Entries that final_info lacks come from wrappers around the vector environment: they belong to this step.
@@ -159,9 +159,9 @@ class VectorSimulator(OpenEnv):
     def _reset(self, mask: Array | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         if mask is not None and not self.partial:
             raise UnsupportedError(
-                f"reset: {self.env} resets its environments by itself, at the step after their end, and none of them "
-                "before; it can't reset some and leave the others. Build the vector environment with "
-                "GymEnv(name, num_envs=...), or from single environments with AutoresetMode.DISABLED"
+                f"reset: {self.env} resets its environments by itself, only in the step after their end, so it can't "
+                "reset some without the others. Build the vector environment with GymEnv(name, num_envs=...), or from "
+                "single environments with AutoresetMode.DISABLED"
             )
         if kwargs.get("seed") is None and (seed := self._take_seed(mask)) is not None:
             kwargs["seed"] = seed
@@ -200,8 +200,8 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
         return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
     except ValueError as cause:
         raise EnvironmentContractError(
-            f"{env}: expected metadata['autoreset_mode'], one of gymnasium's AutoresetMode, got {mode!r}; without it "
-            "nobody can tell last observations from first ones"
+            f"{env}: expected metadata['autoreset_mode'], one of gymnasium's AutoresetMode, got {mode!r}; it "
+            "tells last observations from first ones, so set it in the environment's class"
         ) from cause
 
 

@@ -52,8 +52,8 @@ class VectorGymStepper(Stepper):
     ) -> None:
         if rules.max_steps is not None and not simulator.partial:
             raise UnsupportedError(
-                f"max_frames_per_traj: {simulator.env} can't be told to reset; make it with "
-                f"max_episode_steps={rules.max_steps}"
+                f"max_frames_per_traj: {simulator.env} can't reset some environments without the others; make it "
+                f"with max_episode_steps={rules.max_steps}"
             )
         self._num_envs = simulator.num_envs
         super().__init__(torch.Size((self._num_envs,)), None, rules, lease)

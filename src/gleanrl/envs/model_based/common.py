@@ -60,7 +60,7 @@ class ModelBasedEnvBase(EnvBase):
     ) -> None:
         if params is not None or buffers is not None:
             raise UnsupportedError(
-                "params, buffers: a model is called with its own; load them into the module"
+                "params, buffers: expected None, because the world model uses its own; load them into the module"
             )
         super().__init__(
             device=device,
