@@ -1,4 +1,4 @@
-"""Conformance suites to run on one's own parts; nothing in the library imports them."""
+"""Conformance suites for users' environments, transforms and buffer parts; no other module imports them."""
 
 from gleanrl.testing.env import check_env
 from gleanrl.testing.report import EnvReport, PartReport

@@ -1,8 +1,6 @@
-"""`check_env`: does an environment do what the loops of this library, and its users, rely on?
+"""`check_env`: checks that an environment does what collectors, rollouts and users rely on.
 
-Rules of `check_env` about the data that an environment returns.
-
-Rules of `check_env` about partial resets and odd actions.
+To add a rule, write a function that takes `Runs` and raises `ConformanceError`, and name it in `RULES`.
 """
 
 from __future__ import annotations
@@ -40,12 +38,12 @@ from gleanrl.testing.runs import (
 
 
 def contract(runs: Runs) -> None:
-    """A run doesn't break off."""
+    """Check that a run doesn't raise."""
     _ = runs.first
 
 
 def inputs(runs: Runs) -> None:
-    """A step changes nothing that it is given."""
+    """Check that a step doesn't change its input."""
     for place, path in runs.first.changed:
         raise ConformanceError(
             "input", f"{as_key(path)!r}, which {place} was given", "the same value afterwards", "another one"
@@ -53,7 +51,7 @@ def inputs(runs: Runs) -> None:
 
 
 def specs(runs: Runs) -> None:
-    """Keys, shapes, dtypes and values are as declared."""
+    """Check that keys, shapes, dtypes and values are as declared."""
     root, outcome = runs.declared
     for place, leaves, after in runs.places():
         if after:
@@ -69,10 +67,10 @@ def as_declared(
 
     Args:
         rule: the rule that messages name.
-        place: where the data came from.
+        place: origin of the data, for messages.
         leaves: the data.
-        declared: path -> spec.
-        besides: what may be there, too.
+        declared: the specs by path.
+        besides: further paths that may exist.
     """
     missing, extra = set(declared) - set(leaves), set(leaves) - set(declared) - set(besides)
     if missing or extra:
@@ -95,7 +93,10 @@ def _shaped(shape: torch.Size, wanted: torch.Size) -> bool:
 
 
 def finite(runs: Runs) -> None:
-    """No NaN and no infinity in observations and rewards; last observations that are lost may be NaN."""
+    """Check that observations and rewards are finite.
+
+    Last observations may be NaN if the environment loses them (see `EnvTraits.loses_last`).
+    """
     lost = EnvTraits.of(runs.env).loses_last
     for place, leaves, after in runs.places():
         if lost and after and bool(leaves[("done",)].any()):
@@ -111,7 +112,7 @@ def finite(runs: Runs) -> None:
 
 
 def flags(runs: Runs) -> None:
-    """Done is terminated or truncated; after a reset all flags are False."""
+    """Check that done is terminated or truncated, and that all flags are False after a reset."""
     groups = {as_path(key)[:-1] for key in runs.env.done_keys}
     for place, leaves, _ in runs.places():
         for group in groups:
@@ -137,7 +138,7 @@ def flags(runs: Runs) -> None:
 
 
 def aliasing(runs: Runs) -> None:
-    """A tensor that was returned never changes later."""
+    """Check that a returned tensor never changes later."""
     for held in runs.first.held:
         if not same(held.leaf, held.copy):
             raise ConformanceError(
@@ -149,13 +150,13 @@ def aliasing(runs: Runs) -> None:
 
 
 _ODD = 1.5
-"""How far an odd action lies outside its bounds, in multiples of their distance ..."""
+"""Distance of an odd action from its bounds, in multiples of their width; `_FAR` limits that width."""
 _FAR = 1e3
-"""... of which no more than this counts."""
+"""Largest width of bounds that `_ODD` multiplies, so that an odd action remains finite."""
 
 
 def partial_reset(runs: Runs) -> None:
-    """A reset of some rows leaves the values of the others."""
+    """Check that a reset of some rows doesn't change the values of the other rows."""
     mask, before, after, _ = _reset_some(runs)
     for path, leaf in before.items():
         if path in after and not same(rows(leaf, ~mask), rows(after[path], ~mask)):
@@ -173,7 +174,7 @@ def partial_reset(runs: Runs) -> None:
 
 
 def other_rows(runs: Runs) -> None:
-    """Environments that weren't reset go on as if nothing had happened."""
+    """Check that environments that weren't reset continue as if no other one had been."""
     mask, _, _, step = _reset_some(runs)
     undisturbed = runs.first.steps[len(_lead_in(runs))]
     others = ~mask
@@ -188,7 +189,7 @@ def other_rows(runs: Runs) -> None:
 
 
 def _lead_in(runs: Runs) -> list[Step]:
-    """Return the steps before the first end: no row is reset in them."""
+    """Return the steps before the first end: no row is reset during them."""
     steps = runs.first.steps
     lead = next((t for t, step in enumerate(steps) if bool(step.fresh.any())), len(steps) - 1)
     if lead < 1:
@@ -228,7 +229,10 @@ def _reset_some(runs: Runs) -> tuple[torch.Tensor, Leaves, Leaves, Leaves]:
 
 
 def odd_actions(runs: Runs) -> None:
-    """An action outside its domain raises, or leads to data as declared; a reset works afterwards."""
+    """Check that an action outside its domain raises or leads to data as declared, and that a reset works afterwards.
+
+    Otherwise a policy's mistake could go unnoticed as NaN in the data, or break the environment for later episodes.
+    """
     odd = {path: odd_action(spec) for path, spec in leaf_specs(runs.env.full_action_spec)}
     action = {path: value for path, value in odd.items() if value is not None}
     if not action:
@@ -238,7 +242,7 @@ def odd_actions(runs: Runs) -> None:
     try:
         given = with_action(env.reset(), {**runs.actions[0], **action})
         leaves = snapshot(env.step(given).get("next"))
-    except Exception:  # whatever the environment raises: it noticed
+    except Exception:  # any error will do: the environment has noticed the action
         leaves = None
     if leaves is not None:
         as_declared(
@@ -275,7 +279,7 @@ def odd_action(spec: Any) -> torch.Tensor | None:
     elif hasattr(spec, "nvec"):
         candidates.append(torch.full_like(zero, max(torch.as_tensor(spec.nvec).flatten().tolist())))
     if zero.dtype == torch.bool:
-        candidates = [zero, ~zero]  # no choice, and all of them
+        candidates = [zero, ~zero]  # none of the choices, and all of them
     return next((value for value in candidates if not spec.is_in(value)), None)
 
 
@@ -295,47 +299,45 @@ RULES: dict[str, Callable[[Runs], None]] = {
     "odd actions": odd_actions,
     "rollout": env_episodes.rollout,
 }
-"""The rules by name, in the order in which they are checked."""
+"""The rules by name, in the order of their checks."""
 
 
 def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[str] = ()) -> EnvReport:
-    """Check an environment against the rules in the table below, with random actions.
+    """Check an environment against the rules below, with random actions.
 
-    | rule | what it asks for |
-    | --- | --- |
-    | contract | a run doesn't break off: resets aren't done, declared keys are there |
-    | specs | keys, shapes, dtypes and values are as declared |
-    | finite | no NaN and no infinity in observations and rewards |
-    | flags | done is terminated or truncated; after a reset all flags are False |
-    | aliasing | a tensor that was returned never changes later |
-    | input | a step changes none of the entries it is given |
-    | following root | the root after a step that ended nothing is that step's outcome |
-    | last observation | a step that ends an episode returns its last observation, not the next one's first |
-    | determinism | the same seed and the same actions give the same data, to the bit |
-    | seed | another seed gives other data, unless all episodes are alike; set_seed returns an integer |
-    | partial reset | a reset of some rows of a batch leaves the values of the others |
-    | other rows | and their environments go on as if nothing had happened |
-    | odd actions | an action outside its domain raises, or leads to data as declared; a reset works afterwards |
-    | rollout | the environment's own path into a rollout stores what its `step` and `reset` return |
+    - `contract`: a run doesn't raise: a reset isn't done, and the declared keys exist.
+    - `specs`: keys, shapes, dtypes and values are as declared.
+    - `finite`: no NaN and no infinity in observations and rewards.
+    - `flags`: done is terminated or truncated; after a reset all flags are False.
+    - `aliasing`: a returned tensor never changes later.
+    - `input`: a step changes none of its input's entries.
+    - `following root`: the root after a step that ended nothing is that step's outcome.
+    - `last observation`: a step that ends an episode returns its last observation, not the first one of the next.
+    - `determinism`: the same seed and the same actions give the same data, bit for bit.
+    - `seed`: another seed gives other data, unless all episodes are alike; set_seed returns an integer.
+    - `partial reset`: a reset of some rows of a batch doesn't change the values of the other rows.
+    - `other rows`: the environments of these other rows continue as if no row had been reset.
+    - `odd actions`: an action outside its domain raises, or leads to data as declared; a reset works afterwards.
+    - `rollout`: the environment's own path into a rollout stores the data that its `step` and `reset` return.
 
-    The environment is seeded, reset and stepped several hundred times; it isn't closed. Torch's random state is as
-    before afterwards.
+    The environment is seeded, reset and stepped several hundred times. It isn't closed. Torch's random state is
+    restored afterwards.
 
     Args:
-        env: an environment that keeps EnvBase's protocol, a gymnasium environment or vector environment, or a
-            callable that makes one: each run then gets a fresh one, which is closed afterwards. An environment that
-            counts its resets, say, is only repeatable that way.
-        num_steps: steps of a run; episodes should end within them, else rules about ends are skipped.
-        seed: of the runs.
+        env: an environment by EnvBase's protocol, a gymnasium environment or vector environment, or a callable that
+            makes one. With a callable, each run gets a fresh environment, which is closed afterwards. An environment
+            that counts its resets, for example, is repeatable only with a callable.
+        num_steps: steps of a run. Episodes should end within them; otherwise rules about ends are skipped.
+        seed: seed of the runs.
         skip: names of rules to leave out.
 
     Returns:
-        Which rules were checked, and which weren't, with the reasons.
+        The rules that were checked, and the rules that weren't with the reasons.
 
     Raises:
-        ConformanceError: at the first broken rule: its name, the key or the call, what was expected and what came
-            (also an AssertionError).
-        InvalidArgumentError: if `skip` names the first rule or an unknown one, or `num_steps` isn't positive.
+        ConformanceError: the first broken rule: its name, the key or the call, the expected and the actual value (also
+            an AssertionError).
+        InvalidArgumentError: `skip` names the first rule or an unknown one, or `num_steps` isn't positive.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -344,7 +346,7 @@ def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[s
         True
     """
     num_steps = integer("num_steps", num_steps, 2)
-    without = left_out(skip, [*RULES][1:])  # "contract" stays: without a run there is nothing to check
+    without = left_out(skip, [*RULES][1:])  # "contract" can't be skipped: the other rules need its run
     subject = Subject(_environment(env), num_steps)
     runs = Runs(subject, seed)
     try:
@@ -355,7 +357,7 @@ def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[s
 
 
 def _environment(env: Env) -> Any:
-    """Return an environment of the protocol, or a callable that makes one."""
+    """Return an environment by EnvBase's protocol, or a callable that makes one."""
     if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
         return GymWrapper(env)
     if is_environment(env):

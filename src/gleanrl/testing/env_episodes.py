@@ -14,16 +14,16 @@ from gleanrl.testing.report import Skip
 from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Trace, leaf_specs, rows, same, shown
 
 _ENOUGH = 3
-"""Ends from which last observations are compared with first ones."""
+"""Number of ended episodes that the rule on last observations needs."""
 
 
 def following_root(runs: Runs) -> None:
-    """The root after a step that ended nothing is that step's outcome."""
+    """Check that the root after a step that ended nothing is that step's outcome."""
     for t, step in enumerate(runs.first.steps):
         for path, leaf in step.outcome.items():
             root = step.following.get(path)
             if root is None:
-                continue  # rewards
+                continue  # rewards aren't part of a root
             kept = ~step.fresh
             if not same(rows(root, kept), rows(leaf, kept)):
                 raise ConformanceError(
@@ -35,10 +35,12 @@ def following_root(runs: Runs) -> None:
 
 
 def last_observation(runs: Runs) -> None:
-    """An episode's last observation isn't the first one of the next.
+    """Check that an episode's last observation isn't the first one of the next episode.
 
-    An environment that resets by itself returns the wrong one. It is found by looking at many: last observations
-    that lie among the first ones, although those just before them don't.
+    An environment that resets itself returns the wrong one. A single observation doesn't show that, so the rule
+    compares shares. It takes the range of all first observations, widened by its width on both sides. The rule is
+    broken if at least 75 % of the last observations lie in this range, but at most 25 % of the observations one step
+    earlier do.
     """
     ended = [(t, step) for t, step in enumerate(runs.first.steps) if bool(step.done.any())]
     if runs.first.num_episodes < _ENOUGH:
@@ -58,7 +60,7 @@ def last_observation(runs: Runs) -> None:
     width = {path: values.amax(0) - low[path] for path, values in firsts.items()}
 
     def share(parts: list[tuple[Leaves, torch.Tensor]]) -> float:
-        """Return the share of the rows that lie where episodes begin, with as much room again around."""
+        """Return the share of the rows that lie in the widened range of first observations."""
         inside = []
         for leaves, mask in parts:
             near = torch.ones(int(mask.sum()), dtype=torch.bool)
@@ -87,9 +89,11 @@ def last_observation(runs: Runs) -> None:
         )
 
 
-# ----------------------------------------------------------------------- seeds
+# Seeds and rollouts
+
+
 def determinism(runs: Runs) -> None:
-    """The same seed and the same actions give the same data."""
+    """Check that the same seed and the same actions give the same data."""
     difference = _difference(runs.first, runs.again)
     if difference is not None:
         place, path, a, b = difference
@@ -99,7 +103,7 @@ def determinism(runs: Runs) -> None:
 
 
 def seed(runs: Runs) -> None:
-    """Another seed gives other data, unless all episodes are alike."""
+    """Check that another seed gives other data, unless all episodes are alike."""
     env = runs.subject.fresh()
     last = env.set_seed(runs.seed)
     ours = isinstance(env, EnvBase)
@@ -122,7 +126,7 @@ def seed(runs: Runs) -> None:
 
 
 def _difference(a: Trace, b: Trace) -> tuple[str, Path, torch.Tensor, torch.Tensor] | None:
-    """Return the first difference of two runs: where, which key, and both values."""
+    """Return the first difference of two runs: its place, its path, and both values."""
     pairs = [("reset", a.first, b.first)]
     for t, (one, two) in enumerate(zip(a.steps, b.steps, strict=True)):
         pairs += [
@@ -137,7 +141,10 @@ def _difference(a: Trace, b: Trace) -> tuple[str, Path, torch.Tensor, torch.Tens
 
 
 def rollout(runs: Runs) -> None:
-    """The environment's own path into a rollout stores what `step` and `reset` return."""
+    """Check that the environment's own path into a rollout stores the data that `step` and `reset` return.
+
+    The path (a stepper that writes rows directly) replays the actions of the first run.
+    """
     first = runs.first
     env = runs.subject.fresh()
     env.set_seed(runs.seed)
@@ -149,7 +156,8 @@ def rollout(runs: Runs) -> None:
         return tensordict
 
     options = RolloutOptions(break_when_any_done=False)
-    with torch.no_grad():  # as collectors do; with gradients a rollout goes through `step` anyway
+    # Without gradients, as in collectors: with gradients a rollout calls `step`, and the rule would check nothing.
+    with torch.no_grad():
         data = flatten(run_rollout(env, runs.subject.num_steps, replay, None, options, None))
     if ("collector", "mask") in data:
         raise Skip("some of its steps are resets, which `step` doesn't tell apart")
@@ -159,7 +167,7 @@ def rollout(runs: Runs) -> None:
             for path, leaf in leaves.items():
                 column = data.get((*prefix, *path))
                 if column is None:
-                    continue  # entries that the specs don't declare aren't stored
+                    continue  # a rollout doesn't store entries that the specs don't declare
                 row = column.select(dims, t)
                 if not same(row, leaf):
                     raise ConformanceError(

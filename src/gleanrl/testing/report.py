@@ -1,4 +1,4 @@
-"""What conformance suites share: rules are checked one after the other, and a report says which."""
+"""Shared code of the conformance suites: it checks rules in order and reports the outcome."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeEr
 
 
 class Skip(Exception):
-    """A rule can't be checked here; the message says why."""
+    """Raised by a rule that can't be checked; the message gives the reason."""
 
 
 def left_out(skip: Iterable[str], rules: Collection[str]) -> set[str]:
-    """Return the names of rules to leave out; `InvalidArgumentError` for one that isn't among `rules`."""
+    """Return the names of the rules to leave out; raise `InvalidArgumentError` for a name that isn't in `rules`."""
     names = set(skip)
     if unknown := sorted(names - set(rules)):
         raise InvalidArgumentError(f"skip: there is no {unknown} to leave out; there are {[*rules]}")
@@ -23,7 +23,7 @@ def left_out(skip: Iterable[str], rules: Collection[str]) -> set[str]:
 
 
 def made(make: Callable[[], Any], kind: type) -> Any:
-    """Return what `make` makes; `InvalidTypeError` unless it is a `kind`."""
+    """Return the result of `make`; raise `InvalidTypeError` unless it is a `kind`."""
     first = make()
     if not isinstance(first, kind):
         raise InvalidTypeError(f"make: expected it to return a {kind.__name__}, got {first!r}")
@@ -33,7 +33,11 @@ def made(make: Callable[[], Any], kind: type) -> Any:
 def check_rules(
     rules: Mapping[str, Callable[[], None]], without: Collection[str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Check rules in order, but for those `without`; return which were checked, and why the others weren't."""
+    """Check rules in order, except the ones in `without`.
+
+    Returns:
+        The names of the checked rules, and the reasons of the skipped ones by name.
+    """
     passed: list[str] = []
     skipped: dict[str, str] = {}
     for name, rule in rules.items():
@@ -49,21 +53,21 @@ def check_rules(
 
 
 def expect(rule: str, where: str, kept: bool, expected: str, got: Any) -> None:
-    """Raise `ConformanceError` unless the rule was kept."""
+    """Raise `ConformanceError` unless `kept` is True."""
     if not kept:
         raise ConformanceError(rule, where, expected, str(got))
 
 
 @dataclass(frozen=True)
 class EnvReport:
-    """The outcome of `check_env` on an environment that keeps all rules; one that breaks a rule raises instead.
+    """The outcome of `check_env` for an environment that keeps all rules; a broken rule raises instead.
 
     Attributes:
-        name: the environment.
+        name: class name of the environment.
         num_steps: steps of each run.
-        num_episodes: episodes that ended in the first run, all environments of a batch together.
+        num_episodes: episodes that ended in the first run, in all environments of a batch together.
         passed: the rules that were checked.
-        skipped: the rules that weren't, and why.
+        skipped: the rules that weren't checked, and the reasons.
     """
 
     name: str
@@ -80,12 +84,12 @@ class EnvReport:
 
 @dataclass(frozen=True)
 class PartReport:
-    """The outcome of a suite on a part that keeps all rules; one that breaks a rule raises instead.
+    """The outcome of a suite for a part that keeps all rules; a broken rule raises instead.
 
     Attributes:
-        name: what was checked.
+        name: class name of the part.
         passed: the rules that were checked.
-        skipped: the rules that weren't, and why.
+        skipped: the rules that weren't checked, and the reasons.
     """
 
     name: str
@@ -104,18 +108,18 @@ def part_report(
     skip: Iterable[str],
     unknown: Mapping[str, str],
 ) -> PartReport:
-    """Check the rules of a suite in order and report which.
+    """Check the rules of a suite in order and return the report.
 
     Args:
-        name: what is checked.
-        rules: each takes a subject.
-        subject: makes one for the rule of that name.
+        name: name of the checked part.
+        rules: checks by rule; each takes a subject.
+        subject: returns the subject for the rule of a given name.
         skip: rules that the caller leaves out.
-        unknown: rules that can't be asked for here, and why.
+        unknown: rules that don't apply to this part, and the reasons.
 
     Raises:
-        ConformanceError: at the first broken rule.
-        InvalidArgumentError: if `skip` names an unknown rule.
+        ConformanceError: the first broken rule.
+        InvalidArgumentError: `skip` names an unknown rule.
     """
 
     def check(rule: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs of an environment through its public protocol, recorded with copies of everything that it returned."""
+"""Runs of an environment through its public protocol, recorded with copies of all data that it returned."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gleanrl.errors import ConformanceError, EnvironmentContractError, Unsupport
 
 Leaves: TypeAlias = dict[Path, torch.Tensor]
 OTHER_SEED = 1000
-"""How far the other seed is from the first."""
+"""Difference between the second seed and the first."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that the environment returned, and what it held then."""
+    """A tensor that the environment returned, and a copy of its values at that time."""
 
     place: str
     path: Path
@@ -43,32 +43,32 @@ class Step:
     outcome: Leaves
     following: Leaves
     done: torch.Tensor
-    """Whose episode ended, ``(*batch,)`` bool."""
+    """Which environments' episodes ended, ``(*batch,)`` bool."""
     fresh: torch.Tensor
-    """Whose following root is that of a new episode, ``(*batch,)`` bool."""
+    """Which environments' following root begins a new episode, ``(*batch,)`` bool."""
 
 
 @dataclass
 class Trace:
-    """A run: the first root and the steps, and what was held of each."""
+    """A run: its first root, its steps, and the tensors that were returned."""
 
     first: Leaves
     steps: list[Step] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     changed: list[tuple[str, Path]] = field(default_factory=list)
-    """Entries that a step changed in what it was given: where, and which."""
+    """Entries of its input that a step changed: the step and the path."""
 
     @property
     def num_episodes(self) -> int:
-        """Episodes that ended."""
+        """Number of episodes that ended."""
         return sum(int(step.done.sum()) for step in self.steps)
 
 
 class Subject:
-    """The environment that is checked; runs are repeatable as far as it is.
+    """The environment to check. Its runs are repeatable as far as the environment is.
 
     Args:
-        env: an environment, or a callable that makes one: each run then gets a fresh one.
+        env: an environment, or a callable that makes one; each run then gets a fresh one.
         num_steps: steps of a run.
     """
 
@@ -87,7 +87,7 @@ class Subject:
         return self.env
 
     def close(self) -> None:
-        """Close an environment that was made here."""
+        """Close the environment if this object made it."""
         if self.make is not None and not is_closed(self.env):
             self.env.close()
 
@@ -99,16 +99,16 @@ class Subject:
         return [{as_path(path): rows[t] for path, rows in drawn.items()} for t in range(self.num_steps)]
 
     def done(self, leaves: Leaves) -> torch.Tensor:
-        """Return whose episode ended by the flags that say so, ``(*batch,)`` bool."""
+        """Return which environments' episodes ended according to their done flags, ``(*batch,)`` bool."""
         groups = outermost(as_path(key)[:-1] for key in self.env.done_keys)
         flags = [leaves[(*group, "done")].reshape(*self.batch_size, -1).any(-1) for group in groups]
         return torch.stack(flags).any(0)
 
     def run(self, seed: int, actions: Sequence[Leaves]) -> Trace:
-        """Seed the environment, reset it and take `actions`; episodes that end are followed by the next.
+        """Seed the environment, reset it and take `actions`; an episode that ends is followed by a new one.
 
         Raises:
-            ConformanceError: if the environment breaks its contract so that a run can't go on.
+            ConformanceError: the environment breaks its contract, so that the run can't continue.
         """
         env = self.fresh()
         try:
@@ -143,7 +143,7 @@ class Subject:
         return following
 
     def follow(self, env: Env, stepped: TensorDictBase) -> tuple[TensorDictBase, bool]:
-        """Return the root after a step, and whether all environments were reset for the sake of some."""
+        """Return the root after a step, and whether all environments had to be reset because some ended."""
         root = advance(stepped, env)
         try:
             return env.maybe_reset(root), False
@@ -165,14 +165,14 @@ def snapshot(batch: TensorDictBase) -> Leaves:
 
 
 def hold(trace: Trace, place: str, batch: TensorDictBase) -> None:
-    """Keep the leaves of `batch` and copies of them."""
+    """Keep the leaves of `batch`, with copies of them."""
     for path, leaf in iter_leaves(batch):
         if not is_private(path) and path[0] != "next":
             trace.held.append(Held(place, path, leaf, leaf.clone()))
 
 
 def _record(leaf: Leaf) -> Leaf:
-    """Return the tensor of a single record, if it is an object among others of unlike shapes."""
+    """Return the tensor of a single record if it is stored as an object because records differ in shape."""
     single = isinstance(leaf, ObjectColumn) and leaf.blank is not None and not leaf.ndim
     return leaf.array.item() if single else leaf
 
@@ -182,7 +182,7 @@ def same(a: Leaf, b: Leaf) -> bool:
     a, b = _record(a), _record(b)
     if isinstance(a, ObjectColumn) or isinstance(b, ObjectColumn):
         return isinstance(a, ObjectColumn) and a.equal(b)
-    if not a.numel() and not b.numel():  # no rows, whatever their shapes would be
+    if not a.numel() and not b.numel():  # empty tensors are equal, even if their shapes differ
         return bool(a.dtype == b.dtype)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -190,11 +190,11 @@ def same(a: Leaf, b: Leaf) -> bool:
 
 
 class Runs:
-    """The runs that rules compare, made when a rule first asks for them.
+    """The runs that rules compare, each made when a rule first reads it.
 
     Args:
         subject: the environment.
-        seed: of the runs.
+        seed: seed of the runs.
     """
 
     def __init__(self, subject: Subject, seed: int) -> None:
@@ -212,12 +212,12 @@ class Runs:
 
     @cached_property
     def first(self) -> Trace:
-        """The run that most rules look at."""
+        """The run that most rules read."""
         return self.subject.run(self.seed, self.actions)
 
     @cached_property
     def again(self) -> Trace:
-        """The same run once more."""
+        """A second run with the same seed and the same actions."""
         return self.subject.run(self.seed, self.actions)
 
     @cached_property
@@ -233,11 +233,11 @@ class Runs:
 
     @cached_property
     def states(self) -> set[Path]:
-        """What steps read beside actions, and may return for the next one."""
+        """Entries that steps read in addition to actions, and may return for the next step."""
         return {as_path(key) for key in self.env.state_keys}
 
     def places(self) -> Iterator[tuple[str, Leaves, bool]]:
-        """Yield where data came from, the data, and whether it's an outcome rather than a root."""
+        """Yield the origin of data, the data, and whether they are an outcome (otherwise a root)."""
         yield "reset", self.first.first, False
         for t, step in enumerate(self.first.steps):
             yield f"step {t}", step.outcome, True
@@ -258,6 +258,6 @@ def rows(leaf: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def shown(value: Leaf) -> str:
-    """Return a value for a message, shortened."""
+    """Return a value as text for a message, at most 120 characters."""
     text = str(value.items() if isinstance(value, ObjectColumn) else value.tolist())
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,4 +1,4 @@
-"""`check_sampler`: does a sampler do what replay buffers rely on?"""
+"""`check_sampler`: checks that a sampler does what replay buffers rely on."""
 
 from __future__ import annotations
 
@@ -21,31 +21,29 @@ _OF_OURS = ("aliasing", "seed", "state", "place", "failed load")
 def check_sampler(make: Callable[[], Sampler], *, seed: int = 0, skip: Iterable[str] = ()) -> PartReport:
     """Check a sampler with a storage of 24 rows: trajectories of six steps, with flags and ids, in batches of eight.
 
-    | rule | what it asks for |
-    | --- | --- |
-    | stored | only slots of the stored part are drawn, with the generations that they have |
-    | aliasing | whoever changes a draw changes nothing of the sampler |
-    | seed | `set_seed` starts the same sequence each time |
-    | state | one that loads a saved state goes on with the same draws, and so does a copy |
-    | place | `adopt(place)` goes back: the same draws come again |
-    | redraw | what is drawn instead of overwritten rows is what is stored now |
-    | behind its back | it draws what is stored, although nobody told it of writes, clearings and loads |
-    | failed load | a state that lacks a field, or isn't one, is a SchemaError and changes nothing |
+    - `stored`: a draw holds only slots of the stored part, with their present generations.
+    - `aliasing`: a caller that writes to a draw changes nothing in the sampler.
+    - `seed`: `set_seed` starts the same sequence each time.
+    - `state`: a sampler that loads a saved state continues with the same draws, and so does a copy.
+    - `place`: after `adopt(place)` the same draws are repeated.
+    - `redraw`: overwritten rows are replaced by rows that are stored now.
+    - `behind its back`: it draws stored rows, although no call reports writes, clearings and loads to it.
+    - `failed load`: a state that lacks a field, and any other object, raises a SchemaError and changes nothing.
 
-    Of a sampler by the protocol of other releases (see the page on samplers) the rules on stored rows and overwritten
-    ones are checked; its random numbers and its state are its own.
+    A sampler by the protocol of other releases is checked against `stored`, `redraw` and `behind its back` only. It
+    owns its random numbers and its state (see the page on samplers).
 
     Args:
         make: makes the sampler, a fresh one at each call, for a storage of 24 rows.
-        seed: of the sequences.
+        seed: seed of the sequences.
         skip: names of rules to leave out.
 
     Returns:
-        Which rules were checked, and which weren't.
+        The rules that were checked, and the rules that weren't.
 
     Raises:
-        ConformanceError: at the first broken rule (also an AssertionError).
-        InvalidArgumentError: if `skip` names an unknown rule.
+        ConformanceError: the first broken rule (also an AssertionError).
+        InvalidArgumentError: `skip` names an unknown rule.
 
     Examples:
         >>> from gleanrl.data.replay_buffers import SliceSampler
@@ -82,7 +80,7 @@ def _storage(count: int = _CAPACITY) -> LazyTensorStorage:
 
 
 def _drawn(rule: str, where: str, sampler: Sampler, storage: LazyTensorStorage) -> torch.Tensor:
-    """Return the slots of a draw after looking at them."""
+    """Draw, check the slots and their generations, and return the slots."""
     drawn = sampler.draw(storage, _BATCH, generations=True)
     _look_at(rule, where, drawn.slots, drawn.generation, storage)
     return drawn.slots
@@ -140,7 +138,8 @@ def _state(make: Callable[[], Sampler]) -> None:
         state = sampler.state_dict()
         copied = copy.deepcopy(sampler)
         expected = _sequence(sampler, storage)
-        for how in ("a copy", "loaded", "loaded again"):  # drawing leaves the state alone
+        # The state is loaded twice: draws of the first sampler that loaded it must not change it.
+        for how in ("a copy", "loaded", "loaded again"):
             if how != "a copy":
                 copied = make()
                 copied.load_state_dict(state)
@@ -212,4 +211,4 @@ RULES: dict[str, Callable[[Callable[[], Sampler]], None]] = {
     "behind its back": _behind,
     "failed load": _failed_load,
 }
-"""The rules by name, in the order in which they are checked."""
+"""The rules by name, in the order of their checks."""

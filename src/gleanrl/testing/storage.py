@@ -1,4 +1,4 @@
-"""`check_storage`: does a storage do what replay buffers rely on?"""
+"""`check_storage`: checks that a storage does what replay buffers rely on."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Records = Callable[[int, int], Any]
 
 
 def numbered(start: int, count: int) -> TensorDict:
-    """Return records that say their number: ``x`` ``(count,)`` int64, ``next.y`` ``(count, 2)`` float32."""
+    """Return records that hold their number: ``x`` ``(count,)`` int64, ``next.y`` ``(count, 2)`` float32."""
     x = torch.arange(start, start + count, device="cpu")
     return TensorDict({"x": x, "next": {"y": x[:, None].float().repeat(1, 2)}}, [count])
 
 
 class _Trial:
-    """A fresh storage in a buffer of its own, and what it should hold: numbers by slot."""
+    """A fresh storage in its own buffer, and the number of the record expected in each slot."""
 
     def __init__(self, rule: str, make: Make, records: Records) -> None:
         self.rule, self.records = rule, records
@@ -42,7 +42,7 @@ class _Trial:
         self.clock = 0
 
     def extend(self, count: int) -> None:
-        """Write records with new numbers by a ring writer."""
+        """Write records with new numbers through a ring writer."""
         cursor = self.storage.end
         self.buffer.extend(self.records(self.clock, count))
         for offset in range(count):
@@ -54,21 +54,21 @@ class _Trial:
         self.clock += count
 
     def prepared(self, count: int) -> Prepared:
-        """Return checked records with new numbers."""
+        """Return prepared records with new numbers."""
         self.clock += count
         return self.storage.prepare_selection(
             self.records(self.clock - count, count), torch.Size([count]), "check_storage"
         )
 
     def row(self, number: int) -> list[Any]:
-        """Return the parts of one record."""
+        """Return the leaves of the record with a number."""
         data = self.records(number, 1)
         return _parts(
             self.storage.collate(data) if isinstance(data, list) and self.storage.collate else data, 0
         )
 
     def check(self, where: str, storage: Storage | None = None, held: list[int] | None = None) -> None:
-        """Compare what a storage holds with what it should."""
+        """Check that a storage holds the expected records."""
         storage, held = storage or self.storage, self.held if held is None else held
         self.expect(
             len(storage) == storage.num_steps == len(held), where, f"{len(held)} records", f"{len(storage)}"
@@ -79,7 +79,7 @@ class _Trial:
         self.compare(where, storage.fetch(slots), [held[slot] for slot in slots.tolist()], storage)
 
     def compare(self, where: str, fetched: Any, numbers: list[int], storage: Storage) -> None:
-        """Compare fetched records with those of some numbers."""
+        """Check that fetched records are the ones with the given numbers."""
         batch = fetched if storage.collate is None else storage.collate(fetched)
         for position, number in enumerate(numbers):
             got, wanted = _parts(batch, position), self.row(number)
@@ -87,7 +87,7 @@ class _Trial:
             self.expect(same, f"{where}, row {position}", f"record {number}: {wanted}", f"{got}")
 
     def expect(self, kept: bool, where: str, expected: str, got: str) -> None:
-        """Raise unless the rule was kept."""
+        """Raise `ConformanceError` unless `kept` is True."""
         expect(self.rule, where, kept, expected, got)
 
 
@@ -245,40 +245,38 @@ RULES: dict[str, Callable[[_Trial], None]] = {
     "copies": _copies,
     "served": _served,
 }
-"""The rules by name, in the order in which they are checked."""
+"""The rules by name, in the order of their checks."""
 
 
 def check_storage(make: Make, *, records: Records = numbered, skip: Iterable[str] = ()) -> PartReport:
-    """Check a storage with one batch dimension against the rules in the table below.
+    """Check a storage with one batch dimension against the rules below.
 
-    | rule | what it asks for |
-    | --- | --- |
-    | empty | a fresh storage holds nothing |
-    | ring | what was written is fetched, in any order, around the end, of long writes the newest |
-    | memory | neither written data nor fetched batches share memory with what is stored |
-    | slots | records go to chosen slots; of equal slots the last one wins; the end stays |
-    | versions | every change is in `changed_since`, and raises the generations of its slots |
-    | clear | nothing is left, and it can be written again |
-    | refusal | what is no record raises a `GleanError`, and changes nothing |
-    | state | a saved state is what was there, loads into a fresh storage, and is refused whole if a field is missing |
-    | copies | a deep copy lives by itself |
-    | served | a buffer samples what is stored, `get` returns it |
+    - `empty`: a fresh storage holds nothing.
+    - `ring`: written records are fetched in any order, also around the end; of a long write, the newest.
+    - `memory`: neither written data nor fetched batches share memory with the stored records.
+    - `slots`: records are stored in chosen slots; of equal slots the last one wins; the end doesn't move.
+    - `versions`: `changed_since` contains every change, and each change raises the generations of its slots.
+    - `clear`: a cleared storage is empty and can be written again.
+    - `refusal`: data that are no record raise a `GleanError` and change nothing.
+    - `state`: a saved state holds the records, loads into a fresh storage, and is refused if a field is missing.
+    - `copies`: a deep copy is independent of the original.
+    - `served`: a buffer samples the stored records, and `get` returns them.
 
-    Of a storage by the protocol of other releases (see the page on storages) what it refuses, and whom its memory
-    belongs to, is left to itself.
+    A storage by the protocol of other releases isn't checked against `memory`, `refusal` and `copies`: its own class
+    defines these (see the page on storages).
 
     Args:
         make: makes the storage, a fresh and empty one at each call, for 5 to some hundred records.
-        records: makes records: ``records(start, count)`` returns `count` of them as `extend` takes them, each another
-            for every number from `start` on; their tensors may be overwritten.
+        records: ``records(start, count)`` returns `count` records in a form that `extend` takes, numbered from `start`
+            on. Each number has a different record. The suite may overwrite their tensors.
         skip: names of rules to leave out.
 
     Returns:
-        Which rules were checked, and which weren't.
+        The rules that were checked, and the rules that weren't.
 
     Raises:
-        ConformanceError: at the first broken rule (also an AssertionError).
-        InvalidArgumentError: a storage that is too small or not empty, or an unknown rule in `skip`.
+        ConformanceError: the first broken rule (also an AssertionError).
+        InvalidArgumentError: the storage is too small or not empty, or `skip` names an unknown rule.
 
     Examples:
         >>> from gleanrl.data.replay_buffers import LazyTensorStorage

@@ -1,9 +1,4 @@
-"""`check_transform`: does a transform do what environments and replay buffers rely on?
-
-Rules of `check_transform` about transforms in replay buffers.
-
-Rules of `check_transform` about transforms in environments.
-"""
+"""`check_transform`: checks that a transform does what environments and replay buffers rely on."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ from gleanrl.testing.runs import Leaves, Subject, Trace, same, snapshot, with_ac
 
 
 def read(make: Callable[[], Any], batch: TensorDictBase) -> None:
-    """`forward` returns a batch, and writes into none of the tensors that it is given."""
+    """Check that `forward` returns a batch, and writes to none of the given tensors."""
     given = batch.clone()
     tensors, before = dict(iter_leaves(given)), snapshot(given)
     out = make().eval()(given)
@@ -40,7 +35,7 @@ def read(make: Callable[[], Any], batch: TensorDictBase) -> None:
 
 
 def written(make: Callable[[], Any], batch: TensorDictBase) -> None:
-    """`inv` returns what is to be written, or None, and leaves what it is given as it is."""
+    """Check that `inv` returns the data to be written, or None, and doesn't change its input."""
     given = batch.clone()
     before = snapshot(given)
     out = make().eval().inv(given)
@@ -55,7 +50,7 @@ def written(make: Callable[[], Any], batch: TensorDictBase) -> None:
 
 
 def inverse(make: Callable[[], Any], batch: TensorDictBase) -> None:
-    """What was written is read as it was."""
+    """Check that data that were written are read back unchanged."""
     transform = make().eval()
     both = set(transform.pairs()) & set(transform.pairs_inv())
     if not both or set(transform.pairs()) != set(transform.pairs_inv()):
@@ -72,7 +67,7 @@ def inverse(make: Callable[[], Any], batch: TensorDictBase) -> None:
 
 @dataclass(frozen=True)
 class TransformTrial:
-    """What is checked: makers of the environment and of the transform, and the runs."""
+    """The subject of a check: makers of the environment and of the transform, and the size of the runs."""
 
     env: Callable[[], Any]
     make: Callable[[], Transform]
@@ -80,12 +75,12 @@ class TransformTrial:
     seed: int
 
     def transformed(self, *before: Transform) -> TransformedEnv:
-        """Return a fresh environment with a fresh transform, which the last one of a chain is."""
+        """Return a fresh environment with a chain of transforms that ends in a fresh transform."""
         return TransformedEnv(self.env(), Compose(*before, self.make()))
 
 
 class Holding(Transform):
-    """Keeps what comes out of the environment, and copies of it."""
+    """Keeps the tensors that the environment returned, and copies of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +94,7 @@ class Holding(Transform):
         return self._call(tensordict_reset)
 
     def look(self, during: str) -> None:
-        """Raise `ConformanceError` if any of it changed."""
+        """Raise `ConformanceError` if one of the tensors changed."""
         for path, leaf, copy in self.held:
             if not same(leaf, copy):
                 raise ConformanceError(
@@ -111,7 +106,7 @@ class Holding(Transform):
 
 
 def in_place(trial: TransformTrial) -> None:
-    """The tensors that the environment returned hold what they held."""
+    """Check that a transform doesn't write to the tensors that the environment returned."""
     holding = Holding()
     env = trial.transformed(holding)
     env.set_seed(trial.seed)
@@ -126,7 +121,7 @@ def in_place(trial: TransformTrial) -> None:
 
 
 def trajectories(trial: TransformTrial) -> None:
-    """After a reset of everything nothing is left of what came before."""
+    """Check that after a full reset no state of earlier trajectories is left."""
     if trial.make().learns:
         raise Skip("the transform learns")
     runs = []
@@ -145,7 +140,7 @@ def trajectories(trial: TransformTrial) -> None:
 
 
 def _difference(one: Trace, other: Trace) -> str | None:
-    """Return where two runs differ; None if they don't."""
+    """Return the place where two runs differ; None if they are equal."""
     pairs = [("the first root", one.first, other.first)]
     for t, (mine, its) in enumerate(zip(one.steps, other.steps, strict=True)):
         pairs.append((f"step {t}", mine.outcome, its.outcome))
@@ -158,12 +153,14 @@ def _difference(one: Trace, other: Trace) -> str | None:
 
 
 def state(trial: TransformTrial) -> None:
-    """One that loads a saved state goes on to the bit."""
+    """Check that a transform that loads a saved state continues bit for bit as the original."""
     half = max(1, trial.num_steps // 2)
     actions = Subject(trial.transformed(), trial.num_steps).actions(trial.seed)
     env, twin = trial.transformed(), trial.transformed()
     root, _ = _run(env, None, actions[:half], trial.seed)
-    _run(twin, None, actions[:half], trial.seed)  # for the sake of its base environment
+    # The loaded transform needs a base environment in the same state as the original's. So a second environment takes
+    # the same steps, and its base environment gets a fresh transform, which then loads the state.
+    _run(twin, None, actions[:half], trial.seed)
     fresh = TransformedEnv(twin.base_env, Compose(trial.make()))
     saved = env.transform.state_dict()
     fresh.transform.load_state_dict(saved)
@@ -190,7 +187,7 @@ def state(trial: TransformTrial) -> None:
 
 
 def _run(env: Env, root: Any, actions: list[Leaves], seed: int) -> tuple[Any, list[Leaves]]:
-    """Take `actions` from `root`, or from a seeded reset; return the root that follows and all outcomes."""
+    """Take `actions` from `root`, or from a seeded reset; return the following root and all outcomes."""
     if root is None:
         env.set_seed(seed)
         root = env.reset()
@@ -225,33 +222,32 @@ def check_transform(
 ) -> PartReport:
     """Check a transform in an environment, in a replay buffer, or in both.
 
-    With `env`, the transformed environment has to keep every rule of `check_env`: specs declare what comes, rows of a
-    rollout and TensorDicts agree to the bit, a reset of some environments leaves the others alone. And these:
+    With `env`, the transformed environment has to keep every rule of `check_env`. For example, specs declare the data,
+    rows of a rollout and TensorDicts agree bit for bit, and a reset of some environments doesn't change the other ones.
+    It also has to keep the first three rules below. With `batch`, the transform has to keep the last three.
 
-    | rule | what it asks for |
-    | --- | --- |
-    | in place | the tensors that the environment returned hold afterwards what they held before |
-    | trajectories | after a reset of everything nothing is left of what came before, unless the transform `learns` |
-    | state | one that loads a saved state goes on to the bit; a state that lacks an entry is refused |
-    | read | `forward` returns a batch, and writes into none of the tensors that it is given |
-    | written | `inv` returns what is to be written, or None, and leaves what it is given as it is |
-    | inverse | what was written is read as it was; left out where a key is mapped in one direction only |
+    - `in place`: the tensors that the environment returned don't change.
+    - `trajectories`: after a full reset no state of earlier trajectories is left, unless the transform `learns`.
+    - `state`: a transform that loads a saved state continues bit for bit; a state that lacks an entry is refused.
+    - `read`: `forward` returns a batch, and writes to none of the given tensors.
+    - `written`: `inv` returns the data to be written, or None, and doesn't change its input.
+    - `inverse`: written data are read back unchanged; skipped if a key is mapped in one direction only.
 
     Args:
         make: makes the transform, a fresh one at each call.
-        env: makes an environment that keeps `check_env`'s rules, a fresh one at each call; None: environments aren't
-            looked at.
-        batch: what a buffer gets to store; None: buffers aren't looked at.
+        env: makes an environment that keeps the rules of `check_env`, a fresh one at each call. None skips the rules
+            for environments.
+        batch: a batch to be written to a buffer. None skips the rules for buffers.
         num_steps: steps of a run; trajectories should end within them.
-        seed: of the runs.
-        skip: names of rules to leave out, those of `check_env` included.
+        seed: seed of the runs.
+        skip: names of rules to leave out, also of rules of `check_env`.
 
     Returns:
-        Which rules were checked, and which weren't, with the reasons.
+        The rules that were checked, and the rules that weren't with the reasons.
 
     Raises:
-        ConformanceError: at the first broken rule (also an AssertionError).
-        InvalidArgumentError: without `env` and `batch`, or if `skip` names an unknown rule.
+        ConformanceError: the first broken rule (also an AssertionError).
+        InvalidArgumentError: neither `env` nor `batch` is given, or `skip` names an unknown rule.
 
     Examples:
         >>> from gleanrl.envs import GymEnv

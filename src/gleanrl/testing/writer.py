@@ -1,4 +1,4 @@
-"""`check_writer`: does a writer do what replay buffers rely on?"""
+"""`check_writer`: checks that a writer does what replay buffers rely on."""
 
 from __future__ import annotations
 
@@ -17,34 +17,32 @@ from gleanrl.testing.report import PartReport, expect, made, part_report
 
 _CAPACITY = 10
 _OF_OURS = ("place", "behind its back", "failed load")
-_SIZES = (3, 1, 4, 7, 12, 2)  # of writes: beyond the end, and more than fit
+_SIZES = (3, 1, 4, 7, 12, 2)  # rows of the writes: some go around the end, and one is longer than the storage
 
 Make = Callable[[], Writer]
 
 
 def check_writer(make: Make, *, skip: Iterable[str] = ()) -> PartReport:
-    """Check a writer with a buffer of ten rows, which get ``t`` (int64) and ``("next", "reward")``.
+    """Check a writer with a buffer of ten rows, each of which holds ``t`` (int64) and ``("next", "reward")``.
 
-    | rule | what it asks for |
-    | --- | --- |
-    | place | what it returns fits the storage: slots each once, no gap behind what is stored; asking changes nothing |
-    | index | the records stand where the index that a write returns says, -1 for those that aren't stored |
-    | behind its back | it goes on with what the storage holds, although nobody told it of writes, clearings and loads |
-    | state | one that loads a saved state goes on with the same places, and so does a copy |
-    | failed load | what isn't a state is a SchemaError and changes nothing |
+    - `place`: the placement fits the storage: different slots, without a gap; a call changes nothing.
+    - `index`: the index that a write returns leads to the records; it is -1 for records that aren't stored.
+    - `behind its back`: it continues with the stored rows, although no call reports writes, clearings and loads to it.
+    - `state`: a writer that loads a saved state continues with the same placements, and so does a copy.
+    - `failed load`: an object that isn't a state raises a SchemaError and changes nothing.
 
-    Of a writer by the protocol of other releases (see the page on writers) the rules on index and state are checked.
+    A writer by the protocol of other releases is checked against `index` and `state` only (see the page on writers).
 
     Args:
         make: makes the writer, a fresh one at each call.
         skip: names of rules to leave out.
 
     Returns:
-        Which rules were checked, and which weren't.
+        The rules that were checked, and the rules that weren't.
 
     Raises:
-        ConformanceError: at the first broken rule (also an AssertionError).
-        InvalidArgumentError: if `skip` names an unknown rule.
+        ConformanceError: the first broken rule (also an AssertionError).
+        InvalidArgumentError: `skip` names an unknown rule.
 
     Examples:
         >>> from gleanrl.data.replay_buffers import RoundRobinWriter
@@ -71,7 +69,7 @@ def _buffer(writer: Writer) -> ReplayBuffer:
 
 
 def _written(buffer: ReplayBuffer, first: int = 0) -> list[list[int]]:
-    """Return the indices of some writes."""
+    """Write several times and return the indices."""
     found = []
     for size in _SIZES:
         found.append(buffer.extend(_rows(first, size)).tolist())
@@ -119,7 +117,7 @@ def _index(make: Make) -> None:
 
 
 def _check_index(rule: str, where: str, buffer: ReplayBuffer, index: torch.Tensor, rows: TensorDict) -> None:
-    # Where a slot stands twice, the record that came last is in it.
+    # A slot that the index names twice holds the later record.
     newest = dict(zip(index.tolist(), rows["t"][-len(index) :].tolist(), strict=True))
     newest.pop(-1, None)
     stored = buffer.storage.get([*newest])["t"].tolist() if newest else []
@@ -184,4 +182,4 @@ RULES: dict[str, Callable[[Make], None]] = {
     "state": _state,
     "failed load": _failed_load,
 }
-"""The rules by name, in the order in which they are checked."""
+"""The rules by name, in the order of their checks."""
