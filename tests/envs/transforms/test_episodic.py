@@ -51,7 +51,7 @@ def test_what_is_carried_is_renewed_where_a_reset_says_so():
     assert first.tolist() == [0.0, 0.0, 0.0]
     assert follower.last(TensorDict({}, [3]), "n").tolist() == [0.0, 1.0, 1.0]
     assert follower.last(TensorDict({"n": torch.ones(3)}, [3]), "n").tolist() == [1.0, 1.0, 1.0]
-    with pytest.raises(MissingKeyError, match="step from what reset returned"):
+    with pytest.raises(MissingKeyError, match="step from the result of reset"):
         follower.last(TensorDict({}, [3]), "m")
     request = TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [3])
     assert follower.asked(request).tolist() == [True, False, False]

@@ -94,7 +94,7 @@ class Following(OfEnvironment):
             value = self.kept(key, root.device if device is None else device)
         if value is None:
             raise MissingKeyError(
-                f"{type(self).__name__}: key {key!r} not found in the root; step from what reset returned"
+                f"{type(self).__name__}: key {key!r} not found in the root; step from the result of reset"
             )
         return value
 

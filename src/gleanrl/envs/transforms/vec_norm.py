@@ -257,7 +257,7 @@ class VecNorm(EntryTransform):
         super().__init__(["observation", "reward"] if in_keys is None else in_keys, out_keys)
         if shared_td is not None and not isinstance(shared_td, RunningSums):
             raise InvalidTypeError(
-                f"shared_td: expected what VecNorm.build_td_for_shared_vecnorm returns, got {type(shared_td).__name__}"
+                f"shared_td: expected the result of VecNorm.build_td_for_shared_vecnorm, got {type(shared_td).__name__}"
             )
         if not 0.0 < decay <= 1.0:
             raise InvalidArgumentError(f"decay: expected a number in (0, 1], got {decay!r}")
