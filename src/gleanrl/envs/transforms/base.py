@@ -240,9 +240,9 @@ class Transform(Contained):
       that is zero after a reset, with a warning.
     - ``close()`` is called when the environment is closed.
 
-    In rollouts the hooks get the tensors of one row of a block. A transform that overrides `_call`, `_step`, `_reset`
-    or a hook for inputs gets a TensorDict instead, which is slower. If its class declares ``on_rows = True``, its hooks
-    get a `Row`, and may only use `get`, `set` and `pop`.
+    In rollouts the hooks get a `Row`: the tensors of one row of a block. This isn't so if a transform of the chain
+    overrides `_call`, `_step`, `_reset` or a hook for inputs: the whole chain then gets TensorDicts, which is slower. A
+    class may declare ``on_rows = True`` if its hooks use only `get`, `set` and `pop`. They then get a `Row` too.
 
     A transform belongs to one container (a `Compose` or a `TransformedEnv`). Not thread-safe.
 

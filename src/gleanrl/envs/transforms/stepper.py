@@ -156,8 +156,8 @@ class TransformedStepper(Stepper):
         if rules.max_steps is not None and env.traits.masks_frames:
             raise UnsupportedError(
                 f"max_frames_per_traj: expected an environment that can be reset after any step, got {env.base_env}, "
-                "which "
-                "resets itself in the step after an end; build it from single environments with AutoresetMode.DISABLED"
+                "which resets itself in the step after an end; build it from single environments with "
+                "AutoresetMode.DISABLED"
             )
         self._env = env
         self._base = base = make_stepper(env.base_env, rules) if base is None else base
