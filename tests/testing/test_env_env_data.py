@@ -29,7 +29,7 @@ def test_what_is_as_declared() -> None:
     ("leaves", "message"),
     [
         ({("a",): torch.zeros(2)}, r"step 3: expected the keys .* got no"),
-        ({**GOOD, ("more",): torch.zeros(1)}, r"got \['more'\] beside them"),
+        ({**GOOD, ("more",): torch.zeros(1)}, r"got \['more'\] in addition"),
         (
             {**GOOD, ("a",): torch.zeros(3)},
             r"'a' of step 3: expected \(2,\) torch.float32, got \(3,\) torch.float32",

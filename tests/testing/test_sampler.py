@@ -147,5 +147,5 @@ def test_every_rule_has_something_that_breaks_it():
 def test_what_isnt_a_sampler_or_a_rule():
     with pytest.raises(InvalidTypeError, match="expected it to return a Sampler"):
         check_sampler(lambda: 3)
-    with pytest.raises(InvalidArgumentError, match="there is no"):
+    with pytest.raises(InvalidArgumentError, match="expected names of"):
         check_sampler(RandomSampler, skip=["nothing"])

@@ -136,7 +136,7 @@ def test_each_rule_catches_a_storage_that_breaks_it(rule):
 
 
 def test_arguments():
-    with pytest.raises(InvalidArgumentError, match="there is no .'x'."):
+    with pytest.raises(InvalidArgumentError, match="expected names of .*, got .'x'."):
         check_storage(lambda: ListStorage(8), skip=["x"])
     with pytest.raises(InvalidArgumentError, match="ndim=1 for 5"):
         check_storage(lambda: ListStorage(4))

@@ -97,7 +97,7 @@ def test_what_learns_or_draws_passes() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match="give env, batch, or both"):
         check_transform(Age)
-    with pytest.raises(InvalidArgumentError, match="there is no"):
+    with pytest.raises(InvalidArgumentError, match="expected names of"):
         check_transform(Age, env=Walk, skip=["nothing"])
     with pytest.raises(InvalidTypeError, match="make"):
         check_transform(lambda: 3, env=Walk)  # type: ignore[arg-type, return-value]

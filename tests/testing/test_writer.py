@@ -97,7 +97,7 @@ def test_each_rule_catches_what_breaks_it(rule):
 def test_what_it_is_given():
     with pytest.raises(InvalidTypeError, match="make"):
         check_writer(lambda: 3)
-    with pytest.raises(InvalidArgumentError, match="there is no"):
+    with pytest.raises(InvalidArgumentError, match="expected names of"):
         check_writer(RoundRobinWriter, skip=["nothing"])
 
 

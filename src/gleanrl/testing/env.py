@@ -46,7 +46,7 @@ def inputs(runs: Runs) -> None:
     """Check that a step doesn't change its input."""
     for place, path in runs.first.changed:
         raise ConformanceError(
-            "input", f"{as_key(path)!r}, which {place} was given", "the same value afterwards", "another one"
+            "input", f"{as_key(path)!r} in the input of {place}", "an unchanged value", "another value"
         )
 
 
@@ -75,7 +75,7 @@ def as_declared(
     missing, extra = set(declared) - set(leaves), set(leaves) - set(declared) - set(besides)
     if missing or extra:
         keys = sorted(map(str, map(as_key, missing or extra)))
-        got = f"no {keys}" if missing else f"{keys} beside them"
+        got = f"no {keys}" if missing else f"{keys} in addition"
         raise ConformanceError(rule, place, f"the keys {sorted(map(str, map(as_key, declared)))}", got)
     for path, spec in declared.items():
         leaf, where = leaves[path], f"{as_key(path)!r} of {place}"
@@ -144,7 +144,7 @@ def aliasing(runs: Runs) -> None:
             raise ConformanceError(
                 "aliasing",
                 f"{as_key(held.path)!r} of {held.place}",
-                f"{shown(held.copy)} for good, as it was returned",
+                f"{shown(held.copy)}, as it was returned",
                 f"{shown(held.leaf)} later: the environment overwrites its own tensors; return copies",
             )
 
@@ -182,8 +182,9 @@ def other_rows(runs: Runs) -> None:
         if not same(rows(leaf, others), rows(step[path], others)):
             raise ConformanceError(
                 "other rows",
-                f"{as_key(('next', *path))!r} of the rows {others.nonzero().tolist()}, a step after others' reset",
-                f"{shown(rows(leaf, others))}, as without it",
+                f"{as_key(('next', *path))!r} of the rows {others.nonzero().tolist()}, one step after a reset of the "
+                "other rows",
+                f"{shown(rows(leaf, others))}, as without that reset",
                 shown(rows(step[path], others)),
             )
 
@@ -222,7 +223,7 @@ def _reset_some(runs: Runs) -> tuple[torch.Tensor, Leaves, Leaves, Leaves]:
     try:
         fresh = env.reset(request)
     except NotImplementedError as cause:
-        raise Skip(f"it has no partial resets: {cause}") from cause
+        raise Skip(f"the environment has no partial resets: {cause}") from cause
     after = snapshot(fresh)
     outcome = env.step(with_action(fresh, runs.actions[len(lead)])).get("next")
     return mask, before, after, snapshot(outcome)

@@ -84,8 +84,8 @@ def last_observation(runs: Runs) -> None:
             "last observation",
             f"{as_key(('next', *path))!r} of step {t}, which ended an episode",
             "the observation that ended it",
-            f"{shown(rows(step.outcome[path], step.done))}, which, as {last:.0%} of all ends, looks like the beginning "
-            "of an episode: the environment resets by itself",
+            f"{shown(rows(step.outcome[path], step.done))}, which looks like the first one of an episode (as do "
+            f"{last:.0%} of all last ones): the environment resets by itself; return the last observation instead",
         )
 
 
@@ -110,13 +110,13 @@ def seed(runs: Runs) -> None:
     expected = runs.seed + max(1, runs.subject.batch_size.numel()) - 1
     if isinstance(last, bool) or not isinstance(last, int) or (ours and last != expected):
         wanted = f"{expected}, the last seed that was used" if ours else "an integer"
-        raise ConformanceError("seed", "what set_seed returned", wanted, repr(last))
+        raise ConformanceError("seed", "the result of set_seed", wanted, repr(last))
     if _difference(runs.first, runs.other) is not None:
         return
     first, paths = runs.first.first, [as_path(key) for key in env.full_observation_spec.keys(True, True)]
     starts = [step for step in runs.first.steps if bool(step.fresh.any())]
     if all(same(rows(s.following[p], s.fresh), rows(first[p], s.fresh)) for s in starts for p in paths):
-        raise Skip("all data are alike: the environment has no randomness that shows")
+        raise Skip("all data are alike: the environment shows no randomness")
     raise ConformanceError(
         "seed",
         f"runs with the seeds {runs.seed} and {runs.seed + OTHER_SEED}",
@@ -160,7 +160,7 @@ def rollout(runs: Runs) -> None:
     with torch.no_grad():
         data = flatten(run_rollout(env, runs.subject.num_steps, replay, None, options, None))
     if ("collector", "mask") in data:
-        raise Skip("some of its steps are resets, which `step` doesn't tell apart")
+        raise Skip("some steps of the rollout are resets, which the recorded run doesn't have")
     dims = len(runs.subject.batch_size)
     for t, step in enumerate(first.steps):
         for prefix, leaves in (((), step.root), (("next",), step.outcome)):

@@ -18,7 +18,7 @@ def left_out(skip: Iterable[str], rules: Collection[str]) -> set[str]:
     """Return the names of the rules to leave out; raise `InvalidArgumentError` for a name that isn't in `rules`."""
     names = set(skip)
     if unknown := sorted(names - set(rules)):
-        raise InvalidArgumentError(f"skip: there is no {unknown} to leave out; there are {[*rules]}")
+        raise InvalidArgumentError(f"skip: expected names of {[*rules]}, got {unknown}")
     return names
 
 

@@ -119,7 +119,7 @@ class Subject:
             for t, action in enumerate(actions):
                 root = self._step(env, trace, t, root, action)
         except EnvironmentContractError as cause:
-            raise ConformanceError("contract", self.name, "data as it is declared", str(cause)) from cause
+            raise ConformanceError("contract", self.name, "data as declared", str(cause)) from cause
         return trace
 
     def _step(self, env: Env, trace: Trace, t: int, root: TensorDictBase, action: Leaves) -> TensorDictBase:

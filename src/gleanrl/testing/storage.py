@@ -190,7 +190,7 @@ def _refusal(trial: _Trial) -> None:
         except Exception as error:
             trial.expect(False, f"extend({bad!r})", "a GleanError", repr(error))
         else:
-            trial.expect(False, f"extend({bad!r})", "an error: there is no record", "none")
+            trial.expect(False, f"extend({bad!r})", "an error, because this is no record", "none")
 
 
 def _state(trial: _Trial) -> None:

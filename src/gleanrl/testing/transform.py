@@ -26,11 +26,14 @@ def read(make: Callable[[], Any], batch: TensorDictBase) -> None:
     tensors, before = dict(iter_leaves(given)), snapshot(given)
     out = make().eval()(given)
     if not isinstance(out, TensorDictBase):
-        raise ConformanceError("read", "forward", "the batch that it made", f"{type(out).__name__}")
+        raise ConformanceError("read", "the result of forward", "a TensorDict", f"{type(out).__name__}")
     for path, value in before.items():
         if not same(tensors[path], value):
             raise ConformanceError(
-                "read", f"{as_key(path)!r}", "a new tensor: this one may be a buffer's memory", "it, changed"
+                "read",
+                f"{as_key(path)!r}",
+                "an unchanged input, because it may be a buffer's memory",
+                "other values; write to a new tensor",
             )
 
 
@@ -40,12 +43,14 @@ def written(make: Callable[[], Any], batch: TensorDictBase) -> None:
     before = snapshot(given)
     out = make().eval().inv(given)
     if out is not None and not isinstance(out, TensorDictBase):
-        raise ConformanceError("written", "inv", "what is to be written, or None", f"{type(out).__name__}")
+        raise ConformanceError(
+            "written", "the result of inv", "a TensorDict or None", f"{type(out).__name__}"
+        )
     after = snapshot(given)
     for path in before.keys() | after.keys():
         if path not in before or path not in after or not same(before[path], after[path]):
             raise ConformanceError(
-                "written", f"{as_key(path)!r}", "what the user gave, unchanged", "it, changed"
+                "written", f"{as_key(path)!r}", "the user's data, unchanged", "other data; write to a copy"
             )
 
 
@@ -54,7 +59,7 @@ def inverse(make: Callable[[], Any], batch: TensorDictBase) -> None:
     transform = make().eval()
     both = set(transform.pairs()) & set(transform.pairs_inv())
     if not both or set(transform.pairs()) != set(transform.pairs_inv()):
-        raise Skip("no key is mapped in both directions, or some aren't")
+        raise Skip("not every key is mapped in both directions")
     stored = transform.inv(batch.clone())
     if stored is None:
         raise Skip("the batch is held back")
@@ -100,8 +105,8 @@ class Holding(Transform):
                 raise ConformanceError(
                     "in place",
                     f"{as_key(path)!r} at a {during}",
-                    "a new tensor for what is changed: the environment may keep the one that it returned",
-                    "that tensor with other values",
+                    "an unchanged tensor, because the environment may keep it",
+                    "other values; write to a new tensor",
                 )
 
 
@@ -173,7 +178,7 @@ def state(trial: TransformTrial) -> None:
                 raise ConformanceError(
                     "state",
                     f"{as_key(path)!r} {t} steps after a load",
-                    "what the saved one gives; keep what lives from step to step in buffers or in `carried`",
+                    "the saved transform's value; keep state that lasts from step to step in buffers or in `carried`",
                     "another value",
                 )
     for name in before:
