@@ -120,6 +120,7 @@ class RandomActor:
             policy = self._policy
             block.redraw_seed = None
             if self._redrawn:
+                # The stepper redraws forbidden actions when masks are known, so all actions can be drawn now.
                 block.redraw_seed = derived_seed(self._owned)
                 policy = unmasked(policy)
             if self._wrote_choices(policy, block):
@@ -376,6 +377,7 @@ class _TensorDictCall:
                 put_leaf(root, path, value)
         out = self._policy(root)
         try:
+            # Comparing keys takes longer than counting them, so they are compared only if their number changed.
             if self._counted(out) != self._num_entries:
                 self._check_keys(out)
             found = self._wanted.find(out)

@@ -162,9 +162,9 @@ def plan_rollout(
         policy: any policy that the collectors accept (see `wrap_policy`).
         policy_device: device of the policy; None leaves its input where the environment is.
         root: the root to start from instead of a reset.
-        act_now: whether the rollout follows at once. If so, and if the policy must be called to know its outputs, the
-            call on the first root counts as its first action. Otherwise a copy of the policy is tried. With grad mode
-            on, gradients flow through such a rollout if anything requires them.
+        act_now: whether the rollout follows immediately. If so, and if the policy must be called to know its outputs,
+            the call on the first root counts as its first action. Otherwise a copy of the policy is tried. With grad
+            mode on, gradients flow through such a rollout if anything requires them.
         rules: when trajectories end and whether they are reset.
         generator: the generator of random actions; None for torch's global generator.
         handling: how the policy is called.

@@ -188,7 +188,7 @@ def drawing_device(spec: Any) -> torch.device:
 
 
 def only_draws(policy: Any) -> bool:
-    """Return whether a policy does exactly what `RandomPolicy` does, so that a batch can be drawn in one call."""
+    """Return whether a policy acts exactly like `RandomPolicy`, so that a batch can be drawn in one call."""
     return is_native(policy, "__call__", "draw", of=RandomPolicy)
 
 
@@ -455,6 +455,7 @@ def _wrap(
     unmatched = [p.name for p in required if p.name not in offered]
     out_keys = list(env.action_keys)
     if matched and not unmatched:
+        # By keyword if possible, because optional parameters without an observation may come in between.
         if all(p.kind is not p.POSITIONAL_ONLY for p in matched):
             return TensorDictModule(policy, in_keys={p.name: p.name for p in matched}, out_keys=out_keys)
         return TensorDictModule(policy, in_keys=[p.name for p in matched], out_keys=out_keys)

@@ -147,7 +147,10 @@ class ProbabilisticCall:
         self.of_type(interaction_type())(values)
 
     def of_type(self, kind: InteractionType | None) -> Callable[[Values], None]:
-        """Return the call for the interaction type `kind`, which must be the one that is set."""
+        """Return the call for the interaction type `kind`, which must be the one that is set.
+
+        A rollout gets this call once per block, because a lookup of the type takes as long as a draw.
+        """
         if not self._on_tensors:
             return self._on_batch
         random = (kind or self._module.default_interaction_type) is InteractionType.RANDOM

@@ -157,7 +157,7 @@ class Conversions:
     """Converts actions of one block that don't come in the declared form.
 
     A step pays for one conversion and one copy. `check` verifies once per block that all values were kept. The first
-    row is verified at once, so that scores of choices never reach an environment.
+    row is verified immediately, so that scores of choices never reach an environment.
 
     Args:
         block: the block of the actions.

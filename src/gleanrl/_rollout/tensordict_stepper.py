@@ -143,7 +143,7 @@ def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
 
 
 def make_stepper(env: Env, rules: EpisodeRules = FREELY, on_host: bool = False) -> Stepper:
-    """Return the stepper of `env`: its own one if it has one, otherwise a `TensorDictStepper`.
+    """Return the stepper of `env`: its own if it has one, otherwise a `TensorDictStepper`.
 
     Args:
         env: the environment.

@@ -160,7 +160,7 @@ class Running(SpecProperties):
                 False, an environment is reset when it is done. None means True unless `break_when_all_done` is set.
             return_contiguous: whether to return one TensorDict; if False, a lazy stack of steps.
             tensordict: the root to start from; with `auto_reset`, the argument of `reset`. If the environment isn't
-                batch-locked, its batch size is the number of environments to step at once.
+                batch-locked, its batch size is the number of environments to step together.
             set_truncated: whether to mark the last step as truncated.
             out: a TensorDict to write the result into.
             break_when_all_done: whether to stop once every environment has ended a trajectory. An environment that ends
@@ -258,7 +258,7 @@ class Running(SpecProperties):
         tensordict: TensorDictBase | None = None,
         break_when_any_done: bool = True,
     ) -> None:
-        """Check that the environment returns what its specs declare; see the function `check_env_specs`."""
+        """Check the environment's outputs against its specs; see the function `check_env_specs`."""
         check_env_specs(self, return_contiguous, check_dtype, seed, tensordict, break_when_any_done)
 
     def auto_specs_(
@@ -323,7 +323,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
 
     Args:
         device: device of the environment's TensorDicts; None for TensorDicts without a device.
-        batch_size: batch dimensions, for an environment that steps several at once; ``()`` for one.
+        batch_size: batch dimensions of an environment that steps several together; ``()`` for one.
         run_type_checks: whether to check every step's outcome against the specs.
         allow_done_after_reset: whether a reset may return done.
         spec_locked: whether to lock the composite specs after construction. Every subclass accepts `spec_locked` and

@@ -1,4 +1,4 @@
-"""`check_env_specs`: checks that an environment returns what its specs declare."""
+"""`check_env_specs`: checks an environment's outputs against its specs."""
 
 from __future__ import annotations
 

@@ -116,7 +116,10 @@ def _changes(env: Env, state: Any) -> list[Callable[[], None]]:
 
 
 def _foreign(env: TransformedEnv) -> list[Any]:
-    """Return the transforms that users have written; those from the library save all in their `state_dict`."""
+    """Return the transforms that users have written.
+
+    The library's own transforms save their whole state in their `state_dict`.
+    """
     return [t for t in flattened(env.transform) if not is_ours(type(t))]
 
 

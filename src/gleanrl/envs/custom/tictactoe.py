@@ -29,7 +29,7 @@ class TicTacToeEnv(EnvBase):
     A full board without a win truncates the game.
 
     Args:
-        single_player: whether player 1 is random and moves at once after each stone of player 0.
+        single_player: whether player 1 is random and moves immediately after each stone of player 0.
         device: see `EnvBase`.
 
     Examples:

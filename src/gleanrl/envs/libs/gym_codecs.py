@@ -518,6 +518,7 @@ class MultiOneHotCodec(Codec):
         if ((choices < 0) | (choices >= self.nvec)).any():
             raise self.fail(array.tolist(), expected)
         rows = np.zeros(self.shape, self.dtype)
+        # `ones`: for each choice, the index of its 1 in the concatenated one-hot vectors.
         flat, ones = (
             rows.reshape(-1, self.shape[-1]),
             (self._ends - self.nvec + choices).reshape(-1, len(self.nvec)),
@@ -548,8 +549,8 @@ class MultiOneHotCodec(Codec):
 def one_hot_choices(column: Array) -> Array | None:
     """Return the positions of the ones in ``(T, n)`` as ``(T,)`` int64; None if a row has no valid choice.
 
-    A policy that marks every maximum can write several ones. Then the first one counts, and the others are set to 0 in
-    place, so that the recorded action is the one taken.
+    A policy that marks every maximum can write several ones. Then the first one counts, and all further ones are set to
+    0 in place, so that the recorded action is the one taken.
     """
     choices, rows = column.argmax(-1), np.arange(len(column))
     if (column[rows, choices] != 1).any():

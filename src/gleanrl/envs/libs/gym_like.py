@@ -51,7 +51,7 @@ class GymLikeEnv(EnvBase):
 
     The observations of a Dict space have the keys of the space, nested in the same way. Its key ``state`` is renamed to
     ``observation`` if that name is free. Observations of any other space have one key. Actions of a Dict space have its
-    keys, all others the key ``"action"``. See `gleanrl.envs.libs.gym_spaces` for the specs of each space.
+    keys, all other actions the key ``"action"``. See `gleanrl.envs.libs.gym_spaces` for the specs of each space.
 
     A vector environment is a batch of P environments, ``batch_size=[P]``. In every autoreset mode, ``"next"`` holds the
     observation that ended an episode, and a reset returns the first observation of the next episode.

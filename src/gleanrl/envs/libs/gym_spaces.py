@@ -100,6 +100,7 @@ def register_gym_spec_conversion(
 def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
     """Return the codec of a space whose values are one leaf; see `make_tree`."""
     try:
+        # Registered conversions come first, so that users can replace the built-in ones.
         for kind in type(space).__mro__:
             if kind in _CONVERSIONS:
                 return ArrayCodec(key, _CONVERSIONS[kind](space, categorical_action_encoding=categorical))

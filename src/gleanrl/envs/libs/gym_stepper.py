@@ -340,9 +340,10 @@ class GymStepper(Stepper):
         return obs
 
     def _fail(self, t: int, result: Any, cause: BaseException) -> None:
-        """Drop the carry, so that the next rollout begins with a reset, and raise the error as a `StepFault`.
+        """Drop the carry, so that the next rollout begins with a reset, and raise the error.
 
-        If the environment's result doesn't have five values, that is the better explanation, so it becomes the cause.
+        An `Exception` is raised as a `StepFault`, an interrupt unchanged. If the environment's result doesn't have five
+        values, that is the better explanation, so it becomes the cause.
         """
         self._carry = None
         if not isinstance(cause, Exception) or isinstance(cause, StepFault):
