@@ -151,7 +151,7 @@ class TestLayout:
         ],
     )
     def test_paths_in_each_others_way(self, paths: list[Path]) -> None:
-        with pytest.raises(SchemaError, match="stands twice"):
+        with pytest.raises(SchemaError, match="expected each key once"):
             TensorDictBuilder(paths)
 
     def test_nothing(self) -> None:

@@ -192,7 +192,10 @@ class ObjectColumn:
         if not self.ndim:
             return self.array.item()
         if -1 in self.field_shape:
-            raise SchemaError("tensors of unlike shapes stand in a lazy stack of records")
+            raise SchemaError(
+                f"expected tensors of one shape, got different shapes {tuple(self.field_shape)} (-1: the sizes "
+                "differ); a TensorDict holds them only as a lazy stack of records: pad them to one shape"
+            )
         return torch.stack(self.items()).reshape(*self.shape, *self.field_shape)
 
     @property
@@ -236,8 +239,8 @@ def stack_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
         shapes = {tuple(leaf.shape) for leaf in leaves}
         if len(shapes) > 1:
             raise SchemaError(
-                f"lists of objects have unlike shapes {sorted(shapes)}, and columns hold one shape: pad them, or use "
-                "LazyStackStorage"
+                f"lists of objects have different shapes {sorted(shapes)}, and a column holds one shape: pad them, or "
+                "use LazyStackStorage"
             )
         return ObjectColumn(np.stack([leaf.array for leaf in leaves], dim), leaves[0].blank)
     return torch.stack(list(leaves), dim)
@@ -276,8 +279,9 @@ def lazy_leaf(batch: LazyStackedTensorDict, key: str, dims: int) -> Leaf:
     for item in array.flat:
         if item.ndim != first.ndim or item.dtype is not first.dtype:
             raise SchemaError(
-                f"{key!r}: the parts of a lazy stack differ in more than sizes, {tuple(first.shape)} {first.dtype} and "
-                f"{tuple(item.shape)} {item.dtype}"
+                f"{key!r}: expected parts of a lazy stack that differ only in sizes, got {tuple(first.shape)} "
+                f"{first.dtype} and {tuple(item.shape)} {item.dtype}; convert them to one dtype and one number of "
+                "dimensions"
             )
     objects = ObjectColumn(array, first)
     objects.blank = first.new_empty([0 if size == -1 else size for size in objects.field_shape])
@@ -310,8 +314,8 @@ def _ragged(batch: TensorDictBase, key: str, dims: int) -> np.ndarray[Any, Any]:
     except RuntimeError as cause:  # different shapes, stacked inside a record
         shapes = sorted({tuple(value.shape) for value in _tensors(batch, key)})
         raise SchemaError(
-            f"{key!r}: members of one group, stacked within a record, have unlike shapes {shapes}: an entry of a "
-            "record is one tensor; give such members groups of their own, or pad what they hold"
+            f"{key!r}: members of one group, stacked within a record, have different shapes {shapes}, but an entry of "
+            "a record is one tensor; put such members into separate groups, or pad their tensors"
         ) from cause
     return ObjectColumn.rows_of(value, value.shape[:dims]).array
 

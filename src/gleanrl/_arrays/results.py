@@ -144,5 +144,5 @@ class BufferStats(NamedTuple):
         if not isinstance(name, str):
             return tuple.__getitem__(self, name)
         if name not in self.keys():
-            raise MissingKeyError(f"{name!r} is no counter of a buffer; there are {', '.join(self.keys())}")
+            raise MissingKeyError(f"{name!r} isn't a counter of a buffer; there are {', '.join(self.keys())}")
         return getattr(self, name)

@@ -287,9 +287,9 @@ class Schema:
                 kind = "of objects" if isinstance(leaf, ObjectColumn) else leaf.dtype
                 raise SchemaError(
                     f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype or 'of objects'}, got "
-                    f"{f'tensors of unlike shapes {came}' if unlike else f'{tuple(leaf.shape)} {kind}'}; the "
-                    "first write fixed the schema and nothing is cast or broadcast: convert the data before it comes "
-                    "here" + (", or use LazyStackStorage" if isinstance(leaf, ObjectColumn) else "")
+                    f"{f'tensors of different shapes {came}' if unlike else f'{tuple(leaf.shape)} {kind}'}; the "
+                    "first write fixed the schema and nothing is cast or broadcast: convert the data first"
+                    + (", or use LazyStackStorage" if isinstance(leaf, ObjectColumn) else "")
                 )
 
 

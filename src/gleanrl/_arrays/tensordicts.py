@@ -98,7 +98,8 @@ def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Itera
             yield from iter_leaves(batch.get(key), path, dims)
         else:
             raise SchemaError(
-                f"{as_key(path)!r} holds {type(sample).__name__}, which isn't part of a TensorDict"
+                f"{as_key(path)!r}: expected a tensor, non-tensor data or a nested TensorDict, got "
+                f"{type(sample).__name__}"
             )
 
 
@@ -316,7 +317,7 @@ class TensorDictBuilder:
 
     def __repr__(self) -> str:
         """Return a text that shows the keys."""
-        return f"Layout({[as_key(path) for path in self.paths]})"
+        return f"TensorDictBuilder({[as_key(path) for path in self.paths]})"
 
     def read(self, batch: TensorDictBase, where: str = "batch") -> list[Any]:
         """Return the leaves of `batch` in the order of `paths`.
@@ -456,7 +457,7 @@ def _node(paths: Sequence[Path], empty: Sequence[Path]) -> _Node:
         keys = {key for key, _ in node.leaves} | {key for key, _ in node.children}
         if len(keys) != node.size:
             raise SchemaError(
-                f"a key stands twice, or both as a leaf and as a group: {[as_key(p) for p in paths]}"
+                f"expected each key once, either as a leaf or as a group, got {[as_key(p) for p in paths]}; rename one"
             )
         pending.extend(child for _, child in node.children)
     return root

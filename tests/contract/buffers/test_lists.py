@@ -330,7 +330,7 @@ class TestWrites:
         fixed = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=4)
         fixed.extend(stack(torch.ones(1, 2), torch.ones(1, 2)))
         with pytest.raises(
-            SchemaError, match=r"'x' expected shape .*tensors of unlike shapes .*LazyStackStorage"
+            SchemaError, match=r"'x' expected shape .*tensors of different shapes .*LazyStackStorage"
         ):
             fixed.extend(stack(torch.ones(1, 2), torch.ones(2, 2)))
 

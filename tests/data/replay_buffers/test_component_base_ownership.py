@@ -262,7 +262,7 @@ def test_the_first_that_writes_is_the_one():
     storage = LazyTensorStorage(10)
     first, second = (ReplayBuffer(storage=storage, batch_size=2) for _ in range(2))
     second.extend(torch.arange(3))
-    with pytest.raises(UnsupportedError, match="write through that one"):
+    with pytest.raises(UnsupportedError, match="write through that buffer"):
         first.extend(torch.arange(3))
     assert len(first) == 3
     second.set_storage(LazyTensorStorage(10))

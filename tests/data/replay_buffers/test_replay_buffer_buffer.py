@@ -368,7 +368,7 @@ def test_stats_can_be_read_by_name_like_a_dictionary():
     assert stats["size"] == stats["rows"] == stats.size == 4 and stats["capacity"] == 10
     assert stats["utilization"] == 0.4 and stats["batches_sampled"] == 1 and stats[0] == 4
     assert dict(stats) == {name: getattr(stats, name) for name in stats.keys()}
-    with pytest.raises(KeyError, match="'reward' is no counter of a buffer; there are rows"):
+    with pytest.raises(KeyError, match="'reward' isn't a counter of a buffer; there are rows"):
         stats["reward"]
 
 

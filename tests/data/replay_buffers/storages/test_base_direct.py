@@ -15,7 +15,7 @@ def test_set_leaves_no_gap_and_stays_inside():
     storage = LazyTensorStorage(5)
     storage.set(0, torch.arange(3))
     for start, count in [(4, 1), (-1, 1), (3, 3)]:
-        with pytest.raises(IndexRangeError, match="set: steps"):
+        with pytest.raises(IndexRangeError, match="set: expected steps in"):
             storage.set(start, torch.arange(count))
     assert storage.get(slice(None)).tolist() == [0, 1, 2]
     storage.set(1, torch.arange(10, 14))
@@ -57,9 +57,9 @@ def test_set_goes_around_the_ring(make):
     storage.set([3], torch.tensor([30]), set_cursor=False)
     assert storage.end == 3
     for cursor in ([5], [-1], [0, 5]):
-        with pytest.raises(IndexRangeError, match="set: steps"):
+        with pytest.raises(IndexRangeError, match="set: expected steps in"):
             storage.set(cursor, torch.zeros(len(cursor), dtype=torch.int64))
-    with pytest.raises(SchemaError, match="names 2 time steps, the data hold 3"):
+    with pytest.raises(SchemaError, match="expected 2 time steps, as many as the cursor names, got 3"):
         storage.set([0, 1], torch.arange(3))
     with pytest.raises(IndexRangeError, match="names no time step"):
         storage.set([], torch.arange(3))
@@ -71,7 +71,7 @@ def test_set_leaves_no_gap_whatever_the_cursor():
     storage.set([1, 0], torch.tensor([1, 0]))
     assert storage.get(slice(None)).tolist() == [0, 1]
     for cursor in ([3], [3, 4], [4, 2]):
-        with pytest.raises(IndexRangeError, match="leave a gap after the 2 steps"):
+        with pytest.raises(IndexRangeError, match="leave no gap after the 2 steps"):
             storage.set(cursor, torch.arange(len(cursor)))
     storage.set([3, 2], torch.tensor([3, 2]))
     assert storage.get(slice(None)).tolist() == [0, 1, 2, 3] and storage.end == 4

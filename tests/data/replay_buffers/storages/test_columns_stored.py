@@ -52,5 +52,5 @@ def test_leaves_that_share_a_column_are_fetched_by_one_call(kind):
     ],
 )
 def test_every_column_is_stored_by_a_leaf(sources):
-    with pytest.raises(SchemaError, match="every column from 0 on"):
+    with pytest.raises(SchemaError, match="expected columns from 0 on"):
         StoredSchema(SCHEMA, sources)

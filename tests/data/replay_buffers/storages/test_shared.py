@@ -171,7 +171,7 @@ def test_what_cannot_be_shared():
         with pytest.raises(UnsupportedError, match="needs a LazyTensorStorage on the CPU"):
             ReplayBuffer(storage=storage, shared=True)
     buffer = made(4)
-    with pytest.raises(UnsupportedError, match="a shared storage holds tensors only"):
+    with pytest.raises(UnsupportedError, match="a shared storage holds only tensors"):
         buffer.extend(TensorDict({"x": torch.zeros(2), "name": NonTensorData("a", [2])}, [2]))
     buffer.extend(rows(0, 0, 3))
     assert len(buffer) == 3

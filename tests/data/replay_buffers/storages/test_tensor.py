@@ -56,7 +56,7 @@ def test_ints_and_slices_are_live_views_and_lists_are_copies():
     assert whole.tolist() == [0, 1, 70, 3, 4, 5] and float(one) == 70 and float(copied) == 2
     storage.get(slice(0, 2)).fill_(8)
     assert storage.get(slice(None)).tolist() == [8, 8, 70, 3, 4, 5]
-    with pytest.raises(IndexRangeError, match="backwards"):
+    with pytest.raises(IndexRangeError, match="expected a slice with a positive step, got step -1"):
         storage.get(slice(None, None, -1))
 
 
@@ -188,7 +188,7 @@ def test_batch_dimensions_beyond_the_storages_belong_to_the_record():
 
 
 def test_a_batch_without_transitions_is_refused():
-    with pytest.raises(SchemaError, match="no transition"):
+    with pytest.raises(SchemaError, match="expected batch dimensions of 1 or more"):
         LazyTensorStorage(10, ndim=2).set(0, torch.ones(4, 0))
 
 
@@ -360,7 +360,7 @@ def test_growing_groups_of_text_are_refused_with_advice():
     buffer.extend(chat(2, 2))
     with pytest.raises(SchemaError, match=r"got \(2, 3\) of objects.*LazyStackStorage"):
         buffer.extend(chat(2, 3))
-    with pytest.raises(SchemaError, match=r"unlike shapes.*LazyStackStorage"):
+    with pytest.raises(SchemaError, match=r"different shapes.*LazyStackStorage"):
         buffer.extend(lazy_stack([chat(2, 2)[0], chat(2, 3)[0]]))
     assert len(buffer) == 2
 

@@ -60,7 +60,7 @@ def test_the_space_is_reserved_at_the_first_write(tmp_path):
 
 @pytest.mark.parametrize("device", ["cuda", "meta", torch.device("cuda", 1), "elsewhere", 0, None])
 def test_files_live_on_the_cpu(device):
-    with pytest.raises(InvalidArgumentError, match="live on the CPU"):
+    with pytest.raises(InvalidArgumentError, match="expected the CPU"):
         LazyMemmapStorage(10, device=device)
 
 

@@ -192,7 +192,7 @@ class FamiliarStorage(Adapter, Storage):
         if state.fitted(self.requested_size).moved is not None:
             raise SchemaError(
                 f"load_state_dict: the state has max_size={state.max_size}; this {type(self.part).__name__} has "
-                f"{self.requested_size}: build it with the same"
+                f"{self.requested_size}: build it with max_size={state.max_size}"
             )
         return copy.deepcopy(reader.get("content"))
 

@@ -178,8 +178,8 @@ class FileAllocator:
         """
         if self.directory is not None:
             raise UnsupportedError(
-                f"a storage in scratch_dir={str(self.directory)!r} can't be pickled or copied: its files are its own; "
-                "use state_dict, or a storage without scratch_dir"
+                f"a storage in scratch_dir={str(self.directory)!r} can't be pickled or copied, because a copy can't "
+                "use the same files; use state_dict(), or a storage without scratch_dir"
             )
         return self.__dict__
 
@@ -205,9 +205,9 @@ class FileAllocator:
         if taken and not self.replace:
             raise UnsupportedError(
                 f"scratch_dir: {', '.join(map(str, taken))} exists already and isn't overwritten. The files alone "
-                "can't be opened again, they don't say which records are in use: to go on with an earlier buffer, have "
-                "it write a checkpoint, dumps(folder), and load that, loads(folder), into one in another directory. "
-                "To drop what the files hold, remove them, choose an empty directory, or ask for it by existsok=True"
+                "can't be loaded, because they don't tell which records are in use. To continue with an earlier "
+                "buffer, write a checkpoint by its dumps(folder), and load it by loads(folder) into a buffer in "
+                "another directory. To discard the files, remove them, choose an empty directory, or pass existsok=True"
             )
         # The files to be replaced are removed first, so their space counts as free.
         regained = sum(file.stat().st_size for file in taken)

@@ -141,7 +141,9 @@ class Direct(Slots):
     def _set_steps(self, steps: torch.Tensor, prepared: Prepared, set_cursor: bool) -> None:
         count, stored, capacity = steps.shape[0], self.num_steps, self.capacity_steps
         if count != prepared.num_steps:
-            raise SchemaError(f"set: the cursor names {count} time steps, the data hold {prepared.num_steps}")
+            raise SchemaError(
+                f"set: expected {count} time steps, as many as the cursor names, got {prepared.num_steps}"
+            )
         first, top = int(steps[0]), int(steps.max()) + 1
         if int(steps.min()) < 0 or top > capacity or len(set(steps[steps >= stored].tolist())) < top - stored:
             raise self._no_place(steps.tolist())
@@ -172,8 +174,8 @@ class Direct(Slots):
 
     def _no_place(self, steps: list[int]) -> IndexRangeError:
         return IndexRangeError(
-            f"set: steps {steps[0]} to {steps[-1]} don't lie within [0, {self.capacity_steps}), or leave a gap after "
-            f"the {self.num_steps} steps stored"
+            f"set: expected steps in [0, {self.capacity_steps}) that leave no gap after the {self.num_steps} steps "
+            f"stored, got steps {steps[0]} to {steps[-1]}"
         )
 
     def _is_one(self, data: Any) -> bool:
@@ -549,7 +551,9 @@ class Storage(Direct, Stateful[StorageState]):
             MissingKeyError: a key names no column.
             UnsupportedError: the storage has no columns.
         """
-        raise UnsupportedError(f"keys: a {type(self).__name__} has no columns to choose from")
+        raise UnsupportedError(
+            f"keys: a {type(self).__name__} has no columns; leave out keys, or use a tensor storage"
+        )
 
     # State
 
@@ -665,8 +669,8 @@ class Storage(Direct, Stateful[StorageState]):
             SchemaError: this class of storage can't reorder records.
         """
         raise SchemaError(
-            f"load_state_dict: a {type(self).__name__} of another max_size can't put the records of a ring that came "
-            "around in their order: build it with the same one"
+            f"load_state_dict: the state is of a ring that wrapped around with another max_size, and a "
+            f"{type(self).__name__} can't reorder its records: build the storage with the max_size of the state"
         )
 
     def adopt(self, value: StorageState) -> None:

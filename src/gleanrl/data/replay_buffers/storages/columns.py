@@ -74,7 +74,8 @@ class StoredSchema:
         columns = {source.column for source in self.sources}
         if columns != set(range(len(columns))) or columns != holders.keys():
             raise SchemaError(
-                f"sources: every column from 0 on is read at the slots by one leaf, got {self.sources}"
+                f"sources: expected columns from 0 on without a gap, each read at the slots by a leaf, got "
+                f"{self.sources}"
             )
         self._holders = tuple(holders[column] for column in range(len(columns)))
         self.paths = tuple(schema.paths[leaf] for leaf in self._holders)
@@ -551,8 +552,8 @@ class ParentsColumns(OwnColumns):
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Raise `UnsupportedError`, because a write would change the parent's records."""
         raise UnsupportedError(
-            "these memory-mapped files belong to the process that this one was forked from: a write here would change "
-            "its records behind its back; make the buffer with shared=True, or send the records to the parent"
+            "can't write: these memory-mapped files belong to the parent of this forked process, which wouldn't notice "
+            "the write; make the buffer with shared=True, or send the records to the parent"
         )
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:

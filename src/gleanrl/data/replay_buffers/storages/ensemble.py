@@ -48,12 +48,12 @@ class StorageEnsemble(Shown, Checkpointed):
             if not isinstance(storage, Storage):
                 raise InvalidArgumentError(f"storages: expected Storages, got {storage!r}")
         if not storages:
-            raise InvalidArgumentError("storages: an ensemble has at least one")
+            raise InvalidArgumentError("storages: expected at least one storage, got none")
         if transforms is not None and not isinstance(transforms, Sequence):
             raise InvalidTypeError(f"transforms: expected a list of callables, got {transforms!r}")
         if transforms is not None and len(transforms) != len(storages):
             raise InvalidTypeError(
-                f"transforms: expected {len(storages)}, one for each storage or None for it, got {len(transforms)}"
+                f"transforms: expected {len(storages)}, a callable or None for each storage, got {len(transforms)}"
             )
         for transform in transforms or ():
             if isinstance(transform, nn.Module):

@@ -276,7 +276,8 @@ def split(data: Any, where: str) -> list[Any]:
         leaves, spec = _pytree.tree_flatten(data)
         if not leaves or not all(isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves):
             raise InvalidTypeError(
-                f"{where}: a tuple or dictionary is one batch of tensors; a list holds many objects"
+                f"{where}: expected tensors with a batch dimension in a {type(data).__name__}; give objects "
+                "as a list"
             )
         if len({leaf.shape[0] for leaf in leaves}) != 1:
             raise SchemaError(
@@ -364,7 +365,7 @@ class CompressedListStorage(ListStorage):
         if self.compression_level > 22:
             raise InvalidArgumentError(f"compression_level: expected 1 to 22, got {compression_level}")
         if (compression_fn is None) != (decompression_fn is None):
-            raise InvalidArgumentError("compression_fn, decompression_fn: give both or none")
+            raise InvalidArgumentError("compression_fn, decompression_fn: got only one; give both or none")
         self._compress = optional_callable("compression_fn", compression_fn) or self._zipped
         self._decompress = optional_callable("decompression_fn", decompression_fn) or _unzipped
         self._informed = _takes_two(self._decompress)

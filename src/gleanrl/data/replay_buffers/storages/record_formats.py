@@ -151,8 +151,9 @@ def find_tensordict_format(data: Any, dims: int, where: str) -> TensorDictFormat
     for path in whole.lists if item_shape else ():
         if -1 in whole[path].shape:
             raise SchemaError(
-                f"{where}: key {as_key(path)!r} holds tensors of unlike shapes, and a record {tuple(item_shape)} of "
-                f"them; give the storage ndim={len(data.batch_size)}, or flatten the batch"
+                f"{where}: key {as_key(path)!r} holds tensors of different shapes, and a record has "
+                f"{tuple(item_shape)} of them, which no column can hold; build the storage with "
+                f"ndim={len(data.batch_size)}, or flatten the batch"
             )
     fields = {path: Field(item_shape + field.shape, field.dtype) for path, field in whole.items().items()}
     return TensorDictFormat(Schema(fields, whole.groups, whole.layout.empty), item_shape, classes_of(known))
@@ -318,7 +319,9 @@ def format_from_state(state: dict[str, Any], known: RecordFormat | None = None) 
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as cause:
         if isinstance(cause, SchemaError):
             raise
-        raise SchemaError(f"load_state_dict: a state that isn't a format's: {cause!r}") from cause
+        raise SchemaError(
+            f"load_state_dict: the state holds no valid format of records: {cause!r}"
+        ) from cause
 
 
 def _format_from_state(state: dict[str, Any], known: RecordFormat | None) -> RecordFormat:
@@ -334,7 +337,9 @@ def _format_from_state(state: dict[str, Any], known: RecordFormat | None) -> Rec
     empty = [tuple(path) for path in state.get("empty", ())]
     for path in (*fields, *groups, *empty):
         if not all(isinstance(key, str) for key in path):
-            raise SchemaError(f"load_state_dict: {path!r:.100} isn't a path in a TensorDict")
+            raise SchemaError(
+                f"load_state_dict: expected paths of strings in the format of records, got {path!r:.100}"
+            )
     return TensorDictFormat(Schema(fields, groups, empty), torch.Size(state["item_shape"]), classes)
 
 
@@ -345,7 +350,9 @@ def _check_plain(value: Any) -> None:
     it holds few elements.
     """
     if isinstance(value, (torch.Tensor, TensorDictBase)):
-        raise SchemaError(f"load_state_dict: a {type(value).__name__} isn't part of a format")
+        raise SchemaError(
+            f"load_state_dict: expected plain values in the format of records, got a {type(value).__name__}"
+        )
     if isinstance(value, (dict, list, tuple)):
         for part in value.values() if isinstance(value, dict) else value:
             _check_plain(part)

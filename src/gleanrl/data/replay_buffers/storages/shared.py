@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 import torch
 
 from gleanrl._arrays.results import Placement
+from gleanrl._arrays.tensordicts import as_key
 from gleanrl._os import files
 from gleanrl._os.shared_memory import SharedMemory
 from gleanrl._state.state import StateReader
@@ -179,7 +180,8 @@ class SharedTensorStorage(LazyTensorStorage):
     def _take_content(self, content: Records | None, rows: int) -> None:
         if content is not None and not self.format.same_as(content.form):
             raise SchemaError(
-                "load_state_dict: another process has written records of another schema meanwhile"
+                "load_state_dict: another process has meanwhile written records of another schema: expected "
+                f"{self.format.schema!r}, got {content.form.schema!r}; load before other processes write"
             )
         super()._take_content(content, rows)
 
@@ -188,7 +190,8 @@ class SharedTensorStorage(LazyTensorStorage):
     def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
         if form.schema.lists:
             raise UnsupportedError(
-                f"a shared storage holds tensors only, not {form.schema.lists[0]!r}; share no buffer, or leave that out"
+                f"a shared storage holds only tensors of one shape for each key, unlike "
+                f"{as_key(form.schema.lists[0])!r}; leave that key out, or use shared=False"
             )
         self.allocator = SegmentAllocator(self._segment, (form.state(by_name=False), tuple(batch)))
         table = super()._make_table(form, batch)

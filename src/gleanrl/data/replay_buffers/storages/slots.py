@@ -99,7 +99,7 @@ class Access(Part, ABC):
         return self._flattened()
 
     def _flattened(self) -> Access:
-        raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened")
+        raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened; use a tensor storage")
 
     # Buffers that use the storage. One of them may write. The others, which got the same lock at construction,
     # only read.
@@ -138,8 +138,8 @@ class Access(Part, ABC):
         writer = None if self._written_by is None else self._written_by()
         if writer is not None and writer is not buffer:
             raise UnsupportedError(
-                f"this {type(self).__name__} is written through another {type(writer).__name__}; buffers may share a "
-                "storage as long as one of them writes: write through that one, or drop it"
+                f"this {type(self).__name__} is written through another {type(writer).__name__}, and only one of the "
+                "buffers that share a storage may write: write through that buffer, or delete it first"
             )
         self._written_by = weakref.ref(buffer)
 
@@ -174,9 +174,9 @@ class Access(Part, ABC):
         if proc.is_spawning():
             raise UnsupportedError(
                 f"this {type(self).__name__} can't be sent to a process that is spawned: its records aren't shared "
-                "between processes, each side would write to a copy of its own, as after a queue or a pipe. Use a "
-                "buffer with shared=True, send state_dict(), or make the buffer there (one with delayed_init=True that "
-                "wasn't used yet can be sent)"
+                "between processes, so each process would write to a private copy. Use a buffer with shared=True, send "
+                "state_dict(), or make the buffer in the new process (a buffer with delayed_init=True that wasn't used "
+                "yet can be sent)"
             )
         transient = ("attached", "moments")
         return {name: value for name, value in super().__getstate__().items() if name not in transient}
@@ -360,9 +360,9 @@ class Slots(Access, Versioned):
     end = property(
         attrgetter("_end"),
         lambda self, step: self._go_on_at(step),
-        doc="""The time step after the newest one, around the ring: where a ring writer goes on.
+        doc="""The time step after the newest one, around the ring. A ring writer continues there.
 
-        Before the storage is full that is `num_steps`; a full one may be told another step.
+        Before the storage is full it equals `num_steps`. In a full storage it can be set to another step.
         """,
     )
 
@@ -382,7 +382,7 @@ class Slots(Access, Versioned):
     # Every write, draw and follower reads it, so `attrgetter` replaces a Python function.
     version = property(
         attrgetter("change_log.version"),
-        doc="Which content the storage holds, and how much of it has changed; counted before the bytes move.",
+        doc="The identity of the content and the count of its changes. It changes before the bytes do.",
     )
 
     def changed_since(self, version: Version) -> list[Change] | None:

@@ -143,7 +143,8 @@ class StorageState(RingState):
         """
         if self.ndim != storage.ndim:
             raise SchemaError(
-                f"load_state_dict: the state has ndim={self.ndim}, this storage {storage.ndim}: build it with the same"
+                f"load_state_dict: the state has ndim={self.ndim}, this storage {storage.ndim}: build it with "
+                f"ndim={self.ndim}"
             )
         return self.fitted(storage.requested_size)
 

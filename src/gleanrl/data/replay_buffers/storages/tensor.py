@@ -283,7 +283,7 @@ class TabledStorage(Storage):
         if not table.form.same_as(form) or state.batch_shape != self.batch_shape:
             raise SchemaError(
                 f"load_state_dict: the state's schema {form.schema!r} with batch {state.batch_shape} isn't "
-                f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}"
+                f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}; load it into a new storage"
             )
         table.columns.ready(table.columns.columns)  # raises if the columns are read-only
 
@@ -546,7 +546,7 @@ class TensorStorage(TabledStorage):
     def _check_batch(self, batch: torch.Size, num_steps: int, where: str) -> None:
         if not self.rows_per_step:
             if not batch.numel():
-                raise SchemaError(f"{where}: the batch dimensions {tuple(batch)} hold no transition")
+                raise SchemaError(f"{where}: expected batch dimensions of 1 or more, got {tuple(batch)}")
         elif batch != self.batch_shape:
             raise SchemaError(
                 f"{where}: expected batch dimensions [time, {', '.join(map(str, self.batch_shape))}], got "
@@ -653,7 +653,7 @@ class TensorStorage(TabledStorage):
         for part in index:
             if isinstance(part, slice) and (part.step or 1) < 0:
                 raise IndexRangeError(
-                    f"a view can't run backwards (step {part.step}); use a list of positions"
+                    f"index: expected a slice with a positive step, got step {part.step}; use a list of positions"
                 )
         return table.view(torch.Size((num_steps, *self.batch_shape)), index)
 
@@ -774,7 +774,7 @@ class LazyMemmapStorage(TensorStorage):
     ) -> None:
         if str(device).partition(":")[0] != "cpu":
             raise InvalidArgumentError(
-                f"device: memory-mapped files live on the CPU, got {device!r}; use LazyTensorStorage"
+                f"device: expected the CPU for memory-mapped files, got {device!r}; use LazyTensorStorage"
             )
         if scratch_dir is not None and not isinstance(scratch_dir, (str, os.PathLike)):
             raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
