@@ -117,7 +117,7 @@ def test_replacing_by_index():
     assert buffer._storage._storage == [10, 20, 30]
     with pytest.raises(SchemaError, match="selects 2 records, got 1"):
         buffer[[0, 2]] = [5]
-    with pytest.raises(UnsupportedError, match="needs a buffer of TensorDicts"):
+    with pytest.raises(UnsupportedError, match="only a tensor storage of TensorDicts has columns"):
         buffer["key"] = 3
 
 
