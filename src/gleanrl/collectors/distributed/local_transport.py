@@ -9,7 +9,7 @@ whether the node failed. The node carries out orders from the pipe until the own
 has passed. Then other Ray calls of the actor can run.
 
 Each Ray call with an order or request contains the number of pipe orders sent before it. The node first carries out
-those of them that are still in the pipe. It therefore follows the order in which the owner sent everything.
+the pipe orders that are left. It therefore follows the order in which the owner sent everything.
 """
 
 from __future__ import annotations
@@ -498,8 +498,8 @@ class Borrowed:
     def opened(cls, name: Name | None, offer: Offer) -> Borrowed | None:
         """Open a node's memory. None if it has none, or if it is on another machine and can't be opened.
 
-        The checks guard against another process with the node's process id: one on the owner's machine, while the node
-        is elsewhere, or a later one after the node ended.
+        The checks guard against another process with the node's process id. The node may run on another machine, or it
+        may have ended and its id been reused.
         """
         if name is None:
             return None
