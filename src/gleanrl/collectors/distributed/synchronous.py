@@ -135,7 +135,7 @@ class SynchronousNodes(NodeSource):
         except Exception:
             self.lose(SIBLING)
             raise
-        assert joining is not None, "somebody has a share"
+        assert joining is not None, "at least one node has a share"
         return self._collected(joining.batch(), list(wanted), grant, begin)
 
     def lose(self, reason: str) -> None:
