@@ -151,7 +151,7 @@ class SharedWeights:
         """Publish weights, which workers copy before their next share.
 
         Args:
-            given: weights by worker, each worker with its own region; the key None stands for all workers. See
+            given: weights by worker, each worker with its own region; the key None means all workers. See
                 `PolicyWeights.push` for the form of the weights.
             version: the version that frames made with them carry.
 
@@ -191,7 +191,7 @@ class SharedWeights:
         notices. `PUBLISHED` comes last, so that a worker that sees it finds the weights complete.
 
         Args:
-            given: weights by worker; the key None stands for all workers.
+            given: weights by worker; the key None means all workers.
             version: their version.
             follows: whether workers follow the user's policy from now on; None for no change.
         """
