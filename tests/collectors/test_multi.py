@@ -190,7 +190,7 @@ def test_policies_that_workers_make(factory: Any) -> None:
             [0.25],
             [0.75 if isinstance(factory, list) else 0.25],
         ]
-        with pytest.raises(PolicyError, match="the policy was made in the workers: give the weights"):
+        with pytest.raises(PolicyError, match="the policy exists in the workers only; pass a TensorDict"):
             collector.update_policy_weights_()
         collector.update_policy_weights_(weights=Net(0.5))
         assert values(collector.next()) == [0.5]

@@ -51,7 +51,7 @@ def test_the_fifth_loss_in_a_row_is_final() -> None:
 def test_all_workers_share_max_restarts() -> None:
     workers = Workers(Restarts("restart", 2))
     assert pause(workers.lose(0, 0)) == pause(workers.lose(1, 0)) == 0.0
-    assert workers.lose(2, 5) == "max_restarts=2 are spent"
+    assert workers.lose(2, 5) == "all max_restarts=2 replacements are used up"
 
 
 def test_bad_values_are_named() -> None:

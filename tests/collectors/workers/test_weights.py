@@ -62,7 +62,7 @@ def test_weights_by_worker_are_all_taken_or_none() -> None:
         wrong = {"value": torch.zeros(3), "calls": torch.tensor(0)}
         with pytest.raises(SchemaError):
             collector.update_policy_weights_({0: Net(0.75), 1: wrong})
-        with pytest.raises(InvalidTypeError, match="given by worker already"):
+        with pytest.raises(InvalidTypeError, match="got worker_ids and a dictionary of weights by worker"):
             collector.update_policy_weights_({0: Net(0.75)}, worker_ids=0)
         collector.increment_version()
         batch = collector.next()

@@ -69,7 +69,9 @@ def test_any_environment_can_be_put_behind_a_transform():
 
 @pytest.mark.parametrize("given", ["CartPole-v1", single, CountingEnv, None])
 def test_what_is_no_environment_is_named(given):
-    with pytest.raises(InvalidTypeError, match="env: expected an environment, got .*; call what makes one"):
+    with pytest.raises(
+        InvalidTypeError, match="env: expected an environment, got .*; call the function that makes it"
+    ):
         TransformedEnv(given, RewardSum())
 
 

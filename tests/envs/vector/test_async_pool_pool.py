@@ -134,7 +134,7 @@ def test_answers_come_as_they_are_there(make_pool, gate):
 def test_least_and_most(make_pool):
     pool = make_pool(three())
     pool.async_step_send(with_actions(pool))
-    with pytest.raises(PendingError, match="expected 4 answers to wait for, got 3"):
+    with pytest.raises(PendingError, match="expected 4 requests under way, got 3"):
         pool.async_step_recv(4)
     with pytest.raises(InvalidArgumentError, match="max_get"):
         pool.async_step_recv(2, max_get=1)
@@ -144,7 +144,7 @@ def test_least_and_most(make_pool):
     one = pool.async_step_recv(max_get=1)
     two = pool.async_step_recv(2, timeout=60)
     assert sorted(ids(one) + ids(two)) == [0, 1, 2] and ids(two) == sorted(ids(two))
-    with pytest.raises(PendingError, match=r"got 0, of the environments \[\]; send first"):
+    with pytest.raises(PendingError, match=r"got 0, of the environments \[\]; send requests first"):
         pool.async_step_recv()
     pool.min_get = 3
     pool.async_step_send(with_actions(pool))
@@ -210,8 +210,8 @@ def test_who_cannot_be_meant(make_pool):
         ((plain[:2], [0, -1]), IndexRangeError, "expected 0 to 2"),
         ((plain[:2], [0.0, 1.0]), InvalidTypeError, "expected integers"),
         ((plain[:2], [True, False]), InvalidTypeError, "expected integers"),
-        ((plain[:2], [1, 1]), InvalidArgumentError, "occurs twice"),
-        ((plain[:2], [0]), LengthError, "2 rows for the environments"),
+        ((plain[:2], [1, 1]), InvalidArgumentError, "expected each environment once"),
+        ((plain[:2], [0]), LengthError, r"each of the environments \[0\], got 2 rows"),
         ((plain.reshape(3, 1), [0, 1, 2]), SchemaError, "expected rows of batch size"),
         ((rows.exclude("action"),), MissingKeyError, "action.* of environment 0 is missing"),
     ):
@@ -234,10 +234,12 @@ def test_each_does_one_thing_at_a_time(make_pool, gate):
         lambda: pool.rollout(3),
         lambda: pool.stream,
     ):
-        with pytest.raises(PendingError, match=r"not received: environment 1 \(step\); receive that first"):
+        with pytest.raises(
+            PendingError, match=r"not received: environment 1 \(step\); receive their answers"
+        ):
             call()
     pool.async_reset_send(env_index=[0, 2])
-    with pytest.raises(PendingError, match="expected 3 answers"):
+    with pytest.raises(PendingError, match="expected 3 requests"):
         pool.async_reset_recv(3)
     assert pool.async_reset_recv(2)["observation"][:, 1].tolist() == [1, 1]
     open_gate(gate)

@@ -211,7 +211,7 @@ def test_also_refused():
         AsyncEnvPool([])
     with pytest.raises(InvalidTypeError, match="timeouts"):
         AsyncEnvPool(oracle, timeouts=3)
-    with pytest.raises(InvalidArgumentError, match="ProcessorAsyncEnvPool has 'multiprocessing'"):
+    with pytest.raises(InvalidArgumentError, match="expected 'multiprocessing' for a Processor"):
         ProcessorAsyncEnvPool(oracle, backend="threading")
 
 

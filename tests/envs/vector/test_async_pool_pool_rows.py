@@ -39,5 +39,5 @@ def test_the_index_is_a_state():
         assert INDEX not in env.full_state_spec.keys()
     taken = oracle()
     taken.observation_spec = Composite({INDEX: Unbounded(shape=(1,))})
-    with pytest.raises(InvalidArgumentError, match="which is the pool's own"):
+    with pytest.raises(InvalidArgumentError, match="which the pool adds"):
         with_index(EnvMetaData.of(taken))

@@ -80,7 +80,7 @@ def test_kinds_are_kept_apart(desk, requests):
     desk.answer(2, 0)
     assert list(requests.received(Wanted(STEP, 1), NOW)) == [0]
     assert list(requests.received(Wanted(RESET, 1), NOW)) == [2]
-    with pytest.raises(PendingError, match="reset: expected 2 answers"):
+    with pytest.raises(PendingError, match="reset: expected 2 requests"):
         requests.received(Wanted(RESET, 2), NOW)
 
 

@@ -206,7 +206,7 @@ def test_only_those_that_a_mask_names_are_stepped(make):
     del root["_step"]
     assert env.step(root)["next", "observation"][:, 2].tolist() == [3, 2, 3]
     root["_step"] = torch.zeros(3, dtype=torch.bool)
-    with pytest.raises(InvalidArgumentError, match="names no environment"):
+    with pytest.raises(InvalidArgumentError, match="at least one True in the '_step' mask"):
         env.step(root)
 
 
@@ -297,7 +297,7 @@ def test_unlike_members_are_stacked_lazily(make):
     batch = env.rollout(20)
     assert batch.names[-1] == "time" and batch[1]["next", "goal"].shape == (batch.shape[1], 2, 2)
     assert bool(batch["next", "done"][:, -1].any()) and not bool(batch["next", "done"][:, :-1].any())
-    with pytest.raises(UnsupportedError, match="can't stand in one batch of columns"):
+    with pytest.raises(UnsupportedError, match="don't fit in one batch of columns"):
         SyncDataCollector(env, None, frames_per_batch=4, total_frames=4)
     with pytest.raises(ValueError, match="share_individual_td"):
         make(2, [oracle, with_goal], share_individual_td=False)

@@ -34,7 +34,7 @@ def makers_of(create_env_fn: Any, create_env_kwargs: Any, num_workers: Any) -> t
             "write [create_env_fn] * num_workers, or give num_workers="
         )
     if several and not create_env_fn:
-        raise LengthError("create_env_fn: expected an entry for each worker, got none")
+        raise LengthError("create_env_fn: expected a list with an entry for each worker, got an empty one")
     count = len(create_env_fn) if num_workers is None else positive("num_workers", num_workers)
     given = list(create_env_fn) if several else [create_env_fn] * count
     return with_own_copies(factories(count, given, create_env_kwargs))
@@ -58,7 +58,8 @@ def frames_of(frames_per_batch: Any, num_workers: int, shared: bool) -> int:
     ]
     if len(set(frames)) > 1:
         raise UnsupportedError(
-            f"frames_per_batch: {frames} differ; workers collect alike: give the frames of a batch, one number"
+            f"frames_per_batch: expected the same number for each worker, got {frames}; pass one number, the frames "
+            "of a batch"
         )
     return sum(frames) if shared else frames[0]
 

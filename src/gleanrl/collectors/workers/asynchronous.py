@@ -62,7 +62,10 @@ class AsynchronousSource(CrewSource):
 
     def collect(self, grant: Grant, lend: bool = False) -> Collected:
         """Raise `UnsupportedError`, since workers collect ahead and within the budget only."""
-        raise UnsupportedError("rollout: workers that collect asynchronously collect within the budget only")
+        raise UnsupportedError(
+            "rollout: an asynchronous collector can't make one batch on request, as its workers collect ahead; "
+            "iterate over the collector"
+        )
 
     def _grant_all(self, budget: Grants) -> None:
         """Grant shares to all workers that can take one, until the budget is spent.

@@ -62,14 +62,15 @@ def require_alike(descriptions: Sequence[Description]) -> None:
     for worker, other in enumerate(descriptions):
         if other.batch_size != first.batch_size:
             raise SchemaError(
-                f"create_env_fn: worker {worker} has environments {tuple(other.batch_size)}, worker 0 "
-                f"{tuple(first.batch_size)}; use a collector for each kind"
+                f"create_env_fn: expected environments of one batch size, got {tuple(first.batch_size)} from worker 0 "
+                f"and {tuple(other.batch_size)} from worker {worker}; use a collector for each kind"
             )
         if other.schema != first.schema:
             mine, its = first.schema.items(), other.schema.items()
             unlike = sorted(str(as_key(path)) for path in {*mine, *its} if mine.get(path) != its.get(path))
             raise SchemaError(
-                f"create_env_fn: worker {worker} and worker 0 differ in {unlike}; use a collector for each kind"
+                f"create_env_fn: expected equal keys, shapes and dtypes from all workers, but worker {worker} and "
+                f"worker 0 differ in {unlike}; use a collector for each kind"
             )
 
 

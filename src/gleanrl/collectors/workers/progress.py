@@ -67,11 +67,11 @@ class Restarts:
 
     def _verdict(self, so_far: int, in_a_row: int) -> Deadline | str:
         if not self._most:
-            return "pass on_worker_error='restart' to have lost workers made anew"
+            return "pass on_worker_error='restart' to replace lost workers"
         if in_a_row >= _MOST_IN_A_ROW:
-            return f"it was lost {in_a_row} times without finishing a share: it isn't made anew again"
+            return f"it was lost {in_a_row} times without finishing a share, and isn't replaced again"
         if so_far >= self._most:
-            return f"max_restarts={self._most} are spent"
+            return f"all max_restarts={self._most} replacements are used up"
         pause = _FIRST_PAUSE_S * 2 ** (in_a_row - 2) if in_a_row > 1 else 0.0
         return Deadline(min(pause, _LONGEST_PAUSE_S))
 

@@ -151,7 +151,9 @@ class CrewSource(Source):
         given: dict[int | None, Any]
         if isinstance(weights, dict) and weights and all(isinstance(key, int) for key in weights):
             if worker_ids is not None:
-                raise InvalidTypeError("worker_ids: the weights are given by worker already")
+                raise InvalidTypeError(
+                    "worker_ids: got worker_ids and a dictionary of weights by worker; pass one of the two"
+                )
             given = {worker: weights[worker] for worker in self._workers_named(weights)}
         elif worker_ids is None:
             given = {None: weights}
@@ -227,7 +229,9 @@ class CrewSource(Source):
         """Return the state of every worker under ``"worker0"`` and so on, without shares under way."""
         if self.dispatcher.closed:
             if self._last_state is None:
-                raise ClosedError("state_dict: the workers have ended, and with them what is to be saved")
+                raise ClosedError(
+                    "state_dict: the workers have ended, and their state is lost; call it before shutdown()"
+                )
             return self._last_state
         self.dispatcher.settle()
         ledger = self.dispatcher.now.ledger

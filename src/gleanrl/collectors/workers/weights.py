@@ -161,8 +161,8 @@ class SharedWeights:
         """
         if self._policy is None and any(weights is None for weights in given.values()):
             raise PolicyError(
-                "update_policy_weights_: the policy was made in the workers: give the weights, a TensorDict of them, "
-                "a module like it, or its state_dict()"
+                "update_policy_weights_: expected weights, got none, and the policy exists in the workers only; pass a "
+                "TensorDict of weights, a module like the policy, or its state_dict()"
             )
         found = {worker: self._policy if weights is None else weights for worker, weights in given.items()}
         # Any push ends `UNTIL_UPDATED`. Only weights other than the user's policy end `UNTIL_GIVEN`.

@@ -79,12 +79,14 @@ class RowIndex:
         """
         envs = self.envs(call, tensordict, env_index)
         if len(set(envs)) != len(envs):
-            raise InvalidArgumentError(f"{call}: an environment occurs twice in {envs}")
+            raise InvalidArgumentError(f"{call}: expected each environment once, got {envs}")
         if tensordict is None:
             return dict.fromkeys(envs)
         parts = [tensordict] if self.is_one(tensordict) else tensordict.unbind(0)
         if len(parts) != len(envs):
-            raise LengthError(f"{call}: got {len(parts)} rows for the environments {envs}")
+            raise LengthError(
+                f"{call}: expected a row for each of the environments {envs}, got {len(parts)} rows"
+            )
         for env, part in zip(envs, parts, strict=True):
             if part.batch_size != self._batch_size[1:]:
                 raise SchemaError(
@@ -149,7 +151,8 @@ def with_index(metadata: EnvMetaData) -> EnvMetaData:
     """
     if any(INDEX in spec.keys() for spec in metadata.specs.values()):
         raise InvalidArgumentError(
-            f"env_makers: an environment has an entry {INDEX!r}, which is the pool's own; a pool can't hold pools"
+            f"env_makers: expected environments without an entry {INDEX!r}, which the pool adds, got {metadata.name}; "
+            "rename the entry; a pool can't hold pools"
         )
     state = metadata.specs["state"].clone()
     state[INDEX] = NonTensor(shape=metadata.batch_size, example_data=0)
@@ -409,13 +412,13 @@ class AsyncEnvPool(PooledEnv):
     ) -> None:
         if backend not in (None, self.backend):
             raise InvalidArgumentError(
-                f"backend: {type(self).__name__} has {self.backend!r}, got {backend!r}"
+                f"backend: expected {self.backend!r} for a {type(self).__name__}, got {backend!r}; use AsyncEnvPool"
             )
         if exchange not in _EXCHANGES:
             raise InvalidArgumentError(f"exchange: expected one of {_EXCHANGES}, got {exchange!r}")
         makers = list(env_makers) if isinstance(env_makers, Sequence) else [env_makers]
         if not makers:
-            raise InvalidArgumentError("env_makers: expected at least one")
+            raise InvalidArgumentError("env_makers: expected at least one environment or callable, got none")
         super().__init__(makers, create_env_kwargs, stack, BatchOptions(device))
         self.env_makers, self.num_envs, self.min_get = makers, len(makers), 1
         self.timeouts, self._rows = as_timeouts(timeouts), RowIndex(self.batch_size)
@@ -594,7 +597,7 @@ class AsyncEnvPool(PooledEnv):
         else:
             least = positive("min_get", self.min_get if min_get is None else min_get)
             if max_get is not None and positive("max_get", max_get) < least:
-                raise InvalidArgumentError(f"max_get: expected min_get, {least}, or more, got {max_get}")
+                raise InvalidArgumentError(f"max_get: expected at least min_get={least}, got {max_get}")
             wanted = Wanted(name, least, max_get)
         try:
             found = self._running.received(wanted, deadline)
@@ -638,7 +641,7 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
             )
         if affinity is not None:
             raise InvalidArgumentError(
-                "worker_affinity: there are no processes; pass backend='multiprocessing'"
+                "worker_affinity: expected None for environments in threads; pass backend='multiprocessing'"
             )
         self.envs_per_worker = 1
 

@@ -126,7 +126,7 @@ class PoolMember:
                     self._error = error
             if number < self._number:
                 raise WorkerError(
-                    f"request {number} ({name}) came after request {self._number}; it was not carried out"
+                    f"request {number} ({name}) came after request {self._number}; it wasn't executed"
                 )
             if self._error is not None:
                 raise self._error
@@ -327,7 +327,9 @@ class Requests:
         busy = {env: request.name for env, request in self._pending.items() if env in envs}
         if busy:
             which = ", ".join(f"environment {env} ({name})" for env, name in sorted(busy.items()))
-            raise PendingError(f"still under way or not received: {which}; receive that first")
+            raise PendingError(
+                f"requests are under way or not received: {which}; receive their answers first"
+            )
 
     def _renew(self, requests: Mapping[int, Request]) -> None:
         lost = {env: loss for env in requests if (loss := self._host.loss(env)) is not None}
@@ -367,8 +369,8 @@ class Requests:
         }
         if len(mine) < wanted.least:
             raise PendingError(
-                f"{wanted.name}: expected {wanted.least} answers to wait for, got {len(mine)}, of the environments "
-                f"{sorted(mine)}; send first"
+                f"{wanted.name}: expected {wanted.least} requests under way, got {len(mine)}, of the environments "
+                f"{sorted(mine)}; send requests first"
             )
         came = self._arrived_of(mine)
         while len(came) < wanted.least:

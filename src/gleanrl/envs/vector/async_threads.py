@@ -80,7 +80,9 @@ class ThreadHost:
         """Request a call of a method of an environment's `PoolMember`, in the caller's grad mode."""
         thread = self._threads[env]
         if thread.workers.forked:
-            raise ClosedError("threads serve the process that started them, not its forks")
+            raise ClosedError(
+                "threads serve the process that started them, not its forks; make a new pool there"
+            )
         seconds = self._timeouts.start_s if thread.ident is None else self._timeouts.work_s
         self._due[env] = _Due(number, name, seconds, Deadline(seconds))
         call = partial(_answer, thread.member, number, name, arguments, torch.is_grad_enabled())

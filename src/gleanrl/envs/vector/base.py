@@ -86,7 +86,9 @@ class BatchOptions:
             if arguments[name]:
                 raise InvalidArgumentError(f"{name}: {arguments[name]!r} isn't supported; leave it out")
         if arguments["memmap"] and arguments["shared_memory"]:
-            raise UnsupportedError("memmap: pass shared_memory=False with it; neither has an effect")
+            raise UnsupportedError(
+                "memmap: expected shared_memory=False with memmap=True, got True for both; neither has an effect"
+            )
         start_method = arguments["mp_start_method"]
         if start_method not in (None, "fork", "forkserver", "spawn"):
             raise InvalidArgumentError(
@@ -413,7 +415,9 @@ class BatchedEnv(EnvBase):
             LengthError: if the list doesn't have one entry for each environment.
         """
         if self.is_started:
-            raise InvalidArgumentError("update_kwargs: the environments exist already")
+            raise InvalidArgumentError(
+                "update_kwargs: the environments exist already; call it before their first use"
+            )
         extra = [kwargs] * self.num_workers if isinstance(kwargs, Mapping) else list(kwargs)
         if len(extra) != self.num_workers:
             raise LengthError(f"update_kwargs: expected {self.num_workers} mappings, got {len(extra)}")
@@ -451,7 +455,7 @@ class BatchedEnv(EnvBase):
         """
         if self.is_started:
             raise InvalidArgumentError(
-                f"{type(self).__name__}: a started batch can't be copied or pickled; pass what makes it"
+                f"{type(self).__name__}: a started batch can't be copied or pickled; pass a callable that makes it"
             )
         return self.__dict__.copy()
 
@@ -464,7 +468,7 @@ class BatchedEnv(EnvBase):
             [True] * self.num_workers if mask is None else mask.reshape(self.num_workers, -1).any(-1).tolist()
         )
         if not any(wanted):
-            raise InvalidArgumentError("step: the '_step' mask names no environment")
+            raise InvalidArgumentError("step: expected at least one True in the '_step' mask, got none")
         try:
             came = self._step_members([part if wanted[i] else None for i, part in enumerate(parts)])
         except StepFault as fault:

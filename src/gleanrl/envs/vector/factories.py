@@ -156,8 +156,8 @@ def require_environment(candidate: Any) -> None:
     """Raise `InvalidTypeError` unless `candidate` is an environment."""
     if not is_environment(candidate):
         raise InvalidTypeError(
-            f"env: expected an environment, got {type(candidate).__name__}; call what makes one, wrap gymnasium's in "
-            "GymWrapper"
+            f"env: expected an environment, got {type(candidate).__name__}; call the function that makes it, or wrap a "
+            "gymnasium environment in GymWrapper"
         )
 
 
@@ -180,7 +180,7 @@ def require_unused(env: Any) -> None:
     if usage.started or extra(env, "is_started", False):
         raise InvalidArgumentError(
             f"create_env_fn: the {type(env).__name__} was started already; "
-            "pass a callable that makes it, or one that nobody has used"
+            "pass a callable that makes it, or an unused environment"
         )
 
 
@@ -335,7 +335,8 @@ def common_device(each: Sequence[EnvMetaData]) -> torch.device | None:
     devices = {metadata.device for metadata in each}
     if len(devices) > 1:
         raise InvalidArgumentError(
-            f"device: the environments live on {sorted(map(str, devices))}; say where the batch is to live"
+            f"device: expected environments on one device, got {sorted(map(str, devices))}; pass device=, the device "
+            "of the batch"
         )
     return each[0].device
 

@@ -168,7 +168,7 @@ def require_one_schema(schemas: Sequence[Schema]) -> None:
             mine, first = set(schema.items().items()), set(schemas[0].items().items())
             differing = sorted({path for path, _ in mine ^ first})
             raise UnsupportedError(
-                f"the environments' data can't stand in one batch of columns: environment {index} and "
+                f"the environments' data don't fit in one batch of columns: environment {index} and "
                 f"environment 0 differ in {differing}; give them equal keys, shapes and dtypes, or step them "
                 "through env.step and env.rollout, which stack lazily"
             )
