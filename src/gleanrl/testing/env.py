@@ -112,7 +112,10 @@ def finite(runs: Runs) -> None:
 
 
 def flags(runs: Runs) -> None:
-    """Check that done is terminated or truncated, and that all flags are False after a reset."""
+    """Check that done is terminated or truncated, and that all flags are False after a reset.
+
+    Collectors reset by done, and value estimators bootstrap by terminated, so flags that disagree give wrong returns.
+    """
     groups = {as_path(key)[:-1] for key in runs.env.done_keys}
     for place, leaves, _ in runs.places():
         for group in groups:
@@ -200,6 +203,9 @@ def _lead_in(runs: Runs) -> list[Step]:
 
 def _reset_some(runs: Runs) -> tuple[torch.Tensor, Leaves, Leaves, Leaves]:
     """Take some steps, reset every second row and take another step.
+
+    The steps repeat the start of the first run (same seed and actions), so that rules can compare the other rows with
+    it.
 
     Returns:
         The mask ``(*batch,)``, the root before and after the reset, and the outcome of the following step.

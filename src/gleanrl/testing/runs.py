@@ -108,7 +108,7 @@ class Subject:
         """Seed the environment, reset it and take `actions`; an episode that ends is followed by a new one.
 
         Raises:
-            ConformanceError: the environment breaks its contract, so that the run can't continue.
+            ConformanceError: the environment breaks its contract, so the run can't continue.
         """
         env = self.fresh()
         try:

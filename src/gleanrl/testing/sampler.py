@@ -168,6 +168,7 @@ def _redraw(make: Callable[[], Sampler]) -> None:
 
 
 def _behind(make: Callable[[], Sampler]) -> None:
+    # Users may write to, clear and load a buffer's storage directly, and no call tells the sampler.
     sampler, storage = make(), _storage()
     saved = _storage(2 * _LENGTH).state_dict()
     _sequence(sampler, storage, 2)

@@ -125,6 +125,7 @@ def _check_index(rule: str, where: str, buffer: ReplayBuffer, index: torch.Tenso
 
 
 def _behind(make: Make) -> None:
+    # Users may write to, clear and load a buffer's storage directly, and no call tells the writer.
     buffer = _buffer(make())
     saved = _buffer(make())
     _written(saved)

@@ -343,6 +343,7 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _BoundaryReade
     schema = storage.format.schema
     flags = _flag_paths(schema, keys.ends)
     wanted = keys.trajectory or EPISODE
+    # The ids of collectors always count, in addition to the key that the user names.
     ids = [path for path in dict.fromkeys((wanted, TRAJ_IDS)) if path in schema]
     if keys.trajectory is not None and wanted not in schema and (flags or ids):
         warnings.warn(

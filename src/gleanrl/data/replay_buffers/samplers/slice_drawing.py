@@ -312,8 +312,9 @@ class Slices(Unit):
     def marks(self, draw: Draw, records: Any) -> dict[NestedKey, torch.Tensor]:
         """Return the flags that show where slices end: the last step of each is truncated, and therefore done.
 
-        As far as the rule asks for them, the result also holds the flags of first steps and the mask of copies that
-        fill slices up. A flag that is stored as a number remains a number.
+        Slices of different trajectories are adjacent in a batch. Without these flags, returns and recurrent states
+        would run from one slice into the next. As far as the rule asks for them, the result also holds the flags of
+        first steps and the mask of copies that fill slices up. A flag that is stored as a number remains a number.
         """
         path, last = self.rule.truncated, draw.last
         if last is None:

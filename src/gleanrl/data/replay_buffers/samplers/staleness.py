@@ -115,7 +115,11 @@ class StalenessAwareSampler(Sampler):
         return self._draw(storage, draw.slots.shape[0])
 
     def _weights(self, storage: Storage) -> _Weights:
-        """Return the weights of the stored rows; compute them again only if one of their inputs changed."""
+        """Return the weights of the stored rows.
+
+        They are cached, because computing them costs O(rows). The cache is valid while the storage's version,
+        `consumer_version` and `max_staleness` don't change.
+        """
         found, consumer = self._found, self._consumer
         moment = (storage.version, consumer, self.max_staleness)
         if found is not None and found.moment == moment:
