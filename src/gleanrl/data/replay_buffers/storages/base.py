@@ -235,17 +235,18 @@ class Storage(Direct, Stateful[StorageState]):
     written or cleared. It is 0 for a slot that was never used. A slot never has the same generation again with another
     content.
 
-    A write has three steps. `prepare` checks the data; it changes nothing, but the first call allocates memory. `write`
-    counts the generations up and then copies the rows. At its end it publishes the new length. Generations change
-    before the bytes do. A reader that compares generations after its fetch therefore notices every write that may have
-    overlapped the fetch.
+    A write has two steps. `prepare` checks the data; it changes nothing, but the first call allocates memory. `write`
+    counts the generations up, copies the rows, and then publishes the new length. Generations change before the bytes
+    do. A reader that compares generations after its fetch therefore notices every write that may have overlapped the
+    fetch.
 
-    A storage belongs to one buffer (see `Part`). It alone knows which records are stored: its first `num_steps` time
-    steps, of which the step before `end` is the newest. Writers and samplers derive their state from that. A buffer
-    therefore keeps working after a call of `set`, `clear` or `load_state_dict` on its storage.
+    One buffer writes to a storage. Other buffers that share its lock may read it (see `Access.claim`). The storage alone
+    knows which records are stored: its first `num_steps` time steps, of which the step before `end` is the newest.
+    Writers and samplers derive their state from that. A buffer therefore keeps working after a call of `set`, `clear`
+    or `load_state_dict` on its storage.
 
-    The storage takes no locks itself. The buffer holds its lock during draws and writes. `get` may run at the same time
-    as both.
+    The storage isn't thread-safe by itself. The buffer holds its lock during draws and writes. `get` may run at the same
+    time as both.
 
     Args:
         max_size: the number of transitions that fit, at least 1.
