@@ -127,6 +127,7 @@ class AsynchronousSource(CrewSource):
                     others.add(worker)
 
     def _end_slow_ones(self) -> None:
+        """Cut the share of each worker that enough other workers have overtaken."""
         if self._enough is None:
             return
         for worker, others in enumerate(self._others):
@@ -140,6 +141,7 @@ class AsynchronousSource(CrewSource):
         self._open = None
 
     def _collected(self, worker: int, lend: bool, seconds: float) -> Collected:
+        """Return a worker's finished share as a batch. The batch is open until it is delivered or discarded."""
         number = self.dispatcher.now.taken[worker]
         share = self.dispatcher.words[worker].share(number)
         self._open = worker
@@ -155,6 +157,7 @@ class AsynchronousSource(CrewSource):
         part = self.dispatcher.parts[slot][worker].leading(num_steps)
         if lend:
             return part
+        # `Shares` copies whole shares without object columns only.
         if num_steps < self.dispatcher.blocks[slot].num_steps or part.schema.lists:
             return part.copied(self._pool)
         out = Block(part.schema, part.batch_size[:-1], num_steps, pool=self._pool)

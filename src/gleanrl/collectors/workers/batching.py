@@ -142,6 +142,7 @@ class ShareLayout:
                 yield batch[worker * width : (worker + 1) * width][..., :count]
 
     def _joined(self, block: Block, counts: Mapping[int, int], pool: BufferPool) -> Block:
+        """Return a copy of the shares, concatenated in time."""
         out = Block(block.schema, self.batch_size, sum(counts.values()), pool=pool)
         dim = out.time_dim
         for target, column in zip(out.columns, block.columns, strict=True):
@@ -209,6 +210,7 @@ class Shares:
 
 
 def _blank(block: Block, path: Any, worker: int, begin: int, count: int, value: int) -> None:
+    """Set `count` steps of a worker's share to `value`, from step `begin` on; object columns to their blank."""
     rows = block.column(path)[worker].narrow(block.time_dim - 1, begin, count)
     if isinstance(rows, torch.Tensor):
         rows.fill_(value)

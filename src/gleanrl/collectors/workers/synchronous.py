@@ -114,6 +114,7 @@ class SynchronousSource(CrewSource):
         return self._collected(grant, lend, begun, clock.monotonic() - begin)
 
     def _planned(self, grant: Grant) -> _Plan:
+        """Return the grants for batches of this length; workers without a step get none."""
         steps = dict(enumerate(self.arrangement.steps(grant.num_steps)))
         wanted = {worker: Grant(count, grant.random) for worker, count in steps.items() if count}
         singly = self.arrangement.has_places(self.dispatcher.blocks[0], steps)
@@ -143,11 +144,16 @@ class SynchronousSource(CrewSource):
                 self.dispatcher.grant(worker, self._plan.wanted[worker])
 
     def _end_the_others(self, wanted: Iterable[int], ready: int) -> None:
+        """Cut the unfinished shares once enough shares are finished."""
         if self._enough is not None and ready >= self._enough:
             for worker in wanted:
                 self.dispatcher.cut(worker, self.dispatcher.now.taken[worker] + 1)
 
     def _collected(self, grant: Grant, lend: bool, begun: _Begun | None, seconds: float) -> Collected:
+        """Return the batch of the finished shares.
+
+        The batch of `_begun` has room for whole shares only. If a share was cut, the batch is put together again.
+        """
         now, source = self.dispatcher.now, self.dispatcher.blocks[0]
         assert self._plan is not None
         numbers = {worker: now.taken[worker] for worker in self._plan.wanted}

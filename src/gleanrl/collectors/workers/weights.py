@@ -126,6 +126,7 @@ class SharedWeights:
             return min(self._version_of(worker) for worker in range(len(self._words)))
 
     def _version_of(self, worker: int) -> int:
+        """Return the version of the weights that are published for a worker."""
         words = self._words[worker]
         number, own = divmod(words[PUBLISHED], 2)
         copies = self._copies(worker if own == _OWN else None)
@@ -174,7 +175,7 @@ class SharedWeights:
             )
 
     def mark(self, version: int) -> None:
-        """Let frames carry a later version of unchanged weights, after another collector was sent new weights."""
+        """Let frames carry a later version, after the weights were changed other than by `push`."""
         with self._lock:
 
             def change() -> None:
@@ -222,6 +223,7 @@ class SharedWeights:
         return self._all if worker is None else self._own[worker]
 
     def _told(self, worker: int | None) -> Sequence[memoryview]:
+        """Return the counters of the workers that `worker` addresses: its own, or all for None."""
         return self._words if worker is None else [self._words[worker]]
 
     def own_region(self, worker: int, new: bool = False) -> Region | None:

@@ -272,6 +272,10 @@ class CollectorWorker:
         return Lists(number, lists) if lists else None
 
     def _finish(self, number: int, share: Share, begun: float) -> None:
+        """Write the result of a share, and add up the time spent on waiting and collecting.
+
+        The result comes last: an owner that sees the share finished also sees its episodes.
+        """
         words, ended = self._words.words, clock.monotonic()
         words[IDLE] += int((begun - self._ended) * 1e9)
         words[BUSY] += int((ended - begun) * 1e9)

@@ -483,6 +483,7 @@ class BatchedEnv(EnvBase):
         return [at_home(part, each) for part, each in zip(tensordict.unbind(0), self.meta_data, strict=True)]
 
     def _action_of(self, tensordict: TensorDictBase, fault: StepFault) -> Any:
+        """Return the action of the failed environment for the message; None if it can't be told."""
         if fault.env < 0 or len(self.action_keys) != 1:
             return None
         action = tensordict.unbind(0)[fault.env // max(1, self.numel() // self.num_workers)]

@@ -119,6 +119,7 @@ class MemberSteppers(Stepper):
             self._block = block
         for index, (member, part) in enumerate(zip(self._members, self._parts, strict=True)):
             self._place[0] = index
+            # Each environment redraws with its own seed, so that draws don't depend on how members are distributed.
             seed = block.redraw_seed
             part.redraw_seed = None if seed is None else seed + index * self.width
             member.bind(part, actions_ready, primed)
@@ -311,6 +312,7 @@ class SerialEnv(BatchedEnv):
         return self._memberwise(rules, torch.device("cpu"))
 
     def _memberwise(self, rules: EpisodeRules, here: torch.device) -> Stepper | None:
+        """Return a stepper of the members with rows on the device `here`; None if there can be none."""
         self.start()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
             return None

@@ -170,6 +170,7 @@ class EnvService:
             raise WorkerError(f"there's no signal {code!r}")
 
     def _run(self) -> None:
+        """Make the remaining steps of the block, unless the owner sets `HALT`."""
         end = 0 if self._bound is None else self._bound[0].num_steps
         while self._t < end and not self._progress[HALT]:  # HALT: the owner drops the rows
             self._take(self._t)
@@ -325,6 +326,11 @@ class EnvService:
         return found
 
     def _rebind(self) -> None:
+        """Start at row 0 of the bound block.
+
+        The redraw seed depends on the environment's number in the batch, so that draws don't depend on the number of
+        workers.
+        """
         assert self._bound is not None
         seed = self._progress[SEED]
         self._bound[0].redraw_seed = None if seed < 0 else seed + self._first * self._current.width
