@@ -1,4 +1,4 @@
-"""What goes on in a thread beside a test."""
+"""A thread that calls a function repeatedly while a test runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeated(act: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Call `act` each time that so many seconds have passed, until the block ends."""
+    """Call `act` every `every_s` seconds in a thread, until the block ends."""
     over = threading.Event()
 
     def repeat() -> None:

@@ -1,4 +1,4 @@
-"""One thread for torch, the same draws and examples in every run, and nothing left behind by a test or a session."""
+"""Setup of each session: one thread for torch, reproducible draws and examples, and a check for leaked resources."""
 
 from __future__ import annotations
 
@@ -47,32 +47,35 @@ STARTING_PROCESSES = (
     "test_leaks",
     "test_takeover",
 )
-"""Tests that take their time because they start processes, by the beginning of their path."""
+"""Beginnings of the paths of tests that are slow because they start processes."""
 
 NAMED_FOR_PROCESSES = re.compile("killed|parallel|process|worker|a?sync(?=[]-])", re.IGNORECASE)
-"""Others that do, by their names and parameters."""
+"""Names and parameters of further tests that start processes."""
 
 MANY_DRAWS = (
     "collectors/test_policy_weights_weights_learning",
     "contract/buffers/test_prioritized_slices",
     "contract/buffers/test_slice_starts",
 )
-"""Tests that learn, or draw by the thousand."""
+"""Tests that train a policy or draw thousands of samples."""
 
 DEVICES = "devices/"
-"""Tests of `make test-devices`: a thousand, which on the CPU show what others show."""
+"""Tests of `make test-devices`. There are about a thousand, and on the CPU they repeat checks of other folders."""
 
 
 def pytest_collection_finish():
-    """Put modules and tests out of the collector's sight: tests collect garbage by the thousand."""
+    """Freeze all objects of the modules and tests, so that garbage collection doesn't scan them.
+
+    Tests collect garbage thousands of times.
+    """
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what is slow by its nature: processes that start, and what tries or draws many examples.
+    """Mark tests as slow that start processes or try many examples.
 
-    Tests on Ray run in one process of several, and may take long: each actor imports torch.
+    Tests on Ray run in one pytest process. They get a long timeout, because each Ray actor imports torch.
     """
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
@@ -87,9 +90,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def no_leaks():
-    """Fail the session when its tests leave processes, shared memory or open files behind."""
+    """Fail the session if its tests leak processes, shared memory or open files."""
     if torch.cuda.is_available():
-        torch.zeros(1, device="cuda")  # what it opens stays open to the process's end
+        torch.zeros(1, device="cuda")  # CUDA keeps its first handles open until the process ends
     before = Holdings.now()
     yield
     fork_server.shut_down()
@@ -98,24 +101,24 @@ def no_leaks():
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """Ray, the module; it runs on this machine until the session's end. Tests end their own actors."""
+    """Start Ray on this machine until the session ends, and return the module. Tests end their own actors."""
     with rays.running() as ray:
         yield ray
 
 
 @pytest.fixture(autouse=True)
 def the_same_draws_in_every_run(request):
-    """Seed each test by its name, so that neither the run nor the tests before it decide what it draws."""
+    """Seed each test by its name, so that its draws depend neither on the run nor on earlier tests."""
     seed = zlib.crc32(request.node.nodeid.encode())
     random.seed(seed)
-    np.random.seed(seed)  # what environments and users draw from
-    # torch.manual_seed keeps a traceback of each call for devices that aren't there: a millisecond in each test.
+    np.random.seed(seed)  # environments and users draw from NumPy's global generator
+    # torch.manual_seed stores a traceback of the call for each device type that is absent. This costs 1 ms per test.
     (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
 
 
 @pytest.fixture(autouse=True)
 def gradients_stay_on():
-    """Fail the test that leaves autograd off in its thread, instead of those that learn after it."""
+    """Fail a test that leaves autograd disabled in its thread; otherwise later tests that learn would fail."""
     yield
     left_off = not torch.is_grad_enabled()
     torch.set_grad_enabled(True)

@@ -1,8 +1,8 @@
-"""Fake gymnasium environments: some whose data says where it came from, some that misbehave on purpose.
+"""Fake gymnasium environments: some mark their data with its origin, others misbehave on purpose.
 
-The oracle: an observation is `(stream, episode, step)`. `Script` says how long each episode is, how it ends
-and what each step pays, so that a test can tell from rows alone what is lost, repeated or stale.
-Environments built on `EnvBase` stand in `tests/fakes_base.py`.
+The oracle: an observation is `(stream, episode, step)`. `Script` defines the length, the ending and the rewards of each
+episode. So a test can tell from rows alone which data is lost, repeated or stale. Environments built on `EnvBase` are
+in `tests/fakes_base.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gymnasium import spaces
 
 
 class FakeFailure(Exception):
-    """Raised by environments that fail on purpose; no library knows this class."""
+    """Raised by environments that fail on purpose. The library doesn't know this class."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What happens in every episode of every stream: a pure function of its arguments.
+    """Lengths, endings and rewards of all episodes of all streams, as a pure function of the arguments.
 
     Args:
         seed: seed of the episode lengths.
@@ -57,9 +57,9 @@ class Script:
 
 
 class OracleEnv(gym.Env[Any, Any]):
-    """Observation `(stream, episode, step)`; keeps every action and reset it got.
+    """Observes `(stream, episode, step)` and records each action and each reset.
 
-    `episode` counts the resets from 0. Subclasses change what leaves in `_emit` and `_reward`.
+    `episode` counts the resets from 0. Subclasses change the emitted data in `_emit` and `_reward`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
@@ -92,7 +92,7 @@ class OracleEnv(gym.Env[Any, Any]):
         return self._emit(), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Advance by one step, whatever the action."""
+        """Advance by one step. The action has no effect."""
         self.actions.append(np.array(action, copy=True))
         self.steps_taken, self.step_index = self.steps_taken + 1, self.step_index + 1
         terminated, truncated = self.script.flags(self.stream, self.episode, self.step_index)
@@ -103,13 +103,13 @@ class OracleEnv(gym.Env[Any, Any]):
         self.closed += 1
 
     def render(self) -> np.ndarray:
-        """Return a small frame whose first pixel is (stream, episode, step)."""
+        """Return a small image whose first pixel is (stream, episode, step)."""
         frame = np.zeros((6, 8, 3), np.uint8)
         frame[0, 0] = (self.stream % 256, self.episode % 256, self.step_index % 256)
         return frame
 
     def hello(self, name: str) -> str:
-        """Answer, so that tests can see attribute pass-through."""
+        """Return a greeting; tests of attribute pass-through call this method."""
         return f"hello {name} from {self.stream}"
 
     def _emit(self) -> Any:
@@ -123,7 +123,7 @@ class OracleEnv(gym.Env[Any, Any]):
 
 
 class ReusingEnv(OracleEnv):
-    """Returns one and the same array from every call, overwritten in place."""
+    """Returns the same array from every call and overwrites it in place."""
 
     def _emit(self) -> Any:
         if not hasattr(self, "_array"):
@@ -133,7 +133,7 @@ class ReusingEnv(OracleEnv):
 
 
 class RaisingEnv(OracleEnv):
-    """Raises once: in the `at`-th step it ever takes (from 1), or in its `at`-th reset (from 1)."""
+    """Raises once: in its `at`-th step or in its `at`-th reset. Both count from 1 over all episodes."""
 
     def __init__(
         self, at: int, where: str = "step", error: BaseException | None = None, **kwargs: Any
@@ -159,7 +159,7 @@ class RaisingEnv(OracleEnv):
 
 
 class NonFiniteEnv(OracleEnv):
-    """Has `value` in its observation or reward once: after the `at`-th step it ever takes."""
+    """Puts `value` into its observation or reward once, after its `at`-th step. Steps count over all episodes."""
 
     def __init__(
         self, at: int, value: float = float("nan"), where: str = "observation", **kwargs: Any
@@ -178,7 +178,7 @@ class NonFiniteEnv(OracleEnv):
 
 
 class DriftingEnv(OracleEnv):
-    """Leaves its declared dtype or shape once: after the `at`-th step it ever takes."""
+    """Deviates from its declared dtype or shape once, after its `at`-th step. Steps count over all episodes."""
 
     def __init__(self, at: int, change: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -198,7 +198,7 @@ class DriftingEnv(OracleEnv):
 
 
 class MisdeclaredEnv(OracleEnv):
-    """Declares float32, returns float64 from the first reset on."""
+    """Declares float32 but returns float64 from the first reset."""
 
     def _emit(self) -> Any:
         return super()._emit().astype(np.float64)
@@ -234,7 +234,7 @@ class DictEnv(OracleEnv):
 
 
 class NestedDictEnv(OracleEnv):
-    """A Dict in a Dict: ("robot", "pose") is the oracle, ("robot", "clock") its step, "camera" a frame."""
+    """A Dict in a Dict: ("robot", "pose") is the oracle, ("robot", "clock") its step and "camera" an image."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -260,7 +260,7 @@ class TupleEnv(OracleEnv):
 
 
 class SpaceEnv(OracleEnv):
-    """Observations drawn from any space, kept in `emitted` in the order in which they left."""
+    """Draws observations from any space and keeps them in `emitted`, in the order of emission."""
 
     def __init__(self, observation_space: spaces.Space[Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -274,7 +274,7 @@ class SpaceEnv(OracleEnv):
 
 
 class MutatingEnv(OracleEnv):
-    """Overwrites the action array it is given, as environments that clip in place do."""
+    """Overwrites the action array that it receives, as environments do that clip in place."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Advance by one step and spoil the action."""
@@ -298,7 +298,7 @@ class InfoEnv(OracleEnv):
 
 
 class FrameEnv(OracleEnv):
-    """Observations are uint8 frames (size, size, 4) whose first pixel is (stream, episode, step, 255)."""
+    """Observations are uint8 images (size, size, 4) whose first pixel is (stream, episode, step, 255)."""
 
     def __init__(self, *, size: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,6 +1,7 @@
 """Fake environments on `EnvBase`, written as a user of the library would write them.
 
-They follow the oracle of `tests/fakes.py`: an observation is `(stream, episode, step)`, a `Script` says more.
+They follow the oracle of `tests/fakes.py`: an observation is `(stream, episode, step)`, and a `Script` defines the
+episodes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def flag_spec(shape: tuple[int, ...]) -> Categorical:
 
 
 class CountingEnv(EnvBase):
-    """One or more oracle streams in one environment; keeps what it was asked to do.
+    """One or more oracle streams in one environment; it records the calls that it receives.
 
     Args:
         script: lengths, endings and rewards of the episodes.
@@ -96,7 +97,7 @@ class CountingEnv(EnvBase):
 
 
 class StepCountEnv(CountingEnv):
-    """Has an output of its own called `step_count`."""
+    """Declares an observation named `step_count`, as the step counter of the library does."""
 
     def _declare(self) -> None:
         super()._declare()
@@ -148,7 +149,7 @@ class TwoActionEnv(CountingEnv):
 class TeamEnv(CountingEnv):
     """Two agents under "agents", each with an observation, an action and a reward.
 
-    Flags stand at the root and, if `nested_flags`, with each agent as well (a team ends together).
+    Flags are at the root. With `nested_flags`, each agent has flags as well. All agents of a team end together.
     """
 
     def __init__(self, *args: Any, nested_flags: bool = False, **kwargs: Any) -> None:
@@ -194,7 +195,7 @@ class TeamEnv(CountingEnv):
 
 
 class CrookedEnv(CountingEnv):
-    """Breaks its own declaration after its `at`-th step (0: every step); `fault` says how."""
+    """Violates its own declaration after its `at`-th step (0: every step); `fault` selects the violation."""
 
     def __init__(self, fault: str, at: int = 1, **kwargs: Any) -> None:
         self.__dict__.update(fault=fault, at=at)
@@ -220,7 +221,7 @@ class CrookedEnv(CountingEnv):
 
 
 class StillDoneEnv(CountingEnv):
-    """Its resets come back with done set."""
+    """Returns set done flags from resets."""
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         out = super()._reset(tensordict, **kwargs)
@@ -230,7 +231,7 @@ class StillDoneEnv(CountingEnv):
 
 
 class SameObjectEnv(CountingEnv):
-    """Its reset returns the tensordict it was given, which the contract forbids."""
+    """Returns its input tensordict from reset, which the contract forbids."""
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         out = super()._reset(tensordict, **kwargs)
@@ -238,7 +239,7 @@ class SameObjectEnv(CountingEnv):
 
 
 class ReusingBase(CountingEnv):
-    """Its steps return one and the same tensordict, whose tensors are overwritten in place."""
+    """Returns the same tensordict from all steps and overwrites its tensors in place."""
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         out = super()._step(tensordict)
@@ -249,7 +250,7 @@ class ReusingBase(CountingEnv):
 
 
 class ForgetfulEnv(CountingEnv):
-    """Its partial resets return zeros in the rows that were not to be reset."""
+    """Returns zeros in the rows that a partial reset excludes."""
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         out = super()._reset(tensordict, **kwargs)
@@ -258,7 +259,7 @@ class ForgetfulEnv(CountingEnv):
 
 
 class GreedyEnv(CountingEnv):
-    """Overwrites the action and the reset mask that it is given."""
+    """Overwrites the action and the reset mask that it receives."""
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         out = super()._step(tensordict)
@@ -273,7 +274,7 @@ class GreedyEnv(CountingEnv):
 
 
 class PayingEnv(CountingEnv):
-    """Its reward stands under `key` and is returned as `dtype`; the spec says float32."""
+    """Returns the reward under `key` with `dtype`; the spec declares float32."""
 
     def __init__(self, key: str = "reward", dtype: torch.dtype = torch.float32, **kwargs: Any) -> None:
         self.__dict__.update(pay_key=key, pay_dtype=dtype)

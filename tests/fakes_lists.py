@@ -1,4 +1,4 @@
-"""Environments that say in every form who they are, in which trajectory and at which step."""
+"""Environments whose observations identify environment, trajectory and step, in several data types."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class TalkingEnv(EnvBase):
     """Observes ``(name, trajectory, step)`` as tensor ``"code"``, as string ``"text"`` and as object ``"thing"``.
 
     Args:
-        name: of the environment.
-        lengths: of its trajectories, one after the other, again and again.
-        ragged: whether ``"spread"``, ``(step + 1, 2)`` full of the step, is observed, too.
-        width: of ``"wide"``, ``(width,)`` full of the step; None for none. Environments may differ in it.
+        name: number of the environment.
+        lengths: lengths of its trajectories, repeated in this order.
+        ragged: whether to add ``"spread"``, a tensor of shape ``(step + 1, 2)`` filled with the step.
+        width: length of ``"wide"``, a vector filled with the step; None for none. Environments may differ in it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TalkingEnv(EnvBase):
         return TensorDict({**self._observed(), **outcome}, [])
 
     def _set_seed(self, seed: int | None) -> None:
-        """Begin with the first trajectory: nothing is drawn."""
+        """Restart from the first trajectory. The environment draws no random numbers."""
         self.trajectory = -1
 
 
@@ -80,7 +80,7 @@ def rows_of(batch: TensorDictBase) -> list[Any]:
 
 
 def said(record: Any) -> tuple[int, int, int]:
-    """Return what an observation says, after checking that all of its forms say the same."""
+    """Return the triple of an observation, after checking that all of its forms agree."""
     code = tuple(int(number) for number in record["code"])
     assert record["text"] == "/".join(map(str, code)), (record["text"], code)
     assert record["group", "thing"]["list"] == [*code]
@@ -93,7 +93,7 @@ def said(record: Any) -> tuple[int, int, int]:
 
 
 def check_rows(batch: TensorDictBase) -> list[tuple[int, int, int]]:
-    """Check that everything in each record belongs together; return what the roots say."""
+    """Check that the values of each record agree; return the triples of the roots."""
     found = []
     for row in rows_of(batch):
         (name, trajectory, step), after = said(row), said(row["next"])
@@ -103,7 +103,7 @@ def check_rows(batch: TensorDictBase) -> list[tuple[int, int, int]]:
 
 
 def check_streams(batch: TensorDictBase) -> list[tuple[int, int, int]]:
-    """Check the rows of a batch ``[*B, T]``, and that each environment's follow each other; return what they say."""
+    """Check the rows of a batch ``[*B, T]`` and the order of each environment; return the triples of the roots."""
     said_here = check_rows(batch)
     length = batch.shape[-1]
     for start in range(0, len(said_here), length):
@@ -118,6 +118,6 @@ def check_streams(batch: TensorDictBase) -> list[tuple[int, int, int]]:
 
 
 def talking(number: int, **arguments: Any) -> list[Any]:
-    """Return functions that make environments of unlike trajectories."""
+    """Return functions that create environments with different trajectory lengths."""
     lengths = [(3, 1, 2), (2, 2, 4), (1, 5), (4, 1)]
     return [lambda i=i: TalkingEnv(i, lengths[i % 4], **arguments) for i in range(number)]

@@ -1,4 +1,4 @@
-"""A multi-agent environment whose agents die one by one, written as a user of the library would write it."""
+"""A multi-agent environment whose agents die one after the other, written as a user of the library would write it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ GROUPS = {"red": ["anna", "bert"], "blue": ["cleo"]}
 
 
 class SurvivorEnv(EnvBase):
-    """Three agents in two groups. An agent observes `(stream, episode, step)`; agent k dies k steps after the
-    script's length, and is paid 1 a step until then.
+    """Three agents in two groups. An agent observes `(stream, episode, step)` and earns 1 per step until it dies.
+
+    Agent k dies k steps after the script's episode length.
 
     Args:
-        ends: what ends the episode: "all", when all agents are dead, "any", at the first death, or None: the
-            environment has no flags of its own, and each agent is reset by its group's mask.
+        ends: what ends the episode: "all" (the last death), "any" (the first death) or None. With None, the environment
+            has no flags at the root, and each group's mask resets its agents.
         script: the lengths.
         batch_size: batch dimensions.
-        groups: group -> its agents.
+        groups: maps each group to its agents.
     """
 
     def __init__(

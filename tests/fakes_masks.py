@@ -12,7 +12,7 @@ from gleanrl.envs import EnvBase
 from gleanrl.envs.transforms import ActionMask, TransformedEnv
 
 N = 4
-"""Choices of each action."""
+"""Number of choices of each action."""
 
 ENCODINGS: dict[str, Any] = {
     "categorical": lambda: Categorical(N),
@@ -22,24 +22,29 @@ ENCODINGS: dict[str, Any] = {
     "binary": lambda: Binary(1),
 }
 SOURCES = ("spec", "late_spec", "mid_spec", "transform")
-"""Where masks come from: an `ActionMask`, or the spec, masked from the start or from the first reset on.
+"""Origins of the mask: an `ActionMask` transform, or the spec.
 
-That of ``"mid_spec"`` is masked now and then, for the first time in the middle of a rollout."""
+The spec has a mask from the start (``"spec"``), from the first reset (``"late_spec"``), or at times only
+(``"mid_spec"``). The latter gets its first mask in the middle of a rollout.
+"""
 KEYS = {"plain": ["action"], "two": ["action", "other"], "nested": [("agents", "action")]}
 
 
 def count(encoding: str) -> int:
-    """The length of a mask."""
+    """Return the length of a mask."""
     return {"multi_categorical": 2 * N, "multi_one_hot": 2 * N, "binary": 2}.get(encoding, N)
 
 
 def masks_at(clock: int) -> bool:
-    """Whether a ``"mid_spec"`` environment has a mask after so many steps and resets."""
+    """Return whether a ``"mid_spec"`` environment has a mask after `clock` steps and resets."""
     return clock % 8 > 3
 
 
 def mask_of(encoding: str, clock: int) -> torch.Tensor:
-    """The mask after so many steps and resets: it forbids one or two of four choices, or one of two."""
+    """Return the mask after `clock` steps and resets.
+
+    It forbids one or two of the four choices, or one of the two choices of a binary action.
+    """
     mask = torch.ones(count(encoding), dtype=torch.bool)
     if encoding == "binary":
         mask[clock % 2] = False
@@ -52,7 +57,7 @@ def mask_of(encoding: str, clock: int) -> torch.Tensor:
 
 
 class MaskedEnv(EnvBase):
-    """Episodes of three steps, whose masks follow a clock that counts steps and resets, and isn't reset."""
+    """Episodes of three steps. The masks follow a clock that counts steps and resets; a reset doesn't set it back."""
 
     def __init__(self, encoding: str, source: str = "spec", keys: str = "plain", clock: int = 0) -> None:
         super().__init__()
@@ -68,7 +73,7 @@ class MaskedEnv(EnvBase):
 
     @staticmethod
     def mask_key(key: Any) -> Any:
-        """Where the mask of an action is observed."""
+        """Return the observation key of an action's mask."""
         return (*key[:-1], "mask") if isinstance(key, tuple) else f"{key}_mask"
 
     def show(self) -> None:
@@ -77,7 +82,7 @@ class MaskedEnv(EnvBase):
             self.full_action_spec[key].update_mask(None if bool(mask.all()) else mask)
 
     def mask(self, index: int) -> torch.Tensor:
-        """The present mask of an action."""
+        """Return the present mask of an action."""
         mask = mask_of(self.encoding, self.clock + index)
         free = self.source == "mid_spec" and not masks_at(self.clock)
         return torch.ones_like(mask) if free else mask
@@ -104,7 +109,7 @@ class MaskedEnv(EnvBase):
 
 
 def masked(encoding: str, source: str = "spec", keys: str = "plain", clock: int = 0) -> Any:
-    """One masked environment."""
+    """Return a masked environment."""
     env: Any = MaskedEnv(encoding, source, keys, clock)
     if source == "transform":
         for key in KEYS[keys]:
@@ -113,7 +118,7 @@ def masked(encoding: str, source: str = "spec", keys: str = "plain", clock: int 
 
 
 def chosen(encoding: str, action: torch.Tensor) -> torch.Tensor:
-    """Which choices actions make, as one-hot vectors of the masks' shape."""
+    """Return the choices of actions, as one-hot vectors of the masks' shape."""
     if encoding.endswith("one_hot"):
         return action.bool()
     rows = torch.nn.functional.one_hot(action.long(), 2 if encoding == "binary" else N).bool()
@@ -121,7 +126,7 @@ def chosen(encoding: str, action: torch.Tensor) -> torch.Tensor:
 
 
 def check_allowed(batch: Any, encoding: str, keys: str = "plain", everything: bool = True) -> None:
-    """Check that the actions keep to the masks beside them, and that every allowed choice occurs for each mask."""
+    """Check that all actions obey the masks in the same rows, and that every allowed choice occurs for each mask."""
     for key in KEYS[keys]:
         took = chosen(encoding, batch[key])
         mask = batch[MaskedEnv.mask_key(key)]

@@ -1,4 +1,4 @@
-"""TensorDict modules of many kinds, and what checks that their members do what they do."""
+"""TensorDict modules of many kinds, and checks that their members compute the same values as the whole module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Normal(distributions.Normal):
-    """Offers every interaction type."""
+    """Supports every interaction type."""
 
     median = property(lambda self: self.loc + 1)
     deterministic_sample = property(lambda self: self.loc + 2)
@@ -67,7 +67,7 @@ def root(batch_size: torch.Size) -> TensorDict:
 
 
 def run(policy: Any, batch_size: torch.Size) -> dict[Path, Any]:
-    """Return what the calls of `policy` make of `root`."""
+    """Return the values after the calls of `policy` have run on `root`."""
     chain = calls_of(policy, batch_size)
     assert chain is not None, "this policy can be taken apart"
     values: dict[Path, Any] = flatten(root(batch_size))
@@ -78,7 +78,7 @@ def run(policy: Any, batch_size: torch.Size) -> dict[Path, Any]:
 
 
 def check(policy: Any, batch_size: torch.Size) -> None:
-    """The calls leave the very values that the policy leaves, drawn from the same random numbers."""
+    """Check that the calls write the same values as the policy, from the same random numbers."""
     compare(policy, batch_size, lambda: run(policy, batch_size))
     check_in_turn(policy, batch_size)
 
@@ -86,7 +86,7 @@ def check(policy: Any, batch_size: torch.Size) -> None:
 def check_in_turn(
     policy: Any, batch_size: torch.Size, root: Callable[[torch.Size], TensorDict] = root
 ) -> None:
-    """The members, one after the other on a TensorDict, leave what the policy leaves."""
+    """Check that the members, run in order on a TensorDict, write the same values as the policy."""
     in_turn = ModuleSequence(members_of(policy, batch_size))
     compare(policy, batch_size, lambda: flatten(in_turn(root(batch_size))), root)
 
@@ -97,7 +97,7 @@ def compare(
     run: Callable[[], dict[Path, Any]],
     root: Callable[[torch.Size], TensorDict] = root,
 ) -> None:
-    """What `run` returns is what the policy makes of a root, from the same random numbers."""
+    """Check that `run` returns the values that the policy computes from a root, with the same random numbers."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(2)
         expected = flatten(policy(root(batch_size)))
@@ -114,36 +114,36 @@ def compare(
 
 
 class Named(TensorDictModule):
-    """A subclass with nothing of its own that runs."""
+    """A subclass that overrides no method."""
 
 
 class NamedSequence(TensorDictSequential):
-    """A subclass with nothing of its own that runs."""
+    """A subclass that overrides no method."""
 
 
 class Own(TensorDictModule):
-    """A subclass may do anything."""
+    """A subclass that overrides `forward`."""
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         return super().forward(tensordict).set("more", torch.ones(tensordict.batch_size))
 
 
 class OwnCall(TensorDictModule):
-    """A subclass may do anything."""
+    """A subclass that overrides `_call_module`."""
 
     def _call_module(self, tensors: Any, **kwargs: Any) -> Any:
         return super()._call_module([x * 2 for x in tensors], **kwargs)
 
 
 class OwnSequence(TensorDictSequential):
-    """A subclass may do anything."""
+    """A subclass that overrides `_run_module`."""
 
     def _run_module(self, module: Any, tensordict: Any, **kwargs: Any) -> Any:
         return super()._run_module(module, tensordict, **kwargs).set("ran", torch.ones(tensordict.batch_size))
 
 
 class OwnDraw(ProbabilisticTensorDictModule):
-    """A subclass may do anything."""
+    """A subclass that overrides `forward` and records whether a sample was requested."""
 
     def forward(self, tensordict: Any, tensordict_out: Any = None, _requires_sample: Any = "missing") -> Any:
         out = super().forward(tensordict, tensordict_out, _requires_sample=bool(_requires_sample))
@@ -227,10 +227,10 @@ NO_POLICIES = (
     *("function", "compiled", "backward hook"),
     *("a parameter within another one", "generator in the batch", "several samples"),
 )
-"""Those of them that can't be called on a root."""
+"""Names of modules that can't run on a root."""
 
 
 def by_kind() -> int:
-    """Return a number that tells which interaction type is set."""
+    """Return the index of the current interaction type, or -1 if none is set."""
     kind = interaction_type()
     return -1 if kind is None else list(InteractionType).index(kind)

@@ -1,4 +1,4 @@
-"""Rules about the source itself: each gate reads one file and returns its offences, as "line: what".
+"""Rules about the source itself: each gate reads one file and returns its offences as "line: description".
 
 `python -m tests.gates` counts private names that modules take from each other, and names looked up by `getattr`.
 """
@@ -15,12 +15,12 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-LONG = 600  # lines from which on a file is looked at again: does it still have one idea?
+LONG = 600  # lines above which a warning asks whether the file still has one idea
 MOST_LINES = 800
 MOST_ARGUMENTS = 8
 MOST_FIELDS = 12
 
-# What only the seams may do: modules, functions of modules, and the modes of a file that is written.
+# Names that only `gleanrl/_os` may use: modules, functions of modules, and modes of a file that is written.
 SEALED_MODULES = ("time",)
 SEALED_FUNCTIONS = {
     "os": (
@@ -54,7 +54,7 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str, str | None]]:
-    """Each imported thing: its statement, its module and the name taken from it, if it's not the whole."""
+    """Yield each import: its statement, its module, and the imported name or None for the whole module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -65,7 +65,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str, str | None]]:
 
 
 def seams(tree: ast.Module) -> list[str]:
-    """Time, files that are written and processes: in `gleanrl/system` only."""
+    """Return uses of time, of written files and of processes. Only `gleanrl/_os` may contain them."""
     found = []
     for node, module, name in imports(tree):
         top = module.split(".")[0]
@@ -85,13 +85,13 @@ def seams(tree: ast.Module) -> list[str]:
 
 
 def writes(call: ast.Call, first: int) -> bool:
-    """Whether a call of open has a mode that writes, or one that only the run will show."""
+    """Return whether a call of open has a mode that writes, or a mode that is not a constant."""
     given = [k.value for k in call.keywords if k.arg == "mode"] + call.args[first : first + 1]
     return any(not isinstance(m, ast.Constant) or bool(WRITING & set(str(m.value))) for m in given)
 
 
 def late_imports(tree: ast.Module) -> list[str]:
-    """Imports stand at the top of a file: in no function, class or branch, `TYPE_CHECKING` included."""
+    """Return imports inside functions, classes or branches (`TYPE_CHECKING` included). Imports belong at the top."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If)):
@@ -100,7 +100,7 @@ def late_imports(tree: ast.Module) -> list[str]:
 
 
 def wide_constructors(tree: ast.Module) -> list[str]:
-    """A constructor takes at most eight arguments; a record (dataclass, NamedTuple) has at most 12 fields."""
+    """Return constructors with more than 8 arguments, and dataclasses and NamedTuples with more than 12 fields."""
     found = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.ClassDef):
@@ -118,7 +118,7 @@ def wide_constructors(tree: ast.Module) -> list[str]:
 
 
 def fields(node: ast.ClassDef) -> list[ast.AnnAssign]:
-    """The fields of a dataclass or a NamedTuple; none for other classes."""
+    """Return the fields of a dataclass or a NamedTuple; other classes have none."""
     marks = [ast.unparse(d) for d in (*node.decorator_list, *node.bases)]
     if not any("dataclass" in mark or "NamedTuple" in mark for mark in marks):
         return []
@@ -127,12 +127,12 @@ def fields(node: ast.ClassDef) -> list[ast.AnnAssign]:
 
 
 def is_state(node: ast.AnnAssign) -> bool:
-    """Whether a field isn't an argument: `field(init=False)`."""
+    """Return whether a field is no constructor argument: `field(init=False)`."""
     return node.value is not None and "init=False" in ast.unparse(node.value).replace(" ", "")
 
 
 def container_internals(tree: ast.Module) -> list[str]:
-    """Private attributes and modules of tensordict: in `gleanrl/tree.py` only."""
+    """Return uses of tensordict's private names. Only `gleanrl/_arrays/tensordicts.py` may contain them."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in TENSORDICT_PRIVATE:
@@ -148,7 +148,7 @@ def container_internals(tree: ast.Module) -> list[str]:
 
 
 def has_logic(tree: ast.Module) -> bool:
-    """Whether there's anything to test: a function with a body, or a statement beside declarations."""
+    """Return whether a module has code to test: a function with a body, or a compound statement outside functions."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not all(map(is_nothing, node.body)):
             return True
@@ -160,12 +160,12 @@ def is_nothing(node: ast.stmt) -> bool:
 
 
 def length(path: Path, most: int = MOST_LINES) -> list[str]:
-    """A file has at most so many lines."""
+    """Return an offence if a file has more than `most` lines."""
     lines = path.read_text().count("\n")
     return [f"{lines} lines"] if lines > most else []
 
 
-# Names that objects of other libraries have: to look them up is to be careful with what users bring.
+# Names that objects of other libraries have. Looking one up is a careful treatment of a user's object.
 OTHERS = {
     *(name for kind in (torch.Tensor, TensorDictModule, gym.Env) for name in dir(kind)),
     *(name for made in (torch.nn.Module(), TensorDict()) for name in dir(made)),
@@ -174,8 +174,8 @@ OTHERS = {
 }
 
 
-# Private by their spelling only: methods that users of the familiar API override, told of in docs/extending. Whoever
-# steps an environment or runs a transform calls these, wherever it is defined.
+# Methods that users of the familiar API override, documented in docs/extending. They are private by their spelling
+# only: code that steps an environment or runs a transform may call them from any module.
 EXTENSION_POINTS = {
     *("_reset", "_step", "_set_seed"),  # of environments
     *(
@@ -194,7 +194,7 @@ def is_private(name: str) -> bool:
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """The names that a module defines: functions, classes, variables, and attributes of `self` and `cls`."""
+    """Return the names that a module defines: functions, classes, variables, and attributes of `self` and `cls`."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -207,14 +207,14 @@ def defined(tree: ast.Module) -> set[str]:
 
 
 def is_own(owner: ast.expr) -> bool:
-    """Whether an attribute is taken from `self`, `cls` or `super()`."""
+    """Return whether an attribute is taken from `self`, `cls` or `super()`."""
     return ast.unparse(owner) in ("self", "cls", "super()")
 
 
 def foreign_private_names(tree: ast.Module, everywhere: set[str]) -> list[str]:
-    """Private names of other modules, taken from other objects or imported.
+    """Return private names of other modules that are taken from other objects, or imported.
 
-    A name that the module defines itself is its own: objects of one family may call each other's hooks.
+    A name that the module also defines is allowed: objects of one family may call each other's hooks.
 
     Args:
         everywhere: the names that all modules of the package define.
@@ -231,14 +231,16 @@ def foreign_private_names(tree: ast.Module, everywhere: set[str]) -> list[str]:
 
 
 def inherited_private_names(tree: ast.Module, everywhere: set[str]) -> set[str]:
-    """Private names of other modules that are taken from `self` or `cls`: those of a base class elsewhere."""
+    """Return private names that are taken from `self` or `cls` but are defined in other modules, by a base class."""
     theirs = {name for name in everywhere - defined(tree) - OTHERS if is_private(name)}
     attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_own(node.value))
     return {node.attr for node in attributes if node.attr in theirs}
 
 
 def sniffed_names(tree: ast.Module, protocol: set[str]) -> list[str]:
-    """Names of our own classes that are looked up with `getattr` or `hasattr`, instead of being in a protocol.
+    """Return names of the package's classes that are looked up with `getattr` or `hasattr`.
+
+    Such names belong in a protocol.
 
     Args:
         protocol: the public names that classes of the package define.
@@ -253,7 +255,7 @@ def sniffed_names(tree: ast.Module, protocol: set[str]) -> list[str]:
 
 
 def public_attributes(tree: ast.Module) -> set[str]:
-    """The public names that the classes of a module define: methods, fields, and attributes of `self`."""
+    """Return the public names that the classes of a module define: methods, fields, and attributes of `self`."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -268,7 +270,7 @@ def public_attributes(tree: ast.Module) -> set[str]:
 
 
 def class_names(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
-    """Return the names that denote several classes, and the modules that define these; nested classes don't count."""
+    """Return each name that denotes several classes, with their modules. Nested classes don't count."""
     places: dict[str, list[str]] = {}
     for module, tree in trees.items():
         for node in tree.body:
@@ -303,7 +305,7 @@ def single_subclasses(trees: Mapping[str, ast.Module]) -> list[str]:
                 "."
             )
             found = bound[module].get(first, f"{module}.{first}") + (f".{rest}" if rest else "")
-            for _ in range(9):  # a package that hands the name on
+            for _ in range(9):  # follow packages that re-export the name, at most nine times
                 owner, _, last = found.rpartition(".")
                 if found in classes or last not in bound.get(owner, {}):
                     break

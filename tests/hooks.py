@@ -1,4 +1,4 @@
-"""How to exercise each public class, and which of its methods the library calls: `python -m tests.hooks` records these.
+"""Exercises of each public class, and the methods that the library calls then: `python -m tests.hooks` records these.
 
 A *hook* is a public method, or one of `PRIVATE_HOOKS`, that the library calls on an object of a user's class.
 `hooks.txt` lists them by class. Methods that only users call aren't hooks.
@@ -42,7 +42,7 @@ PRIVATE_HOOKS = {
     *("_plain_content", "_parse_content", "_take_content"),
     *("_add", "_extend", "_sample"),  # of buffers
 }
-"""Methods that documentation tells users to override, private by their spelling only."""
+"""Methods that the documentation tells users to override, private by their spelling only."""
 Make = Callable[[], Any]
 Kind = type[Any]
 
@@ -55,7 +55,7 @@ def cart() -> Any:
     return envs.GymEnv("CartPole-v1")
 
 
-# ------------------------------------------------------------------ what is done with an object of each family
+# ------------------------------------------------------------------ exercises of each family
 def step_by_hand(make: Make) -> None:
     env = make()
     try:
@@ -123,7 +123,7 @@ def reset_some(make: Make) -> None:
 
 
 def around_pendulum(use: Callable[[Make], None]) -> Callable[[Make], None]:
-    """Return what is done with the transform of an environment."""
+    """Return an exercise of a transform, given an exercise of the environment that contains it."""
 
     def used(make: Make) -> None:
         use(lambda: transforms.TransformedEnv(pendulum(), make()))
@@ -144,7 +144,7 @@ def use_buffer_transform(make: Make) -> None:
 
 
 def rows(begin: int, end: int, made: Any) -> Any:
-    """Return steps in the form that a buffer takes: a list for lists."""
+    """Return steps in the form that a buffer accepts: a list for lists, else a TensorDict."""
     found = steps(begin, end)
     return list(found.unbind(0)) if isinstance(made.storage, data.ListStorage) else found
 
@@ -267,7 +267,7 @@ def observe_by_spec(make: Make) -> None:
     use_spec(make, "observation")
 
 
-# ------------------------------------------------------------------ objects of a class, or of one derived from it
+# ------------------------------------------------------------------ objects of a class or of a subclass
 def with_storage(**options: Any) -> Callable[[Kind], Callable[[], Any]]:
     return lambda kind: lambda: data.TensorDictReplayBuffer(storage=kind(SIZE), batch_size=4, **options)
 
@@ -407,7 +407,7 @@ EXERCISES: dict[Kind, tuple[tuple[Callable[[Make], None], ...], Callable[[Kind],
     ),
     collectors.VanillaWeightUpdater: ((use_updater,), plain(policy_weights=TensorDict.from_module(POLICY))),
 }
-"""Classes that users derive from: what is done with an object, and how it is made, given the class."""
+"""Classes that users derive from, each with its exercises and a function that makes an object of a given subclass."""
 
 
 LEFT_OUT = {
@@ -448,10 +448,10 @@ LEFT_OUT = {
         *(scheduler.SchedulerList, envs.EnvCreator, envs.default_info_dict_reader),
     ),
 }
-"""Public classes that are not exercised."""
+"""Public classes without an exercise."""
 
 TOGETHER = (envs.ParallelEnv,)
-"""Classes whose objects start processes: all of their hooks are overridden at once."""
+"""Classes whose objects start processes. All of their hooks are overridden at once, to start fewer processes."""
 
 
 # ------------------------------------------------------------------ overriding
@@ -468,7 +468,7 @@ def methods(kind: Kind) -> list[str]:
 
 
 def overriding(kind: Kind, names: Iterable[str], called: set[str]) -> Kind:
-    """Return a class derived from `kind` whose methods do the same, and note when the library calls them."""
+    """Return a class derived from `kind` whose methods record the library's calls in `called` and call the original."""
 
     def method(name: str) -> Any:
         def own(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -484,7 +484,7 @@ def overriding(kind: Kind, names: Iterable[str], called: set[str]) -> Kind:
 
 
 def called_of(kind: Kind, use: Callable[[Make], None], *names: str) -> set[str]:
-    """Return which of the overridden methods `names` the library calls when an object of the class is used so."""
+    """Return which of the overridden methods `names` the library calls during the exercise `use`."""
     called: set[str] = set()
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -494,7 +494,7 @@ def called_of(kind: Kind, use: Callable[[Make], None], *names: str) -> set[str]:
 
 
 def documented() -> set[str]:
-    """Return the words in code of the pages on extending, and the methods for specs, which one of them abbreviates."""
+    """Return the words in code of the pages on extending, and the spec methods, which one of the pages abbreviates."""
     texts = "".join(page.read_text() for page in sorted(EXTENDING.glob("*.md")))
     words = {word for code in re.findall(r"`([^`\n]+)`", texts) for word in re.findall(r"\w+", code)}
     return words | {
@@ -503,13 +503,13 @@ def documented() -> set[str]:
 
 
 def listed() -> dict[tuple[str, str], list[str]]:
-    """Return the recorded hooks by the names of classes and of their uses."""
+    """Return the recorded hooks by class name and exercise name."""
     rows = [line.split(": ") for line in LIST.read_text().splitlines()] if LIST.exists() else []
     return {tuple(who.split()): hooks.split() for who, hooks in rows}
 
 
 def hooks_of(kind: Kind, use: Callable[[Make], None]) -> list[str]:
-    """Return the methods that the library calls where each alone is overridden."""
+    """Return the methods that the library calls, overriding one at a time (for classes in `TOGETHER`: all at once)."""
     found: list[str] = []
     for names in [methods(kind)] if kind in TOGETHER else [[name] for name in methods(kind)]:
         try:
@@ -520,7 +520,7 @@ def hooks_of(kind: Kind, use: Callable[[Make], None]) -> list[str]:
 
 
 def main() -> None:
-    """Write the hooks of today, of the classes named on the command line or of all."""
+    """Record the present hooks of the classes named on the command line, or of all classes."""
     found = listed()
     for kind, (uses, _) in EXERCISES.items():
         for use in uses:

@@ -1,13 +1,13 @@
 """Interrupts of calls: an exception at every line of the library that a call executes, as Ctrl-C raises it.
 
     for subject, place in interruptions(make, call):
-        ...  # `call(subject)` was interrupted at `place`: look at what it left
+        ...  # `call(subject)` was interrupted at `place`: check the subject's state
 
     for subject, places in double_interruptions(make, call, most):
-        ...  # a second one came in the clean-up of the first
+        ...  # a second interrupt came in the clean-up of the first
 
-The lines are counted by `sys.settrace` in the calling thread; other threads aren't touched. Cases that run the same
-code try different lines of it: each test draws its own.
+`sys.settrace` counts the lines in the calling thread; other threads are not interrupted. The draws of lines are seeded
+by the name of the test, so cases that execute the same code try different lines of it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SHARE = max(0.15, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
 Subject = TypeVar("Subject")
 
 Interruptions = Callable[..., Iterator[tuple[Any, Any]]]
-"""`interruptions` or `double_interruptions`."""
+"""The type of `interruptions` and of `double_interruptions`."""
 
 
 class Place(NamedTuple):
-    """The moment before a line."""
+    """The moment before a line is executed."""
 
     count: int
-    """How many lines of the library came before it."""
+    """Number of the library's lines that were executed before it."""
     file: str
     line: int
 
@@ -51,11 +51,11 @@ class Place(NamedTuple):
 
 
 class Interrupt(KeyboardInterrupt):
-    """What the harness raises: nothing in the library can raise it by itself."""
+    """Raised by this harness only. The library never raises it by itself."""
 
 
 class _Lines:
-    """A trace function that lists the lines of the library, and raises before the one at `stop`."""
+    """A trace function that lists the executed lines of the library and raises before line number `stop`."""
 
     def __init__(self, stop: int | None, also: tuple[str, ...]) -> None:
         self.stop, self.sources = stop, (SOURCE, *also)
@@ -82,7 +82,7 @@ class _Lines:
 
 
 def _finalizes(frame: FrameType | None) -> bool:
-    """Whether a finalizer runs: what is raised there is told nobody."""
+    """Return whether a finalizer runs. Python reports an exception in a finalizer to no caller."""
     while frame is not None:
         name = frame.f_code.co_name
         if name == "__del__" or (name in ("__call__", "_remove", "remove") and _is_of_weakref(frame)):
@@ -96,24 +96,27 @@ def _is_of_weakref(frame: FrameType) -> bool:
 
 
 def _leaves_handler(frame: FrameType) -> bool:
-    """Whether an `except` clause is about to be left: there are no signal handlers there either.
+    """Return whether an `except` clause is about to be left. Python runs no signal handlers there.
 
-    CPython 3.11 would keep the exception that was handled, and what its traceback refers to, for ever.
+    An exception raised there would make CPython 3.11 keep the handled exception, and its traceback, for ever.
     """
     return frame.f_code.co_code[frame.f_lasti] == opmap["POP_EXCEPT"]
 
 
 def _leaves_with(frame: FrameType) -> bool:
-    """Whether a `with` statement is about to be left.
+    """Return whether a `with` statement is about to be left.
 
-    Python runs signal handlers at calls and jumps: between the body of a `with` and its `__exit__` there are none.
+    Python runs signal handlers at calls and jumps, so none runs between the body of a `with` and its `__exit__`.
     """
     code, line = frame.f_code, frame.f_lineno
     return line in _with_lines(code.co_filename) and frame.f_lasti != _entry(code, line)
 
 
 def _begins_finally(frame: FrameType) -> bool:
-    """Whether a `finally` begins: signal handlers run after the last call before it, or in the first one within."""
+    """Return whether a `finally` block begins.
+
+    Python runs signal handlers after the last call before it, or in the first call within it.
+    """
     return frame.f_lineno in _finally_lines(frame.f_code.co_filename)
 
 
@@ -144,10 +147,10 @@ def _entry(code: CodeType, line: int) -> int:
 def trace(
     call: Callable[[], Any], stop: int | None = None, also: tuple[str, ...] = ()
 ) -> tuple[list[Place], BaseException | None]:
-    """Make a call, interrupt it before its line number `stop`; return its lines and what it raised."""
+    """Run `call` and interrupt it before line number `stop`; return its lines and the exception that it raised."""
     tracer = _Lines(stop, also)
     former, collects = sys.gettrace(), gc.isenabled()
-    gc.disable()  # a finalizer that is interrupted tells nobody
+    gc.disable()  # an interrupt in a finalizer would reach no caller
     try:
         sys.settrace(tracer.calls)
         try:
@@ -169,14 +172,14 @@ def interruptions(
     close: Callable[[Subject], Any] | None = None,
     also: tuple[str, ...] = (),
 ) -> Iterator[tuple[Subject, Place]]:
-    """Yield subjects whose call was interrupted, each at another line, and the line.
+    """Yield subjects whose call was interrupted, each at another line, together with that line.
 
     Args:
-        make: returns a fresh subject, each time the same.
-        call: what is interrupted; by itself it raises nothing.
-        most: lines to try in `make chaos`, a seventh otherwise; the first execution of each line comes first,
-            then others, spread evenly and always the same. None for every line, everywhere.
-        close: what ends a subject whose call wasn't interrupted.
+        make: returns a fresh subject, always in the same state.
+        call: the interrupted call. It must not raise without an interrupt.
+        most: number of lines to try in `make chaos`; other runs try a seventh. The first executions of each line have
+            priority, then further executions follow, evenly spread. The choice is deterministic. None tries every line.
+        close: ends a subject whose call wasn't interrupted.
         also: files of other libraries whose lines are interrupted too.
     """
     whole = make()
@@ -189,14 +192,14 @@ def interruptions(
     for count in _chosen(places, most):
         subject = make()
         seen, error = trace(lambda subject=subject: call(subject), count, also)  # type: ignore[misc]
-        if len(seen) <= count:  # it went another way, and ended: threads may be faster than before
+        if len(seen) <= count:  # it took another path: threads may be faster than before
             assert error is None, error
             if close is not None:
                 close(subject)
             continue
-        # Whatever else comes out of the call has to say that it was interrupted.
+        # Any other exception that leaves the call must have the interrupt as its cause.
         assert _comes_from_interrupt(error), f"{seen[count]}: came out as {error!r}"
-        error = None  # its traceback would keep alive what the call had made
+        error = None  # its traceback would keep objects of the call alive
         yield subject, seen[count]
 
 
@@ -213,7 +216,7 @@ def _chosen(places: list[Place], most: int | None) -> list[int]:
 
 
 def _spread(counts: list[int], number: int, draws: random.Random) -> list[int]:
-    """Some of the moments, evenly: of several lines in a row, between which a change is half done, one is tried."""
+    """Return `number` of the moments, evenly spread, so that each long run of lines (a half-done change) is tried."""
     begin = draws.random()
     return [counts[int((begin + k) * len(counts) / number)] for k in range(number)]
 
@@ -227,9 +230,10 @@ def _comes_from_interrupt(error: BaseException | None) -> bool:
 
 
 def in_turn(rows: Sequence[Any], columns: Sequence[Any], turns: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
-    """Return every pair of the first two parameters with a value of the third, by turns; in `make chaos` with each.
+    """Return every pair of the first two parameters with one value of the third, in rotation.
 
-    The values of the third one meet all of the first and all of the second ones, where there are enough of these.
+    `make chaos` combines each pair with every value. If `rows` and `columns` are long enough, each value of `turns`
+    meets every row and every column.
     """
     return [
         (row, column, turn)
@@ -241,7 +245,7 @@ def in_turn(rows: Sequence[Any], columns: Sequence[Any], turns: Sequence[Any]) -
 
 
 def in_another_thread(call: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Return what a call returns in another thread; fails if it doesn't end: somebody holds a lock."""
+    """Return the result of a call in another thread; fail if it doesn't end, because a lock is then still held."""
     outcome: list[tuple[Any, BaseException | None]] = []
 
     def run() -> None:
@@ -262,14 +266,14 @@ def in_another_thread(call: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 # ------------------------------------------------------------------ two interrupts
 SECOND_SHARE = 1.0 if SHARE == 1 else 0.05
-"""How many of the second interrupts are tried: all in `make chaos`, a twentieth otherwise."""
+"""Fraction of second interrupts to try: all in `make chaos`, a twentieth otherwise."""
 
 
 class Moment(NamedTuple):
     """A point of a clean-up at which Python runs signal handlers."""
 
     count: int
-    """How many of them came before it, since the first interrupt."""
+    """Number of moments between the first interrupt and this one."""
     event: str
     """`call`: a function begins; `c_return`: a function of C has returned."""
     stack: tuple[tuple[str, int], ...]
@@ -280,10 +284,10 @@ class Moment(NamedTuple):
 
 
 class _CleanUp:
-    """A profile function that lists the moments of a clean-up, and raises at the one numbered `stop`.
+    """A profile function that lists the moments of a clean-up and raises at moment number `stop`.
 
-    Python ends the trace function that raised the first interrupt, but not the profile function. Its events are the
-    moments at which the interpreter looks for signals: a function begins, or a function of C has returned.
+    Python removes the trace function that raised the first interrupt, but not the profile function. Its events are the
+    moments at which the interpreter checks for signals: a function begins, or a function of C has returned.
     """
 
     def __init__(self, lines: _Lines, stop: int | None) -> None:
@@ -300,7 +304,7 @@ class _CleanUp:
         if _finalizes(frame) or (event == "call" and frame.f_code.co_flags & CO_GENERATOR):
             return
         if isinstance(sys.exc_info()[1], GeneratorExit):
-            return  # an interrupt of a generator that is closed reaches no caller either
+            return  # a generator that is being closed passes no interrupt to its caller
         moment = Moment(len(self.moments), event, _stack(frame, self._lines.sources))
         self.moments.append(moment)
         if moment.count == self._stop:
@@ -320,7 +324,7 @@ def _stack(frame: FrameType | None, sources: tuple[str, ...]) -> tuple[tuple[str
 def trace_twice(
     call: Callable[[], Any], first: int, second: int | None = None, also: tuple[str, ...] = ()
 ) -> tuple[list[Place], list[Moment], BaseException | None]:
-    """Make a call, interrupt it before its line number `first`, and its clean-up at its moment number `second`."""
+    """Run `call`; interrupt it before line number `first`, and its clean-up at moment number `second`."""
     tracer = _Lines(first, also)
     clean_up = _CleanUp(tracer, second)
     former, collects = sys.gettrace(), gc.isenabled()
@@ -331,7 +335,7 @@ def trace_twice(
         try:
             call()
         finally:
-            tracer.raised = False  # what follows is no clean-up of the library's
+            tracer.raised = False  # the library's clean-up ends here
             sys.settrace(former)
             sys.setprofile(None)
     except BaseException as error:
@@ -349,15 +353,15 @@ def double_interruptions(
     close: Callable[[Subject], Any] | None = None,
     also: tuple[str, ...] = (),
 ) -> Iterator[tuple[Subject, str]]:
-    """Yield subjects whose call was interrupted twice, and where.
+    """Yield subjects whose call was interrupted twice, and the places.
 
-    The first interrupt comes before a line that is drawn at random; the second one at each moment of the clean-up
-    that the first one starts. Moments with the same lines on the stack are one moment.
+    The first interrupt comes before a line that is drawn at random. The second one comes at each moment of the clean-up
+    that the first one starts. Moments with the same lines on the stack count as one.
 
     Args:
         make: see `interruptions`.
         call: see `interruptions`.
-        most: first interrupts to draw in `make chaos`, a twentieth otherwise, at least two.
+        most: number of first interrupts to draw in `make chaos`; other runs draw a twentieth, at least two.
         close: see `interruptions`.
         also: see `interruptions`.
     """
@@ -379,7 +383,7 @@ def double_interruptions(
     for first in firsts:
         subject = make()
         seen, moments, error = trace_twice(lambda subject=subject: call(subject), first, None, also)  # type: ignore[misc]
-        if error is None:  # it went another way: threads may be faster than before
+        if error is None:  # it took another path: threads may be faster than before
             if close is not None:
                 close(subject)
             continue

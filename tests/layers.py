@@ -1,4 +1,4 @@
-"""The named functions of the library that a call enters, and the files that these are in."""
+"""Recording of the named functions of the library that a call enters, and of their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def entered(call: Callable[[], object]) -> list[CodeType]:
-    """Return the functions that a call enters, in order; comprehensions, generators' parts and lambdas don't count."""
+    """Return the functions that a call enters, in order. Comprehensions, generators and lambdas don't count."""
     seen: list[CodeType] = []
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -20,7 +20,7 @@ def entered(call: Callable[[], object]) -> list[CodeType]:
             seen.append(code)
 
     before = sys.getprofile()
-    gc.disable()  # finalizers are no part of the call
+    gc.disable()  # finalizers don't belong to the call
     sys.setprofile(note)
     try:
         call()
@@ -31,12 +31,12 @@ def entered(call: Callable[[], object]) -> list[CodeType]:
 
 
 def size_of(functions: list[CodeType]) -> tuple[int, int]:
-    """Return how many calls these are, and how many files they are in."""
+    """Return the number of calls and the number of files that the functions are in."""
     return len(functions), len({code.co_filename for code in functions})
 
 
 def warm_size_of(call: Callable[[], object], rounds: int = 8) -> tuple[int, int]:
-    """Return the least number of functions and of files of the calls after the first one."""
+    """Return the least number of functions and of files that a call enters after the first, cold call."""
     call()
     sizes = [size_of(entered(call)) for _ in range(rounds)]
     return min(functions for functions, _ in sizes), min(files for _, files in sizes)

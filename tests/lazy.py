@@ -1,4 +1,4 @@
-"""Tensors whose bytes aren't their values, or that have none."""
+"""Tensors whose bytes differ from their values, and tensors without memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 def negated(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values, negated twice: once in memory, once lazily.
 
-    As the imaginary part of a conjugated tensor is, but in one piece.
+    The imaginary part of a conjugated tensor has such a form; this tensor is contiguous as well.
     """
     lazy: torch.Tensor = torch._neg_view(-tensor)
     assert lazy.is_neg() and lazy.is_contiguous() and lazy.equal(tensor)
@@ -16,7 +16,7 @@ def negated(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same form whose memory was given back."""
+    """Return a tensor of the same shape and dtype whose memory is freed."""
     found = tensor.clone()
     found.untyped_storage().resize_(0)
     return found

@@ -1,8 +1,8 @@
 """Resources that a test run holds: child processes, files in shared memory, open descriptors (Linux).
 
-Only resources of this run count. Other programs make and remove files in shared memory meanwhile. A file is of this run
-if its name has the number of a process of the run (`torch_<pid>_...`, `pym-<pid>-...`; `tests/__init__.py` sees to
-`psm_<pid>_...`), or if this process created it by its name.
+Only resources of this run count, because other programs create and remove files in shared memory at the same time. A
+file belongs to this run if its name has the number of a process of the run (`torch_<pid>_...`, `pym-<pid>-...`, and
+`psm_<pid>_...` by `tests/__init__.py`). A file that this process created by name belongs to it, too.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from typing import Any
 from gleanrl._os.fork_server import Launcher
 
 SHARED_MEMORY = Path("/dev/shm")
-# Descriptors that come with a first use and stay, and those that pytest itself holds.
+# Descriptors that a first use opens for the process's life, and descriptors of pytest itself.
 HARMLESS = ("/dev/null", "/dev/urandom", "/dev/tty")
-# The standard library's heap of shared memory (gymnasium's AsyncVectorEnv uses it) keeps small pieces for later.
+# The standard library's heap of shared memory keeps small pieces for reuse. gymnasium's AsyncVectorEnv uses it.
 HEAP = f"{SHARED_MEMORY}/pym-{os.getpid()}-"
-# multiprocessing's bookkeeper lives as long as the process that needed it once.
+# multiprocessing's helper processes live until the process that started them ends.
 LASTING_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-# What Ray's library keeps for the life of a process that used it once: the event loop of its clients, and logs.
+# Ray's client keeps its event loop and its logs open until the process ends.
 LASTING_OF_RAY = ("anon_inode:", "socket:", "pipe:", "/tmp/ray/")
 
 MAKER = re.compile(r"[a-z]+[_-](\d+)[_-]")
-"""The beginning of a name that has the number of the process that made the file."""
+"""Matches the beginning of a name that has the number of the process that created the file."""
 OF_THIS_RUN = {os.getpid()}
-"""Numbers of the processes of this run that were seen, ended ones included."""
+"""Numbers of all processes of this run so far, ended ones included."""
 CREATED: set[str] = set()
-"""Names of files that this process opened to create them."""
+"""Names of files that this process created."""
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """What this process held at one moment."""
+    """The resources that this process held at one moment."""
 
     children: frozenset[int]
     descriptors: Counter[str]
@@ -56,7 +56,7 @@ class Holdings:
         return cls(frozenset(children()), Counter(descriptors()), frozenset(files))
 
     def check(self) -> None:
-        """Fail for everything that is there now and wasn't then."""
+        """Fail for each resource that is held now and was not held then."""
         gc.collect()
         now = Holdings.now()
         lasting = {pid for pid in now.children if any(name in command(pid) for name in LASTING_CHILDREN)}
@@ -71,10 +71,10 @@ class Holdings:
 
 
 def children(parent: int | None = None) -> list[int]:
-    """Return the processes that this one, or `parent`, started and didn't wait for, ended ones included."""
+    """Return the numbers of unreaped children of this process, or of `parent`, ended ones included."""
     process = Path(f"/proc/{parent or os.getpid()}")
     while process.exists():
-        # Where a thread has ended meanwhile, another one has its children now.
+        # A thread that ends passes its children to another thread, so its file can vanish here: read all files again.
         with suppress(FileNotFoundError, ProcessLookupError):
             lists = [(task / "children").read_text() for task in (process / "task").iterdir()]
             return [int(pid) for pids in lists for pid in pids.split()]
@@ -84,17 +84,18 @@ def children(parent: int | None = None) -> list[int]:
 def command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() or "(ended)"
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between open and read
+    # ProcessLookupError: the process ended between open and read
+    except (FileNotFoundError, ProcessLookupError):
         return "(ended)"
 
 
 def descriptors() -> list[str]:
-    """What each open descriptor of this process shows at; pytest's capture files (unlinked) left out."""
+    """Return the target of each open descriptor of this process, except pytest's unlinked capture files."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the listing's own descriptor
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
         if target not in HARMLESS and not target.startswith((f"/proc/{os.getpid()}/fd", HEAP)):
             found.append(target)
@@ -113,20 +114,20 @@ def descendants() -> set[int]:
 
 
 def shared_memory(makers: Collection[int]) -> set[str]:
-    """Return the files in shared memory whose names say that one of these processes made them."""
+    """Return the files in shared memory whose names have the number of one of these processes."""
     named = {name: MAKER.match(name) for name in os.listdir(SHARED_MEMORY)}
     return {name for name, maker in named.items() if maker and int(maker[1]) in makers}
 
 
 def _note_processes(owner: Any, name: str, pid_of: Callable[[tuple[Any, ...], Any], int]) -> None:
-    """Let a function that starts a process put its number into `OF_THIS_RUN`.
+    """Make a function that starts a process add the process's number to `OF_THIS_RUN`.
 
-    A process that has ended has no parent any more: its number has to be noted at its start.
+    The number must be recorded at the start, because an ended process has no parent any more.
 
     Args:
-        owner: what has the function.
-        name: the function.
-        pid_of: gives the number of the process; gets the arguments and the result of a call.
+        owner: the module or class of the function.
+        name: name of the function.
+        pid_of: returns the number of the process, given the arguments and the result of a call.
     """
     start = getattr(owner, name)
 

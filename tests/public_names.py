@@ -1,6 +1,6 @@
 """The public names: all modules and names that README, pages, examples and `gleanrl.testing` mention.
 
-`python -m tests.public_names` adds the names mentioned today to `public_names.txt`. Names leave the list by hand only.
+`python -m tests.public_names` adds the names mentioned today to `public_names.txt`. Only a person removes names.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def listed() -> list[str]:
 
 
 def imported(source: str) -> Iterator[str]:
-    """Yield the names that import statements take from the package, dotted."""
+    """Yield the dotted names that import statements take from the package."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gleanrl":
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def in_page(text: str) -> set[str]:
-    """Return the names in a page: dotted ones, imported ones, and chosen members of an API entry."""
+    """Return the names in a page: dotted names, imported names, and selected members of an API entry."""
     names = set(DOTTED.findall(text))
     names |= {name for block in BLOCK.findall(text) for name in imported(block)}
     for owner, members in MEMBERS.findall(text):
@@ -52,7 +52,7 @@ def in_page(text: str) -> set[str]:
 
 
 def resolved(name: str) -> object:
-    """Return the module or the attribute that a dotted name denotes, as import statements find it."""
+    """Return the module or the attribute that a dotted name denotes, resolved as an import statement does."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         try:
@@ -66,7 +66,7 @@ def resolved(name: str) -> object:
 
 
 def members(name: str, described: bool) -> set[str]:
-    """Return the names that a mentioned module lists in ``__all__``, and its classes where a page describes it."""
+    """Return the names in a module's ``__all__``. A module without it lists its classes, if a page describes it."""
     module = resolved(name)
     found = set(getattr(module, "__all__", ()))
     if described and isinstance(module, ModuleType) and not found:
@@ -79,7 +79,7 @@ def members(name: str, described: bool) -> set[str]:
 
 
 def mentioned() -> set[str]:
-    """Return all mentioned names, and the names of mentioned modules."""
+    """Return all mentioned names, including the names of mentioned modules."""
     texts = [page.read_text() for page in PAGES]
     names = set().union(*map(in_page, texts), *(imported(file.read_text()) for file in EXAMPLES))
     names |= {name for file in TESTING for name in DOTTED.findall(docstring_of(file))}

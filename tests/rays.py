@@ -1,4 +1,4 @@
-"""Ray for tests: one small cluster of this machine for all tests of a process that need one."""
+"""A small Ray cluster on this machine, shared by all tests of a process that need one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ CONFIG: dict[str, Any] = {
 
 
 def prepare() -> Any:
-    """Return Ray, set up to talk to nobody outside this machine; before its first use in a process."""
+    """Return the Ray module, configured to contact no other machine.
+
+    Call this before the first use of Ray in a process.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     return _util.ray()
@@ -29,7 +32,7 @@ def prepare() -> Any:
 
 @contextmanager
 def running() -> Iterator[Any]:
-    """Give Ray, started; whatever runs there ends with the block."""
+    """Start Ray and yield its module; the cluster ends with the block."""
     ray = prepare()
     ray.init(**CONFIG)
     try:

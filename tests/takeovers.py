@@ -1,4 +1,4 @@
-"""Small programs under takeover, each in an interpreter of its own."""
+"""Small programs under takeover, each in its own interpreter."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def run(
     cpu_s: int | None = None,
     **environ: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter with arguments, in `folder`, which is on its path together with our sources.
+    """Run the interpreter with arguments in `folder`. Its import path has `folder` and the sources of gleanrl.
 
-    Each of its processes may work for so many seconds of processor time, `cpu_s`, however busy the machine is.
+    Each of its processes may use at most `cpu_s` seconds of processor time. A busy machine doesn't shorten this limit.
     """
     limit = "unlimited" if cpu_s is None else cpu_s
     path = os.pathsep.join([str(SOURCE), *map(str, filter(None, [folder]))])
@@ -43,7 +43,7 @@ def run(
 
 
 def output(folder: Path, source: str, *arguments: str, **environ: str) -> str:
-    """Return what a program, given as text, prints under takeover."""
+    """Return the output of a program, given as text, under takeover."""
     program = folder / "program.py"
     program.write_text(source)
     done = run("-m", "gleanrl", "run", program, *arguments, **environ)

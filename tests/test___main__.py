@@ -1,4 +1,4 @@
-"""The command line; what it runs needs torchrl (`make test-foreign`)."""
+"""The command line runs programs. Programs that need torchrl are tested by `make test-foreign`."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Checks that arguments of several classes share."""
+"""Argument checks that several classes share accept valid values and reject others with a clear error."""
 
 from __future__ import annotations
 

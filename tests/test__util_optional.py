@@ -1,4 +1,4 @@
-"""Libraries of extras: there, or an error that names the extra."""
+"""Libraries of optional extras are imported, or an error names the missing extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which methods a user's class replaced."""
+"""`overridden` detects the methods that a user's class replaces."""
 
 from gleanrl._util import is_native, overridden
 

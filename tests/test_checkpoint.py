@@ -1,4 +1,4 @@
-"""All that a training lives by, in one commit."""
+"""A `Checkpoint` saves and loads all parts of a training in one commit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gleanrl.errors import (
 
 
 class Training:
-    """Parts of every kind."""
+    """Collector, buffer, model, optimizer, scheduler and progress of one training."""
 
     def __init__(self, width: int = 3) -> None:
         self.net = nn.Linear(4, width)
@@ -136,7 +136,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, late: str) -> None:
         torch.get_rng_state(),
     )
     frames, learned = second.collector.stats(), second.optimizer.state_dict()["state"][0]["exp_avg"].clone()
-    if late == "scheduler":  # torch's take anything
+    if late == "scheduler":  # torch's schedulers accept any state
         second.scheduler.load_state_dict = _refuse  # type: ignore[method-assign]
     if late == "progress":
         with GENERATORS.kept():
@@ -259,13 +259,13 @@ def test_keep_says_how_many(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("ckpt-*"))) == 2
 
 
-class Deadly(nn.Module):  # it ends a process when it is loaded
+class Deadly(nn.Module):  # ends a process when it is loaded
     def __init__(self, process: int) -> None:
         super().__init__()
         self.process = process
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        with suppress(ProcessLookupError):  # the second time, when it goes back
+        with suppress(ProcessLookupError):  # the second load undoes the first one
             os.kill(self.process, signal.SIGKILL)
 
 
@@ -285,7 +285,7 @@ def test_a_worker_that_is_lost_meanwhile_is_told_of_and_nothing_else_changes(tmp
 
 
 def drawn_by_a_program(saves: Any, sampler: Any, prefetch: int | None) -> list[Any]:
-    """Run a program whose parts have no seed of their own, and that saves at each of its instants, or not."""
+    """Run a program whose parts have no seed; call `saves` at several moments, and return its draws."""
     torch.manual_seed(4)
     collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=8)
     collector.set_seed(4)

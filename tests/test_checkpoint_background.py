@@ -1,4 +1,4 @@
-"""Saves of several parts in the background: who waits for them, and what rests meanwhile."""
+"""Saves of several parts in the background: which calls wait for a save, and which parts pause during it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of trajectories that were under way when all of a training was saved."""
+"""Trajectories that were unfinished when a whole training was saved resume or end after the load."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def as_before() -> Any:
 
 
 def cart() -> GymEnv:
-    """Return an environment whose episodes end in their seventh step, whatever is done: nobody falls before."""
+    """Return an environment whose episodes end in their seventh step. No policy falls over before that step."""
     return GymEnv("CartPole-v1", max_episode_steps=7)
 
 
-# Five batches end in mid-episode for either environment: no multiple of fifteen that they take is one of seven.
+# In both environments five batches end in mid-episode: a multiple of 15 steps up to 75 is no multiple of 7.
 COLLECTORS = {
     "workers, together": lambda: MultiSyncDataCollector([cart] * 2, frames_per_batch=30, total_frames=-1),
     "workers, apart": lambda: MultiaSyncDataCollector([cart] * 2, frames_per_batch=30, total_frames=-1),
@@ -36,7 +36,7 @@ COLLECTORS = {
 
 
 def unfinished(buffer: ReplayBuffer) -> set[int]:
-    """Return the ids of stored trajectories whose last step ends none."""
+    """Return the ids of stored trajectories whose last stored step is not done."""
     rows = buffer[:]
     last = dict(
         zip(rows["collector", "traj_ids"].tolist(), rows["next", "done"].flatten().tolist(), strict=True)
@@ -83,7 +83,7 @@ def test_trajectories_end_where_another_number_of_environments_goes_on(
     tmp_path: Path, num_saved: int, num_going_on: int
 ) -> None:
     def made(count: int) -> tuple[Any, ReplayBuffer, Checkpoint]:
-        alone = num_saved == count == 1  # its state is every member's; that of a batch isn't a single one's
+        alone = num_saved == count == 1  # one environment can load a member's state, but not a batch's
         env: Any = GymEnv("CartPole-v1") if alone else SerialEnv(count, lambda: GymEnv("CartPole-v1"))
         collector: Any = SyncDataCollector(env, frames_per_batch=6, total_frames=60)
         buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
@@ -124,7 +124,7 @@ def test_used_parts_go_on_as_new_ones_do(tmp_path: Path) -> None:
     go_on(collector, buffer, 4)
     checkpoint.load(tmp_path)
     assert (go_on(collector, buffer, 2) == wanted).all()
-    # Nobody takes frames back where a collector is restored without its buffer: they keep their ids.
+    # A collector that is restored without its buffer gives later trajectories new ids: the buffer keeps its rows.
     alone = Checkpoint(collector=collector)
     alone.save(tmp_path / "alone")
     ids = set(collector.next()["collector", "traj_ids"].tolist())
@@ -133,9 +133,9 @@ def test_used_parts_go_on_as_new_ones_do(tmp_path: Path) -> None:
 
 
 def test_trajectories_that_go_on_are_not_marked(tmp_path: Path) -> None:
-    """Nor are those of a collector beside it, whose ids may be the same: whose the buffer holds isn't known."""
+    """The ids of a second collector may be equal, so the buffer can't tell which collector made its rows."""
     for _ in range(2):
-        long = partial(GymEnv, "Pendulum-v1")  # no episode ends in it
+        long = partial(GymEnv, "Pendulum-v1")  # the batches end before its first episode does
         going = SyncDataCollector(long(), frames_per_batch=5)
         beside = SyncDataCollector(ParallelEnv(2, long), frames_per_batch=30)
         buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)

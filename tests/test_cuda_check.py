@@ -1,4 +1,4 @@
-"""The script that checks a GPU, on machines where something is missing."""
+"""The script that checks a GPU reports missing parts of the machine."""
 
 from __future__ import annotations
 

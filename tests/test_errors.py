@@ -1,4 +1,4 @@
-"""Every error is of one family and of the usual Python class; a failure can be caught as its cause."""
+"""Every error belongs to one family and to the usual Python class. A failure can be caught as its cause."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_broken_rule_says_which_where_and_what() -> None:
 
 
 class Odd(Exception):
-    """Takes arguments of its own, and shows them in its own way."""
+    """Has a constructor and a text with nonstandard arguments."""
 
     def __init__(self, code: int, *, place: str) -> None:
         super().__init__(code, place)
@@ -86,7 +86,7 @@ class Final(Exception):
 
 
 class Made(Exception):
-    """Is made from two arguments."""
+    """Has a `__new__` with two arguments."""
 
     def __new__(cls, code: int, place: str) -> Made:
         return super().__new__(cls, code, place)

@@ -1,4 +1,7 @@
-"""A user's override of a hook is called, for each public class: no fast path and no move of a class skips it."""
+"""The library calls a user's override of each hook of each public class.
+
+The test fails if a new fast path, or a method that moved to another class, skips an override.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.hooks import EXERCISES, LEFT_OUT, TOGETHER, called_of, documented, li
 
 HOOKS = listed()
 ALL = float(os.environ.get("GLEANRL_CHAOS", 0)) >= 1
-"""Whether the hooks that pages do not mention are tried, too."""
+"""Whether hooks that no page mentions are tried, too."""
 FIRST = (
     Drift,
     Transform,
@@ -23,7 +26,7 @@ FIRST = (
     data.RoundRobinWriter,
     data.ReplayBuffer,
 )
-"""Classes that fast runs of the tests exercise, too."""
+"""Classes that fast test runs exercise, too."""
 
 
 def marked(kind):

@@ -1,6 +1,7 @@
-"""Entry points enter few functions in few files: ceilings that may only fall.
+"""Entry points enter few functions in few files, with ceilings that may only fall.
 
-Only named functions of the library in the caller's thread count, after the first call, on Python 3.11.
+Only named functions of the library count, in the caller's thread, after the first call. The ceilings hold for Python
+3.11.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CEILINGS = {
     "ReplayBuffer()": (110, 24),
     "SyncDataCollector()": (630, 46),
 }
-"""Calls of functions, and files that these are in, by entry point."""
+"""Entry point -> calls of functions, and files that these functions are in."""
 
 STEPS = 10
 ROWS = 64
@@ -66,12 +67,12 @@ def make() -> GymEnv:
 
 
 def pendulum() -> GymEnv:
-    return GymEnv("Pendulum-v1")  # its episodes end after 200 steps only
+    return GymEnv("Pendulum-v1")  # its episodes end after 200 steps, later than any call here
 
 
 @contextmanager
 def collecting(batched: bool = False, wrapped: bool = False) -> Iterator[Callable[[], Any]]:
-    """Make a collector, and yield the call for its next batch."""
+    """Create a collector and yield the call for its next batch."""
     policy = TensorDictModule(Greedy(), ["observation"], ["action"]) if wrapped else Greedy()
     env = ParallelEnv(2, make) if batched else make()
     collector = SyncDataCollector(env, policy, frames_per_batch=STEPS * (1 + batched), total_frames=-1)
@@ -118,7 +119,7 @@ def prioritized() -> Any:
 
 
 def size_of_step(env: Any) -> tuple[int, int]:
-    """Return the size of a step by hand."""
+    """Return the size of a step that the caller makes with `env.step`."""
     try:
         root = env.rand_action(env.reset())
         return warm_size_of(lambda: env.step(root))

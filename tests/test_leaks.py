@@ -1,4 +1,4 @@
-"""The checks for files that tests leave in shared memory."""
+"""The checks for files that tests leave in shared memory count files of this run only."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ print(count, flush=True)
 
 @pytest.fixture
 def other_program() -> Iterator[int]:
-    """Give the number of a process of another program, which creates and deletes files at full speed meanwhile."""
+    """Yield the number of a process of another program, which creates and deletes files at full speed."""
     command = [sys.executable, "-c", OTHER_PROGRAM]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         pid = int(process.stdout.readline())
-        process.wait()  # now the other program is below nothing of this run
+        process.wait()  # now the other program is no descendant of this run
         yield pid
         process.stdin.close()
         assert int(process.stdout.readline()) > 0
 
 
 def left_since(before: Holdings) -> list[str]:
-    """Return the names of the files that the check complains of."""
+    """Return the names of the files in the check's error."""
     with pytest.raises(AssertionError, match=r"files were left in /dev/shm") as error:
         before.check()
     return re.findall("'(.*?)'", str(error.value).splitlines()[0])
@@ -64,14 +64,15 @@ def leak(name: str) -> None:
 
 def leak_shared_memory() -> str:
     memory = SharedMemory(create=True, size=8)
-    unregister(memory._name, "shared_memory")  # otherwise a process of Python's removes the file
+    unregister(memory._name, "shared_memory")  # otherwise Python's resource tracker removes the file
     memory.close()
     return memory.name
 
 
 def test_files_of_another_program_do_not_count(other_program):
     before = Holdings.now()
-    for _ in range(50):  # without the collection of garbage, which takes a second after thousands of tests
+    # `check` would collect garbage each time, which takes a second after thousands of tests
+    for _ in range(50):
         assert Holdings.now().shared_memory <= before.shared_memory
     before.check()
     assert shared_memory([other_program]) == {f"torch_{other_program}_0_0"}
@@ -139,7 +140,7 @@ def test_a_file_left_by_an_ended_fork_is_found(other_program):
 
 
 class LeakingEnv(PendulumEnv):
-    """Leaves a file in the process that makes it."""
+    """Leaves a file in shared memory, in the process that creates it."""
 
     def __init__(self) -> None:
         super().__init__()

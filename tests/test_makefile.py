@@ -1,4 +1,4 @@
-"""The commands of the Makefile on a machine where something is missing."""
+"""The commands of the Makefile adapt to missing parts of the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     for name in ("Makefile", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    # Tests run under make too: its messages about folders don't belong here.
+    # The tests themselves may run under make. Its variables would add messages about folders.
     alone = {
         key: value for key, value in os.environ.items() if not key.startswith("MAKE") and key != "MFLAGS"
     }
@@ -65,4 +65,4 @@ def test_t_names_the_tests_that_run(tmp_path, target):
     assert one.endswith(" tests/x/test_y.py -x")
     first, *rest = commands("TEST_ARGS=-x")
     assert first.endswith(" tests -x")
-    assert bool(rest) == (target == "test")  # devices and doctests run without T only
+    assert bool(rest) == (target == "test")  # `make test` without T also runs devices and doctests

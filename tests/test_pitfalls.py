@@ -1,7 +1,7 @@
-"""Silent mistakes that no single part can be tested for: collected, stored, restored and sampled, end to end.
+"""Silent mistakes that no unit test can catch: rows are collected, stored, restored and sampled, end to end.
 
-The environment's observation is `(stream, episode, step)`, so that every row says where it came from.
-docs/pitfalls.md lists the mistakes and their tests.
+An observation is `(stream, episode, step)`, so every row shows its origin. docs/pitfalls.md lists the mistakes and
+their tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def collected(frames: int, env: Any = None) -> list[TensorDictBase]:
 
 
 def check_rows(rows: TensorDictBase, episodes: dict[int, tuple[int, int]]) -> None:
-    """Check single transitions in any order; `episodes` remembers whom each id names."""
+    """Check single transitions in any order; `episodes` maps each trajectory id to its stream and episode."""
     roots, nexts = rows["observation"].long().tolist(), rows["next", "observation"].long().tolist()
     flags = torch.cat([rows["next", key] for key in ("done", "terminated", "truncated")], -1).tolist()
     for k, ((stream, episode, step), after) in enumerate(zip(roots, nexts, strict=True)):
@@ -57,7 +57,7 @@ def check_rows(rows: TensorDictBase, episodes: dict[int, tuple[int, int]]) -> No
 
 
 def saved_and_loaded(state: Any) -> Any:
-    """Return `state` after a trip through a file; a list storage keeps objects, which need the other load."""
+    """Save `state` to a file and load it. A list storage keeps objects, which need `weights_only=False`."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -79,7 +79,7 @@ def test_what_was_collected_is_what_is_sampled(storage, sampler, frames, restore
     check_stream(batches, SCRIPT)
     for k, batch in enumerate(batches):
         buffer.extend(batch)
-        if restored and k == max(len(batches) - 3, 0):  # the wrapped ring is then cut in its middle
+        if restored and k == max(len(batches) - 3, 0):  # the cut is then in the middle of the wrapped ring
             state = saved_and_loaded(buffer.state_dict())
             buffer = make()
             buffer.load_state_dict(state)
@@ -91,7 +91,7 @@ def test_what_was_collected_is_what_is_sampled(storage, sampler, frames, restore
         rows = buffer.sample()
         check_rows(rows, episodes)
         seen |= {tuple(row) for row in rows["observation"].tolist()}
-    # 600 draws of 60 rows: one row is missed with probability 4e-5, so leave the random sampler one.
+    # 600 draws of 60 rows miss a given row with probability 4e-5, so the random sampler may miss one row.
     assert seen <= stored and len(stored) - len(seen) <= (sampler == "random")
 
 
@@ -164,7 +164,7 @@ def test_a_trajectory_id_is_not_used_again_by_a_restored_collector():
     used = torch.cat(before)[IDS].tolist()
     assert set(used) & set(after[IDS].tolist()) <= {
         used[-1]
-    }  # that of the trajectory under way, which goes on
+    }  # the id of the unfinished trajectory, which continues
     first.shutdown()
     second.shutdown()
 

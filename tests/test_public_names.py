@@ -1,4 +1,4 @@
-"""All names that README, pages and examples mention are in the list, and each name of the list can be imported."""
+"""All names that README, pages and examples mention are in the list, and each listed name can be imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.public_names import LIST, NOT_IMPORTED, imported, in_page, listed, me
 
 
 def test_mentioned_names_are_in_the_list():
-    """`python -m tests.public_names` adds names; a wrong name in a page fails there, too."""
+    """`python -m tests.public_names` adds names. It fails for a wrong name in a page."""
     assert sorted(mentioned() - set(listed())) == []
 
 

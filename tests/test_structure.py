@@ -1,4 +1,4 @@
-"""The rules of the house, read off the source; each rule is also shown a case that breaks it."""
+"""The source obeys the project's structural rules; each rule is also tested on code that breaks it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = [
     *(p for p in (ROOT / "Makefile", ROOT / "CMakeLists.txt", ROOT / "LICENSE") if p.exists()),
 ]
 
-# Where the library meets its users' keywords: constructors may be wide there.
+# Modules that translate users' keywords. Their constructors may have many arguments.
 FACADES = (
     "collectors/distributed/ray.py",
     "collectors/single.py",
@@ -44,13 +44,14 @@ FACADES = (
 )
 
 
-# Private names that are still taken from objects of other modules, and how often. The table only shrinks.
+# Private names that modules still take from objects of other modules, and how often. The table only shrinks.
 TAKES_PRIVATE_NAMES: dict[str, int] = {}
 
-# Private names that classes still take from base classes in other modules, by room. The table only shrinks.
+# Private names that classes still take from base classes in other modules, by package. The table only shrinks.
 INHERITS_PRIVATE_NAMES = {"envs": 4}
 
-# Names of our own that are still looked up with getattr or hasattr, and how often. The table only shrinks.
+# Names of the package's classes that are still looked up with getattr or hasattr, and how often. The table only
+# shrinks.
 SNIFFS_NAMES = {
     "append_transform": 1,
     "batch_locked": 1,
@@ -70,8 +71,8 @@ SNIFFS_NAMES = {
     "update_kwargs": 2,
 }
 
-# Figures of the package that may only fall: modules without packages' own, classes with exactly one subclass, which is
-# in another module, and names that denote several classes.
+# Figures of the package that may only fall: modules (without `__init__.py`), classes with exactly one subclass (in
+# another module), and names that denote several classes.
 RATCHETS = {"modules": 260, "single subclasses": 14, "class names": 1}
 
 
@@ -91,7 +92,7 @@ def offences(paths: list[Path], gate: Callable[[ast.Module], list[str]]) -> list
 
 
 def outside(*names: str) -> list[Path]:
-    """The modules of the package but those whose path starts with one of the names."""
+    """Return the modules of the package except those whose path starts with one of the names."""
     return [p for p in MODULES if not name_of(p).startswith(names)]
 
 
@@ -122,7 +123,10 @@ def test_files_are_short():
 
 
 def within(known: dict[str, int], found: list[str]) -> list[str]:
-    """The offences of which there are more than is known, by their third word: "file:line: takes name ..."."""
+    """Return the offences in excess of the known counts.
+
+    The third word of "file:line: takes name ..." is the counted name.
+    """
     counts = Counter(line.split()[2] for line in found)
     slack = {name: counts[name] for name, most in known.items() if counts[name] < most}
     if slack:
@@ -154,7 +158,7 @@ def test_figures_of_the_package_only_fall():
 
 
 def dotted(path: Path) -> str:
-    """Return the name of a module of the package."""
+    """Return the dotted name of a module of the package."""
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -204,7 +208,7 @@ def test_only_the_bindings_know_nanobind_and_python():
 
 
 def test_the_project_stands_alone():
-    # Spelled apart, so that this file doesn't name them itself.
+    # The words are split, so that this file doesn't contain them.
     elsewhere = re.compile("|".join(["shared" + "/", r"(?<![\w.])/" + r"work\b", "TO" + "DO", "FIX" + "ME"]))
     paths = [*MODULES, *CORE, *TESTS, *SCRIPTS, *TEXTS]
     found = [f"{p.relative_to(ROOT)}: {m.group()}" for p in paths for m in elsewhere.finditer(p.read_text())]

@@ -1,4 +1,7 @@
-"""`import gleanrl.takeover` where torchrl isn't installed; with it: `tests/_takeover/test_import_hook_importing.py`."""
+"""`import gleanrl.takeover` fails clearly without torchrl.
+
+With torchrl, see `tests/_takeover/test_import_hook_importing.py`.
+"""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Two ways to the same end: what the core does with tensors that it is shown, and what is asked of them in Python."""
+"""A fixture for two implementations with the same result: the native core reads tensors, or Python queries them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 
 
 def both_ways(module: ModuleType, name: str = "EXCHANGE", autouse: bool = False) -> Any:
-    """Return a fixture: "core", or "asked", as with releases of torch that don't offer the interface.
+    """Return a fixture that runs each test with both implementations, "core" and "asked".
+
+    "asked" simulates releases of torch that lack the interface for the core.
 
     Args:
-        module: whose way it is.
-        name: what is None there where the core isn't shown anything.
+        module: the module that chooses between the implementations.
+        name: the module's variable that is None if the core can't read tensors.
         autouse: see `pytest.fixture`.
     """
 
