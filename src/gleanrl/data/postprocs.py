@@ -1,7 +1,4 @@
-"""Post-processing of collected batches: n-step returns.
-
-What is done to collected batches before they are handed out.
-"""
+"""Post-processing of collected batches: n-step returns (`MultiStep`) and discounted sums (`DensifyReward`)."""
 
 from __future__ import annotations
 
@@ -22,36 +19,35 @@ __all__ = ["DensifyReward", "MultiStep"]
 class MultiStep(nn.Module):
     """Turn a batch of single steps into n-step transitions; a `postproc` for collectors.
 
-    For the step at t it takes k steps, ``k = min(n_steps, steps to the end of the trajectory, steps to the
-    end of the batch)``, the step itself counted, and moves the whole outcome to the last one of them:
+    The transition at t covers k steps, itself included. k is the smallest of ``n_steps``, the steps to the end of the
+    trajectory, and the steps to the end of the batch. The outcome of the transition is that of its last step:
 
-    - every entry below ``"next"`` at t, flags included, is that of step t+k-1: observation, ``done``,
+    - every entry below ``"next"`` at t, including flags, is that of step t+k-1. So observation, ``done``,
       ``terminated`` and ``truncated`` belong to one step;
     - every reward is ``sum(gamma**j * reward[t + j] for j in range(k))``;
-    - ``gamma`` is ``gamma**k``, the discount that belongs to that observation.
+    - ``gamma`` is ``gamma**k``, the discount of this observation's value.
 
-    So ``reward + gamma.unsqueeze(-1) * ~terminated * value(next observation)`` is the n-step target at every step:
-    also at a truncation and at the end of the batch, where k is smaller, the flags stay as they are (False in
-    the middle of a trajectory) and the learner bootstraps. Nothing crosses the end of a trajectory, as defined by
-    `gleanrl.data.trajectories.trajectory_ends`; a masked step stays as it is, with k = 1.
+    So ``reward + gamma.unsqueeze(-1) * ~terminated * value(next observation)`` is the n-step target at every step. At a
+    truncation and at the end of the batch k is smaller. The flags there are unchanged (False in the middle of a
+    trajectory), so that the learner bootstraps. No sum crosses the end of a trajectory, as defined by
+    `gleanrl.data.trajectories.trajectory_ends`. A masked step is unchanged, with k = 1.
 
-    Added entries, ``[*B, T]``: rewards have a dimension more as a rule, so write ``gamma.unsqueeze(-1)`` beside them:
+    Added entries have shape ``[*B, T]``. Rewards usually have one more dimension: multiply them by
+    ``gamma.unsqueeze(-1)``.
 
     - ``steps_to_next_obs``: k, int64;
     - ``gamma``: ``gamma**k``, in the dtype of the rewards;
-    - ``nonterminal``: whether k is not 1, bool; so False on masked steps. Not the negation of ``terminated``:
-      it is False, too, at the end of the batch, and everywhere if ``n_steps`` is 1;
-    - ``original_reward``, beside each reward below ``"next"``: the reward of the step itself.
+    - ``nonterminal``: whether k is not 1, bool. It isn't the negation of ``terminated``: it is also False on masked
+      steps, at the end of the batch, and everywhere if ``n_steps`` is 1;
+    - ``original_reward``, next to each reward below ``"next"``: the reward of the step itself.
 
     Source: n-step returns, https://arxiv.org/abs/1710.02298.
 
     Args:
         gamma: discount of one step, in (0, 1].
-        n_steps: largest number of steps to look ahead, at least 1; 1 leaves the data as it is and adds the
-            entries.
-        reward_keys: rewards to sum, without the leading ``"next"``: one key (a tuple is one nested key) or a
-            list of keys. None takes every entry below ``"next"`` that is called ``"reward"``, at any depth
-            (groups of agents).
+        n_steps: largest number of steps in a transition, at least 1. 1 adds the entries and changes no other data.
+        reward_keys: keys of the rewards, without the leading ``"next"``: one key (a tuple is one nested key) or a
+            list of keys. None takes every entry named ``"reward"`` below ``"next"``, at any depth (groups of agents).
 
     Raises:
         InvalidArgumentError: if `gamma` or `n_steps` is out of range, or `n_steps` isn't an integer (a
@@ -84,30 +80,30 @@ class MultiStep(nn.Module):
         self.reward_keys = _reward_paths(reward_keys)
 
     def extra_repr(self) -> str:
-        """Show the arguments."""
+        """Return the arguments for the repr."""
         return f"gamma={self.gamma}, n_steps={self.n_steps}"
 
     def forward(self, batch: TensorDictBase) -> TensorDictBase:
         """Return the n-step batch.
 
         Args:
-            batch: ``[*B, T]``; with rewards of a floating dtype, ``[*B, T]``, ``[*B, T, 1]`` or
-                ``[*B, T, n_agents, 1]``. Not changed.
+            batch: ``[*B, T]``, with rewards of a floating dtype and shape ``[*B, T]``, ``[*B, T, 1]`` or
+                ``[*B, T, n_agents, 1]``. It isn't changed.
 
         Returns:
             A new TensorDict of the same shape and names. Entries outside ``"next"`` are the tensors of
             `batch`, not copies.
 
         Raises:
-            MissingKeyError: if there is no reward, or nothing tells where trajectories end.
-            SchemaError: if a reward isn't floating, or flags can't be mapped onto the batch (both
-                `RuntimeError`; see `gleanrl.data.trajectories.trajectory_ends`).
-            UnsupportedError: if the batch has one of the entries to be added: it was processed already.
+            MissingKeyError: if the batch has no reward, or neither flags nor ids that mark ends of trajectories.
+            SchemaError: if a reward isn't floating, or flags can't be mapped onto the batch (a `RuntimeError`; see
+                `gleanrl.data.trajectories.trajectory_ends`).
+            UnsupportedError: if the batch has one of the added entries, because it was processed already.
         """
         return self.bounded(batch, trajectory_ends(batch))
 
     def bounded(self, batch: TensorDictBase, ends: Tensor) -> TensorDictBase:
-        """Return the n-step batch, whose sums end with the steps where `ends`, ``[*B, T]`` bool, is True."""
+        """Return the n-step batch; no sum crosses a step where `ends`, ``[*B, T]`` bool, is True."""
         following = batch.get("next", None)
         leaves = {} if following is None else dict(iter_leaves(following, ("next",), batch.ndim))
         rewards = self._rewards(batch, leaves)
@@ -126,7 +122,7 @@ class MultiStep(nn.Module):
         return out
 
     def _rewards(self, batch: TensorDictBase, leaves: dict[Path, Tensor]) -> list[Path]:
-        """Return the checked paths of the rewards, ``"next"`` included."""
+        """Return the paths of the rewards, including ``"next"``, after checking them and the keys to be added."""
         if self.reward_keys is None:
             rewards = sorted((path for path in leaves if path[-1] == "reward"), key=len)
         else:
@@ -157,7 +153,7 @@ class MultiStep(nn.Module):
         return rewards
 
     def _summed(self, reward: Tensor, steps: Tensor) -> Tensor:
-        """Return the discounted sum of ``steps`` rewards from each step on, in O(n_steps) operations."""
+        """Return the discounted sum of the next ``steps`` rewards at each step, in O(n_steps) operations."""
         steps = steps.to(reward.device)
         time = steps.ndim - 1
         length = steps.shape[time]
@@ -166,7 +162,8 @@ class MultiStep(nn.Module):
         for ahead in range(1, self._reach(steps)):
             beyond = (steps <= ahead).narrow(time, 0, length - ahead)
             later = self.gamma**ahead * reward.narrow(time, ahead, length - ahead)
-            # Filled, not multiplied by zero: a NaN of the next trajectory must not come in.
+            # `masked_fill` instead of a product with zero, because NaN * 0 is NaN: a NaN in the next trajectory must
+            # not reach this one.
             later = later.masked_fill(beyond.reshape(*beyond.shape, *extra), 0)
             total.narrow(time, 0, length - ahead).add_(later)
         return total
@@ -180,7 +177,7 @@ class MultiStep(nn.Module):
         return torch.tensor(powers, dtype=dtype, device=steps.device)[steps]
 
     def _reach(self, steps: Tensor) -> int:
-        """Return the largest number of steps that can occur: no more than the batch is long."""
+        """Return the largest possible number of steps in a transition: `n_steps`, or the length of the batch."""
         return min(self.n_steps, steps.shape[-1])
 
 
@@ -189,13 +186,13 @@ def _steps_ahead(ends: Tensor, n_steps: int) -> Tensor:
     length = ends.shape[-1]
     position = torch.arange(length, device=ends.device)
     candidates = torch.where(ends, position, length)
-    # The running minimum from the right: the nearest end at or after each step. The last step is always one.
+    # The running minimum from the right is the nearest end at or after each step. The last step is always an end.
     nearest = candidates.flip(-1).cummin(-1).values.flip(-1) if length else candidates
     return (nearest - position + 1).clamp(max=n_steps)
 
 
 def _last_rows(steps: Tensor) -> Tensor:
-    """Return the row of the step ``steps - 1`` further on, in the flattened batch: ``[B * T]`` int64."""
+    """Return the row of the step that is ``steps - 1`` later, in the flattened batch: ``[B * T]`` int64."""
     own = torch.arange(steps.numel(), device=steps.device)
     return own + steps.flatten() - 1
 
@@ -203,14 +200,15 @@ def _last_rows(steps: Tensor) -> Tensor:
 class DensifyReward(TellingModule):
     """Replace each reward by the discounted sum of the rewards from its step to the end of its trajectory.
 
-    For rewards that come at the end only. What goes on after the batch is summed up to the batch's end.
+    It serves tasks with a reward at the end of a trajectory only. If a trajectory continues after the batch, the sum
+    ends at the last step of the batch.
 
     Args:
-        reward_key: the reward, below ``"next"``.
-        done_key: the flag to go by, below ``"next"``.
-        reward_key_out: where the sums stand, below ``"next"``; None for the reward's own key.
-        time_dim: no effect: time is the last batch dimension.
-        discount: of one step, in (0, 1].
+        reward_key: key of the reward, below ``"next"``.
+        done_key: key of the flag that ends trajectories, below ``"next"``.
+        reward_key_out: key of the sums, below ``"next"``; None: the key of the reward.
+        time_dim: has no effect; time is always the last batch dimension.
+        discount: discount of one step, in (0, 1].
     """
 
     def __init__(
@@ -228,10 +226,10 @@ class DensifyReward(TellingModule):
         self.time_dim, self.discount = time_dim, _discount(discount)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the batch ``[*B, T]`` with the sums; it is changed in place.
+        """Write the sums into the batch ``[*B, T]``, in place, and return it.
 
         Raises:
-            MissingKeyError: if the reward or the flag isn't there.
+            MissingKeyError: if the reward or the flag is missing.
         """
         reward = tensordict.get(("next", *self.reward_key), None)
         if reward is None:
@@ -242,12 +240,12 @@ class DensifyReward(TellingModule):
 
 
 def discounted_sum(reward: Tensor, ends: Tensor, gamma: float) -> Tensor:
-    """Return the sums of the rewards from each step to the end of its piece.
+    """Return the discounted sum of the rewards from each step to the next end, ``[*B, T, *feature]``.
 
     Args:
         reward: ``[*B, T, *feature]``.
-        ends: ``[*B, T]`` bool.
-        gamma: discount.
+        ends: ``[*B, T]`` bool, True at the last step of each trajectory.
+        gamma: discount of one step.
     """
     time = ends.ndim - 1
     out = torch.empty_like(reward)
@@ -272,7 +270,7 @@ def _discount(gamma: float) -> float:
 
 
 def _reward_paths(keys: list[NestedKey] | NestedKey | None) -> list[Path] | None:
-    """Return the paths of `keys`: a string or a tuple is one (nested) key, a list holds several."""
+    """Return the paths of `keys`; a string or a tuple is one (nested) key, a list holds several keys."""
     if keys is None:
         return None
     if isinstance(keys, (str, tuple)):

@@ -1,6 +1,6 @@
-"""Picking steps out of one entry of a batch.
+"""Ends of trajectories inside a batch of steps: the rule that n-step returns and splitting into trajectories use.
 
-Where trajectories end inside a batch of steps: the one rule that n-step returns and splitting go by.
+`take_rows` copies selected steps out of an entry of a batch.
 """
 
 from __future__ import annotations
@@ -34,32 +34,36 @@ def trajectory_ends(
 ) -> Tensor:
     """Mark the last step of every fragment of a trajectory in a batch.
 
-    Time is the last batch dimension. A step is the last one of its fragment if any of these holds: a flag is
-    set; the trajectory id of the following step is another one; it is the last step in time of its row; it is
-    masked out or the following step is (so every masked step stands alone); it is the last one of its slice, in a
-    batch of slices. In n-step data
-    (``"steps_to_next_obs"`` is there) flags count only in rows where it is 1, because the flags of the other
-    rows belong to a later step. ``("collector", "traj_ids")`` and ``("collector", "mask")`` always take part
-    when they are there.
+    Time is the last batch dimension. A step is the last one of its fragment if one of these conditions holds:
 
-    Flags of several agents (nested groups, ``[*B, T, n_agents, 1]``) are combined with "any": an agent's end
-    bounds all of them.
+    - a flag is set at the step;
+    - the trajectory id of the following step is another one;
+    - the step is the last one in time;
+    - the step or the following one is masked out, so that every masked step is a fragment by itself;
+    - the step is the last one of its slice, in a batch of slices.
+
+    In n-step data (with ``"steps_to_next_obs"``) flags count only in rows where this entry is 1, because the flags of
+    other rows belong to a later step. ``("collector", "traj_ids")`` and ``("collector", "mask")`` are always used if
+    the batch has them.
+
+    Flags of several agents (nested groups, ``[*B, T, n_agents, 1]``) are combined with "any": the end of one agent is
+    an end for all agents.
 
     Args:
-        batch: batch of shape ``[*B, T]``, with at least one batch dimension; not changed.
-        done_key: the only flag to look at, without its leading ``"next"``. None takes every ``done``,
-            ``terminated`` and ``truncated`` below ``"next"``, at any depth.
-        id_keys: further integer keys, ``[*B, T]`` or ``[*B, T, 1]``, whose changes end a fragment; absent ones
-            are ignored.
-        mask_keys: further bool keys, same shapes, False on steps that are none; absent ones are ignored.
+        batch: batch of shape ``[*B, T]``, with at least one batch dimension; it isn't changed.
+        done_key: the only flag to use, without its leading ``"next"``. None: use every ``done``, ``terminated`` and
+            ``truncated`` below ``"next"``, at any depth.
+        id_keys: further integer keys, ``[*B, T]`` or ``[*B, T, 1]``, whose changes end a fragment; missing keys are
+            ignored.
+        mask_keys: further bool keys of the same shapes, False for padding; missing keys are ignored.
 
     Returns:
-        ``[*B, T]`` bool tensor, fresh.
+        a new ``[*B, T]`` bool tensor.
 
     Raises:
-        MissingKeyError: if `done_key` is absent, or there is neither a flag nor an id to go by.
-        SchemaError: if the batch has no time dimension, a flag holds anything but bools, 0 and 1, a mask isn't
-            bool, or a value can't be mapped onto the batch.
+        MissingKeyError: if `done_key` is missing, or the batch has neither flags nor trajectory ids.
+        SchemaError: if the batch has no time dimension, a flag holds other values than 0 and 1, a mask isn't bool, or
+            a value doesn't have one element per step.
 
     Examples:
         >>> import torch
@@ -94,10 +98,12 @@ def trajectory_ends(
 
 
 def twins(fields: Mapping[Path, Any]) -> list[Path]:
-    """Return the entries below ``next`` that the root of the following step repeats: the root has their like.
+    """Return the paths below ``next`` whose values the root of the following step repeats.
+
+    These are the entries for which the root has an entry of the same key, shape and dtype. Flags are left out.
 
     Args:
-        fields: what each tensor looks like, its shape and dtype, by path; flags are left out.
+        fields: shape and dtype of each tensor, by path.
     """
     return [
         path
@@ -110,15 +116,14 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16:
 
 
 def same_bits(left: Tensor, right: Tensor, dims: int) -> Tensor:
-    """Return where two tensors ``[*lead, *field]`` of one dtype are equal bit for bit: -0.0 isn't 0.0, a NaN is itself.
+    """Return where two tensors have the same bits, ``[*lead]`` bool.
+
+    So -0.0 differs from 0.0, and a NaN equals a NaN with the same bits.
 
     Args:
-        left: one.
-        right: the other.
-        dims: the dimensions of ``lead``.
-
-    Returns:
-        ``[*lead]`` bool.
+        left: ``[*lead, *field]``.
+        right: ``[*lead, *field]``, of the same dtype.
+        dims: the number of dimensions of ``lead``.
     """
     lead = left.shape[:dims]
     if not left.numel():
@@ -135,11 +140,11 @@ def same_bits(left: Tensor, right: Tensor, dims: int) -> Tensor:
 
 
 def telling(pairs: Sequence[tuple[Tensor, Tensor]], ends: Tensor) -> list[int]:
-    """Return which outcomes and roots tell whether other steps go on with these; none unless all of them chain.
+    """Return the numbers of the pairs that can show whether two batches are consecutive; empty unless all pairs chain.
 
-    They chain if each step that doesn't end a trajectory leads to the following one, bit for bit, and there is such a
-    step inside. Data that were normalised, augmented or put in another order don't. Of several pairs those tell that
-    change from step to step; a goal, for example, may have been given to all of these steps afterwards.
+    A pair chains if the outcome of each step inside a trajectory has the same bits as the root of the following step.
+    Data that were normalised, augmented or reordered don't chain. Pairs that change from step to step are preferred: a
+    constant pair, such as a goal that was written to all steps afterwards, can't distinguish trajectories.
 
     Args:
         pairs: outcomes and roots (see `twins`), ``[T, *B, *field]`` each, time first.
@@ -149,7 +154,8 @@ def telling(pairs: Sequence[tuple[Tensor, Tensor]], ends: Tensor) -> list[int]:
     if not bool(inner.any()):
         return []
     start, count, changing = 0, 2, set[int]()
-    while start < len(inner):  # data that don't chain show that at once
+    # Two steps first, then ever larger pieces: data that don't chain differ at the first steps
+    while start < len(inner):
         stop = min(start + count, len(inner))
         for number, (coming, root) in enumerate(pairs):
             here, following = root[start:stop], root[start + 1 : stop + 1]
@@ -167,18 +173,19 @@ def telling(pairs: Sequence[tuple[Tensor, Tensor]], ends: Tensor) -> list[int]:
 def seams(
     before: TensorDictBase, batch: TensorDictBase, mask_keys: Iterable[NestedKey] = ()
 ) -> Tensor | None:
-    """Return in which streams a batch doesn't go on with the steps before it, though neither ids nor flags tell.
+    """Return the streams in which a batch doesn't continue the steps before it, although no id or flag shows this.
 
-    That is so where the last outcome differs from the first root, in entries of the batch that are `telling`. Ids, a
-    mask, n-step data, and batches of a single step say nothing here.
+    A stream doesn't continue if the last outcome before the batch differs from the first root of the batch. Only the
+    entries that `telling` selects are compared. The function returns None for batches with ids or a mask, for n-step
+    data, and for batches of a single step.
 
     Args:
-        before: ``[*B, T]``, of the same structure.
+        before: the steps before, ``[*B, T]``, with the same keys.
         batch: ``[*B, T]``.
-        mask_keys: further masks.
+        mask_keys: keys of further masks.
 
     Returns:
-        ``[*B]`` bool; None for none.
+        ``[*B]`` bool, True where a stream doesn't continue; None if there is no such stream, or it isn't known.
     """
     leaves = {path: leaf for path, leaf in flatten(batch).items() if isinstance(leaf, Tensor)}
     told = {TRAJ_IDS, EPISODE, STEPS, MASK, *map(as_path, mask_keys)}
@@ -201,22 +208,22 @@ def seams(
 
 
 def hold_slice_ends(batch: Any, last: Tensor, mask: Tensor | None) -> None:
-    """Let `trajectory_ends` of this very batch know where its slices end; no entry changes.
+    """Store the ends of slices in a batch for `trajectory_ends`, in an attribute; no entry changes.
 
-    For batches that carry no flags of slices: those of plain buffers hold the stored records and nothing else. Copies
-    and parts of the batch don't know.
+    This is for batches of plain buffers, which hold only the stored records and no flags of slices. Copies and parts
+    of the batch don't have the attribute.
 
     Args:
-        batch: slice after slice, ``[n]``; other things than TensorDicts are left as they are.
+        batch: slice after slice, ``[n]``; an object that isn't a TensorDict is ignored.
         last: the last step of each slice, ``(n,)`` bool.
-        mask: which rows are steps, ``(n,)`` bool, where copies fill slices up; None for all.
+        mask: which rows are steps, ``(n,)`` bool, if copies pad the slices; None: all rows are steps.
     """
     if isinstance(batch, TensorDictBase):
         batch.__dict__[SLICE_ENDS] = last if mask is None else last | ~mask
 
 
 def marks_among(entries: Mapping[Any, Any]) -> dict[NestedKey, Any]:
-    """Return those of a sampler's entries by which transforms tell neighbouring rows apart: end flags and the mask."""
+    """Return the entries of a sampler that mark ends of slices for transforms: end flags and the mask."""
     return {
         key: value
         for key, value in entries.items()
@@ -225,11 +232,11 @@ def marks_among(entries: Mapping[Any, Any]) -> dict[NestedKey, Any]:
 
 
 def cut_trajectories(batch: TensorDictBase, ids: Collection[int]) -> set[int]:
-    """Mark the last step of each trajectory in a batch that nobody goes on with; return which ones have steps there.
+    """Mark the last step of each discontinued trajectory as truncated; return the ids that have steps in the batch.
 
     Args:
-        batch: of steps, each stream's in the order of time; it's written.
-        ids: of the trajectories, as ``("collector", "traj_ids")`` has them.
+        batch: a batch of steps, in the order of time in each stream; it is changed.
+        ids: ids of the trajectories that no collector continues, as in ``("collector", "traj_ids")``.
     """
     newest = newest_steps(step_ids(batch), ids)
     if newest:
@@ -238,13 +245,13 @@ def cut_trajectories(batch: TensorDictBase, ids: Collection[int]) -> set[int]:
 
 
 def newest_steps(steps: Tensor, ids: Collection[int]) -> dict[int, int]:
-    """Return at which place of steps' ids, ``(steps,)`` in the order of time, each of `ids` stands last."""
+    """Return the last position of each of `ids` in `steps`, the ids of steps in the order of time, ``(steps,)``."""
     mine = torch.isin(steps, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
     return dict(zip(steps[mine].tolist(), mine.tolist(), strict=True))
 
 
 def step_ids(record: Any) -> Tensor:
-    """Return the ids of a record's steps, ``(steps,)`` on the CPU, -1 for padding; none of what has none."""
+    """Return the ids of a record's steps, ``(steps,)`` on the CPU, -1 for padding; empty if the record has no ids."""
     ids = leaf_at(record, TRAJ_IDS)
     if ids is None:
         return torch.empty(0, dtype=torch.int64, device="cpu")
@@ -255,7 +262,10 @@ def step_ids(record: Any) -> Tensor:
 
 
 def cut_at(record: TensorDictBase, places: Sequence[int]) -> int:
-    """Set truncated, and with it done, at places among a record's steps; return how many of them didn't end there."""
+    """Set truncated and done at the given steps of a record; return how many of these steps weren't ends before.
+
+    Steps that are ends already don't change: they may be terminated.
+    """
     ids = leaf_at(record, TRAJ_IDS)
     if ids is None:
         return 0
@@ -280,10 +290,10 @@ def cut_at(record: TensorDictBase, places: Sequence[int]) -> int:
 
 
 def step_mask(batch: TensorDictBase, mask_keys: Iterable[NestedKey] = ()) -> Tensor | None:
-    """Return the mask of real steps, all of `mask_keys` and ``("collector", "mask")`` combined.
+    """Return the mask of real steps: `mask_keys` and ``("collector", "mask")``, combined by "and".
 
     Returns:
-        ``[*B, T]`` bool tensor (it may be a view of the batch), or None if the batch has no mask.
+        ``[*B, T]`` bool tensor, which may be a view of the batch; None if the batch has no mask.
 
     Raises:
         SchemaError: if a mask isn't bool or not of shape ``[*B, T]`` or ``[*B, T, 1]``.
@@ -297,11 +307,11 @@ def step_mask(batch: TensorDictBase, mask_keys: Iterable[NestedKey] = ()) -> Ten
 
 
 def _per_step(batch: TensorDictBase, key: NestedKey, *, bool_only: bool = False) -> Tensor | None:
-    """Return the entry at `key` as one value per step, ``[*B, T]`` (a view), or None if it is absent.
+    """Return the entry at `key` as one value per step, ``[*B, T]`` (a view); None if it is missing.
 
     Raises:
-        SchemaError: if the entry isn't a tensor of shape ``[*B, T]`` or ``[*B, T, 1]``, or isn't bool though
-            it has to be.
+        SchemaError: if the entry isn't a tensor of shape ``[*B, T]`` or ``[*B, T, 1]``; with `bool_only`, if it isn't
+            bool.
     """
     path = as_path(key)
     value = batch.get(path, None)
@@ -327,8 +337,8 @@ def _require_time(batch: TensorDictBase) -> None:
 
     Raises:
         InvalidTypeError: if it isn't a TensorDict.
-        SchemaError: if it has no batch dimension, another one is named "time", or parts of a lazy stack have
-            different keys.
+        SchemaError: if it has no batch dimension, a dimension other than the last is named "time", or the parts of a
+            lazy stack have different keys.
     """
     if not isinstance(batch, TensorDictBase):
         raise InvalidTypeError(f"expected a TensorDict of shape [*B, T], got {type(batch).__name__}")
@@ -341,7 +351,7 @@ def _require_time(batch: TensorDictBase) -> None:
         raise SchemaError(
             f"expected time as the last batch dimension, got the names {batch.names}; transpose the batch"
         )
-    # A lazy stack hides the keys that only some of its parts have: they would be lost without a word.
+    # A lazy stack hides the keys that only some of its parts have: they would be lost silently.
     if isinstance(batch, LazyStackedTensorDict):
         keys = [set(part.keys(include_nested=True, leaves_only=True)) for part in batch.tensordicts]
         partial = sorted(map(str, set.union(*keys) - set.intersection(*keys)))
@@ -357,7 +367,7 @@ def _paths(keys: Iterable[NestedKey], always: Path) -> list[Path]:
 
 
 def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | None:
-    """Return where a flag ends a fragment, ``[*B, T]`` bool, fresh; None if there is no flag."""
+    """Return where a flag ends a fragment, a new ``[*B, T]`` bool tensor; None if the batch has no flag."""
     if done_key is not None:
         path = ("next", *as_path(done_key))
         value = batch.get(path, None)
@@ -384,8 +394,8 @@ def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
     value = _as_flag(path, value)
     flat = value.reshape(*shape, value.shape[len(shape) :].numel())
     ends = flat.any(-1)
-    # A flag of the whole environment is one value per step. Entries that disagree mean that `shape` isn't the
-    # shape of the steps (a batch size without time, say); for a group of agents they are normal.
+    # A flag of the whole environment is one value per step. If its entries disagree, `shape` isn't the shape of the
+    # steps: the batch size may lack time. In a group of agents they may disagree.
     if len(path) == 2 and not torch.equal(ends, flat.all(-1)) and flat.shape[-1]:
         raise SchemaError(
             f"flag {path!r} of shape {tuple(value.shape)} can't be mapped onto the batch {tuple(shape)}: "
@@ -396,7 +406,7 @@ def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
 
 
 def _as_flag(path: Path, value: Tensor) -> Tensor:
-    """Return a flag as bool."""
+    """Return a flag as bool; raise if it holds numbers other than 0 and 1."""
     if value.dtype == torch.bool:
         return value
     flag = value == 1
@@ -407,7 +417,7 @@ def _as_flag(path: Path, value: Tensor) -> Tensor:
 
 
 def not_a_flag(path: Path, value: Any, dtype: Any) -> SchemaError:
-    """Return the error for an end flag that holds another number than 0 and 1."""
+    """Return the error for an end flag that holds a number other than 0 and 1."""
     return SchemaError(
         f"flag {as_key(path)!r} expected bools, or the numbers 0 and 1, got {value} ({dtype}); store "
         "`value != 0`, or whatever says where trajectories end"
@@ -415,7 +425,7 @@ def not_a_flag(path: Path, value: Any, dtype: Any) -> SchemaError:
 
 
 def _paths_of_next(batch: TensorDictBase) -> list[Path]:
-    """Return the path of every tensor below ``"next"``; empty if there is no such group."""
+    """Return the path of every tensor below ``"next"``; empty if the batch has no ``"next"``."""
     following = batch.get("next", None)
     if not isinstance(following, TensorDictBase):
         return []
@@ -426,7 +436,7 @@ def _keys_of_next(batch: TensorDictBase) -> list[NestedKey]:
     return [as_key(path[1:]) for path in _paths_of_next(batch)]
 
 
-# torch gathers no unsigned integers but uint8; the bits are the same.
+# torch can't gather unsigned integers except uint8. The signed dtype of the same size moves the same bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -440,15 +450,15 @@ def take_rows(
     """Copy the steps at `index` out of a batch entry.
 
     Args:
-        leaf: ``[*B, T, *feature]``, any dtype and strides; or objects of that shape, of which a blank one is a step of
-            zeros.
-        dims: number of batch dimensions, T included.
-        index: ``[n]`` int64, positions in the flattened batch, on any device; each below the number N of
-            steps, or with `pad` at most N.
-        pad: whether N stands for a step of zeros.
+        leaf: ``[*B, T, *feature]``, any dtype and strides; or a column of objects of this shape, where a step of zeros
+            is a blank object.
+        dims: number of batch dimensions, including T.
+        index: ``[n]`` int64, positions in the flattened batch, on any device. Each is below the number N of steps;
+            with `pad` it may be N.
+        pad: whether the position N means a step of zeros.
 
     Returns:
-        ``[n, *feature]`` contiguous, on the device of `leaf`, sharing no memory with it.
+        ``[n, *feature]`` contiguous, on the device of `leaf`, in new memory.
 
     Examples:
         >>> take_rows(torch.tensor([[5, 6], [7, 8]]), 2, torch.tensor([3, 0, 4]), pad=True)
@@ -461,7 +471,7 @@ def take_rows(
     if signed is not None:
         flat = flat.view(signed)
     if pad:
-        # Reading a row of zeros behind the data is faster than filling rows of the result.
+        # Gathering a row of zeros after the data is faster than filling rows of the result.
         flat = torch.cat([flat, flat.new_zeros((1, *flat.shape[1:]))])
     rows = flat.index_select(0, index.to(leaf.device))
     return rows if signed is None else rows.view(leaf.dtype)

@@ -1,13 +1,11 @@
-"""The contract that every spec keeps: describe a domain of values, draw from it, check against it.
+"""`TensorSpec`, the base class of all specs, and the shape operations that specs share.
 
-The shape operations of every spec, written once.
+A spec's shape has two parts: first the batch dimensions, then the dimensions that encode one value, such as the
+columns of a one-hot vector. A shape operation acts on the batch dimensions only. It is one function that maps any
+tensor with these leading dimensions to its new form. Each kind of spec applies this function to its own parameters:
+bounds, masks or members.
 
-A spec's shape has two parts: the batch dimensions, and behind them the dimensions that encode one value (the
-columns of a one-hot vector, say). An operation acts on the batch dimensions only. It is expressed as one
-function that maps any tensor with those leading dimensions to its new form; each kind of spec applies that
-function to its own parameters (bounds, masks, members).
-
-A dimension of size -1 is *dynamic*: any size fits. Values that a spec makes have size 1 there, and so have parameters.
+A dimension of size -1 is *dynamic*: any size fits. Values that a spec makes have size 1 there. So do the parameters.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ Shape = TypeVar("Shape", bound="Geometry")
 
 
 def as_size(args: Sequence[Any]) -> torch.Size:
-    """Return the size meant by `f(2, 3)`, `f((2, 3))` or `f(torch.Size((2, 3)))`.
+    """Return the size that a caller passed as `f(2, 3)`, `f((2, 3))` or `f(torch.Size((2, 3)))`.
 
     Raises:
-        InvalidTypeError: if an entry is no integer.
+        InvalidTypeError: if an entry isn't an integer.
         InvalidArgumentError: if an entry is below -1.
     """
     if len(args) == 1 and not isinstance(args[0], (int, np.integer)):
@@ -55,17 +53,18 @@ def as_size(args: Sequence[Any]) -> torch.Size:
     return size
 
 
-# Stands for -1 while an operation is worked out: a prime, whose multiples are dynamic dimensions merged with others
+# The size that replaces -1 while torch computes the shape of a result. It is a large prime, so that a multiple of it
+# in the result can only come from a dynamic dimension, alone or merged with other dimensions.
 _ANY = 1_000_003
 
 
 def blank(shape: Sequence[int]) -> Tensor:
-    """Return a tensor of `shape` that holds one number only, for working out the effect of an operation."""
+    """Return a tensor of `shape` with memory for one number, to compute the shape that an operation makes."""
     return torch.zeros(()).expand([_ANY if size == -1 else size for size in shape])
 
 
 def outcome(tensor: Tensor) -> torch.Size:
-    """Return the shape that an operation has made of that of `blank`."""
+    """Return the shape of a tensor that an operation made from `blank`, with -1 for dynamic dimensions."""
     return torch.Size([-1 if size and size % _ANY == 0 else size for size in tensor.shape])
 
 
@@ -77,7 +76,7 @@ def concrete(shape: Sequence[int]) -> torch.Size:
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
-    """Return whether a value of `shape` has the `expected` trailing dimensions, of which -1 fits any size."""
+    """Return whether a value of `shape` has the `expected` trailing dimensions; -1 fits any size."""
     tail = tuple(shape[max(len(shape) - len(expected), 0) :])
     return tail == tuple(expected) or (
         -1 in expected
@@ -87,7 +86,11 @@ def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
 
 
 def on_parameters(transform: Transform, batch: torch.Size) -> Transform:
-    """Return a shape operation on batch dimensions as one on parameters, of size 1 in dynamic dimensions."""
+    """Return a shape operation for parameters, made from one for batch dimensions.
+
+    Parameters have size 1 in dynamic dimensions. The result expands them, applies `transform`, and narrows the new
+    dynamic dimensions to size 1 again.
+    """
     if -1 not in batch:
         return transform
 
@@ -116,7 +119,7 @@ def _as_index(item: Any) -> Any:
 
 
 def _consumed(item: Any) -> int:
-    """Return how many dimensions an index item uses up."""
+    """Return the number of dimensions that an index item consumes."""
     if item is None or item is Ellipsis:
         return 0
     if isinstance(item, Tensor) and item.dtype == torch.bool:
@@ -125,10 +128,10 @@ def _consumed(item: Any) -> int:
 
 
 def as_items(index: Any, shape: Sequence[int]) -> tuple[Any, ...]:
-    """Return an index as a tuple of what torch's tensors take, one that fits a value of `shape`.
+    """Return an index as a tuple of items that tensors accept, after checking it against `shape`.
 
     Raises:
-        InvalidTypeError: if an item is something else.
+        InvalidTypeError: if an item isn't an integer, slice, None, Ellipsis, list, range, array or tensor.
         IndexRangeError: if there are more items than dimensions, or several Ellipses.
     """
     items = tuple(_as_index(item) for item in (index if isinstance(index, tuple) else (index,)))
@@ -140,7 +143,7 @@ def as_items(index: Any, shape: Sequence[int]) -> tuple[Any, ...]:
 
 
 def spread(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
-    """Return the items of an index with slices for the Ellipsis, over what the others leave of `ndim` dimensions."""
+    """Return the items of an index with the Ellipsis replaced by full slices, so that they cover `ndim` dimensions."""
     for i, item in enumerate(items):
         if item is Ellipsis:
             return (*items[:i], *[slice(None)] * (ndim - sum(map(_consumed, items))), *items[i + 1 :])
@@ -148,7 +151,7 @@ def spread(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
 
 
 def within(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...] | None:
-    """Return the items of an index on the first `ndim` dimensions; None if one behind them isn't a full slice."""
+    """Return the items that index the first `ndim` dimensions; None if a later item isn't a full slice."""
     kept: list[Any] = []
     seen = 0
     for item in items:
@@ -161,7 +164,7 @@ def within(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...] | None:
 
 
 def indexing(items: tuple[Any, ...], shape: Sequence[int]) -> Transform:
-    """Return the operation that indexes tensors, of which the dimensions `shape` come first.
+    """Return the operation that indexes tensors whose leading dimensions are `shape`.
 
     Raises:
         IndexRangeError: if the index is out of range.
@@ -182,7 +185,7 @@ def goes_back(index: Any) -> bool:
 
 
 class Geometry(ABC):
-    """Something with a shape whose leading `batch_ndim` dimensions can be rearranged."""
+    """Base class for objects with a shape; shape operations rearrange its leading `batch_ndim` dimensions."""
 
     shape: torch.Size
 
@@ -193,7 +196,7 @@ class Geometry(ABC):
 
     @abstractmethod
     def _reshaped(self, transform: Transform) -> Self:
-        """Return the spec whose parameters are those of this one, mapped by `transform`.
+        """Return a spec with this spec's parameters, each mapped by `transform`.
 
         Args:
             transform: maps a tensor `(*batch, *anything)` to `(*new_batch, *anything)`.
@@ -201,7 +204,7 @@ class Geometry(ABC):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The dimensions that shape operations may touch."""
+        """The sizes of the dimensions that shape operations may touch."""
         return self.shape[: self.batch_ndim]
 
     @property
@@ -218,10 +221,10 @@ class Geometry(ABC):
         return concrete(self.shape).numel()
 
     def expand(self, *shape: Any) -> Self:
-        """Return the spec expanded to `shape`, as `torch.Tensor.expand`; new dimensions come first.
+        """Return the spec expanded to `shape`, like `torch.Tensor.expand`; new dimensions come first.
 
         Raises:
-            InvalidArgumentError: if the shape can't be reached, or changes the dimensions of one value.
+            InvalidArgumentError: if the spec can't expand to `shape`, or `shape` changes the dimensions of one value.
         """
         new = as_size(shape)
         if len(new) < self.ndim:
@@ -230,10 +233,10 @@ class Geometry(ABC):
         return self._checked("expand", lambda t: t.expand((*batch, *t.shape[keep:])))
 
     def reshape(self, *shape: Any) -> Self:
-        """Return the spec reshaped, as `torch.Tensor.reshape`; one entry of `shape` may be -1.
+        """Return the spec reshaped, like `torch.Tensor.reshape`; one entry of `shape` may be -1.
 
         Raises:
-            InvalidArgumentError: if the shape can't be reached, or changes the dimensions of one value.
+            InvalidArgumentError: if the sizes don't match, or `shape` changes the dimensions of one value.
         """
         asked, keep = self._split("reshape", as_size(shape)), self.batch_ndim
         try:
@@ -249,7 +252,7 @@ class Geometry(ABC):
         return self.reshape(*shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Return the spec with the dimensions from `start_dim` to `end_dim` (both included) made one."""
+        """Return the spec with the dimensions from `start_dim` to `end_dim` (both included) merged into one."""
         start, end = self._dim("flatten", start_dim), self._dim("flatten", end_dim)
         return self._checked("flatten", lambda t: t.flatten(start, end))
 
@@ -264,7 +267,7 @@ class Geometry(ABC):
         return self._reshaped(lambda t: t.unsqueeze(axis))
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
-        """Return the spec without the dimensions `dim`, one or several, whose size is one; None for all of them."""
+        """Return the spec without dimensions of size one: the given ones (one or several), or all for None."""
         if dim is None:
             axes = {i for i, size in enumerate(self.batch_shape) if size == 1}
         else:
@@ -273,16 +276,20 @@ class Geometry(ABC):
         return self._reshaped(lambda t: reduce(lambda made, axis: made.squeeze(axis), last_first, t))
 
     def index_select(self, dim: int, index: Tensor) -> Self:
-        """Return the spec with the positions `index` (one dimension or none, integers) of dimension `dim`.
+        """Return the spec with the selected positions of dimension `dim`, like `torch.index_select`.
+
+        Args:
+            dim: the batch dimension.
+            index: the positions, an integer tensor with at most one dimension.
 
         Raises:
-            InvalidArgumentError: if a position is out of range, or `index` is something else.
+            InvalidArgumentError: if a position is out of range, or `index` is another tensor.
         """
         axis = self._dim("index_select", dim)
         return self._checked("index_select", lambda t: t.index_select(axis, index.to(t.device)))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """Return the specs along dimension `dim`, one for each position; as an index gives them."""
+        """Return the specs along dimension `dim`, one for each position, as indexing would return them."""
         axis = self._dim("unbind", dim)
         if self.shape[axis] == -1:
             raise InvalidArgumentError(f"unbind: dimension {axis} of {self!r} has no fixed size")
@@ -293,20 +300,20 @@ class Geometry(ABC):
 
     @abstractmethod
     def as_part(self) -> Self:
-        """Return this spec, which was made for that, as a part of another one that refuses changes."""
+        """Mark this spec, a fresh copy of a part of another spec, as read-only, and return it."""
 
     def __getitem__(self, index: Any) -> Any:
         """Return the spec of the values that `value[index]` would give.
 
-        It is a copy, which refuses changes, as they wouldn't reach this spec: its `clone()` can be changed. An integer
-        index along the dimension of a stack of unlike specs gives the member itself.
+        The result is a read-only copy, because a change of it wouldn't reach this spec. Its `clone()` can be changed.
+        An exception is an integer index along the dimension of a stack of unlike specs: it returns the member itself.
 
-        Where what follows an Ellipsis would reach into the encoding of one value, the Ellipsis stands for batch
-        dimensions only: `[..., 0]` indexes the last of them, `[..., None]` adds one behind them.
+        If the items after an Ellipsis would reach into the encoding of one value, the Ellipsis covers batch
+        dimensions only. So `[..., 0]` indexes the last batch dimension, and `[..., None]` adds one after it.
 
         Raises:
             IndexRangeError: if the index is out of range.
-            InvalidArgumentError: if it reaches into the encoding of one value.
+            InvalidArgumentError: if the index reaches into the encoding of one value.
         """
         if goes_back(index):
             turned, index = self._turned(index)
@@ -319,9 +326,9 @@ class Geometry(ABC):
         raise self._inside_value("index", self.batch_ndim)
 
     def _turned(self, index: Any) -> tuple[Self, tuple[Any, ...]]:
-        """Return the spec with the slices of an index applied that go backwards, and the index with full ones instead.
+        """Apply the slices with a negative step; return the new spec, and the index with full slices in their place.
 
-        Torch's tensors don't take them.
+        Tensors refuse slices with a negative step, so that `index_select` applies them first.
         """
         turned, axis, left = self, 0, []
         for item in spread(as_items(index, self.shape), self.ndim):
@@ -335,7 +342,7 @@ class Geometry(ABC):
         return turned, tuple(left)
 
     def _split(self, name: str, shape: torch.Size) -> torch.Size:
-        """Return the batch part of a full new shape, after checking that the rest stays as it is."""
+        """Return the batch part of a full new shape, after checking that the other dimensions don't change."""
         fixed = self.shape[self.batch_ndim :]
         cut = len(shape) - len(fixed)
         rest = shape[max(cut, 0) :]
@@ -363,7 +370,7 @@ class Geometry(ABC):
         )
 
     def _checked(self, name: str, transform: Transform) -> Self:
-        """Apply `transform`, turning torch's complaint about shapes into ours."""
+        """Return the spec after `transform`; an error of torch about shapes becomes an `InvalidArgumentError`."""
         try:
             transform(blank(self.batch_shape))
         except (IndexError, RuntimeError) as error:
@@ -372,7 +379,7 @@ class Geometry(ABC):
 
 
 class Unbindable(Geometry):
-    """Something that is a sequence along its first dimension."""
+    """Base class for specs that are sequences along their first dimension."""
 
     def __iter__(self) -> Iterator[Self]:
         """Iterate over the first dimension."""
@@ -386,15 +393,15 @@ class Unbindable(Geometry):
 
 
 def repeated(one: Shape, dim: int, size: int) -> Shape:
-    """Return what `size` equal ones stacked along `dim` are, a new dimension."""
+    """Return the stack of `size` copies of `one` along a new dimension `dim`."""
     axis = one._dim("stack", dim, new=1)
     return one._reshaped(lambda t: t.unsqueeze(axis).expand((*t.shape[:axis], size, *t.shape[axis:])))
 
 
 DeviceLike = torch.device | str | int
 
-# torch functions that accept specs, by torch's names of arguments; `stacks` adds its own, as the contract can't
-# import those who keep it
+# The torch functions that accept specs, with torch's argument names. `stacked.py` adds `torch.stack`, because this
+# module can't import the subclasses of `TensorSpec` (import cycle).
 TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.index_select: lambda input, dim, index: input.index_select(dim, index),
     torch.squeeze: lambda input, dim=None: input.squeeze(dim),
@@ -408,12 +415,12 @@ def stack(specs: Sequence[TensorSpec], dim: int) -> Any:
 
 
 def as_lead(shape: Iterable[int] | None) -> torch.Size:
-    """Return the dimensions that come before a spec's own; None means none.
+    """Return the leading dimensions that a caller asks for, before the dimensions of a spec; None means none.
 
     Raises:
-        InvalidTypeError: if they aren't a sequence of integers.
+        InvalidTypeError: if `shape` isn't a sequence of integers.
     """
-    # Composites hand their leading dimensions on to every entry, at every step of a random policy
+    # The fast path: composites pass their leading dimensions to every entry, at every step of a random policy
     if type(shape) is torch.Size:
         return shape
     if shape is None:
@@ -425,15 +432,15 @@ def as_lead(shape: Iterable[int] | None) -> torch.Size:
 
 
 MOST_ROWS = 2**20
-"""The most values that `enumerate` gives."""
+"""The largest number of values that `enumerate` returns."""
 _MOST_ELEMENTS = 2**28
 
 
 def require_listable(count: int, width: int = 1) -> None:
-    """Check that so many values of so many elements each can be listed.
+    """Check that a list of `count` values with `width` elements each is small enough for `enumerate`.
 
     Raises:
-        UnsupportedError: if that would take too much memory; the message gives the count.
+        UnsupportedError: if the list would take too much memory; the message gives the count.
     """
     if count > MOST_ROWS or count * width > _MOST_ELEMENTS:
         raise UnsupportedError(
@@ -443,7 +450,7 @@ def require_listable(count: int, width: int = 1) -> None:
 
 
 def combinations(values: Sequence[Any]) -> list[Any]:
-    """Return several stacks of values so that their rows are all combinations; the last one changes fastest."""
+    """Return stacks of equal length whose rows are all combinations of the given values; the last changes fastest."""
     if not values:
         return []
     require_listable(math.prod(map(len, values)), len(values))
@@ -452,10 +459,10 @@ def combinations(values: Sequence[Any]) -> list[Any]:
 
 
 def check_in(where: str, spec: TensorSpec, value: Any) -> None:
-    """Check that `value` is in the domain of `spec`; the message names the call, `where`.
+    """Check that `value` is in the domain of `spec`.
 
     Raises:
-        SpecError: if it isn't.
+        SpecError: if it isn't; the message starts with `where`, the name of the call.
     """
     fault = spec._fault(value)
     if fault is not None:
@@ -463,40 +470,40 @@ def check_in(where: str, spec: TensorSpec, value: Any) -> None:
 
 
 class TensorSpec(Geometry):
-    """A domain of values: their shape, dtype and device, and which values are in it.
+    """A domain of values: their shape, dtype and device, and the set of allowed values.
 
-    A value fits a spec if its trailing dimensions are the spec's `shape`; any number of dimensions may stand
-    before them. The device of a value isn't part of the domain. Specs compare by content and aren't hashable.
+    A value fits a spec if its trailing dimensions are the spec's `shape`. It may have any number of leading
+    dimensions. The device of a value isn't part of the domain. Specs compare by content and aren't hashable.
 
     Attributes:
-        shape: the shape of one value; any size fits where it is -1, and values that the spec makes have size 1 there.
-        dtype: the dtype of the values; None where they have none (composites, non-tensors).
-        device: where values are made; None where that isn't fixed (composites, non-tensors).
+        shape: the shape of one value; where it is -1, any size fits, and values that the spec makes have size 1.
+        dtype: the dtype of the values; None if they have none (composites, non-tensors).
+        device: the device on which values are made; None if it isn't fixed (composites, non-tensors).
         domain: "continuous" or "discrete", "composite" for composites, None for non-tensors, choices, and stacks whose
-            members differ in it.
+            members have different domains.
     """
 
     dtype: torch.dtype | None
     device: torch.device | None
     domain: str | None
     __hash__ = None  # type: ignore[assignment]
-    # Whether this is a part of another spec, in a copy: a change would not reach that one, hence raises
+    # Whether this spec is a copy of a part of another spec. A change wouldn't reach the other spec, and raises
     is_part = False
 
     def as_part(self) -> Self:
-        """Return this spec, which was made for that, as a part of another one that refuses changes."""
+        """Mark this spec, a fresh copy of a part of another spec, as read-only, and return it."""
         self.is_part = True
         return self
 
     def as_entry(self) -> Self:
-        """Return this spec as an entry of a composite: one that can be changed, with values of its shape."""
+        """Return this spec as an entry for a composite: it can be changed, and its values have exactly its shape."""
         return self.clone() if self.is_part else self
 
     def require_own(self, change: str) -> None:
-        """Check that a change of this spec wouldn't be lost.
+        """Check that a change of this spec takes effect.
 
         Raises:
-            UnsupportedError: if it is a copy of a part of another spec.
+            UnsupportedError: if this spec is a copy of a part of another spec; the message starts with `change`.
         """
         if self.is_part:
             raise lost_change(change)
@@ -507,7 +514,7 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def _filled(self, lead: torch.Size, number: int) -> Any:
-        """Return values of shape `(*lead, *self.shape)` that hold a number only, 0 or 1."""
+        """Return values of shape `(*lead, *self.shape)` filled with `number`, 0 or 1."""
 
     @abstractmethod
     def _misfit(self, value: Any) -> str | None:
@@ -519,24 +526,25 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def _projected(self, value: Any) -> Any:
-        """Return a value in the domain near `value`, which is outside but has the right shape."""
+        """Return a value in the domain close to `value`, which is outside but has the right shape."""
 
     @abstractmethod
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """Return what an environment gave (numpy, a number, a list, a tensor) as a value of this spec.
+        """Convert a value of an environment (NumPy array, number, list or tensor) to a value of this spec.
 
         Args:
-            val: what the environment gave.
-            ignore_device: leave the result where the input was, to be moved with others.
+            val: the value that the environment returned.
+            ignore_device: leave the result on the device of the input, so that the caller can move several results
+                at once.
         """
 
     @abstractmethod
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """Return a value of this spec in the form that an environment takes.
+        """Convert a value of this spec to the form that an environment takes.
 
         Args:
             val: `(*lead, *self.shape)`.
-            safe: whether to check the domain; None: discrete specs do, continuous ones don't.
+            safe: whether to check the domain; None: check it, except for `Bounded` and `Unbounded` specs.
 
         Raises:
             SchemaError: if the shape doesn't fit.
@@ -548,7 +556,7 @@ class TensorSpec(Geometry):
         """Check the dtype of a value and nothing else.
 
         Args:
-            value: what to check.
+            value: the value to check.
             key: the name of the value, for the message.
 
         Raises:
@@ -557,15 +565,15 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def cardinality(self) -> int | float:
-        """Return the number of values that `enumerate` gives; infinity for continuous specs."""
+        """Return the number of values that `enumerate` returns; infinity for continuous specs."""
 
     def enumerate(self, use_mask: bool = False) -> Any:
         """Return the values of a discrete spec, stacked along a new first dimension.
 
-        The choices of a batch of specs are made together: all elements choose the first, all choose the second, ...
+        All elements of a batch take the same choice: in the first value all have choice 0, in the second choice 1.
 
         Args:
-            use_mask: leave out what a mask forbids.
+            use_mask: leave out the choices that a mask forbids.
 
         Raises:
             UnsupportedError: if the domain isn't finite, or has more than `MOST_ROWS` values.
@@ -574,26 +582,22 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
-        """Return the spec for another device or dtype; the spec itself where that changes nothing.
-
-        Raises:
-            InvalidTypeError: if `dest` is a dtype and the values have none (composites, non-tensors).
-        """
+        """Return the spec for another device or dtype; the spec itself if `dest` changes nothing."""
 
     @abstractmethod
     def clone(self) -> Self:
-        """Return an equal spec that shares nothing with this one."""
+        """Return an equal spec that shares no memory with this one."""
 
     def rand(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
         """Draw values from the domain.
 
         Args:
-            shape: dimensions that come before the spec's own.
-            generator: where the randomness comes from; None: torch's global generator.
+            shape: leading dimensions, in addition to the spec's own.
+            generator: the source of randomness; None: torch's global generator.
 
         Returns:
-            values of shape `(*shape, *self.shape)`: tensors; TensorDicts of composites, without the entries that are
-            None (lazy stacks where the members of a stack differ in keys or shapes); the example of non-tensors.
+            values of shape `(*shape, *self.shape)`. A composite draws a TensorDict without its None entries. If the
+            members of a stack differ in keys or shapes, it is a lazy stack. A non-tensor spec returns its example.
 
         Raises:
             UnsupportedError: if leaves of different shapes would have to become one tensor.
@@ -605,7 +609,7 @@ class TensorSpec(Geometry):
         return self.rand(shape, generator=generator)
 
     def zero(self, shape: Iterable[int] | None = ()) -> Any:
-        """Return zeros of shape `(*shape, *self.shape)`, be they in the domain or not."""
+        """Return zeros of shape `(*shape, *self.shape)`; they may be outside the domain."""
         return self._filled(as_lead(shape), 0)
 
     def zeros(self, shape: Iterable[int] | None = ()) -> Any:
@@ -613,7 +617,7 @@ class TensorSpec(Geometry):
         return self.zero(shape)
 
     def one(self, shape: Iterable[int] | None = ()) -> Any:
-        """Return ones of shape `(*shape, *self.shape)`, be they in the domain or not."""
+        """Return ones of shape `(*shape, *self.shape)`; they may be outside the domain."""
         return self._filled(as_lead(shape), 1)
 
     def ones(self, shape: Iterable[int] | None = ()) -> Any:
@@ -623,10 +627,10 @@ class TensorSpec(Geometry):
     def project(self, val: Any) -> Any:
         """Return `val` itself if it is in the domain, otherwise a close value that is.
 
-        Tensors stay as they are, and a new one is returned; in a TensorDict entries are replaced.
+        The call never changes a tensor: it returns a new one. In a TensorDict it replaces the entries that are outside.
 
         Raises:
-            SpecError: if nothing in the domain is close: a wrong type or shape, a missing key, or a NaN.
+            SpecError: if no value in the domain is close: a wrong type or shape, a missing key, or a NaN.
         """
         if self._fault(val) is None:
             return val
@@ -647,12 +651,12 @@ class TensorSpec(Geometry):
         """Check that `value` is in the domain.
 
         Raises:
-            SpecError: if it isn't; the message says what was expected and what came.
+            SpecError: if it isn't; the message holds the expected and the received value.
         """
         check_in("assert_is_in", self, value)
 
     def clear_device_(self) -> Self:
-        """Forget the device of a composite; a spec of tensors has one always.
+        """Drop the device of a composite; specs of tensors always have a device, and keep it.
 
         Returns:
             the spec itself.
@@ -660,10 +664,10 @@ class TensorSpec(Geometry):
         return self
 
     def memoize_encode(self, mode: bool = True) -> None:
-        """Accept what other releases need for speed: here `encode` has nothing to remember."""
+        """Do nothing: `encode` has no cache. Programs for other releases call this method."""
 
     def erase_memoize_cache(self) -> None:
-        """Forget what `memoize_encode` remembered: nothing."""
+        """Do nothing: `encode` has no cache. Programs for other releases call this method."""
 
     def cpu(self) -> Self:
         """Return the spec for the CPU."""
@@ -674,7 +678,7 @@ class TensorSpec(Geometry):
         return self.to("cuda" if device is None else device)
 
     def __bool__(self) -> bool:
-        """Return True: a spec is never empty in the sense of `if spec:`."""
+        """Return True, so that `if spec:` tells a spec from None, whatever the spec's length."""
         return True
 
     @classmethod
@@ -685,10 +689,10 @@ class TensorSpec(Geometry):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Serve the torch functions that make sense for specs, those of `TORCH_FUNCTIONS`.
+        """Serve the torch functions in `TORCH_FUNCTIONS`.
 
         Raises:
-            InvalidTypeError: for any other.
+            InvalidTypeError: for any other torch function.
         """
         if function not in TORCH_FUNCTIONS:
             served = ", ".join(sorted(f"torch.{each.__name__}" for each in TORCH_FUNCTIONS))

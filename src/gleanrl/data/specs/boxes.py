@@ -1,9 +1,4 @@
-"""The numbers between two bounds, `ContinuousBox`, and what the specs that have one share.
-
-Tensors whose elements lie between two bounds, continuous or integer by dtype.
-
-Tensors of a shape and dtype whose elements can be anything.
-"""
+"""`Bounded` and `Unbounded`: specs for tensors whose elements lie between bounds, or can be any number."""
 
 from __future__ import annotations
 
@@ -35,29 +30,29 @@ _INT64_MAX = torch.iinfo(torch.int64).max
 
 @dataclass(eq=False)
 class ContinuousBox(Box):
-    """An interval per element; both ends belong to it. Assigning an end changes the spec that has the box.
+    """The bounds of a spec, one interval per element, both ends included. Assigning a bound changes the spec.
 
-    The box of a part of a spec (``spec[0]``) refuses that, and is over the spec's memory: the spec changes with
-    ``spec[0].space.low[...] = 0``. Exceptions: a part that a list or a mask selects is a copy; bounds of large frames
-    that are one number can't be written into through a part.
+    The box of a part of a spec (``spec[0]``) refuses assignment, but shares the spec's memory. So
+    ``spec[0].space.low[...] = 0`` changes the spec. There are two exceptions. The box of a part that a list or a mask
+    selects is a copy. Bounds that are a large expanded scalar can't be written through a part.
 
     Attributes:
-        low: `(*shape)`, in the dtype of the spec, or int64 where torch can't compare that one.
+        low: `(*shape)`, in the dtype of the spec; int64 if torch can't compare tensors of this dtype.
         high: `(*shape)`, likewise.
     """
 
     low: Tensor
     high: Tensor
     is_part = False
-    # What `common` found, and for which versions of the ends
+    # The cached result of `common`, with the version counters of the tensors for which it holds
     _found = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an end; a new one takes dtype, device and shape of the old one.
+        """Set an attribute; a new bound takes dtype, device and shape of the old one.
 
         Raises:
-            UnsupportedError: if the spec is a copy of a part of another one.
-            InvalidArgumentError: if it doesn't expand to that shape.
+            UnsupportedError: if the spec is a copy of a part of another spec.
+            InvalidArgumentError: if the bound doesn't expand to the shape of the old one.
         """
         if name in ("low", "high"):
             if self.is_part:
@@ -69,26 +64,26 @@ class ContinuousBox(Box):
         object.__setattr__(self, name, value)
 
     def as_part(self) -> Self:
-        """Return a space over this one's memory whose ends can't be assigned: changes in place reach this one."""
+        """Return a space that shares this space's memory; its bounds can be changed in place, but not assigned."""
         new = self.map(lambda end: end)
         new.is_part = True
         return new
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Give `low`, then `high`."""
+        """Yield `low`, then `high`."""
         yield from (self.low, self.high)
 
     @property
     def ends(self) -> tuple[Tensor, Tensor]:
-        """The two bounds to be read only: those of large frames may be one number, expanded.
+        """The two bounds, for reading only: large ones may be expanded scalars.
 
-        `low` and `high`, which users may write into, have memory for each element from their first use on.
+        Users may write into `low` and `high`, so that the first access to these gives each element memory.
         """
         return vars(self)["low"], vars(self)["high"]
 
     @property
     def common(self) -> tuple[Any, Any] | None:
-        """The two bounds as Python numbers if they are the same for all elements, else None."""
+        """The two bounds as Python numbers if they are equal for all elements, else None; the result is cached."""
         versions = [0 if end.is_inference() else end._version for end in self.ends]
         if self._found is None or self._found[0] != versions:
             self._found = (versions, self._search_common())
@@ -111,7 +106,11 @@ class ContinuousBox(Box):
         dtype: torch.dtype,
         device: torch.device | None,
     ) -> Tensor:
-        """Draw numbers of shape `shape`, which ends with that of the space; see `Bounded` for the distributions."""
+        """Draw numbers; `shape` ends with the shape of the bounds. `Bounded` describes the distributions.
+
+        One call of torch's generator draws all elements if the bounds are equal everywhere, and their distance fits
+        the dtype. Otherwise `_draw_reals` or `_draw_integers` draws element by element.
+        """
         common, real = self.common, dtype.is_floating_point
         if common is None or (real and not common[1] - common[0] <= torch.finfo(dtype).max):
             draw = self._draw_reals if real else self._draw_integers
@@ -119,17 +118,18 @@ class ContinuousBox(Box):
         low, high = common
         if real:
             made = torch.empty(shape, dtype=dtype, device=device)
-            # Accelerators draw u up to 1, where low + u * (high - low) can round beyond high
+            # Accelerators draw u up to 1, where low + u * (high - low) can be rounded to a number above high
             return made.uniform_(low, high, generator=generator).clamp_(low, high)
         if high == _INT64_MAX:
-            # Without an upper end `random_` draws up to the dtype's largest number, included
+            # `randint` takes an excluded upper bound, which would overflow. `random_` without an upper bound draws up
+            # to the largest int64, included
             return torch.empty(shape, dtype=dtype, device=device).random_(low, None, generator=generator)
         return torch.randint(int(low), int(high) + 1, shape, dtype=dtype, device=device, generator=generator)
 
     def _draw_reals(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
         low, high = self.ends
         u = torch.rand(shape, dtype=low.dtype, device=low.device, generator=generator)
-        # high - low may overflow where low * (1 - u) + high * u doesn't
+        # high - low may overflow; low * (1 - u) + high * u doesn't
         mixed = torch.where((high - low).isfinite(), low + u * (high - low), low * (1 - u) + high * u)
         drawn = torch.minimum(torch.maximum(mixed, low), high)
         if bool(low.isfinite().all()) and bool(high.isfinite().all()):
@@ -141,8 +141,8 @@ class ContinuousBox(Box):
         return torch.where(low.isinf() & high.isinf(), free, drawn)
 
     def _draw_integers(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        # Arithmetic is modulo 2**64: `count` and `drawn` are unsigned numbers in int64 clothes. A count of 2**64
-        # is 0 there, and to subtract it does nothing
+        # torch lacks most arithmetic for uint64. So `count` and `drawn` are unsigned numbers stored as int64, modulo
+        # 2**64. A count of 2**64 is stored as 0, and subtracting it changes nothing
         bottom, top = self.ends
         low = bottom.to(torch.int64)
         count = top.to(torch.int64) - low + 1
@@ -150,18 +150,19 @@ class ContinuousBox(Box):
             _INT64_MIN, None, generator=generator
         )
         short = (drawn & _INT64_MAX) % count.clamp(min=1)
-        # A count of 2**63 and more goes into 2**64 once: one subtraction is the remainder
+        # `drawn` is below 2**64, so it holds a count of 2**63 or more at most once: one subtraction gives the
+        # remainder. With both sign bits flipped, the signed comparison orders numbers like an unsigned one
         over = (drawn ^ _INT64_MIN) >= (count ^ _INT64_MIN)
         long = torch.where(over, drawn - count, drawn)
         return low + torch.where(count > 0, short, long)
 
 
 def _written(name: str) -> property:
-    """Return the property of an end that has memory for each element once it was looked at."""
+    """Return a property for a bound; reading it gives each element of the bound memory."""
 
     def get(space: ContinuousBox) -> Tensor:
         end: Tensor = vars(space)[name]
-        # That of a part stays, as it isn't the memory of the spec: torch refuses to write into an expanded tensor.
+        # The bound of a part stays expanded, so that torch refuses to write into it: a write to a copy would be lost
         if end.numel() > 1 and 0 in end.stride() and not space.is_part:
             end = vars(space)[name] = end.contiguous()
             vars(space).pop("_found", None)
@@ -173,7 +174,7 @@ def _written(name: str) -> property:
     return property(get, put)
 
 
-# After the dataclass was made, which would take a property for a default.
+# Assigned after the dataclass decorator has run, because it takes a property in the class body for a default value.
 ContinuousBox.low, ContinuousBox.high = _written("low"), _written("high")  # type: ignore[assignment]
 
 
@@ -187,7 +188,7 @@ def _in_place_of(old: Tensor, name: str, value: Any) -> Tensor:
 
 
 class BoxSpec(LeafSpec):
-    """What `Bounded` and `Unbounded` share: a class for each domain, by default real dtypes and the others."""
+    """Base class of `Bounded` and `Unbounded`: it selects the class for the domain, continuous or discrete."""
 
     space: ContinuousBox
     strict = False
@@ -201,15 +202,18 @@ class BoxSpec(LeafSpec):
         domain: str | None,
         kinds: tuple[type[BoxSpec], type[BoxSpec]],
     ) -> None:
-        """Become the class of a domain: of the one asked for, else that of the class, else what the dtype says.
+        """Initialize the spec, and change its class to that of its domain.
+
+        The domain is the argument `domain`, else the domain of the called class, else the one that the dtype implies.
+        A user's subclass keeps its class.
 
         Args:
-            shape: of one value.
-            space: the numbers.
+            shape: shape of one value.
+            space: the bounds.
             device: see `LeafSpec`.
-            dtype: of the values, a real one.
+            dtype: a real dtype of the values.
             domain: see `Bounded`.
-            kinds: the class of continuous domains, and that of discrete ones.
+            kinds: the class for continuous domains, and the class for discrete domains.
 
         Raises:
             InvalidArgumentError: if the domain isn't "continuous" or "discrete".
@@ -230,7 +234,7 @@ class BoxSpec(LeafSpec):
             self.__class__ = continuous if self.domain == "continuous" else discrete
 
     def cardinality(self) -> int | float:
-        """Return the number of values in the domain; infinity for real numbers."""
+        """Return the number of values in the domain; infinity for floating-point dtypes."""
         if self.dtype.is_floating_point:
             return math.inf
         if self.space.common is not None:
@@ -243,30 +247,30 @@ class BoxSpec(LeafSpec):
 class Bounded(BoxSpec):
     """Elements from `low` to `high`, both included.
 
-    `Bounded(...)` makes a `BoundedContinuous` for floating-point dtypes and a `BoundedDiscrete` for the others,
-    unless `domain` says otherwise. NaN is never in the domain. `encode` and `to_numpy` don't check the bounds unless
-    asked to.
+    `Bounded(...)` makes a `BoundedContinuous` for floating-point dtypes and a `BoundedDiscrete` for other dtypes,
+    unless `domain` names another domain. NaN is never in the domain. `encode` doesn't check the bounds. `to_numpy`
+    checks them if `safe` is True.
 
-    `rand` is uniform between finite bounds, over integers for all ranges up to that of int64. Away from a
-    single finite bound it is exponential (mean 1), and without finite bounds normal (mean 0, variance 1).
+    `rand` is uniform between finite bounds, also for integers with the whole range of int64. With a single finite
+    bound the distance from it is exponential (mean 1). Without finite bounds `rand` is normal (mean 0, variance 1).
 
     Examples:
         >>> Bounded(-2, 2, shape=(3,)).rand((5,)).shape
         torch.Size([5, 3])
 
     Args:
-        low: number or tensor; must expand to `shape`. Infinite bounds are for floating-point dtypes.
-        high: number or tensor; must expand to `shape`; nowhere below `low`.
-        shape: of one value; None: the shape of the bounds.
-        device: where values are drawn; None: that of the bounds if they are on an accelerator, otherwise
-            torch's default device.
-        dtype: of the values; None: torch's default dtype (float32), whatever the bounds are made of.
-        domain: "continuous" or "discrete": which class it is, and its attribute `domain`; values are those of the
-            dtype anyway. None: by the dtype.
+        low: number or tensor that expands to `shape`. Only floating-point dtypes can have infinite bounds.
+        high: number or tensor that expands to `shape`; at least `low` everywhere.
+        shape: shape of one value; None: the shape of the bounds.
+        device: device on which values are drawn; None: the device of the bounds if they are on an accelerator,
+            otherwise torch's default device.
+        dtype: dtype of the values; None: torch's default dtype (float32), for bounds of any dtype.
+        domain: "continuous" or "discrete": the domain, which decides the class. It doesn't change the values. None: the
+            domain that the dtype implies.
 
     Raises:
-        InvalidArgumentError: if a bound is NaN, doesn't fit the dtype or the shape, or leaves no number
-            between.
+        InvalidArgumentError: if a bound is NaN, doesn't fit the dtype or the shape, or no finite number is between
+            the bounds.
     """
 
     def __init__(
@@ -293,7 +297,7 @@ class Bounded(BoxSpec):
                 f"Bounded: expected bounds that expand to shape {shape}, "
                 f"got low {tuple(bottom.shape)} and high {tuple(top.shape)}"
             ) from error
-        # In a dtype that can be compared, and that pickle knows
+        # In a dtype that torch can compare, and that pickle supports
         bottom, top = ordered(bottom), ordered(top)
         _require_room(bottom, top)
         kinds = (BoundedContinuous, BoundedDiscrete)
@@ -311,13 +315,13 @@ class Bounded(BoxSpec):
 
     @property
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """`low` and `high`, to be read only: those of large frames may be one number, expanded."""
+        """`low` and `high`, for reading only: large ones may be expanded scalars."""
         low, high = self.space.ends
         return low.to(self.dtype), high.to(self.dtype)
 
     def _outside(self, value: Tensor) -> Tensor:
         value = ordered(value)
-        # In this form a NaN is outside
+        # Comparisons with NaN are False, so that in this form NaN is outside
         low, high = self.space.ends
         return ~((value >= low.to(value.device)) & (value <= high.to(value.device)))
 
@@ -343,11 +347,11 @@ class Bounded(BoxSpec):
 
 
 class BoundedContinuous(Bounded):
-    """Elements from `low` to `high`, both included, of a continuous domain; the arguments are those of `Bounded`."""
+    """Elements from `low` to `high`, both included, of a continuous domain; it takes the arguments of `Bounded`."""
 
 
 class BoundedDiscrete(Bounded):
-    """Elements from `low` to `high`, both included, of a discrete domain; the arguments are those of `Bounded`."""
+    """Elements from `low` to `high`, both included, of a discrete domain; it takes the arguments of `Bounded`."""
 
 
 def _bound(name: str, value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
@@ -398,20 +402,21 @@ def _range(bound: Tensor) -> str:
 class Unbounded(BoxSpec):
     """Any element of the dtype, NaN and infinities included.
 
-    `Unbounded(...)` makes an `UnboundedContinuous` for floating-point dtypes and an `UnboundedDiscrete` for the
-    others, unless `domain` says otherwise.
+    `Unbounded(...)` makes an `UnboundedContinuous` for floating-point dtypes and an `UnboundedDiscrete` for other
+    dtypes, unless `domain` names another domain.
 
-    `rand` is normal (mean 0, variance 1), for integers and booleans uniform over all that the dtype holds.
+    `rand` is normal (mean 0, variance 1). For integers and booleans it is uniform over all values of the dtype.
 
     Examples:
         >>> Unbounded((3,)).zero((2,)).shape
         torch.Size([2, 3])
 
     Args:
-        shape: of one value.
-        device: where values are drawn; None: torch's default device.
-        dtype: of the values; None: torch's default dtype (float32), int64 for `UnboundedDiscrete`.
-        domain: "continuous" or "discrete": which class it is, and its attribute `domain`. None: by the dtype.
+        shape: shape of one value.
+        device: device on which values are drawn; None: torch's default device.
+        dtype: dtype of the values; None: torch's default dtype (float32), int64 for `UnboundedDiscrete`.
+        domain: "continuous" or "discrete": the domain, which decides the class. None: the domain that the dtype
+            implies.
     """
 
     def __init__(
@@ -440,7 +445,7 @@ class Unbounded(BoxSpec):
         made = torch.empty(shape, dtype=self.dtype, device=self.device)
         if self.dtype.is_floating_point:
             return made.normal_(generator=generator)
-        # Without an upper end `random_` draws up to the dtype's largest number, included
+        # Without an upper bound `random_` draws up to the dtype's largest number, included
         return made.random_(integer_limits(self.dtype)[0], None, generator=generator)
 
     def _nearest(self, value: Tensor) -> Tensor:
@@ -453,8 +458,8 @@ class Unbounded(BoxSpec):
 
 
 class UnboundedContinuous(Unbounded):
-    """Any element, of a continuous domain; the arguments are those of `Unbounded`."""
+    """Any element, of a continuous domain; it takes the arguments of `Unbounded`."""
 
 
 class UnboundedDiscrete(Unbounded):
-    """Any element, of a discrete domain; the arguments are those of `Unbounded`."""
+    """Any element, of a discrete domain; it takes the arguments of `Unbounded`."""

@@ -1,9 +1,4 @@
-"""One choice among n, as an integer (`Categorical`) or as a vector with a single one (`OneHot`).
-
-Tensors of independent zeros and ones.
-
-Several choices, as integers (`MultiCategorical`) or as one-hot vectors in a row (`MultiOneHot`).
-"""
+"""Specs of discrete choices: `Categorical`, `OneHot`, `Binary`, `MultiCategorical` and `MultiOneHot`."""
 
 from __future__ import annotations
 
@@ -70,8 +65,8 @@ class _OneChoice(ChoiceSpec):
 class Categorical(_OneChoice, IntegerSpec):
     """Integers from 0 to `n` (excluded).
 
-    With `n=-1` the number of choices isn't fixed: any integer from 0 is in the domain, and what needs the number raises
-    until `set_provisional_n` has set it.
+    With `n=-1` the number of choices isn't fixed, and the domain holds all integers from 0. Methods that need the
+    number, such as `rand`, raise until `set_provisional_n` has set it.
 
     Examples:
         >>> spec = Categorical(3, mask=torch.tensor([False, True, False]))
@@ -79,11 +74,11 @@ class Categorical(_OneChoice, IntegerSpec):
         tensor([1, 1, 1, 1])
 
     Args:
-        n: the number of choices; -1 for any, 0 for a domain without values, from which nothing can be drawn.
-        shape: of one value; each element is a choice of its own. None: `()`.
-        device: where values are drawn; None: torch's default device.
+        n: the number of choices; -1 for any number. 0 means an empty domain, from which `rand` can't draw.
+        shape: shape of one value; its elements are independent choices. None: `()`.
+        device: device on which values are drawn; None: torch's default device.
         dtype: any real dtype that holds `n - 1`.
-        mask: bool, expands to `(*shape, n)`: which choices are allowed; None: all.
+        mask: the allowed choices, a bool tensor that expands to `(*shape, n)`; None: all.
 
     Raises:
         InvalidArgumentError: if `n` is negative or doesn't fit the dtype, or the mask doesn't fit.
@@ -104,7 +99,7 @@ class Categorical(_OneChoice, IntegerSpec):
         self.update_mask(mask)
 
     def set_provisional_n(self, n: int) -> None:
-        """Set how many choices `rand`, `enumerate` and `to_one_hot` have; for specs made with -1.
+        """Set the number of choices that `rand`, `enumerate` and `to_one_hot` use; for specs made with `n=-1`.
 
         Raises:
             InvalidArgumentError: if `n` is negative.
@@ -121,7 +116,7 @@ class Categorical(_OneChoice, IntegerSpec):
         return self._provisional
 
     def update_mask(self, mask: Tensor | None) -> None:
-        """Set which choices are allowed, in this object; see `ChoiceSpec.update_mask`."""
+        """Set the allowed choices of this spec, in place; see `ChoiceSpec.update_mask`."""
         if mask is not None and self.space.n == -1:
             raise InvalidArgumentError("mask: a mask needs a fixed number of choices, got n=-1")
         super().update_mask(mask)
@@ -131,9 +126,9 @@ class Categorical(_OneChoice, IntegerSpec):
 
 
 class OneHot(_OneChoice, OneHotSpec):
-    """Vectors of length `n` with a single one.
+    """Vectors of length `n` that hold a single one.
 
-    `encode` takes integers, `to_numpy` gives integers: they are what environments use. `project` picks the
+    `encode` takes integers and `to_numpy` returns integers, because environments use integers. `project` picks the
     largest element that the mask allows.
 
     Examples:
@@ -141,12 +136,12 @@ class OneHot(_OneChoice, OneHotSpec):
         tensor([False,  True, False])
 
     Args:
-        n: the number of choices; 0 for a domain without values, from which nothing can be drawn.
-        shape: of one value, ending with `n`; None: `(n,)`.
-        device: where values are drawn; None: torch's default device.
+        n: the number of choices. 0 means an empty domain, from which `rand` can't draw.
+        shape: shape of one value, ending with `n`; None: `(n,)`.
+        device: device on which values are drawn; None: torch's default device.
         dtype: any real dtype.
-        use_register: must be False: choices are integers, never other values in the order of their coming.
-        mask: bool, expands to `shape`: which choices are allowed; None: all.
+        use_register: must be False. True would number arbitrary values in the order in which `encode` meets them.
+        mask: the allowed choices, a bool tensor that expands to `shape`; None: all.
 
     Raises:
         InvalidArgumentError: if `n` is negative, or the shape or the mask doesn't fit.
@@ -171,12 +166,12 @@ class OneHot(_OneChoice, OneHotSpec):
 
 
 class Binary(Categorical):
-    """Elements that are 0 or 1, each independent of the others: choices among two.
+    """Independent elements that are 0 or 1.
 
     Args:
         n: the size of the last dimension; None: taken from `shape`.
-        shape: of one value; None: `(n,)`.
-        device: where values are drawn; None: torch's default device.
+        shape: shape of one value; None: `(n,)`.
+        device: device on which values are drawn; None: torch's default device.
         dtype: any real dtype.
 
     Raises:
@@ -203,7 +198,7 @@ class Binary(Categorical):
         return 2 ** (self.shape[-1] if self.shape else 1)
 
     def enumerate(self, use_mask: bool = False) -> Tensor:
-        """Return what the last dimension can be, `(count, *shape)`; see `TensorSpec.enumerate`."""
+        """Return all values of the last dimension, `(count, *shape)`; see `TensorSpec.enumerate`."""
         each = self.space.all(use_mask, self.device)
         if not self.shape:
             return each.to(self.dtype)
@@ -225,10 +220,10 @@ class Binary(Categorical):
 
 
 def checked_counts(nvec: Any) -> Tensor:
-    """Return `nvec` as an int64 tensor of its own with at least one dimension.
+    """Return a copy of `nvec` as an int64 tensor with at least one dimension.
 
     Raises:
-        InvalidTypeError: if it isn't made of integers.
+        InvalidTypeError: if it doesn't consist of integers.
         InvalidArgumentError: if it is empty or has a negative count.
     """
     try:
@@ -247,7 +242,7 @@ def checked_counts(nvec: Any) -> Tensor:
 class _SeveralChoices(ChoiceSpec):
     space: BoxList
     event_ndim = 1
-    _single = False  # whether values may lack the last dimension, which has size one
+    _single = False  # whether values may omit the last dimension, which has size one
 
     def _describe(self) -> str:
         counts = "varying" if self.space.common is None else list(self.space.common)
@@ -255,7 +250,7 @@ class _SeveralChoices(ChoiceSpec):
 
 
 class MultiCategorical(_SeveralChoices, IntegerSpec):
-    """Vectors of k integers, the i-th from 0 to `nvec[i]` (excluded).
+    """Vectors of k integers; the i-th integer is from 0 to `nvec[i]` (excluded).
 
     An index may reach into the last dimension: `spec[..., 0]` is the spec of the first choice.
 
@@ -264,14 +259,14 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         torch.Size([4, 2])
 
     Args:
-        nvec: the counts; more than one dimension if they differ within the batch. A number is one count.
-        shape: of one value, ending with the k of `nvec`; None: the shape of `nvec`.
-        device: where values are drawn; None: torch's default device.
+        nvec: the numbers of choices. It has several dimensions if they differ within the batch. A number is one count.
+        shape: shape of one value, ending with the k of `nvec`; None: the shape of `nvec`.
+        device: device on which values are drawn; None: torch's default device.
         dtype: any real dtype that holds the largest choice.
-        mask: expands to `(*batch_shape, sum(nvec))`: which choices are allowed; or to `(*batch_shape, *nvec)`: which
-            combinations are. None: all. See `update_mask`.
-        remove_singleton: whether drawn values of a spec that was given one number, `MultiCategorical(5)`, lack the last
-            dimension; both forms are in its domain. An entry of a composite has it always, as `shape` says.
+        mask: the allowed choices, which expand to `(*batch_shape, sum(nvec))`; or the allowed combinations, which
+            expand to `(*batch_shape, *nvec)`. None: all. See `update_mask`.
+        remove_singleton: applies to a spec made from a number, such as `MultiCategorical(5)`. True: drawn values omit
+            the last dimension, and the domain holds both forms. Entries of a composite always have this dimension.
 
     Raises:
         InvalidArgumentError: if a count is negative or doesn't fit the dtype, or the shape or mask
@@ -310,7 +305,7 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         return fault
 
     def as_entry(self) -> MultiCategorical:
-        """Return the spec whose values have the shape that it says; see `TensorSpec.as_entry`."""
+        """Return the spec with values of exactly its shape, including a last dimension of one."""
         if not self._single:
             return super().as_entry()
         entry = self.clone()
@@ -318,11 +313,12 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         return entry
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec of the values that `value[index]` gives; that of a single choice is a `Categorical`.
+        """Return the spec of the values that `value[index]` would give; for a single choice a `Categorical`.
 
         Raises:
             IndexRangeError: if the index is out of range.
-            UnsupportedError: if there is a mask, and the counts differ within the new batch.
+            UnsupportedError: if the spec has a mask, and the counts differ within the new batch; or if the mask is
+                joint, and the index selects several choices.
         """
         if goes_back(index):
             return super().__getitem__(index)
@@ -338,7 +334,7 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
 
     @property
     def nvec(self) -> Tensor:
-        """The number of choices of each column, `(k,)` int64; with batch dimensions if they differ there."""
+        """The number of choices of each column, `(k,)` int64; with batch dimensions if they differ within the batch."""
         return torch.as_tensor(self.space.n if self.space.common is None else self.space.common)
 
     def _other_encoding(self) -> MultiOneHot:
@@ -347,10 +343,11 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
 
 
 class MultiOneHot(_SeveralChoices, OneHotSpec):
-    """Vectors made of k one-hot vectors, the i-th of length `nvec[i]`.
+    """Vectors of k concatenated one-hot vectors; the i-th part has length `nvec[i]`.
 
-    `encode` takes k integers, `to_numpy` gives k integers: they are what environments use. `project` picks
-    the largest element of each part that the mask allows.
+    `encode` takes k integers and `to_numpy` returns k integers, because environments use integers. `project` picks
+    the largest element of each part. With a mask it picks the largest allowed element, or with a joint mask the
+    allowed combination nearest to the largest elements.
 
     Examples:
         >>> MultiOneHot([3, 2]).encode([1, 0])
@@ -358,12 +355,12 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
 
     Args:
         nvec: the lengths of the parts.
-        shape: of one value, ending with their sum; None: `(sum(nvec),)`.
-        device: where values are drawn; None: torch's default device.
+        shape: shape of one value, ending with the sum of `nvec`; None: `(sum(nvec),)`.
+        device: device on which values are drawn; None: torch's default device.
         dtype: any real dtype.
-        use_register: must be False: choices are integers, never other values in the order of their coming.
-        mask: expands to `shape`: which choices are allowed; or to `(*batch_shape, *nvec)`: which combinations are.
-            None: all. See `update_mask`.
+        use_register: must be False. True would number arbitrary values in the order in which `encode` meets them.
+        mask: the allowed choices, which expand to `shape`; or the allowed combinations, which expand to
+            `(*batch_shape, *nvec)`. None: all. See `update_mask`.
 
     Raises:
         InvalidArgumentError: if a count is negative, or the shape or the mask doesn't fit.
@@ -396,6 +393,6 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
         return MultiCategorical(self.nvec, shape, self.device, mask=self.mask)
 
 
-# As other releases have it: programs ask for the kind of encoding
+# As in other releases, so that `isinstance` with Categorical or OneHot tells a program the kind of encoding
 Categorical.register(MultiCategorical)
 OneHot.register(MultiOneHot)

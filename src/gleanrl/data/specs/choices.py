@@ -1,10 +1,8 @@
-"""The numbers of choices: how many there are, which of them a mask allows, and one-hot vectors of them.
+"""Base classes for specs of choices: `ChoiceSpace` (counts and masks), and encodings as integers or one-hot vectors.
 
-A choice is known by its *index*, an integer from 0. Several choices side by side have one index each, in a last
-dimension; their masks and one-hot vectors stand in one *row*, one part after the other. A *joint* mask has one
-dimension for each of several choices instead, and tells which combinations are allowed.
-
-The two encodings of choices: as integers and as one-hot vectors, of one choice or of several side by side.
+The *index* of a choice is an integer from 0. A value of k choices has k indices in its last dimension. Masks and
+one-hot vectors of k choices are concatenated to one *row*. A *joint* mask has one dimension for each of the k
+choices instead: it allows or forbids combinations.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ Device: TypeAlias = torch.device | None
 
 @dataclass(frozen=True, eq=False)
 class Allowed:
-    """What a mask allows, in a form that can be drawn from at once.
+    """The allowed positions of a mask, sorted so that a draw is one lookup.
 
     Attributes:
         order: `(*batch, n)` int64, the allowed positions first.
-        count: `(*batch)` int64, how many positions are allowed.
+        count: `(*batch)` int64, the number of allowed positions.
     """
 
     order: Tensor
@@ -53,31 +51,32 @@ class Allowed:
 
     @classmethod
     def of(cls, mask: Tensor) -> Allowed:
-        """Read a mask of shape `(*batch, n)`."""
+        """Return the allowed positions of a mask of shape `(*batch, n)`."""
         return cls(mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True), mask.sum(-1))
 
     def draw(self, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        """Draw positions of shape `shape`, which ends with the batch dimensions, uniformly."""
+        """Draw positions uniformly; `shape` is the result's shape, and ends with the batch dimensions."""
         rank = draw_below(self.count, shape, generator)
         order = self.order.expand((*shape, self.order.shape[-1]))
         return order.gather(-1, rank.unsqueeze(-1)).squeeze(-1)
 
 
 def draw_below(limit: Tensor, shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-    """Draw integers from 0 to `limit` (excluded, below 2**53); `shape` ends with that of `limit`."""
-    # u <= 1 - 2**-53: u * limit is over half a spacing below limit, or exact, so never rounds up to it
+    """Draw integers from 0 to `limit` (excluded; below 2**53); `shape` ends with the shape of `limit`."""
+    # u is at most 1 - 2**-53. So u * limit is exact, or more than half a float spacing below limit: it never rounds
+    # up to limit
     u = torch.rand(shape, dtype=torch.float64, device=limit.device, generator=generator)
     return u.mul_(limit).to(torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class ChoiceSpace(Box):
-    """Indices from 0 to a limit (excluded), or those that a mask allows; and one-hot vectors of them.
+    """The domain of one choice or of k choices: indices from 0 to a limit (excluded) that a mask allows.
 
     Attributes:
-        n: the limit, an int, -1 if there is none; `(*batch, k)` int64 for k choices side by side.
-        mask: `(*batch, n)` bool, True where allowed, for k choices `(*batch, sum of the limits)`, or joint
-            `(*batch, *limits)`; None allows all.
+        n: the limit, an int; -1 for no limit. For k choices `(*batch, k)` int64.
+        mask: `(*batch, n)` bool, True where allowed. For k choices `(*batch, sum of the limits)`, or joint
+            `(*batch, *limits)`. None allows all.
     """
 
     n: int | Tensor
@@ -85,17 +84,17 @@ class ChoiceSpace(Box):
 
     @cached_property
     def index_dims(self) -> tuple[int, ...]:
-        """The dimensions behind the batch that an index has: none, or k."""
+        """The dimensions of an index after the batch dimensions: `()` for one choice, `(k,)` for k choices."""
         return () if isinstance(self.n, int) else (self.n.shape[-1],)
 
     @cached_property
     def is_void(self) -> bool:
-        """Whether there is a choice among nothing."""
+        """Whether a choice has the limit 0, so that the domain is empty."""
         return self.n == 0 if isinstance(self.n, int) else bool((self.n == 0).any())
 
     @cached_property
     def common(self) -> tuple[int, ...] | None:
-        """The limits if they are the same for the whole batch, else None."""
+        """The limits if they are equal in the whole batch, else None."""
         if isinstance(self.n, int):
             return (self.n,)
         rows = self.n.reshape(-1, self.n.shape[-1])
@@ -106,7 +105,7 @@ class ChoiceSpace(Box):
         """The lengths of the parts of a row.
 
         Raises:
-            UnsupportedError: if they differ within the batch.
+            UnsupportedError: if the limits differ within the batch.
         """
         if self.common is None:
             raise UnsupportedError(
@@ -123,25 +122,26 @@ class ChoiceSpace(Box):
         return self.mask if self.is_joint(self.mask) else None
 
     def is_joint(self, mask: Tensor) -> bool:
-        """Return whether a mask has one dimension for each of several choices."""
+        """Return whether a mask has one dimension for each of k choices, k being at least 2."""
         if isinstance(self.n, int) or self.common is None or len(self.common) < 2:
             return False
         return tuple(mask.shape[-len(self.common) :]) == self.common
 
     def mask_dims(self, mask: Tensor) -> tuple[int, ...]:
-        """Return the dimensions behind the batch that this mask has, once it is expanded."""
+        """Return the dimensions of an expanded mask after the batch dimensions."""
         parts = self.parts
         return parts if self.is_joint(mask) else (sum(parts),)
 
     @cached_property
     def by_index(self) -> Tensor | None:
-        """The mask with one dimension more than an index, as long as the largest limit, False from each limit on.
+        """The mask `(*batch, k, largest limit)`: whether each index of each choice is allowed; for one choice the mask.
 
-        Of a joint mask, which index each choice has in an allowed combination.
+        Indices from a choice's limit on are False. With a joint mask, an index is allowed if some allowed combination
+        holds it.
         """
         if self.mask is None or isinstance(self.n, int):
             return self.mask
-        if self.common is None:  # a batch of size 0
+        if self.common is None:  # the batch has size 0: a mask needs equal limits in any other batch
             return None
         widest, k = max(self.common), len(self.common)
         if self.joint is None:
@@ -158,12 +158,12 @@ class ChoiceSpace(Box):
         return self.joint.flatten(-len(self.common))
 
     def _indices_of(self, combination: Tensor) -> Tensor:
-        """Return the indices `(*lead, k)` of numbered combinations."""
+        """Return the indices `(*lead, k)` of combinations, given by their numbers."""
         assert self.common is not None
         return torch.stack(torch.unravel_index(combination, self.common), -1)
 
     def _combination_of(self, index: Tensor) -> Tensor:
-        """Return the numbers of the combinations of indices `(*lead, k)`, which are below their limits."""
+        """Return the numbers `(*lead)` of combinations, given by indices `(*lead, k)` below their limits."""
         assert self.common is not None
         number = torch.zeros_like(index[..., 0])
         for i, count in enumerate(self.common):
@@ -172,7 +172,7 @@ class ChoiceSpace(Box):
 
     @cached_property
     def allowed(self) -> Allowed:
-        """The mask, ready to be drawn from."""
+        """The allowed positions of the mask, sorted for draws."""
         if self.joint is not None:
             return Allowed.of(self.combinations)
         assert self.by_index is not None
@@ -181,10 +181,16 @@ class ChoiceSpace(Box):
     def draw(
         self, shape: Sequence[int], generator: torch.Generator | None, dtype: torch.dtype, device: Device
     ) -> Tensor:
-        """Draw indices of shape `shape`, which ends with those of one value.
+        """Draw indices uniformly among the allowed ones, with a joint mask among the allowed combinations.
+
+        Args:
+            shape: shape of the result; it ends with the batch dimensions and `index_dims`.
+            generator: the source of randomness; None: torch's global generator.
+            dtype: dtype of the result.
+            device: device of the result, used if there is no mask.
 
         Raises:
-            UnsupportedError: if there is no choice to draw.
+            UnsupportedError: if the domain is empty, and `shape` has elements.
         """
         if self.is_void:
             if torch.Size(shape).numel():
@@ -201,13 +207,16 @@ class ChoiceSpace(Box):
         return draw_below(self.n, shape, generator).to(dtype)
 
     def forbids_all(self) -> Tensor:
-        """Return where the mask, which there is, leaves no choice: `(*batch)` bool."""
+        """Return where the mask forbids all choices: `(*batch)` bool; the space must have a mask."""
         if isinstance(self.n, int) or self.joint is not None:
             return self.allowed.count == 0
         return (self.allowed.count == 0).any(-1)
 
     def outside(self, index: Tensor) -> Tensor:
-        """Return where indices aren't in the space, as booleans of the same shape."""
+        """Return where indices are outside the domain, as booleans of the same shape.
+
+        With a joint mask, all k indices of a forbidden combination are outside.
+        """
         if index.dtype == torch.bool:
             index = index.to(torch.int64)
         out, mask = (index < 0) | (index >= self.limit(index.device)), self.by_index
@@ -216,18 +225,21 @@ class ChoiceSpace(Box):
         if self.joint is not None:
             inside = torch.where(out, 0, index).to(torch.int64)
             return out | self._forbidden(inside).unsqueeze(-1)
-        # Those beyond the limit are outside already; clamped, they can be looked up
+        # Indices beyond the limit are outside already; `clamp` makes them valid for `gather`
         at = index.to(torch.int64).clamp(0, mask.shape[-1] - 1).unsqueeze(-1)
         return out | ~mask.to(index.device).expand((*index.shape, mask.shape[-1])).gather(-1, at).squeeze(-1)
 
     def _forbidden(self, index: Tensor) -> Tensor:
-        """Return where a joint mask forbids the combination of int64 indices `(*lead, k)`, `(*lead)` bool."""
+        """Return where the joint mask forbids combinations, `(*lead)` bool, for int64 indices `(*lead, k)`."""
         number = self._combination_of(index).unsqueeze(-1)
         mask = self.combinations.to(index.device).expand((*number.shape[:-1], self.combinations.shape[-1]))
         return ~mask.gather(-1, number).squeeze(-1)
 
     def nearest(self, index: Tensor) -> Tensor:
-        """Return the allowed index nearest to each int64, the lower one of two; with a joint mask, combinations."""
+        """Return the allowed index nearest to each int64 index; of two at equal distance, the lower one.
+
+        With a joint mask, return the allowed combination with the smallest sum of distances.
+        """
         index, mask = index.clamp(min=0).clamp(max=self.limit(index.device) - 1), self.by_index
         if mask is None:
             return index
@@ -241,15 +253,15 @@ class ChoiceSpace(Box):
         return distance.masked_fill(~mask.to(index.device), mask.shape[-1]).argmin(-1)
 
     def count(self) -> int:
-        """Return how many choices there are; those of the whole batch where they differ there."""
+        """Return the number of values of one element; the product over the whole batch if the limits differ."""
         return math.prod(self.common or torch.as_tensor(self.n).flatten().tolist())
 
     def all(self, use_mask: bool, device: Device) -> Tensor:
         """Return all indices, `(count)` int64, for k choices `(count, k)`.
 
         Args:
-            use_mask: without those that the mask forbids.
-            device: where to make them.
+            use_mask: leave out the indices that the mask forbids.
+            device: device of the result.
 
         Raises:
             UnsupportedError: if counts or masks differ within the batch.
@@ -270,7 +282,10 @@ class ChoiceSpace(Box):
         return torch.cartesian_prod(*indices).reshape(-1, *self.index_dims).to(device)
 
     def one_hot(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return indices as rows of one-hot vectors; an index outside is an error or all zeros."""
+        """Return indices as rows of one-hot vectors.
+
+        An index outside gives zeros for one choice, and raises or sets a wrong element for k choices.
+        """
         if isinstance(self.n, int):
             row = index.unsqueeze(-1) == torch.arange(self.n, device=index.device)
             return row if dtype is torch.bool else row.to(dtype)
@@ -286,30 +301,30 @@ class ChoiceSpace(Box):
         return torch.stack([part.argmax(-1) for part in row.split(self.parts, -1)], -1)
 
     def miscounted(self, chosen: Tensor, least: int) -> Tensor:
-        """Return where a part of a row of booleans has fewer than `least` or several Trues, `(*lead, *batch)` bool."""
+        """Return where a part of a row has fewer than `least` Trues, or more than one: `(*lead, *batch)` bool."""
         parts = (chosen,) if isinstance(self.n, int) else chosen.split(self.parts, -1)
         sums = torch.stack([part.sum(-1) for part in parts], -1)
         return ((sums < least) | (sums > 1)).any(-1)
 
     def limit(self, device: torch.device) -> Any:
-        """Return the limit, an int or a tensor on `device`."""
+        """Return the limit, an int or a tensor on `device`; the largest int64 if there is no limit."""
         if isinstance(self.n, int):
             return _NO_LIMIT if self.n == -1 else self.n
         return self.n.to(device)
 
 
 class CategoricalBox(ChoiceSpace):
-    """One choice; the arguments are those of `ChoiceSpace`."""
+    """The domain of one choice; it takes the arguments of `ChoiceSpace`."""
 
     n: int
 
 
 class BoxList(ChoiceSpace):
-    """Several choices side by side, also a sequence of their spaces.
+    """The domain of k choices; also a sequence of the spaces of its choices.
 
     Args:
-        n: the limits, `(*batch, k)` int64; or the spaces of the choices.
-        mask: `(*batch, sum of the limits)` bool, or None.
+        n: the limits, `(*batch, k)` int64; or a list with the space of each choice.
+        mask: `(*batch, sum of the limits)` or joint `(*batch, *limits)`, bool; None: all are allowed.
     """
 
     n: Tensor
@@ -319,15 +334,15 @@ class BoxList(ChoiceSpace):
 
     @classmethod
     def from_nvec(cls, nvec: Tensor) -> BoxList:
-        """Return the choices of `nvec`, `(*batch, k)`."""
+        """Return the space with the limits `nvec`, `(*batch, k)`."""
         return cls(nvec)
 
     def picked(self, operation: Transform) -> ChoiceSpace:
-        """Return the space of the indices that `operation` takes out of those of one value.
+        """Return the space of the indices that `operation` selects from the indices of one value.
 
         Raises:
-            UnsupportedError: if there is a mask, and the limits differ within the new batch; or if the mask is joint,
-                and several choices are left.
+            UnsupportedError: if the space has a mask, and the limits differ within the new batch; or if the mask is
+                joint, and `operation` selects several choices.
         """
         n, mask = operation(self.n), self.by_index
         if self.joint is not None and n.ndim:
@@ -345,7 +360,7 @@ class BoxList(ChoiceSpace):
 
     @property
     def boxes(self) -> list[ChoiceSpace]:
-        """The spaces along the first dimension."""
+        """The spaces of the k choices; if the limits differ within the batch, the spaces of its first dimension."""
         if self.common is not None:
             return [CategoricalBox(n) for n in self.common]
         return [BoxList(row) for row in self.n]
@@ -360,11 +375,11 @@ class BoxList(ChoiceSpace):
 
 
 def checked_mask(mask: Any, shape: Sequence[int]) -> Tensor:
-    """Return `mask` as booleans expanded to `shape`; it may share its memory.
+    """Return `mask` as booleans expanded to `shape`; the result may share memory with `mask`.
 
     Raises:
-        InvalidTypeError: if it is made of neither booleans nor integers.
-        InvalidArgumentError: if an integer is neither 0 nor 1, or it can't be expanded.
+        InvalidTypeError: if `mask` consists of neither booleans nor integers.
+        InvalidArgumentError: if an integer is neither 0 nor 1, or `mask` doesn't expand to `shape`.
     """
     if mask.dtype.is_floating_point or mask.dtype.is_complex:
         raise InvalidTypeError(f"mask: expected dtype torch.bool, or integers 0 and 1, got {mask.dtype}")
@@ -385,10 +400,13 @@ def checked_mask(mask: Any, shape: Sequence[int]) -> Tensor:
 
 
 def require_choice(nothing: Tensor) -> None:
-    """Check that nowhere in a batch a mask allows nothing.
+    """Check that a mask allows a choice everywhere in the batch.
+
+    Args:
+        nothing: where the mask forbids all choices, bool.
 
     Raises:
-        InvalidArgumentError: if it does somewhere; the message names the first place.
+        InvalidArgumentError: if an element of `nothing` is True; the message names the first one.
     """
     if bool(nothing.any()):
         where = tuple(nothing.nonzero()[0].tolist())
@@ -396,34 +414,34 @@ def require_choice(nothing: Tensor) -> None:
 
 
 class ChoiceSpec(LeafSpec):
-    """What the encodings share: the mask, and the way from one to the other."""
+    """Base class of both encodings: it holds the mask, and converts one encoding to the other."""
 
     space: ChoiceSpace
 
     @property
     def _known(self) -> ChoiceSpace:
-        """The space that says how many choices there are."""
+        """The space that holds the number of choices, fixed or provisional."""
         return self.space
 
     @property
     def mask(self) -> Tensor | None:
-        """Which choices are allowed, `(*batch_shape, n)` bool; None allows all.
+        """The allowed choices, `(*batch_shape, n)` bool; None allows all.
 
-        For several choices `(*batch_shape, sum(nvec))`, their masks side by side, or joint `(*batch_shape, *nvec)`.
+        For several choices it is `(*batch_shape, sum(nvec))`, their concatenated masks, or joint
+        `(*batch_shape, *nvec)`.
         """
         return self.space.mask
 
     def update_mask(self, mask: Tensor | None) -> None:
-        """Set which choices are allowed, in this object; `rand`, `is_in` and `project` obey.
+        """Set the allowed choices of this spec, in place; `rand`, `is_in` and `project` use them.
 
         Args:
-            mask: bool, or integers 0 and 1; expands to the shape of the attribute `mask`; it is copied. For several
-                choices it may be joint: a mask whose shape ends with `nvec` tells which combinations are allowed. None
-                allows all.
+            mask: bool, or integers 0 and 1; it expands to the shape of the attribute `mask`, and is copied. A mask of
+                several choices whose shape ends with `nvec` is joint: it allows combinations. None allows all.
 
         Raises:
-            InvalidTypeError: if it is made of neither booleans nor integers.
-            InvalidArgumentError: if it doesn't expand to the shape, forbids every choice somewhere, or has an integer
+            InvalidTypeError: if it consists of neither booleans nor integers.
+            InvalidArgumentError: if it doesn't expand to the shape, forbids all choices somewhere, or has an integer
                 other than 0 and 1.
             UnsupportedError: if the numbers of choices differ within the batch.
         """
@@ -433,19 +451,19 @@ class ChoiceSpec(LeafSpec):
         self.take(replace(self.space, mask=mask))
 
     def take(self, space: ChoiceSpace) -> None:
-        """Take the space of a mask, one that `masked` of a spec like this one returned."""
+        """Install a space that `masked` of an equal spec has returned; raise if its mask forbids all choices."""
         if space.by_index is not None:
             require_choice(space.forbids_all())
         self.space = space
         Changes.note()
 
     def expanded_mask(self, mask: Any) -> Tensor:
-        """Return a mask that `update_mask` takes as booleans of the shape of the attribute `mask`; see there."""
+        """Return a mask as booleans with the shape of the attribute `mask`; see `update_mask`."""
         mask = torch.as_tensor(mask)
         return checked_mask(mask, (*concrete(self.batch_shape), *self.space.mask_dims(mask)))
 
     def masked(self, mask: Tensor) -> ChoiceSpace:
-        """Return the space of an expanded mask, which is copied."""
+        """Return this spec's space with a copy of an expanded mask."""
         return replace(self.space, mask=mask.to(self.device, copy=True))
 
     @abstractmethod
@@ -465,12 +483,12 @@ class ChoiceSpec(LeafSpec):
         """Return the spec of the same choices in the other encoding, with the same mask."""
 
     def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """Return the choices as integers, `(*lead, *batch_shape)`; several with a last dimension of their own.
+        """Return the choices as integers, `(*lead, *batch_shape)`; for several choices `(*lead, *batch_shape, k)`.
 
         Args:
-            val: `(*lead, *shape)`; integers are returned as they are. It may have another dtype that holds the choices.
-            safe: whether to check the domain; None: do, but read all zeros where a one-hot vector should be, as in
-                `zero()`, as the first choice.
+            val: `(*lead, *shape)`; integers are returned unchanged. It may have another dtype that holds the choices.
+            safe: whether to check the domain; None: check it, but decode a one-hot vector of zeros, as in `zero()`, as
+                the first choice.
 
         Raises:
             SpecError: if a choice is outside the domain.
@@ -481,11 +499,11 @@ class ChoiceSpec(LeafSpec):
         return self._index(val)
 
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """Return the choices as one-hot vectors, `(*lead, *batch_shape, n)`; several in a row.
+        """Return the choices as one-hot vectors, `(*lead, *batch_shape, n)`; vectors of several choices concatenated.
 
         Args:
-            val: `(*lead, *shape)`; one-hot vectors are returned as they are, all zeros, too. Dtypes as in
-                `to_categorical`.
+            val: `(*lead, *shape)`; one-hot vectors, and zeros in their place, are returned unchanged. It may have
+                another dtype that holds the choices.
             safe: as in `to_categorical`.
 
         Raises:
@@ -506,10 +524,10 @@ class ChoiceSpec(LeafSpec):
         return self if isinstance(self, OneHotSpec) else self._other_encoding()
 
     def index(self, index: Tensor | int, tensor_to_index: Tensor) -> Tensor:
-        """Return the elements of a tensor that choices stand for, whatever their encoding.
+        """Return the elements of a tensor at the positions that choices give, in either encoding.
 
         Args:
-            index: choices, `(*lead, *shape)`.
+            index: the choices, `(*lead, *shape)`.
             tensor_to_index: `(*any, n)`.
 
         Returns:
@@ -529,9 +547,9 @@ class ChoiceSpec(LeafSpec):
         return super()._projected(value)
 
     def cardinality(self) -> int:
-        """Return the number of choices of one element, or of several side by side, whatever a mask forbids.
+        """Return the number of choices of one element, or of combinations of several choices, without regard to a mask.
 
-        Where it differs within the batch, that of all elements.
+        If the numbers differ within the batch, return the product over the batch.
         """
         return self._known.count()
 
@@ -545,7 +563,7 @@ class ChoiceSpec(LeafSpec):
 
 
 class IntegerSpec(ChoiceSpec):
-    """Choices as integers from 0."""
+    """Base class of specs that encode choices as integers from 0."""
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
         n = self.space.n
@@ -578,9 +596,9 @@ class IntegerSpec(ChoiceSpec):
 
 
 class OneHotSpec(ChoiceSpec):
-    """Choices as one-hot vectors, several in a row.
+    """Base class of specs that encode choices as one-hot vectors; vectors of several choices are concatenated.
 
-    `encode` takes integers, `to_numpy` gives integers: they are what environments use.
+    `encode` takes integers and `to_numpy` returns integers, because environments use integers.
     """
 
     event_ndim = 1
@@ -598,11 +616,11 @@ class OneHotSpec(ChoiceSpec):
         return self.space.one_hot(self.rand_index(shape[:-1], generator), self.dtype)
 
     def rand_index(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        """Draw as `rand` does, and return the indices, int64.
+        """Draw like `rand`, but return the int64 indices of the choices.
 
         Args:
-            shape: of the vectors, the batch's dimensions included.
-            generator: where the randomness comes from; None: torch's global generator.
+            shape: shape of the result without `index_dims`; it ends with the batch dimensions.
+            generator: the source of randomness; None: torch's global generator.
         """
         dims = (*shape, *self.space.index_dims)
         return self.space.draw(dims, generator, torch.int64, self.device)
@@ -611,7 +629,7 @@ class OneHotSpec(ChoiceSpec):
         return self._wrong(value, least=1)
 
     def _unreadable(self, value: Tensor) -> Tensor:
-        return self._wrong(value, least=0)  # the peak of all zeros is the first choice
+        return self._wrong(value, least=0)  # `peaks` of zeros is the first choice
 
     def _wrong(self, value: Tensor, least: int) -> Tensor:
         chosen = value != 0
@@ -628,7 +646,7 @@ class OneHotSpec(ChoiceSpec):
         ranked = _comparable(value).to(torch.float64)
         if self.mask is not None and self.space.joint is None:
             ranked = ranked.masked_fill(~self.mask.to(value.device), float("-inf"))
-        # Where all are -inf (forbidden or given) the peak may be a forbidden choice, hence `nearest`
+        # If all elements are -inf, `peaks` may return a forbidden choice: `nearest` corrects it
         return self.space.one_hot(self.space.nearest(self.space.peaks(ranked)), self.dtype)
 
     def _encoded(self, value: Any, device: torch.device | None) -> Tensor:
@@ -640,15 +658,15 @@ class OneHotSpec(ChoiceSpec):
 
 
 def _comparable(value: Tensor) -> Tensor:
-    """Return `value` in a dtype that has an argmax."""
+    """Return `value` in a dtype for which torch implements argmax."""
     return value if value.dtype.is_floating_point else value.to(torch.int64)
 
 
 def ending_with(name: str, n: int, shape: Sequence[int] | int | None) -> torch.Size:
-    """Return `shape`, or `(n,)` for None, after checking that it ends with `n`.
+    """Return `shape` as a size, or `(n,)` for None, after checking that it ends with `n`.
 
     Raises:
-        InvalidArgumentError: if it doesn't.
+        InvalidArgumentError: if it doesn't; the message starts with `name`, the name of the spec's class.
     """
     size = as_size((n if shape is None else shape,))
     if not size or size[-1] != n:
@@ -657,10 +675,10 @@ def ending_with(name: str, n: int, shape: Sequence[int] | int | None) -> torch.S
 
 
 def refuse_register(use_register: bool) -> None:
-    """Check that values aren't to be numbered in the order in which they come.
+    """Check the argument `use_register` of a one-hot spec.
 
     Raises:
-        UnsupportedError: if they are.
+        UnsupportedError: if it is True. Then the spec would number arbitrary values in the order of their arrival.
     """
     if use_register:
         raise UnsupportedError(

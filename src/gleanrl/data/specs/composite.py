@@ -1,7 +1,4 @@
-"""A dictionary of specs: the domain of TensorDicts.
-
-Names of the dimensions of a composite, as TensorDicts have them.
-"""
+"""`Composite`: a dictionary of specs, which describes TensorDicts."""
 
 from __future__ import annotations
 
@@ -32,18 +29,19 @@ Names = tuple[str | None, ...]
 
 
 class Named(SpecMapping):
-    """A mapping of specs whose dimensions may have names; those are no part of the domain."""
+    """A mapping of specs whose dimensions may have names; names aren't part of the domain."""
 
     _names: Names | None = None
 
     @property
     def names(self) -> list[str | None]:
-        """The names of the dimensions, as the values have them; None for one without. No part of the domain.
+        """The names of the dimensions, which the values get; None for a dimension without a name.
 
-        Assigned names go to nested composites, too; None takes all away.
+        Assigning names also sets them in nested composites. Assigning None removes all names. Names aren't part of the
+        domain.
 
         Raises:
-            InvalidArgumentError: another number of names than of dimensions, or a name twice.
+            InvalidArgumentError: if the number of names isn't the number of dimensions, or a name occurs twice.
         """
         return [None] * self.ndim if self._names is None else list(self._names)
 
@@ -59,16 +57,18 @@ class Named(SpecMapping):
                 spec.names = [*given, *spec.names[self.ndim :]]
 
     def refine_names(self, *names: Any) -> Self:
-        """Name dimensions that have no name yet, in place; None leaves one as it is.
+        """Set names of dimensions without a name, in place.
 
         Args:
-            names: one for each dimension; ``...`` stands for as many None as are left.
+            names: one name for each dimension; None keeps the present name. ``...`` means None for all dimensions that
+                the other names leave.
 
         Returns:
             the composite itself.
 
         Raises:
-            InvalidArgumentError: another name than a dimension has, or another number of names.
+            InvalidArgumentError: if a dimension has another name already, or the number of names isn't the number of
+                dimensions.
         """
         given = list(names)
         if given.count(...) == 1:
@@ -82,26 +82,26 @@ class Named(SpecMapping):
 
 
 def names_after(names: Names | None, shape: torch.Size, transform: Transform) -> Names | None:
-    """Return the names of dimensions after a shape operation, where it leaves any: TensorDicts know."""
+    """Return the names of the dimensions after a shape operation, which an empty TensorDict computes."""
     if names is None:
         return None
-    given: Any = names  # one may be None
+    given: Any = names  # its items may be None
     named: Any = TensorDict({}, blank(shape).shape, names=given)
     after: Any = transform(named)
     return tuple(after.names)
 
 
 def names_of_values(names: Names | None, ndim: int) -> Any:
-    """Return the names of the dimensions of values that have `ndim` of them, the named ones last; None for none."""
+    """Return names for values with `ndim` dimensions: None for leading ones, then `names`; None without names."""
     return None if names is None else [*[None] * (ndim - len(names)), *names]
 
 
 class Composite(Named):
     """A domain of TensorDicts: one spec for each key; `shape` is their batch size.
 
-    It is a mapping with nested keys (tuples of names). Setting `("a", "b")` makes the composite `"a"` if
-    there is none; a dictionary becomes a composite. An entry None leaves the values under its key
-    unspecified: they are neither drawn nor checked. TensorDicts may hold more keys than the spec.
+    It is a mapping with nested keys (tuples of names). Setting `("a", "b")` creates the composite `"a"` if it doesn't
+    exist. A dictionary becomes a composite. An entry that is None leaves the values under its key unspecified: they
+    are neither drawn nor checked. TensorDicts may hold more keys than the spec.
 
     Examples:
         >>> from gleanrl.data.specs import Categorical, Unbounded
@@ -112,10 +112,10 @@ class Composite(Named):
     Args:
         specs: a mapping from keys to specs, mappings or None.
         shape: the batch size; the shape of each entry starts with it.
-        device: None: each entry keeps its own; otherwise the entries are moved there.
+        device: the device to which the entries are moved; None: each entry keeps its own.
         data_cls: the class of the values, a tensorclass; None: TensorDict.
-        step_mdp_static: what `keys(step_mdp_static_only=True)` takes as a leaf.
-        names: of the dimensions, as the values have them; None: they have none.
+        step_mdp_static: whether `keys(step_mdp_static_only=True)` takes this composite as a leaf.
+        names: names of the dimensions, which the values get; None: no names.
         entries: more entries, by keyword.
 
     Raises:
@@ -151,10 +151,10 @@ class Composite(Named):
     def shape(self) -> torch.Size:
         """The batch size; assigning another one checks that the shapes of all entries start with it.
 
-        Nested composites with fewer dimensions get them, too.
+        Nested composites with fewer dimensions get the same batch size.
 
         Raises:
-            InvalidArgumentError: if an entry doesn't allow it.
+            InvalidArgumentError: if the shape of an entry doesn't start with the new batch size.
             UnsupportedError: if the composite is locked.
         """
         return self._shape
@@ -191,7 +191,7 @@ class Composite(Named):
         return [spec for spec in self._specs.values() if isinstance(spec, SpecMapping)]
 
     def empty(self) -> Composite:
-        """Return a composite of the same shape and device without entries, unlocked."""
+        """Return an unlocked composite without entries, with the same shape, device, class of values and names."""
         return Composite(
             shape=self._shape,
             device=self.device,
@@ -201,7 +201,7 @@ class Composite(Named):
         )
 
     def _rebuilt(self, function: Callable[[TensorSpec], TensorSpec], **attributes: Any) -> Composite:
-        """Return an unlocked composite with `function` applied to each entry."""
+        """Return an unlocked composite with `function` applied to each entry, and with the given attributes."""
         new = self.empty()
         for name, value in attributes.items():
             setattr(new, name, value)
@@ -210,7 +210,7 @@ class Composite(Named):
         return new
 
     def as_part(self) -> Self:
-        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        """Make this spec and its parts read-only, and return it; see `TensorSpec.as_part`."""
         for spec in self._specs.values():
             if spec is not None:
                 spec.as_part()
@@ -229,11 +229,11 @@ class Composite(Named):
         return self._rebuilt(lambda spec: spec._reshaped(transform), _shape=shape, _names=names)
 
     def clone(self) -> Composite:
-        """Return an equal composite, unlocked, that shares nothing with this one."""
+        """Return an equal, unlocked composite that shares no memory with this one."""
         return self._rebuilt(lambda spec: spec.clone())
 
     def clear_device_(self) -> Composite:
-        """Forget the device, here and in nested composites; tensors stay where they are.
+        """Drop the device, here and in nested composites; no tensor moves.
 
         Returns:
             the composite itself.
@@ -245,7 +245,7 @@ class Composite(Named):
         return self
 
     def to(self, dest: torch.dtype | DeviceLike) -> Composite:
-        """Return the composite, unlocked, for another device (itself where it is there already) or another dtype."""
+        """Return the composite for another device or dtype, unlocked; itself if it is on the device already."""
         if isinstance(dest, torch.dtype):
             return self._rebuilt(lambda spec: spec.to(dest))
         device = as_device(dest)
@@ -264,7 +264,7 @@ class Composite(Named):
         return self._wrapped(made, lead + concrete(self._shape), self.device)
 
     def _wrapped(self, entries: dict[str, Any], batch: Sequence[int], device: torch.device | None) -> Any:
-        """Return entries as a value of the class that values have."""
+        """Return the entries as a TensorDict, or as an instance of `data_cls`."""
         made = TensorDict(
             entries, batch_size=batch, device=device, names=names_of_values(self._names, len(batch))
         )
@@ -274,15 +274,15 @@ class Composite(Named):
         return val.update(function(self, val.batch_size[: val.batch_dims - self.ndim]))
 
     def zeros_update(self, val: Any) -> Any:
-        """Set the entries of the spec in a TensorDict, to zero; returns the TensorDict."""
+        """Set the entries of the spec in a TensorDict to zeros, and return the TensorDict."""
         return self._updated(val, Composite.zero)
 
     def ones_update(self, val: Any) -> Any:
-        """Set the entries of the spec in a TensorDict, to one; returns the TensorDict."""
+        """Set the entries of the spec in a TensorDict to ones, and return the TensorDict."""
         return self._updated(val, Composite.one)
 
     def rand_update(self, val: Any) -> Any:
-        """Set the entries of the spec in a TensorDict, to drawn values; returns the TensorDict."""
+        """Set the entries of the spec in a TensorDict to drawn values, and return the TensorDict."""
         return self._updated(val, Composite.rand)
 
     def enumerate(self, use_mask: bool = False) -> Any:
@@ -304,13 +304,13 @@ class Composite(Named):
         return new
 
     def encode(self, val: Mapping[str, Any] | TensorDictBase, *, ignore_device: bool = False) -> Any:
-        """Return what an environment gave as a TensorDict; each entry is encoded by its spec.
+        """Convert values of an environment to a TensorDict; each entry is encoded by its spec.
 
-        Values under a key whose spec is None may be missing, and are taken as they are.
+        If the spec of a key is None, its value may be missing, and is stored unchanged.
 
         Args:
             val: a value for each key.
-            ignore_device: leave each entry where the input was.
+            ignore_device: leave each entry on the device of its input.
 
         Raises:
             MissingKeyError: if a key of the spec is missing.
@@ -342,7 +342,7 @@ class Composite(Named):
         return self._wrapped(encoded, batch, None if ignore_device else self.device)
 
     def to_numpy(self, val: TensorDictBase, safe: bool | None = None) -> dict[str, Any]:
-        """Return the entries of a TensorDict that the spec knows, as a nested dictionary of arrays."""
+        """Convert the entries that the spec has to a nested dictionary of arrays; see `TensorSpec.to_numpy`."""
         misfit = self._misfit(val)
         if misfit is not None:
             raise SchemaError(f"to_numpy: {misfit}")
@@ -367,7 +367,7 @@ class Composite(Named):
             if not fits(value.batch_size, self._shape):
                 return f"expected a batch size that ends with {tuple(self._shape)}, got {tuple(value.batch_size)}"
         else:
-            wrong = not isinstance(value, Mapping)  # which has no batch size
+            wrong = not isinstance(value, Mapping)  # a mapping has no batch size to check
         if wrong:
             return f"expected a {(self.data_cls or TensorDict).__name__}, got {type(value).__name__}"
         missing = [
@@ -386,7 +386,7 @@ class Composite(Named):
         return None
 
     def __eq__(self, other: object) -> bool:
-        """Compare by content, whatever the order of the keys and the names of dimensions."""
+        """Compare by content, without regard to the order of the keys and the names of dimensions."""
         if not isinstance(other, Composite):
             return NotImplemented
         own = (self._shape, self.device, self.data_cls, self.step_mdp_static)
@@ -394,7 +394,7 @@ class Composite(Named):
         return own == theirs and self._specs == other._specs
 
     def __repr__(self) -> str:
-        """Return the entries, one in a line."""
+        """Return the entries, each on its own line."""
         lines = [f"    {name}: {spec!r}".replace("\n", "\n    ") for name, spec in self._specs.items()]
         device = "" if self.device is None else f", device={str(self.device)!r}"
         return (

@@ -1,6 +1,6 @@
-"""What the specs of single tensors share: one template, with three questions left to each kind.
+"""`LeafSpec`, the base class of specs for single tensors, and conversions between dtypes.
 
-Moving a number to the nearest one that an integer dtype and its bounds allow.
+Each kind of spec implements `_draw`, `_outside` and `_nearest`; `LeafSpec` builds the public methods on them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gleanrl.data.specs.base import (
 from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError
 
-# torch can't compare these; it can compare what they hold as int64
+# torch can't compare tensors of these dtypes. int64 holds all of their numbers, and can be compared
 _UNORDERED = (torch.uint16, torch.uint32)
 
 
@@ -40,7 +40,7 @@ def integer_limits(dtype: torch.dtype) -> tuple[int, int]:
     """Return the smallest and the largest number of an integer or boolean dtype.
 
     Raises:
-        InvalidArgumentError: if the dtype isn't one that integer specs can have.
+        InvalidArgumentError: if the dtype is floating-point, complex or uint64.
     """
     if dtype == torch.bool:
         return 0, 1
@@ -51,26 +51,29 @@ def integer_limits(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def require_real(dtype: torch.dtype) -> None:
-    """Check that a dtype is one of real numbers that specs can have: floating-point, integer or boolean.
+    """Check that a spec can have this dtype: floating-point, boolean, or integer other than uint64.
 
     Raises:
-        InvalidArgumentError: if it isn't.
+        InvalidArgumentError: if it can't.
     """
     if not dtype.is_floating_point:
         integer_limits(dtype)
 
 
 def ordered(value: Tensor) -> Tensor:
-    """Return integers in a dtype that can be compared."""
+    """Return `value` in a dtype that torch can compare."""
     return value.to(torch.int64) if value.dtype in _UNORDERED else value
 
 
 def in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    """Return a tensor in another real dtype if that keeps every number; else, and what is no tensor, as it is."""
+    """Return a tensor in another real dtype if the conversion keeps every number.
+
+    Otherwise, and if `value` isn't a tensor, return `value` unchanged.
+    """
     if not isinstance(value, Tensor) or value.dtype == dtype or value.dtype.is_complex:
         return value
     there, here = value.to(dtype), ordered(value)
-    # There and back finds all but integers that wrapped around; these change their sign.
+    # A round trip detects every loss except wrapped integers, whose sign changes.
     kept = (ordered(there.to(value.dtype)) == here) & ((ordered(there) < 0) == (here < 0))
     return there if bool(kept.all()) else value
 
@@ -79,33 +82,33 @@ def nearest_integer(value: Tensor, low: Tensor, high: Tensor, dtype: torch.dtype
     """Return the integer of `dtype` between `low` and `high` (both included) that is nearest to each number.
 
     Args:
-        value: any real dtype, without NaN; halves go to the even neighbour.
+        value: any real dtype, without NaN; halves are rounded to the even neighbour.
         low: int64, broadcasts with `value`.
         high: int64, broadcasts with `value`.
-        dtype: of the result; it holds `low` and `high`.
+        dtype: dtype of the result; it can hold `low` and `high`.
     """
     if not value.dtype.is_floating_point:
         return torch.minimum(torch.maximum(value.to(torch.int64), low), high).to(dtype)
     value = value.to(torch.float64)
-    # Only what lies strictly between the bounds is converted for use: beyond int64 the conversion is
+    # The result uses `inner` only strictly between the bounds, because the conversion of a number beyond int64 is
     # undefined
     inner = torch.minimum(torch.maximum(value.round().to(torch.int64), low), high)
     return torch.where(value <= low, low, torch.where(value >= high, high, inner)).to(dtype)
 
 
 def first_offender(outside: Tensor, value: Tensor) -> str:
-    """Describe the first value that a boolean tensor over its leading dimensions marks."""
+    """Return text about the first value marked in `outside`, a boolean tensor over the leading dimensions."""
     index = tuple(outside.nonzero()[0].tolist())
     return f"got {value[index].tolist()}" + (f" at index {index}" if index else "")
 
 
 def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
-    """Return `value` as a new tensor that shares no memory with it.
+    """Return a copy of `value` as a tensor.
 
-    Floating-point targets take any number; integer and boolean ones only numbers that they can hold exactly.
+    A floating-point dtype takes any number. An integer or boolean dtype takes only numbers that it holds exactly.
 
     Raises:
-        InvalidTypeError: if the value isn't made of numbers.
+        InvalidTypeError: if the value doesn't consist of numbers.
         SpecError: if an integer or boolean dtype can't hold a number exactly.
     """
     if isinstance(value, Tensor):
@@ -124,7 +127,7 @@ def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) ->
     if not dtype.is_floating_point and source.dtype != dtype:
         wrong = made.to(source.dtype).to(source.device) != source
         if source.dtype == torch.uint64 and dtype.is_signed:
-            # Large ones wrap around to negative ones and back
+            # Numbers above the dtype's limit wrap to negative ones and back, so that the comparison misses them
             wrong = wrong | (made < 0).to(source.device)
         if bool(wrong.any()):
             raise SpecError(
@@ -134,10 +137,10 @@ def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) ->
 
 
 def check_readable(where: str, spec: LeafSpec, value: Any, safe: bool | None) -> None:
-    """Check that `value` can be read as one in the domain of `spec`, with `safe` that it is in it.
+    """Check that `value` can be decoded by `spec`; with `safe`, check that it is in the domain.
 
     Raises:
-        SpecError: if it can't; the message names the call, `where`.
+        SpecError: if the check fails; the message starts with `where`, the name of the call.
     """
     fault = spec._fault(value) if safe else spec._fault_by(value, spec._unreadable)
     if fault is not None:
@@ -148,16 +151,16 @@ class LeafSpec(Unbindable, TensorSpec):
     """A domain of tensors of one shape and dtype.
 
     Attributes:
-        space: the numbers of the domain.
+        space: the parameters of the domain.
     """
 
     space: Box
     dtype: torch.dtype
     device: torch.device
     domain = "discrete"
-    # The last dimensions that together encode one value
+    # How many of the last dimensions encode one value
     event_ndim: ClassVar[int] = 0
-    # Whether `encode` and `to_numpy` check the domain unless told otherwise
+    # Whether `encode` and `to_numpy` check the domain by default
     strict: ClassVar[bool] = True
 
     def __init__(
@@ -169,25 +172,29 @@ class LeafSpec(Unbindable, TensorSpec):
 
     @abstractmethod
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        """Draw values of the whole `shape`."""
+        """Draw values; `shape` includes the leading dimensions and the spec's own."""
 
     @abstractmethod
     def _outside(self, value: Tensor) -> Tensor | None:
-        """Return where `value`, of the right shape and dtype, is outside; None if nothing can be.
+        """Return where `value` is outside the domain, as booleans; None if no value can be outside.
 
-        The result has the shape of `value` without the dimensions that encode one value.
+        Args:
+            value: a tensor of the right shape and dtype.
+
+        Returns:
+            a bool tensor with the shape of `value` without its last `event_ndim` dimensions.
         """
 
     @abstractmethod
     def _nearest(self, value: Tensor) -> Tensor:
-        """Return a value of this spec's dtype in the domain, near `value`, which has the right shape only."""
+        """Return a value in the domain close to `value`, which has the right shape but may have another dtype."""
 
     def _unreadable(self, value: Tensor) -> Tensor | None:
-        """Return where `value` can't be read as one in the domain: by default where it is outside; see `_outside`."""
+        """Return where `value` can't be decoded; by default where it is outside the domain (see `_outside`)."""
         return self._outside(value)
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
-        """Check that values of the domain can have this dtype; by default any of real numbers.
+        """Check that values of the domain can have this dtype; by default any real dtype.
 
         Raises:
             InvalidArgumentError: if they can't.
@@ -214,28 +221,29 @@ class LeafSpec(Unbindable, TensorSpec):
         return self._nearest(value)
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Tensor:
-        """Return what an environment gave (numpy, a number, a list, a tensor) as a new tensor of this spec.
+        """Convert a value of an environment (NumPy array, number, list or tensor) to a new tensor of this spec.
 
-        One-hot specs take the integers of the choices. Dimensions may stand before the spec's own. A missing
-        last dimension of size one is added, so that a reward of `1.0` fits shape `(1,)`. Discrete specs
-        check the domain, continuous ones don't: environments leave their own bounds.
+        One-hot specs take the integers of the choices. The value may have leading dimensions. A missing last
+        dimension of size one is added, so that a reward of `1.0` fits shape `(1,)`. Specs of choices check the domain.
+        `Bounded` specs don't, because environments return values outside their own bounds.
 
         Args:
-            val: what the environment gave.
-            ignore_device: leave the result where the input was, to be moved with others.
+            val: the value that the environment returned.
+            ignore_device: leave the result on the device of the input, so that the caller can move several results
+                at once.
 
         Raises:
-            InvalidTypeError: if the value isn't made of numbers.
+            InvalidTypeError: if the value doesn't consist of numbers.
             SchemaError: if the shape doesn't fit.
-            SpecError: if the dtype can't hold a number exactly, or a discrete value is outside the domain.
+            SpecError: if an integer or boolean dtype can't hold a number exactly, or a choice is outside the domain.
         """
         return self._encoded(val, None if ignore_device else self.device)
 
     def to_numpy(self, val: Tensor, safe: bool | None = None) -> np.ndarray:
-        """Return a tensor as an array that shares its memory, one-hot vectors as the integers of their choices.
+        """Convert a tensor to an array that shares its memory; one-hot vectors become the integers of their choices.
 
-        Discrete values may have another dtype that holds them; they are copied. All zeros where a one-hot vector should
-        be, as in `zero()`, are read as the first choice, unless `safe` is True.
+        Choices may have another dtype that holds them exactly. Their array is a copy. A one-hot vector of zeros, as in
+        `zero()`, is decoded as the first choice, unless `safe` is True.
         """
         if self.strict and safe is not False:
             val = in_dtype(val, self.dtype)
@@ -253,7 +261,7 @@ class LeafSpec(Unbindable, TensorSpec):
             raise InvalidTypeError(f"type_check:{name} expected dtype {self.dtype}, got {got}")
 
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
-        """Return the spec for another device or dtype; the spec itself where that changes nothing."""
+        """Return the spec for another device or dtype; the spec itself if `dest` changes nothing."""
         if isinstance(dest, torch.dtype):
             return self if dest == self.dtype else self._with_dtype(dest)
         device = as_device(dest)
@@ -262,7 +270,7 @@ class LeafSpec(Unbindable, TensorSpec):
         return self._replaced(device=device, space=self.space.map(lambda t: t.to(device)))
 
     def clone(self) -> Self:
-        """Return an equal spec that shares nothing with this one."""
+        """Return an equal spec that shares no memory with this one."""
         return self._replaced(space=self.space.clone())
 
     def __eq__(self, other: object) -> bool:
@@ -276,7 +284,7 @@ class LeafSpec(Unbindable, TensorSpec):
         )
 
     def __repr__(self) -> str:
-        """Return the class and what describes the domain."""
+        """Return the class name, the domain, shape, dtype and device."""
         words = [w for w in (self._describe(), f"shape={tuple(self.shape)}") if w]
         words.append(f"dtype={str(self.dtype).removeprefix('torch.')}")
         if self.device.type != "cpu":
@@ -284,11 +292,11 @@ class LeafSpec(Unbindable, TensorSpec):
         return f"{type(self).__name__}({', '.join(words)})"
 
     def _describe(self) -> str:
-        """Return the domain's part of the repr."""
+        """Return the part of the repr that describes the domain."""
         return ""
 
     def _encoded(self, value: Any, device: torch.device | None) -> Tensor:
-        """Return what an environment gave as a new, checked tensor of this spec."""
+        """Return a value of an environment as a new, checked tensor of this spec."""
         encoded = self._fit("encode", fresh_tensor(value, self.dtype, device), self.shape)
         if self.strict:
             check_in("encode", self, encoded)
@@ -297,7 +305,7 @@ class LeafSpec(Unbindable, TensorSpec):
     def _indices(
         self, value: Any, shape: torch.Size, device: torch.device | None, outside: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return integers that an environment gave as int64 `(*lead, *shape)`, after checking them."""
+        """Return the integers of an environment as int64 `(*lead, *shape)`, after checking them by `outside`."""
         index = self._fit("encode", fresh_tensor(value, torch.int64, device), shape)
         offending = outside(index)
         if bool(offending.any()):
@@ -305,7 +313,7 @@ class LeafSpec(Unbindable, TensorSpec):
         return index
 
     def _decoded(self, value: Tensor) -> np.ndarray:
-        """Return a detached CPU value as the environment takes it."""
+        """Return a detached CPU tensor as the array that an environment takes."""
         return value.numpy()
 
     def _with_dtype(self, dtype: torch.dtype) -> Self:
@@ -321,13 +329,13 @@ class LeafSpec(Unbindable, TensorSpec):
         return new
 
     def opened(self, dim: int) -> Self:
-        """Return the spec of values that may have any size in dimension `dim`, in which all of them are alike."""
+        """Return the spec with dimension `dim` dynamic; its parameters must be equal along `dim`."""
         sizes = list(self.shape)
         sizes[dim] = -1
         return self._replaced(shape=torch.Size(sizes), space=self.space.map(lambda t: t.narrow(dim, 0, 1)))
 
     def as_part(self) -> Self:
-        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        """Make this spec and its parts read-only, and return it; see `TensorSpec.as_part`."""
         self.space = self.space.as_part()
         return super().as_part()
 
@@ -358,7 +366,11 @@ class LeafSpec(Unbindable, TensorSpec):
         return f"expected {self!r}, {first_offender(outside, value)}"
 
     def _fit(self, name: str, value: Tensor, shape: torch.Size) -> Tensor:
-        """Return `value`, perhaps with a last dimension of size one added, if it ends with `shape`."""
+        """Return `value` if its shape ends with `shape`; a missing last dimension of size one is added.
+
+        Raises:
+            SchemaError: if the shape doesn't fit; the message starts with `name`, the name of the call.
+        """
         if shape and shape[-1] == 1 and value.shape == shape[:-1]:
             value = value.unsqueeze(-1)
         if not fits(value.shape, shape):

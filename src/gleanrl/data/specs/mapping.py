@@ -1,7 +1,4 @@
-"""The mapping side of composite specs: nested keys and views of the entries.
-
-Locks of composites, and whether any spec has changed.
-"""
+"""`SpecMapping`, the base class of composite specs: nested keys, views of the entries, and locks."""
 
 from __future__ import annotations
 
@@ -24,27 +21,27 @@ from gleanrl.errors import (
 
 
 class Changes:
-    """Tells whether specs of this process have changed.
+    """The version of all specs of this process; readers compare it to reuse results computed from specs.
 
     Attributes:
-        latest: another object after any mask was set or dropped, or any entry of a composite exchanged, and after
-            any work of an environment in another process, whose masks may have changed.
+        latest: an object that each change replaces. A change is a new mask, or a new entry of a composite. A call of an
+            environment in another process counts as a change, since that process may have set masks.
     """
 
     latest = object()
 
     @classmethod
     def note(cls) -> None:
-        """Note a change that was made."""
+        """Record a change: replace `latest`."""
         cls.latest = object()
 
 
 class Lockable(ABC):
-    """Something with entries that can be locked, with what is nested in it.
+    """Base class for specs whose entries can be locked, together with nested specs.
 
     Attributes:
-        all_locks: another object after any lock in this process was set or opened: as long as it is the same, what
-            `is_fixed` keeps its entries.
+        all_locks: an object that each `lock_` and `unlock_` in this process replaces. While it is the same object, a
+            spec for which `is_fixed` was True keeps its entries.
     """
 
     all_locks = object()
@@ -55,7 +52,7 @@ class Lockable(ABC):
 
     @abstractmethod
     def _nested(self) -> Iterable[Lockable]:
-        """Return what is locked and unlocked together with this one."""
+        """Return the nested specs that are locked and unlocked together with this one."""
 
     @property
     def is_locked(self) -> bool:
@@ -69,7 +66,7 @@ class Lockable(ABC):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether entries can't be set or removed, here or in anything nested."""
+        """Whether entries can't be set or removed, here or in any nested spec."""
         return self._locked and all(part.is_fixed for part in self._nested())
 
     def lock_(self, recurse: bool | None = None) -> Self:
@@ -89,7 +86,7 @@ class Lockable(ABC):
             the composite itself.
 
         Raises:
-            UnsupportedError: if the lock is that of a composite around this one.
+            UnsupportedError: if this composite was locked as part of an enclosing composite.
         """
         if self._locked_from_above:
             raise UnsupportedError(
@@ -106,10 +103,10 @@ class Lockable(ABC):
 
 
 def require_unlocked(composite: Lockable, key: Any) -> None:
-    """Check that what stands under a key of a composite may change.
+    """Check that the entry under a key of a composite may change.
 
     Raises:
-        UnsupportedError: if the composite is locked, or a part of another spec.
+        UnsupportedError: if the composite is locked, or is a copy of a part of another spec.
     """
     composite.require_own(f"key {key!r}")
     if composite.is_locked:
@@ -120,7 +117,7 @@ Key = str | tuple[str, ...]
 Entry = TensorSpec | None
 LeafTest = Callable[[type], bool]
 RESERVED = ("shape", "device", "dtype", "space")
-"""Names that no entry can have: specs have attributes of these names."""
+"""Names that no entry can have, because specs have attributes with these names."""
 _ABSENT: Any = object()
 _MISSING: Any = object()
 
@@ -138,20 +135,20 @@ def as_path(key: Any) -> tuple[str, ...]:
 
 
 def is_key(index: Any) -> bool:
-    """Return whether `index` names an entry, rather than positions along the dimensions."""
+    """Return whether `index` is a key, as opposed to positions along the dimensions."""
     return isinstance(index, str) or (isinstance(index, tuple) and bool(index) and all(map(is_key, index)))
 
 
 def projected(spec: TensorSpec, value: Any) -> Any:
-    """Return what `spec.project` makes of a part of a value; the part itself stays as it is."""
+    """Return the result of `spec.project` for a part of a value, without changing the part."""
     return spec.project(value.copy() if isinstance(spec, SpecMapping) else value)
 
 
 class SpecKeys(KeysView[Key]):
-    """The keys of a composite; a key is found in any of its spellings: ``("a",)`` is ``"a"``."""
+    """The keys of a composite; `in` accepts each spelling of a key: ``("a",)`` is ``"a"``."""
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is such a key."""
+        """Return whether the composite has this key."""
         if not is_key(key):
             return False
         path = as_path(key)
@@ -163,12 +160,12 @@ class SpecKeys(KeysView[Key]):
 
 
 def _changeable(spec: Any) -> Any:
-    """Return a spec that is put back after a change: a copy of a part of another one can't be changed itself."""
+    """Return `spec`, or a clone if it is a read-only part; the caller changes the result and stores it again."""
     return spec.clone() if spec.is_part else spec
 
 
 class SpecMapping(Lockable, TensorSpec):
-    """A spec whose entries are specs under names; a tuple of names leads into nested ones."""
+    """Base class of specs whose entries are specs under names; a tuple of names is a path into nested entries."""
 
     dtype = None
     domain = "composite"
@@ -182,11 +179,11 @@ class SpecMapping(Lockable, TensorSpec):
 
     @abstractmethod
     def _entries(self) -> dict[str, Entry]:
-        """Return the entries by name; changing the dictionary changes nothing else."""
+        """Return the entries by name, in a new dictionary."""
 
     @abstractmethod
     def _assign(self, name: str, spec: Entry) -> None:
-        """Set the entry under one name, its shape being checked already."""
+        """Set the entry under one name; the caller has checked its shape."""
 
     @abstractmethod
     def _remove(self, name: str) -> None:
@@ -194,10 +191,14 @@ class SpecMapping(Lockable, TensorSpec):
 
     @abstractmethod
     def empty(self) -> SpecMapping:
-        """Return a spec of the same shape and device without entries, unlocked."""
+        """Return an unlocked spec of the same shape and device without entries."""
 
     def _with_shape(self, shape: torch.Size) -> SpecMapping:
-        """Return a copy with more dimensions, where those of the entries allow it; otherwise the composite itself."""
+        """Return a copy with the batch size `shape`; classes whose shape is fixed return themselves.
+
+        Raises:
+            InvalidArgumentError: if the shape of an entry doesn't start with `shape`.
+        """
         return self
 
     @abstractmethod
@@ -205,11 +206,12 @@ class SpecMapping(Lockable, TensorSpec):
         """Check the dtypes of a TensorDict's entries."""
 
     def type_check(self, value: Any, selected_keys: Any = None) -> None:
-        """Check the dtypes of the entries and nothing else; entries that are missing are not checked.
+        """Check the dtypes of the entries and nothing else; missing entries aren't checked.
 
         Args:
-            value: a TensorDict, or the value under one key.
-            selected_keys: the key or the sequence of keys to check; None: all. For the value of one entry its key.
+            value: a TensorDict, or the value of one entry.
+            selected_keys: the key or the sequence of keys to check; None: all. If `value` is the value of one entry,
+                the key of this entry.
 
         Raises:
             InvalidTypeError: if a dtype isn't that of the spec.
@@ -223,10 +225,12 @@ class SpecMapping(Lockable, TensorSpec):
             self.get(selected_keys).type_check(value, selected_keys)
 
     def project(self, val: Any) -> Any:
-        """Replace, in `val`, the entries that are outside by close ones in the domain; see `TensorSpec.project`.
+        """Replace the entries of `val` that are outside the domain by close ones inside; see `TensorSpec.project`.
+
+        If an entry can't be replaced, the call raises, and `val` doesn't change.
 
         Returns:
-            `val` itself. Where an entry can't be replaced, nothing changes.
+            `val` itself.
         """
         near = super().project(val)
         if near is not val:
@@ -234,7 +238,7 @@ class SpecMapping(Lockable, TensorSpec):
         return val
 
     def set(self, name: Key, spec: Entry | Mapping[Any, Any]) -> Self:
-        """Set the spec under a key; composites that are missing on the way to a nested key are made.
+        """Set the spec under a key; missing composites on the path of a nested key are created.
 
         Args:
             name: the key: a name or a tuple of names.
@@ -245,8 +249,8 @@ class SpecMapping(Lockable, TensorSpec):
 
         Raises:
             InvalidArgumentError: if the spec's shape doesn't start with the composite's.
-            InvalidTypeError: if it isn't a spec, a mapping or None, or a name on the way belongs to a leaf.
-            ReservedNameError: if a name is that of an attribute of every spec (also an AttributeError).
+            InvalidTypeError: if it isn't a spec, a mapping or None, or a name on the path belongs to a leaf.
+            ReservedNameError: if the first name is an attribute of every spec (also an AttributeError).
             UnsupportedError: if the composite is locked, or a copy of a part of another spec.
         """
         first, *rest = as_path(name)
@@ -267,10 +271,10 @@ class SpecMapping(Lockable, TensorSpec):
         return self
 
     def get(self, item: Key, default: Any = _ABSENT) -> Any:
-        """Return the spec under the key `item`.
+        """Return the spec under the key `item`; the default if the key is missing.
 
         Raises:
-            MissingKeyError: if there is none and no default is given.
+            MissingKeyError: if the key is missing and no default is given.
         """
         node: Any = self
         for name in as_path(item):
@@ -283,10 +287,10 @@ class SpecMapping(Lockable, TensorSpec):
         return node
 
     def pop(self, key: Key, default: Any = _ABSENT) -> Any:
-        """Remove the spec under `key` and return it; return the default if there is none.
+        """Remove the spec under `key` and return it; return the default if the key is missing.
 
         Raises:
-            MissingKeyError: if there is none and no default is given.
+            MissingKeyError: if the key is missing and no default is given.
         """
         spec = self.get(key, default)
         if key in self:
@@ -294,14 +298,14 @@ class SpecMapping(Lockable, TensorSpec):
         return spec
 
     def separates(self, *keys: Key, default: Any = None) -> SpecMapping | None:
-        """Take the entries under `keys` out of the composite.
+        """Move the entries under `keys` from the composite to a new one.
 
         Args:
-            keys: what to take; keys that aren't there are left out.
-            default: if not None, the spec of what isn't there.
+            keys: the keys to move; missing keys are skipped, unless there is a default.
+            default: the spec for missing keys; None: skip them.
 
         Returns:
-            a composite of the entries; None if there are none.
+            a composite with the entries; None if it would be empty.
         """
         taken = {key: spec for key in keys if (spec := self.pop(key, default)) is not None}
         return self.empty().update(taken) if taken else None
@@ -340,13 +344,13 @@ class SpecMapping(Lockable, TensorSpec):
         is_leaf: LeafTest | None = None,
         step_mdp_static_only: bool = False,
     ) -> KeysView[Key]:
-        """Return the keys, in the order of insertion; they don't follow later changes.
+        """Return the keys in the order of insertion; the result doesn't show later changes.
 
         Args:
-            include_nested: also those of nested composites, as tuples.
-            leaves_only: without the composites themselves.
-            is_leaf: tells of a class of composites whether they count as leaves, too.
-            step_mdp_static_only: take composites made with `step_mdp_static` as leaves, without what is in them.
+            include_nested: include the keys of nested composites, as tuples.
+            leaves_only: leave out composites.
+            is_leaf: a function of a composite's class; if it returns True, such composites count as leaves, too.
+            step_mdp_static_only: treat composites made with `step_mdp_static` as leaves, and leave out their entries.
         """
         return SpecKeys(dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)))
 
@@ -358,7 +362,7 @@ class SpecMapping(Lockable, TensorSpec):
         is_leaf: LeafTest | None = None,
         step_mdp_static_only: bool = False,
     ) -> ValuesView[Any]:
-        """Return the specs; the arguments are those of `keys`."""
+        """Return the specs; see `keys` for the arguments."""
         return dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)).values()
 
     def items(
@@ -369,18 +373,18 @@ class SpecMapping(Lockable, TensorSpec):
         is_leaf: LeafTest | None = None,
         step_mdp_static_only: bool = False,
     ) -> ItemsView[Key, Any]:
-        """Return keys and specs; the arguments are those of `keys`."""
+        """Return keys and specs; see `keys` for the arguments."""
         return dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)).items()
 
     def is_empty(self, recurse: bool = False) -> bool:
-        """Return whether there is no entry, or with `recurse` no leaf at any depth."""
+        """Return whether the composite has no entry, or with `recurse` no leaf at any depth."""
         return not (self.keys(True, True) if recurse else self._entries())
 
     def select(self, *keys: Key, strict: bool = True) -> SpecMapping:
-        """Return a composite with the entries under `keys` only; it shares the leaves.
+        """Return a composite with only the entries under `keys`; it shares the leaves with this one.
 
         Raises:
-            MissingKeyError: if `strict` and a key is absent.
+            MissingKeyError: if `strict` is True and a key is missing.
         """
         new = self.empty()
         for key in keys:
@@ -390,7 +394,7 @@ class SpecMapping(Lockable, TensorSpec):
         return new
 
     def exclude(self, *keys: Key) -> SpecMapping:
-        """Return a composite without the entries under `keys`; absent keys are fine. It shares the leaves."""
+        """Return a composite without the entries under `keys`; it shares the leaves, and missing keys are ignored."""
         paths = {as_path(key) for key in keys}
         new = self.empty()
         for name, spec in self._entries().items():
@@ -401,7 +405,7 @@ class SpecMapping(Lockable, TensorSpec):
         return new
 
     def _admitted(self, name: str, spec: Any) -> Entry:
-        """Return `spec` as an entry of this composite, after checking that it can be one."""
+        """Return `spec` as an entry of this composite, with its shape checked and moved to the composite's device."""
         if spec is None:
             return None
         if not isinstance(spec, TensorSpec):
@@ -409,7 +413,7 @@ class SpecMapping(Lockable, TensorSpec):
                 raise InvalidTypeError(f"set: key {name!r}: expected a spec, a mapping or None, got {spec!r}")
             spec = self.empty().update(spec)
         if isinstance(spec, SpecMapping) and spec.ndim < self.ndim:
-            # Its leaves may have the dimensions that it hasn't
+            # The batch size of the nested composite is too short, but its leaves may have all dimensions
             spec = spec._with_shape(self.shape)
         if spec.shape[: self.ndim] != self.shape:
             raise InvalidArgumentError(
@@ -419,18 +423,18 @@ class SpecMapping(Lockable, TensorSpec):
         return spec if self.device is None else spec.to(self.device)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec under a key, or, for any other index, the composite of the indexed batch."""
+        """Return the spec under a key; for any other index, the composite of the indexed batch."""
         return self.get(index) if is_key(index) else super().__getitem__(index)
 
     def __setitem__(self, key: Key, spec: Entry | Mapping[Any, Any]) -> None:
-        """Set the spec under `key`, as `set`."""
+        """Set the spec under `key`, like `set`."""
         self.set(key, spec)
 
     def __delitem__(self, key: Key) -> None:
         """Remove the spec under `key`.
 
         Raises:
-            MissingKeyError: if there is none.
+            MissingKeyError: if the key is missing.
             UnsupportedError: if the composite is locked.
         """
         self.get(key)
@@ -444,7 +448,7 @@ class SpecMapping(Lockable, TensorSpec):
         self._assign(name, branch)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is an entry under `key`."""
+        """Return whether the composite has an entry under `key`."""
         return is_key(key) and self.get(key, _MISSING) is not _MISSING  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Key]:
@@ -456,5 +460,5 @@ class SpecMapping(Lockable, TensorSpec):
         return len(self._entries())
 
     def __bool__(self) -> bool:
-        """Return whether there is an entry."""
+        """Return whether the composite has an entry."""
         return bool(self._entries())

@@ -1,7 +1,4 @@
-"""Values that aren't tensors: strings, objects, anything.
-
-A choice among specs or among values that aren't tensors.
-"""
+"""`NonTensor`, the spec of values that aren't tensors, and `Choice`, a choice among several specs."""
 
 from __future__ import annotations
 
@@ -31,24 +28,26 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
 class NonTensor(Unbindable, TensorSpec):
-    """Anything that tensordict wraps as non-tensor data, of a batch size; in the domain is also what isn't wrapped yet.
+    """A domain of strings and other objects that tensordict wraps as non-tensor data; `shape` is the batch size.
 
-    `rand`, `zero` and `one` give the example; `encode` wraps what isn't wrapped yet.
+    Objects that aren't wrapped yet are in the domain, too. `rand`, `zero` and `one` return the example. `encode` wraps
+    objects that aren't wrapped yet.
 
     Args:
         shape: the batch size.
-        device: of the wrapper; None: none.
-        dtype: what the attribute says; values have none.
-        example_data: what drawn values hold.
-        batched: whether drawn values are stacks with one wrapper for each position; None: no.
-        feature_dims: in other words: how many of the last dimensions one wrapper has; None: all.
+        device: device of the wrapper; None: no device.
+        dtype: value of the attribute `dtype`; the values have no dtype.
+        example_data: the object that drawn values hold.
+        batched: whether drawn values are stacks with one wrapper for each position; None: no. True means
+            ``feature_dims=0``.
+        feature_dims: how many of the last dimensions belong to one wrapper; None: all.
 
     Raises:
         InvalidArgumentError: if both `batched` and `feature_dims` are given.
     """
 
     domain = None
-    space: None = None  # no numbers describe it
+    space: None = None  # the domain has no parameters
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class NonTensor(Unbindable, TensorSpec):
 
     @property
     def feature_dims(self) -> int:
-        """How many of the last dimensions one wrapper has."""
+        """How many of the last dimensions belong to one wrapper."""
         return self.ndim if self._feature_dims is None else self._feature_dims
 
     @property
@@ -96,18 +95,18 @@ class NonTensor(Unbindable, TensorSpec):
         return value
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """Return `val` wrapped as non-tensor data; wrapped values are checked and returned as they are."""
+        """Return `val` wrapped as non-tensor data; a wrapped value is checked and returned unchanged."""
         return self.project(val) if is_non_tensor(val) else self._wrapped(val, torch.Size())
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """Return what the wrapper holds, for stacked data a nested list; checked unless `safe` is False."""
+        """Return the wrapped object, for a stack a nested list; the value is checked unless `safe` is False."""
         checked = val if safe is False else self.project(val)
         if not is_non_tensor(checked):
             return checked
         return checked.data if isinstance(checked, NonTensorData) else checked.tolist()
 
     def type_check(self, value: Any, key: Any = None) -> None:
-        """Check that `value` is no tensor or TensorDict; see `TensorSpec.type_check`."""
+        """Check that `value` is neither a tensor nor a TensorDict; see `TensorSpec.type_check`."""
         if _is_tensor_data(value):
             name = "" if key is None else f" key {key!r}"
             raise InvalidTypeError(f"type_check:{name} expected non-tensor data, got {type(value).__name__}")
@@ -117,12 +116,12 @@ class NonTensor(Unbindable, TensorSpec):
         return math.inf
 
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
-        """Return the spec for another device; the spec itself where that changes nothing, as a dtype."""
+        """Return the spec for another device; the spec itself if the device is the same, or `dest` is a dtype."""
         device = self.device if isinstance(dest, torch.dtype) else as_device(dest)
         return self if device == self.device else self._replaced(device=device)
 
     def clone(self) -> Self:
-        """Return an equal spec; the example is shared."""
+        """Return an equal spec, which shares the example with this one."""
         return self._replaced()
 
     def without_example(self) -> Self:
@@ -151,7 +150,7 @@ class NonTensor(Unbindable, TensorSpec):
         return None
 
     def __eq__(self, other: object) -> bool:
-        """Compare by content, the example and the layout of drawn values included."""
+        """Compare by content, including the example and the layout of drawn values."""
         if not isinstance(other, NonTensor):
             return NotImplemented
         own = (type(self), self.shape, self.device, self.dtype, self.feature_dims)
@@ -171,7 +170,7 @@ class NonTensor(Unbindable, TensorSpec):
 
 
 def same_object(a: Any, b: Any) -> bool:
-    """Return whether two values that aren't tensors of a spec are equal; arrays are, if all elements are."""
+    """Return whether two objects are equal; arrays are equal if all their elements are."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -179,7 +178,7 @@ def same_object(a: Any, b: Any) -> bool:
     try:
         equal = a == b
         return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
-    except (TypeError, ValueError, RuntimeError):  # of unlike shapes, or not comparable
+    except (TypeError, ValueError, RuntimeError):  # arrays of unlike shapes, or objects without a comparison
         return False
 
 
@@ -188,14 +187,14 @@ def _is_tensor_data(value: Any) -> bool:
 
 
 class Constant(NonTensor):
-    """One value that isn't a tensor: the only one of its domain."""
+    """A domain with one value, which isn't a tensor: the example."""
 
     def cardinality(self) -> int:
         """Return one."""
         return 1
 
     def enumerate(self, use_mask: bool = False) -> list[Any]:
-        """Return the value, in a list."""
+        """Return a list with the value."""
         return [self.rand()]
 
     def _fault(self, value: Any) -> str | None:
@@ -210,12 +209,12 @@ class Constant(NonTensor):
 
 
 class ConstantStack(Constant):
-    """A stack of values that aren't tensors: the only one of its domain.
+    """A domain with one value, a stack of objects that aren't tensors.
 
     Args:
-        shape: of the stack.
-        device: of the wrapper; None: none.
-        example_data: the values, a nested list of that shape.
+        shape: shape of the stack.
+        device: device of the wrappers; None: no device.
+        example_data: the objects, a nested list of shape `shape`.
     """
 
     def _wrapped(self, data: Any, lead: torch.Size) -> Any:
@@ -230,7 +229,8 @@ class ConstantStack(Constant):
             held: Any = value
         else:
             held = value.tolist()
-            for _ in range(value.ndim - self.ndim):  # each of the leading ones
+            # Along the leading dimensions, all positions must hold equal objects
+            for _ in range(value.ndim - self.ndim):
                 held = held[0] if all(same_object(each, held[0]) for each in held[1:]) else held
         if fault is None and not same_object(held, self.example_data):
             fault = f"expected {self.example_data!r}, got {held!r}"
@@ -257,10 +257,9 @@ def _stacked(data: Any, ndim: int, device: torch.device | None) -> Any:
 
 
 class Choice(Unbindable, TensorSpec):
-    """What is in one of several domains of one kind, shape, dtype and device.
+    """The union of several domains with the same kind, shape, dtype and device.
 
-    `rand` draws one of the choices, uniformly, for all values together, and draws them from it; `zero` and `one` are
-    those of the first choice.
+    `rand` picks one of the choices uniformly, and draws all values from it. `zero` and `one` use the first choice.
 
     Examples:
         >>> from gleanrl.data.specs import Bounded
@@ -270,18 +269,18 @@ class Choice(Unbindable, TensorSpec):
         2
 
     Args:
-        choices: at least one, specs, `NonTensorData` or `NonTensorStack`.
+        choices: at least one item, each a spec, `NonTensorData` or `NonTensorStack`.
 
     Attributes:
-        choices: the specs; that of a value has this value only.
+        choices: the specs; `NonTensorData` and `NonTensorStack` become specs whose domain has only this value.
 
     Raises:
-        InvalidArgumentError: if there is none, or they differ in kind, shape, dtype or device.
-        InvalidTypeError: if something is none of these.
+        InvalidArgumentError: if `choices` is empty, or the choices differ in kind, shape, dtype or device.
+        InvalidTypeError: if an item has another type.
     """
 
     domain = None
-    space: None = None  # each choice has one
+    space: None = None  # each choice has its own space
 
     def __init__(self, choices: Sequence[Any]) -> None:
         self.choices = [_as_spec(choice) for choice in choices]
@@ -303,7 +302,7 @@ class Choice(Unbindable, TensorSpec):
         return self.choices[0].batch_ndim
 
     def as_part(self) -> Self:
-        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        """Make this spec and its parts read-only, and return it; see `TensorSpec.as_part`."""
         for choice in self.choices:
             choice.as_part()
         return super().as_part()
@@ -330,7 +329,7 @@ class Choice(Unbindable, TensorSpec):
         return self.choices[0].project(value)
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """Return what an environment gave as a value of this spec; whether it is in the domain isn't checked."""
+        """Convert a value of an environment to a value of this spec, without checking that a choice allows it."""
         first = self.choices[0]
         if isinstance(first, ConstantStack):
             return val if is_non_tensor(val) else first._wrapped(val, torch.Size())
@@ -338,7 +337,7 @@ class Choice(Unbindable, TensorSpec):
         return kind.encode(val, ignore_device=ignore_device)
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """Return a value in the form that an environment takes; see `TensorSpec.to_numpy`."""
+        """Convert a value to the form that an environment takes; it is checked unless `safe` is False."""
         if safe is not False:
             self.assert_is_in(val)
         return self.choices[0].to_numpy(val, safe=False)
@@ -348,7 +347,7 @@ class Choice(Unbindable, TensorSpec):
         self.choices[0].type_check(value, key)
 
     def cardinality(self) -> int | float:
-        """Return the number of values of all choices together."""
+        """Return the sum of the choices' cardinalities."""
         return sum(spec.cardinality() for spec in self.choices)
 
     def enumerate(self, use_mask: bool = False) -> list[Any]:
@@ -360,7 +359,7 @@ class Choice(Unbindable, TensorSpec):
         return self._mapped(lambda spec: spec.to(dest))
 
     def clone(self) -> Self:
-        """Return an equal spec that shares nothing with this one."""
+        """Return a spec of clones of the choices."""
         return self._mapped(lambda spec: spec.clone())
 
     def _reshaped(self, transform: Transform) -> Self:

@@ -1,4 +1,4 @@
-"""`Box`: an object that holds the numbers of a domain, its bounds, counts or masks."""
+"""`Box`, the base class for the parameters of a spec: bounds, counts or masks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing_extensions import Self
 from gleanrl.errors import UnsupportedError
 
 LARGE = 1 << 12
-"""Elements above which a bound that is one number is kept as that number, expanded."""
+"""Number of elements above which a bound with one value everywhere is stored as an expanded scalar."""
 
 
 class Box:
-    """The numbers of a domain, a dataclass. Its tensors start with the batch dimensions of the spec they belong to."""
+    """The parameters of a spec; subclasses are dataclasses. Its tensors start with the spec's batch dimensions."""
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return the space with `function` applied to each of its tensors."""
@@ -28,11 +28,11 @@ class Box:
         return new
 
     def clone(self) -> Self:
-        """Return an equal space that shares nothing with this one."""
+        """Return an equal space that shares no memory with this one."""
         return self.map(_copied)
 
     def as_part(self) -> Self:
-        """Return a copy for a spec that is a part of another one; a space that can change refuses it there."""
+        """Return the space for a read-only copy of a part of a spec; subclasses with settable fields refuse changes."""
         return self.clone()
 
     def to(self, device: torch.device | str | int) -> Self:
@@ -49,22 +49,25 @@ class Box:
 
 
 def is_one_number(tensor: Tensor) -> bool:
-    """Return whether a large tensor is one number, expanded: a bound of all elements of a frame, for example."""
+    """Return whether a tensor is a large expanded scalar, for example the bound of all elements of an image."""
     return tensor.numel() > LARGE and not any(tensor.stride())
 
 
 def spread(bound: Tensor) -> Tensor:
-    """Return a bound with memory for each element, so that it can be changed in place; large ones stay one number."""
+    """Return a bound with memory for each element, so that it can be changed in place.
+
+    A large expanded scalar is returned unchanged, since a copy would cost as much memory as an image.
+    """
     return bound if is_one_number(bound) else bound.contiguous()
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    # A copy of an expanded tensor has memory for each element. Specs of frames are copied many times.
+    # `clone` of an expanded tensor allocates each element, and specs of images are copied often.
     return tensor.flatten()[0].clone().expand(tensor.shape) if is_one_number(tensor) else tensor.clone()
 
 
 def lost_change(change: str) -> UnsupportedError:
-    """Return the error for a change of a spec, or of its space, that is a copy of a part of another spec."""
+    """Return the error for a change of a spec, or of its space, if the spec is a copy of a part of another spec."""
     return UnsupportedError(
         f"{change}: this spec is a copy of a part of another one, which the change wouldn't reach; change that one, or "
         "call clone() for a spec that can be changed"

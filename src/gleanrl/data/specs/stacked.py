@@ -1,9 +1,4 @@
-"""Helpers for composites that contain stacks of unlike specs.
-
-What stacks of unlike specs share: members along a dimension, shape operations on them.
-
-`torch.stack` for specs: equal ones give one of their kind, unlike ones a `Stacked` or a `StackedComposite`.
-"""
+"""`Stacked` and `StackedComposite`, stacks of unlike specs; `torch.stack` for specs; and queries over nested specs."""
 
 from __future__ import annotations
 
@@ -44,7 +39,7 @@ from gleanrl.errors import (
 
 
 def without_examples(spec: Any) -> Any:
-    """Return a spec whose non-tensors have no examples, for comparisons; the spec itself if there are none."""
+    """Return a spec whose non-tensors have no examples, for comparisons; the spec itself if it has no examples."""
     if type(spec) is NonTensor:
         return spec.without_example()
     if isinstance(spec, StackedMembers):
@@ -59,9 +54,9 @@ def without_examples(spec: Any) -> Any:
 def restacked(stacked: StackedMembers, transform: Transform) -> Any:
     """Return the stack after a shape operation.
 
-    The operation is applied to the numbers of the members, laid out in the shape of the stack: where they all
-    come out the same, that member alone is left; otherwise the result is a stack along the first dimension
-    in which they differ.
+    The operation is applied to an array of the stack's shape that holds the number of the member at each position. If
+    all numbers in the result are equal, only this member is left. Otherwise the result is a stack along the first
+    dimension in which the numbers differ, and each of its parts is built in the same way.
     """
     dim, size = stacked.stack_dim, len(stacked.specs)
     after = (1,) * (stacked.batch_ndim - dim - 1)
@@ -84,13 +79,13 @@ def _followed_by_select(operation: Transform, axis: int, position: int) -> Trans
 
 
 def paired(stacked: StackedMembers, value: Any) -> tuple[int, Iterator[tuple[TensorSpec, Any]]]:
-    """Return the dimension along which a value is stacked, and each member of the stack with its part of it."""
+    """Return the dimension along which a value is stacked, and an iterator of members with their parts of it."""
     axis = len(stacked._size(value) or ()) - stacked.ndim + stacked.stack_dim
     return axis, zip(stacked.specs, value.unbind(axis), strict=True)
 
 
 def _common_prefix(specs: Sequence[TensorSpec]) -> int:
-    """Return how many leading batch dimensions all specs share."""
+    """Return the number of leading batch dimensions that all specs share."""
     sizes = [spec.batch_shape for spec in specs]
     shared = 0
     for column in zip(*sizes, strict=False):
@@ -101,7 +96,7 @@ def _common_prefix(specs: Sequence[TensorSpec]) -> int:
 
 
 def _stack_shape(name: str, specs: Sequence[TensorSpec], dim: int) -> tuple[torch.Size, int, int]:
-    """Return the shape of a stack (-1 where the members differ), the dimension and the batch dimensions."""
+    """Return the shape of a stack (-1 where the members differ), its dimension, and its number of batch dimensions."""
     ndim = specs[0].ndim
     if any(spec.ndim != ndim for spec in specs):
         raise InvalidArgumentError(
@@ -127,7 +122,7 @@ def _one_device(name: str, specs: Sequence[TensorSpec]) -> torch.device | None:
 
 
 class StackedMembers(TensorSpec):
-    """Specs that differ, stacked along a dimension.
+    """Base class of stacks: specs that differ, stacked along a dimension.
 
     Attributes:
         specs: the members, a tuple.
@@ -139,7 +134,7 @@ class StackedMembers(TensorSpec):
     _batch_ndim: int
 
     def __init__(self, *specs: TensorSpec, dim: int = 0) -> None:
-        """Hold the members, after checking that they can be stacked along `dim`."""
+        """Store the members, after checking that they can be stacked along `dim`."""
         name = type(self).__name__
         self.shape, self.stack_dim, self._batch_ndim = _stack_shape(name, specs, dim)
         self.device = _one_device(name, specs)
@@ -151,11 +146,11 @@ class StackedMembers(TensorSpec):
 
     @abstractmethod
     def _merged_numpy(self, parts: list[Any], axis: int) -> Any:
-        """Return what the members gave to an environment as one."""
+        """Return the results of the members' `to_numpy` as one value."""
 
     @abstractmethod
     def _size(self, value: Any) -> tuple[int, ...] | None:
-        """Return the dimensions of `value`, those of the stack last, or None if it has none."""
+        """Return the sizes of `value`, leading dimensions first; None if it isn't a value that can be unbound."""
 
     @property
     def dim(self) -> int:
@@ -180,7 +175,7 @@ class StackedMembers(TensorSpec):
         return self._merged([projected(spec, part) for spec, part in pairs], axis)
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """Return a value as environments take it: an array, or for composites a list of dictionaries."""
+        """Convert a value to the form that environments take: an array, or for composites a list of dictionaries."""
         misfit = self._misfit(val)
         if misfit is not None:
             raise SchemaError(f"to_numpy: {misfit}")
@@ -197,7 +192,7 @@ class StackedMembers(TensorSpec):
         return self._merged(values, self.stack_dim + 1)
 
     def clear_device_(self) -> Self:
-        """Forget the device of composites.
+        """Drop the device of composites.
 
         Returns:
             the stack itself.
@@ -208,35 +203,35 @@ class StackedMembers(TensorSpec):
         return self
 
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
-        """Return the stack for another device or dtype; the stack itself where that changes nothing."""
+        """Return the stack for another device or dtype; the stack itself if `dest` changes nothing."""
         moved = [spec.to(dest) for spec in self.specs]
         if all(new is old for new, old in zip(moved, self.specs, strict=True)):
             return self
         return self._of(moved)
 
     def clone(self) -> Self:
-        """Return an equal stack that shares nothing with this one."""
+        """Return an equal stack that shares no memory with this one."""
         return self._of([spec.clone() for spec in self.specs])
 
     def _of(self, specs: Sequence[Any]) -> Self:
-        """Return a stack of other members."""
+        """Return a stack of the members `specs` along the same dimension."""
         return type(self)(*specs, dim=self.stack_dim)
 
     def _reshaped(self, transform: Transform) -> Any:
         return restacked(self, transform)
 
     def as_part(self) -> Self:
-        """Refuse changes from now on, here and in all parts; see `TensorSpec.as_part`."""
+        """Make this spec and its parts read-only, and return it; see `TensorSpec.as_part`."""
         for spec in self.specs:
             spec.as_part()
         return super().as_part()
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
-        """Return the members, along the dimension of the stack; along any other one copies."""
+        """Return the members themselves along the dimension of the stack, and copies along other dimensions."""
         return self.specs if dim in (self.stack_dim, self.stack_dim - self.ndim) else super().unbind(dim)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the member at an integer along the dimension of the stack; any other index makes a copy."""
+        """Return the member itself for an integer along the dimension of the stack; for any other index a copy."""
         items = index if isinstance(index, tuple) else (index,)
         lead = [item for item in items[: self.stack_dim] if isinstance(item, slice) and item == slice(None)]
         at = items[self.stack_dim] if len(lead) == self.stack_dim == len(items) - 1 else None
@@ -280,11 +275,11 @@ class StackedMembers(TensorSpec):
 class Stacked(Unbindable, StackedMembers):
     """Leaf specs of one dtype that differ in domain or in their last dimensions, stacked along a dimension.
 
-    Where the members' shapes differ, `shape` has -1, and values are nested tensors (`torch.nested`), which stack along
-    the first dimension only.
+    Where the members' shapes differ, `shape` has -1. Then values are nested tensors (`torch.nested`), which can be
+    stacked along the first dimension only.
 
     Args:
-        specs: the members; not composites.
+        specs: the members; no composites.
         dim: the dimension of the stack.
 
     Raises:
@@ -304,17 +299,17 @@ class Stacked(Unbindable, StackedMembers):
         super().__init__(*specs, dim=dim)
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """Return what an environment gave as a new value; each position is encoded by its own spec.
+        """Convert a value of an environment to a new value; each position is encoded by its own spec.
 
         Args:
             val: an array, a tensor or a nested list with `len(specs)` entries along `stack_dim`, without
                 further leading dimensions.
-            ignore_device: leave the result where the input was.
+            ignore_device: leave the result on the device of the input.
 
         Raises:
-            SchemaError: if there aren't as many entries as members.
+            SchemaError: if the number of entries isn't the number of members.
         """
-        if -1 in self.shape and isinstance(val, (list, tuple)):  # no array holds what it does
+        if -1 in self.shape and isinstance(val, (list, tuple)):  # unlike shapes don't fit into an array
             parts: Sequence[Any] = val
         else:
             array = val if isinstance(val, Tensor) else torch.from_numpy(np.array(val))
@@ -356,8 +351,8 @@ class Stacked(Unbindable, StackedMembers):
 class StackedComposite(StackedMembers, SpecMapping):
     """Composites that differ, stacked along a dimension of their batch size.
 
-    Its keys are those that all members have; an entry is the stack of the members' entries. Setting an entry
-    sets its parts in the members. Its length is the size of the first dimension, as that of a stack of leaves.
+    Its keys are the keys that all members have. An entry is the stack of the members' entries. Setting an entry sets
+    its parts in the members. Its length is the size of the first dimension, like the length of `Stacked`.
 
     Args:
         specs: the members, composites of one shape.
@@ -388,7 +383,8 @@ class StackedComposite(StackedMembers, SpecMapping):
         if len(members) < len(each):
             return None
         made: TensorSpec = stack(members, self.stack_dim)
-        # A stack of unlike ones holds the members themselves
+        # A stack of unlike entries holds the members' own specs, so that a change of them takes effect. A stack of
+        # equal entries is a copy
         return made if isinstance(made, StackedMembers) else made.as_part()
 
     def _nested(self) -> Iterable[SpecMapping]:
@@ -410,15 +406,15 @@ class StackedComposite(StackedMembers, SpecMapping):
             member._remove(name)
 
     def empty(self) -> StackedComposite:
-        """Return a stack of the same shape and device without entries, unlocked."""
+        """Return an unlocked stack of the same shape and device without entries."""
         return StackedComposite(*(spec.empty() for spec in self.specs), dim=self.stack_dim)
 
     def __len__(self) -> int:
-        """Return the size of the first dimension; the number of keys is that of `keys`."""
+        """Return the size of the first dimension; `len(spec.keys())` is the number of keys."""
         return self.shape[0]
 
     def repr_exclusive_keys(self) -> str:
-        """Return the entries that only some of the members have, as text."""
+        """Return text that lists the entries that only some members have."""
         shared = self._entries()
         lines = [
             f"{number}: {name}: {entry!r}"
@@ -429,14 +425,14 @@ class StackedComposite(StackedMembers, SpecMapping):
         return "\n".join(lines)
 
     def encode(self, val: Sequence[Mapping[str, Any]], *, ignore_device: bool = False) -> TensorDictBase:
-        """Return what the environments gave as one TensorDict.
+        """Convert the values of the environments to one TensorDict.
 
         Args:
             val: one mapping for each member.
-            ignore_device: leave each entry where the input was.
+            ignore_device: leave each entry on the device of its input.
 
         Raises:
-            SchemaError: if there aren't as many mappings as members.
+            SchemaError: if the number of mappings isn't the number of members.
         """
         if isinstance(val, Mapping) or is_tensor_collection(val) or len(val) != len(self.specs):
             raise SchemaError(f"encode: expected a sequence of {len(self.specs)} mappings, got {val!r}")
@@ -460,20 +456,20 @@ class StackedComposite(StackedMembers, SpecMapping):
 
 
 def stack_specs(specs: Sequence[TensorSpec], dim: int = 0, *, out: None = None) -> Any:
-    """Return the spec of stacked values; this is what `torch.stack` does for specs.
+    """Return the spec of stacked values; `torch.stack` of specs calls this function.
 
-    Equal specs give one of their kind with a new dimension, others a `Stacked` or `StackedComposite`. The
-    members of a stack are the given objects. Specs that differ in nothing but the examples of non-tensors count as
-    equal; the result has the examples of the first one.
+    Equal specs give a spec of the same class with a new dimension. Unlike specs give a `Stacked` or
+    `StackedComposite`, which holds the given objects as its members. Specs that differ only in the examples of
+    non-tensors count as equal, and the result has the examples of the first one.
 
     Args:
-        specs: at least one; all composites or none.
-        dim: where the new dimension goes.
+        specs: at least one spec; either all or none are composites.
+        dim: position of the new dimension.
         out: must be None.
 
     Raises:
-        InvalidTypeError: if something isn't a spec, or composites and leaves are mixed.
-        InvalidArgumentError: if there is no spec, or they can't be stacked along `dim`.
+        InvalidTypeError: if an item isn't a spec, or composites and leaves are mixed.
+        InvalidArgumentError: if `specs` is empty, or the specs can't be stacked along `dim`.
         UnsupportedError: if `out` is given.
     """
     if out is not None:
@@ -525,7 +521,7 @@ def has_choices(spec: TensorSpec) -> bool:
 
 
 def without_masks(spec: TensorSpec) -> TensorSpec:
-    """Return a copy of `spec` whose choices are all allowed; members of a stack that are equal then become one spec."""
+    """Return a copy of `spec` without masks; if the members of a stack are then equal, they become one spec."""
     if isinstance(spec, StackedMembers):
         merged: TensorSpec = stack([without_masks(member) for member in spec.specs], spec.stack_dim)
         return merged
@@ -539,7 +535,7 @@ def without_masks(spec: TensorSpec) -> TensorSpec:
 
 
 def contains_lazy_spec(spec: TensorSpec | None) -> bool:
-    """Return whether a spec is a stack of unlike specs or has one among its entries, at any depth."""
+    """Return whether a spec is a stack of unlike specs, or holds one among its entries at any depth."""
     if isinstance(spec, StackedMembers):
         return True
     return isinstance(spec, SpecMapping) and any(map(contains_lazy_spec, spec.values()))
@@ -550,7 +546,7 @@ def check_no_exclusive_keys(spec: TensorSpec | None, recurse: bool = True) -> bo
 
     Args:
         spec: any spec.
-        recurse: whether to look into nested composites too.
+        recurse: whether to check nested composites, too.
     """
     if not isinstance(spec, SpecMapping):
         return True
@@ -568,14 +564,14 @@ def consolidate_spec(
 ) -> TensorSpec:
     """Return a copy of a spec in which all members of a stack have the same keys.
 
-    A key that a member lacks gets a placeholder: for a composite one with placeholders for its entries, for
-    a leaf an unbounded spec of the same dtype whose dimensions behind the batch size have size 0 (a leaf of
-    exactly the batch size gets one of that size).
+    A key that a member lacks gets a placeholder. The placeholder of a leaf is an unbounded spec of the same dtype. Its
+    dimensions after the batch size have size 0; a leaf without such dimensions gets a placeholder of the batch size.
+    The placeholder of a composite holds placeholders for its entries.
 
     Args:
-        spec: any spec; leaves are returned as they are.
-        recurse_through_entries: whether to treat nested composites too.
-        recurse_through_stack: whether to treat the members of a stack too.
+        spec: any spec; a leaf is returned unchanged.
+        recurse_through_entries: whether to treat nested composites, too.
+        recurse_through_stack: whether to treat the members of a stack, too.
 
     Raises:
         SchemaError: if a key is a leaf in one member and a composite in another.
@@ -597,7 +593,7 @@ def consolidate_spec(
 
 
 def _fill(members: Sequence[SpecMapping], recurse: bool) -> None:
-    """Give each member the keys of all others, in place."""
+    """Add to each member the keys that it lacks, as placeholders, in place."""
     for name in dict.fromkeys(name for member in members for name in member.keys()):
         holders = [member.get(name) for member in members if name in member]
         kinds = {isinstance(spec, SpecMapping) for spec in holders if spec is not None}
@@ -613,7 +609,7 @@ def _fill(members: Sequence[SpecMapping], recurse: bool) -> None:
 
 
 def _placeholder(model: TensorSpec | None, member: SpecMapping) -> TensorSpec | None:
-    """Return the empty stand-in for an entry like `model` in a composite that lacks it."""
+    """Return the placeholder for an entry like `model` in a composite that lacks it."""
     if model is None:
         return None
     if isinstance(model, SpecMapping):

@@ -1,19 +1,17 @@
-"""TorchRL's modules and losses take our specs.
+"""Conversion of specs between gleanrl and TorchRL, and an import hook so that TorchRL's modules accept our specs.
 
-Programs hand `env.action_spec` to actors, exploration modules and losses of that library, which look the classes of
-specs up in tables and call their private methods: only a spec of its own will do. So each function of
-`torchrl.modules` and `torchrl.objectives` with a parameter that is named after specs (constructors, `register_spec`,
-setters) is wrapped, in place, in one that first converts our specs among the arguments (`to_torchrl`), also those in
-dictionaries, lists and tuples. Whoever holds the class, under whatever path, has the wrapped one.
+Programs pass `env.action_spec` to TorchRL's actors, exploration modules and losses. These look up the class of a spec
+in tables and call its private methods, so they need one of TorchRL's own specs. The hook therefore wraps each function
+of `torchrl.modules` and `torchrl.objectives` that has a parameter named after specs: constructors, `register_spec` and
+setters. The wrapper converts our specs among the arguments by `to_torchrl`, also inside dictionaries, lists and
+tuples. Functions of classes are replaced in place, so that every import path of a class shows the wrapped one.
 
-It happens right after such a module has been imported, whoever does it: a finder in front of the others
-(`sys.meta_path`) lets them find the module and adds this last step to its execution. Modules that are there already
-get it at once. Nothing is imported for it; where TorchRL isn't installed nothing happens at all.
+The hook is a finder at the front of `sys.meta_path`. It lets the other finders find a module of these packages, and
+wraps the functions right after the module has been executed. Modules that are imported already are wrapped at once.
+The hook imports nothing itself, so that it has no effect if TorchRL isn't installed.
 
-TorchRL's specs as ours, and ours as TorchRL's: pure conversions, each of which makes a copy.
-
-A spec is read through public attributes and found by the name of its class, so that reading needs no import of that
-library. Writing imports it.
+`from_torchrl` reads a spec through public attributes and selects the class by its name, so it needs no import of
+TorchRL. `to_torchrl` imports it. Each conversion makes a copy.
 """
 
 from __future__ import annotations
@@ -39,17 +37,17 @@ from gleanrl.errors import InvalidTypeError
 
 
 def from_torchrl(spec: Any) -> Any:
-    """Return a spec of another library as one of ours; ours and None are returned as they are.
+    """Convert a spec of TorchRL to a gleanrl spec; return a gleanrl spec or None unchanged.
 
-    It goes by the name of the class, or of a class that it derives from, and by that class's public attributes, which
-    are those of TorchRL: `shape`, `device` and `dtype`; `n`, `nvec` and `mask`; `space.low` and `space.high`; `items`;
-    `dim` and `unbind`. The result is a copy: later changes of `spec`, its mask say, don't show in it.
+    The function selects the gleanrl class by the name of the spec's class, or of one of its base classes. It reads the
+    public attributes that TorchRL's specs have: `shape`, `device`, `dtype`, `n`, `nvec`, `mask`, `space`, `items`,
+    `dim` and `unbind`. The result is a copy: it doesn't show later changes of `spec`, for example of its mask.
 
     Args:
         spec: a spec.
 
     Raises:
-        InvalidTypeError: if no class of that name has a counterpart here.
+        InvalidTypeError: if no class of the spec has the name of a gleanrl spec.
     """
     if spec is None or isinstance(spec, TensorSpec):
         return spec
@@ -57,16 +55,16 @@ def from_torchrl(spec: Any) -> Any:
 
 
 def to_torchrl(spec: Any) -> Any:
-    """Return one of our specs as TorchRL's; whatever else is returned as it is.
+    """Convert a gleanrl spec to a spec of TorchRL; return any other object unchanged.
 
-    The result is a copy: later changes of `spec`, its mask say, don't show in it.
+    The result is a copy: it doesn't show later changes of `spec`, for example of its mask.
 
     Args:
         spec: a spec.
 
     Raises:
         ImportError: if TorchRL isn't installed.
-        InvalidTypeError: if the class of the spec is a user's own and derives from none of ours.
+        InvalidTypeError: if the spec is an instance of a user's class that derives from none of the concrete specs.
     """
     if not isinstance(spec, TensorSpec):
         return spec
@@ -99,7 +97,7 @@ def _stacked(spec: Any) -> Any:
 
 
 def _newer(spec: Any, name: str) -> Any:
-    """Return an attribute that not all releases have, or None."""
+    """Return an attribute that only newer releases of TorchRL have, or None."""
     return vars(spec).get(name)
 
 
@@ -168,7 +166,7 @@ WORDS = ("spec", "action_space")
 
 
 def install() -> None:
-    """Convert from now on; called once, when the specs are imported."""
+    """Install the import hook, and wrap modules that are imported already; the package calls this once on import."""
     for name, module in list(sys.modules.items()):
         if name.startswith(PACKAGES):
             adapt(module)
@@ -176,7 +174,7 @@ def install() -> None:
 
 
 def adapt(module: ModuleType) -> None:
-    """Wrap the functions of the classes that a module defines, and its own functions, where they take specs."""
+    """Wrap the functions that take specs: functions that the module defines, and methods of its classes."""
     for name, value in list(vars(module).items()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
@@ -199,7 +197,7 @@ def _takes_specs(function: FunctionType) -> bool:
 
 
 def _converting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with our specs among its arguments converted."""
+    """Return a wrapper of `function` that converts gleanrl specs among its arguments."""
 
     @functools.wraps(function)
     def converting(*args: Any, **kwargs: Any) -> Any:
@@ -219,7 +217,7 @@ def _converted(value: Any) -> Any:
 
 
 class _Finder(MetaPathFinder):
-    """Finds what the others find, and has it adapted once it has run."""
+    """Finds modules through the other finders, and lets `adapt` run after their execution."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
