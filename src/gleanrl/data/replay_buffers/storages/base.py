@@ -241,9 +241,9 @@ class Storage(Direct, Stateful[StorageState]):
     fetch.
 
     One buffer writes to a storage. Other buffers that share its lock may read it (see `Access.claim`). The storage
-    alone knows which records are stored: its first `num_steps` time steps, of which the step before `end` is the newest.
-    Writers and samplers derive their state from that. A buffer therefore keeps working after a call of `set`, `clear`
-    or `load_state_dict` on its storage.
+    alone knows which records are stored: its first `num_steps` time steps, of which the step before `end` is the
+    newest. Writers and samplers derive their state from that. A buffer therefore keeps working after a call of `set`,
+    `clear` or `load_state_dict` on its storage.
 
     The storage isn't thread-safe by itself. The buffer holds its lock during draws and writes. `get` may run at the
     same time as both.
