@@ -39,8 +39,8 @@ def last_observation(runs: Runs) -> None:
 
     An environment that resets itself returns the wrong one. A single observation doesn't show that, so the rule
     compares shares. It takes the range of all first observations, widened by its width on both sides. The rule is
-    broken if at least 75 % of the last observations lie in this range, but at most 25 % of the observations one step
-    earlier do.
+    broken if both conditions hold: at least 75 % of the last observations lie in this range, and at most 25 % of the
+    observations before them.
     """
     ended = [(t, step) for t, step in enumerate(runs.first.steps) if bool(step.done.any())]
     if runs.first.num_episodes < _ENOUGH:

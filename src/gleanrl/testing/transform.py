@@ -228,7 +228,7 @@ def check_transform(
     """Check a transform in an environment, in a replay buffer, or in both.
 
     With `env`, the transformed environment has to keep every rule of `check_env`. For example, specs declare the data,
-    rows of a rollout and TensorDicts agree bit for bit, and a reset of some environments doesn't change the other ones.
+    and rows of a rollout and TensorDicts agree bit for bit. A reset of some environments doesn't change the other ones.
     It also has to keep the first three rules below. With `batch`, the transform has to keep the last three.
 
     - `in place`: the tensors that the environment returned don't change.

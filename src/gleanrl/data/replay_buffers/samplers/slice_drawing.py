@@ -313,8 +313,8 @@ class Slices(Unit):
         """Return the flags that show where slices end: the last step of each is truncated, and therefore done.
 
         Slices of different trajectories are adjacent in a batch. Without these flags, returns and recurrent states
-        would run from one slice into the next. As far as the rule asks for them, the result also holds the flags of
-        first steps and the mask of copies that fill slices up. A flag that is stored as a number remains a number.
+        would run from one slice into the next. If the rule asks for them, the flags of first steps and the mask of
+        copies are included. A flag that is stored as a number remains a number.
         """
         path, last = self.rule.truncated, draw.last
         if last is None:

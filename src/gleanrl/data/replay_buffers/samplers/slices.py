@@ -43,8 +43,8 @@ class SliceSampler(UnitSampler):
     """Draws slices of trajectories: a trajectory, then its first step, each uniformly and with replacement.
 
     A batch is flat, ``[batch_size]``, slice after slice. With `strict_length` (or `pad`) and without `span` it can be
-    viewed as ``[num_slices, slice_len]``. A trajectory ends where its id changes, where a flag is set, at the write
-    cursor and at the end of its stream (batch entry of the storage). See `EpisodeTable`, which is updated at every
+    viewed as ``[num_slices, slice_len]``. A trajectory ends where its id changes, where a flag is set, and at the write
+    cursor. It also ends with its stream (batch entry of the storage). See `EpisodeTable`, which is updated at every
     write, so that a draw never scans the stored records.
 
     A trajectory of n steps offers the first steps ``0`` to ``n - slice_len``, inclusive.

@@ -247,9 +247,9 @@ class SamplerWithoutReplacement(EpochSampler):
     """Draws each slot exactly once per epoch.
 
     An epoch covers the slots that were filled when it began. Slots that are filled during an epoch join the next one. A
-    slot that is overwritten during an epoch is still served once, with the record that it holds at that moment, unless
-    that is masked out. The last batch of an epoch is short if fewer slots are left (with `drop_last` it is left out).
-    It sets `ran_out`, and the following draw begins a new epoch.
+    slot that is overwritten during an epoch is still served once, with its new record. It is left out if the new record
+    is masked out. The last batch of an epoch is short if fewer slots are left (with `drop_last` it is left out). It
+    sets `ran_out`, and the following draw begins a new epoch.
 
     ``for batch in buffer`` is one whole epoch. It begins a new epoch, also after an earlier loop was left by ``break``.
     `sample` continues the running epoch, also in a restored buffer.

@@ -30,9 +30,9 @@ class _OtherName:
 class RoundRobinWriter(Writer):
     """Writes one time step after the other and starts again at the first when the storage is full.
 
-    If a write is longer than the storage, its newest steps are stored in the slots they would have if the steps were
-    written one by one. The position is the storage's own (`Storage.end`). So after a storage was written, cleared or
-    loaded without the writer, it continues after the newest record.
+    If a write is longer than the storage, only its newest steps are stored. They get the same slots as if all steps
+    were written one by one. The position is the storage's own (`Storage.end`). So after a storage was written, cleared
+    or loaded without the writer, it continues after the newest record.
 
     Examples:
         >>> import torch
