@@ -1,1 +1,1 @@
-"""Tests written from the public contract alone: what a user may rely on, whatever the code behind it."""
+"""Tests of the public contract alone: behaviour that users may rely on, independent of the implementation."""

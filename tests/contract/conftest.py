@@ -1,4 +1,4 @@
-"""Fixtures of the contract tests: collectors whose ledger is checked when the test is over."""
+"""Fixtures of the contract tests: collectors whose ledger of frames is checked after the test."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.contract.helpers import check_ledger
 
 @pytest.fixture
 def make_collector() -> Iterator[Callable[..., SyncDataCollector]]:
-    """Make collectors; afterwards each one's ledger must balance, and it is shut down.
+    """Create collectors; after the test, check that each one's ledger balances, and shut it down.
 
-    Warnings about rounding are kept away unless the test passes `quiet=False`.
+    Warnings about rounding are suppressed unless the test passes `quiet=False`.
     """
     made: list[SyncDataCollector] = []
 

@@ -1,4 +1,4 @@
-"""Transforms as users derive them from the public class, in the ways that other releases of this API allow."""
+"""Transforms that users derive from the public class, in the ways that other releases of this API allow."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def kind(cls):
 
 
 class Kind(Transform):
-    """A transform that knows what a batch that it was used for must hold."""
+    """A transform that can check the batches that it was applied to."""
 
     def check(self, batch):
         raise NotImplementedError
 
 
-# ------------------------------------------------------------- entry by entry
+# ------------------------------------------------------------- one entry at a time
 @kind
 class MapsAnEntry(Kind):
     def __init__(self):
@@ -42,7 +42,7 @@ class MapsAnEntry(Kind):
 
 @kind
 class MapsAnEntryElsewhere(Kind):
-    """With a spec method for one leaf, under the decorator that the documents show."""
+    """Has a spec method for one leaf, under the decorator that the documents show."""
 
     def __init__(self):
         super().__init__(in_keys=["observation"], out_keys=["angle"])
@@ -81,7 +81,7 @@ class MapsRewards(Kind):
 # ------------------------------------------------------------------ whole steps
 @kind
 class AddsAnEntry(Kind):
-    """`_call` at steps and resets, with a spec."""
+    """Overrides `_call`, which runs at steps and resets, and a spec method."""
 
     def _call(self, next_tensordict):
         return next_tensordict.set("twice", next_tensordict["observation"] * 2)
@@ -112,7 +112,7 @@ class AddsAnEntryByOutputSpec(AddsAnEntry):
 
 @kind
 class ChangesRewardsInCall(Kind):
-    """`_call` isn't for resets, where there is no reward to read."""
+    """Overrides `_call`, which doesn't run at resets here, because a reset has no reward."""
 
     def __init__(self):
         super().__init__(in_keys=["observation"], out_keys=["observation"])
@@ -156,7 +156,7 @@ class KeepsAMeanInTheRoot(Kind):
 
 @kind
 class MarksFirstSteps(Kind):
-    """What stands in the root after a reset, and elsewhere below next."""
+    """Writes an entry into the root after a reset, and below next after a step."""
 
     def _call(self, next_tensordict):
         return next_tensordict.set("first", torch.zeros_like(next_tensordict["done"]))
@@ -211,7 +211,7 @@ class ChangesInputs(Kind):
         return tensordict
 
     def check(self, batch):
-        assert (batch["action"] == 0.5).all()  # the user's stays
+        assert (batch["action"] == 0.5).all()  # the user's tensor is unchanged
 
     def check_env(self, env):
         assert all((action == 0.25).all() for action in env.actions)
@@ -239,7 +239,7 @@ class OverridesInv(ChangesInputs):
 
 @kind
 class HasOtherActions(Kind):
-    """With a spec of the action for the user, and one of all inputs."""
+    """Has a spec of the user's action, and a spec of all inputs."""
 
     def __init__(self):
         super().__init__(in_keys_inv=["action"], out_keys_inv=["move"])
@@ -263,7 +263,7 @@ class HasOtherActions(Kind):
 
 @kind
 class InvertsResetsToo(Kind):
-    """What a reset is asked for passes the inverse, where the class says so."""
+    """Inverts the input of a reset as well, because the class enables it."""
 
     enable_inv_on_reset = True
 
@@ -282,7 +282,7 @@ class InvertsResetsToo(Kind):
 
 @kind
 class SeesTheRequest(Kind):
-    """`_reset_env_preprocess` comes before the environment's reset; None where nothing was asked for."""
+    """Overrides `_reset_env_preprocess`, which runs before the environment's reset; it gets None for a plain reset."""
 
     def __init__(self):
         super().__init__()
@@ -296,7 +296,7 @@ class SeesTheRequest(Kind):
         assert self.requests[0] is None and all(self.requests[1:])
 
 
-# ------------------------------------------------------------------ surroundings
+# ------------------------------------------------------------------ parents and containers
 @kind
 class LooksAround(Kind):
     def _reset(self, tensordict, tensordict_reset):

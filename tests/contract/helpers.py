@@ -1,4 +1,4 @@
-"""What the contract tests share: the oracle's check of a stream of batches, the ledger, small policies."""
+"""Helpers of the contract tests: the oracle's check of a stream of batches, the ledger check, small policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def counter(collector: SyncDataCollector, name: str) -> int:
 
 
 def check_ledger(collector: SyncDataCollector) -> None:
-    """Every frame that was stepped is delivered, flagged, or discarded."""
+    """Check that every stepped frame is counted as delivered, flagged or discarded."""
     parts = {name: counter(collector, name) for name in ("stepped", "delivered", "flagged", "discarded")}
     assert parts["stepped"] == parts["delivered"] + parts["flagged"] + parts["discarded"], parts
     assert min(parts.values()) >= 0, parts
@@ -40,19 +40,19 @@ def snapshot(data: TensorDictBase) -> dict[Any, torch.Tensor]:
 
 
 def same(data: TensorDictBase, frozen: dict[Any, torch.Tensor]) -> bool:
-    """Whether `data` still holds exactly what `snapshot` copied."""
+    """Return whether `data` still equals the copy by `snapshot`."""
     return leaf_keys(data) == set(frozen) and all(
         torch.equal(data[key], value) for key, value in frozen.items()
     )
 
 
 def valid_rows(batch: TensorDictBase) -> int:
-    """Return the number of real frames of a batch: those that the mask keeps, or all."""
+    """Return the number of real frames of a batch: rows with a true mask, or all rows without a mask."""
     return int(batch[MASK].sum()) if MASK in leaf_keys(batch) else batch.numel()
 
 
 def rows_of(batch: TensorDictBase) -> list[TensorDictBase]:
-    """Return a batch's rows, each ``[T]``: itself, or those of ``[*P, T]``; masked steps are cut out."""
+    """Return the rows ``[T]`` of a batch ``[T]`` or ``[*P, T]``, without masked steps."""
     rows = [batch] if batch.ndim == 1 else list(batch.reshape(-1, batch.shape[-1]).unbind(0))
     return [row[row[MASK]] if MASK in leaf_keys(row) else row for row in rows]
 
@@ -70,11 +70,11 @@ def check_stream(
 
     Args:
         batches: all batches of one collector, in order, ``[T]`` or ``[P, T]``.
-        script: what the environments did.
-        obs_key: where the oracle's triple stands.
+        script: the script of the environments.
+        obs_key: key of the oracle's triple.
         fresh_batches: whether each batch begins with a reset.
         first_step: the step in the very first root observation; None: don't check.
-        limit: steps after which a trajectory is truncated by the collector.
+        limit: steps after which the collector truncates a trajectory.
     """
     names: dict[int, tuple[int, int]] = {}
     owners: dict[tuple[int, int], int] = {}

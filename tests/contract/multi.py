@@ -1,4 +1,4 @@
-"""What the contract tests of collectors with workers share: makers, the oracle's check by worker, a gate."""
+"""Helpers of the contract tests of collectors with workers: makers, the oracle's check by worker, a gate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes_base import CountingEnv
 
 SCRIPT = Script(seed=61)
 NEVER = Script(ending="never")
-WHOLE: Any = "whole"  # a batch is one worker's
+WHOLE: Any = "whole"  # each batch comes from one worker
 
 
 def vector(first: int, script: Script) -> GymWrapper:
@@ -46,7 +46,7 @@ ENVS = {
 
 
 def makers(workers: int, script: Script = SCRIPT, kind: str = "single") -> list[Any]:
-    """Return a maker for each worker; worker w has the streams from ``100 * w`` on."""
+    """Return a maker for each worker; the streams of worker w begin at ``100 * w``."""
     return [ENVS[kind][1](100 * worker, script) for worker in range(workers)]
 
 
@@ -70,7 +70,7 @@ def shares(batch: TensorDictBase, workers: int, cat: Any) -> dict[int, TensorDic
 def check_workers(
     batches: Sequence[TensorDictBase], workers: int, cat: Any, script: Script = SCRIPT, **kwargs: Any
 ) -> None:
-    """Check every worker's rows against the oracle, and that no id names two episodes of the collector.
+    """Check every worker's rows against the oracle, and that each id names one episode only.
 
     Ids are ``local id * workers + worker``.
     """
@@ -90,7 +90,7 @@ def check_workers(
 
 
 def frames(batches: Sequence[TensorDictBase]) -> int:
-    """Return how many real frames batches have."""
+    """Return the number of real frames in the batches."""
     return sum(map(valid_rows, batches))
 
 
@@ -102,7 +102,7 @@ def take(collector: Any, count: int) -> list[TensorDictBase]:
 
 
 def settled(collector: Any, kind: str) -> None:
-    """Take what was collected ahead: of each of two workers, two batches at most, whoever is quicker."""
+    """Take the batches that were collected ahead: at most two of each of the two workers, in any order."""
     taken = [0, 0]
     while kind == "async" and min(taken) < 2:
         taken[int(collector.next()["collector", "traj_ids"].reshape(-1)[0]) % 2] += 1
@@ -115,25 +115,26 @@ def done_with(collector: Any) -> None:
 
 
 class Gate:
-    """A pipe in the file system: steps of workers wait until the test lets them pass."""
+    """A named pipe at which steps of workers wait until the test opens it."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self.path = str(path)
-        self._end = os.open(path, os.O_RDWR)  # neither end blocks, and none is missing
+        # A descriptor for both directions never blocks at open and always has a peer.
+        self._end = os.open(path, os.O_RDWR)
 
     def open(self, passes: int = 1) -> None:
-        """Let so many waiters pass."""
+        """Let `passes` waiting steps pass."""
         os.write(self._end, b"." * passes)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self._end)
 
 
 @contextmanager
 def gate(folder: Path, name: str = "gate") -> Iterator[Gate]:
-    """Give a gate, which is closed afterwards."""
+    """Yield a gate and close it afterwards."""
     made = Gate(folder / name)
     try:
         yield made
@@ -142,7 +143,7 @@ def gate(folder: Path, name: str = "gate") -> Iterator[Gate]:
 
 
 class WaitingEnv(CountingEnv):
-    """Each step from the `at`-th (from 1) on waits at a gate."""
+    """Waits at a gate before each step, beginning with step number `at` (from 1)."""
 
     def __init__(self, path: str, at: int, *args: Any, **kwargs: Any) -> None:
         self.__dict__.update(path=path, at=at, end=None)
@@ -157,13 +158,13 @@ class WaitingEnv(CountingEnv):
 
 
 class Waiting:
-    """Makes an environment that waits."""
+    """A picklable maker of environments that wait."""
 
     def __init__(self, gate: Gate, at: int, first: int, script: Script = NEVER) -> None:
         self.path, self.at, self.first, self.script = gate.path, at, first, script
 
     def __call__(self) -> CountingEnv:
-        """Make it."""
+        """Make the environment."""
         env = WaitingEnv(self.path, self.at, self.script)
         env._streams += self.first
         return env

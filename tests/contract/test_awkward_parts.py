@@ -1,4 +1,4 @@
-"""Environments, policies and hooks that do awkward but legal things, or fail once in mid-batch."""
+"""Environments, policies and hooks may behave in awkward but legal ways, or fail once in mid-batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = Script(lengths=(100,))
 
 
 class TestEnvironments:
-    """Whatever an environment does with its own tensors and with those it is given, the record is right."""
+    """The record is right even if an environment reuses or overwrites tensors."""
 
     @pytest.mark.parametrize("policy", [None, lambda observation: observation[..., :2] * 0 + 0.5])
     @pytest.mark.parametrize("make_env", [ReusingBase, ForgetfulEnv, GreedyEnv])
@@ -74,7 +74,7 @@ KEEP: dict[str, Callable[[TensorDictBase], Any]] = {
 
 
 class TestLargeBatches:
-    """Memory may be used again only when nothing refers to it, however the reference was made."""
+    """Memory of a batch may be reused only when no reference to it is left, whatever the kind of reference."""
 
     @pytest.mark.parametrize("kind", KEEP)
     def test_what_was_kept_of_a_batch_never_changes(self, make_collector: Make, kind: str) -> None:
@@ -94,7 +94,7 @@ class TestLargeBatches:
 
 
 class Actor:
-    """Acts through a method, or when called."""
+    """Acts through a method, or when it is called."""
 
     def act(self, observation: torch.Tensor) -> torch.Tensor:
         return observation[..., :2] * 0 + 0.25
@@ -107,7 +107,7 @@ def scaled(observation: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 class TestPolicies:
-    """More ways to write a policy, and policies whose outputs change."""
+    """Further ways to write a policy, and policies whose outputs change."""
 
     @pytest.mark.parametrize(
         "policy",
@@ -172,7 +172,7 @@ class TestPolicies:
 
 
 class TestHooks:
-    """A hook that fails once loses its batch, says so in the ledger, and nothing else."""
+    """A hook that fails once loses its batch only, and the ledger shows the loss."""
 
     def test_a_postproc_that_raises_once(self, make_collector: Make) -> None:
         calls = []

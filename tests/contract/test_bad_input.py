@@ -1,4 +1,4 @@
-"""Bad input: each mistake raises at its cause, in our family; the collector goes on with a reset."""
+"""Each mistake in the input raises a library error at its cause, and the collector resumes with a reset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NONFINITE = ("collector", "nonfinite")
 def fail_then_finish(
     collector: SyncDataCollector, error: type[BaseException], match: str, *, total: int, goes_on: bool = True
 ) -> BaseException:
-    """Collect until `error`; earlier batches stay as they were; the rest of the budget comes from a reset.
+    """Collect until `error`, check that earlier batches are unchanged, then collect the rest after a reset.
 
     Returns:
         The error.
@@ -70,7 +70,7 @@ def collect(
 
 
 class TestRaisingEnvironments:
-    """`step` or `reset` raises: the error says which environment, episode and step, and carries the cause."""
+    """If `step` or `reset` raises, the error names the environment, the episode and the step, and has the cause."""
 
     @pytest.mark.parametrize("at", [1, 5, 6, 13])
     def test_step(self, make_collector: Make, at: int) -> None:
@@ -125,7 +125,7 @@ class TestRaisingEnvironments:
 
 
 class TestDriftingEnvironments:
-    """An observation that leaves its declared shape, or the first reset's dtype, in mid-episode raises."""
+    """An observation that deviates from its declared shape, or from the first reset's dtype, raises in mid-episode."""
 
     @pytest.mark.parametrize("change", ["longer", "shorter", "scalar", "dtype", "integer"])
     @pytest.mark.parametrize("at", [2, 7])
@@ -186,7 +186,7 @@ class TestDriftingEnvironments:
 
     def test_such_an_environment_that_changes_later_raises(self, make_collector: Make) -> None:
         class Wobbly(DriftingEnv):
-            """float64 from the first reset on, int64 once."""
+            """Emits float64 from the first reset, and int64 once."""
 
             def _emit(self) -> Any:
                 row = super()._emit()
@@ -266,7 +266,7 @@ class TestNonFinite:
 
 
 class TestConstruction:
-    """Arguments that can't be meant."""
+    """The constructor rejects arguments without a sensible meaning."""
 
     def test_kwargs_with_an_environment_instance(self) -> None:
         with pytest.raises(RuntimeError, match="create_env_kwargs") as caught:

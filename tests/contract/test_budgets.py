@@ -1,4 +1,4 @@
-"""Exact budgets: how many frames a batch and a collector hold, and what is refused."""
+"""Budgets of frames are exact for each batch and each collector, and invalid budgets are rejected."""
 
 from __future__ import annotations
 

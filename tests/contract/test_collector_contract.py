@@ -1,4 +1,4 @@
-"""The rest of a collector's contract: layout, devices, names, methods, state, seeds, hooks."""
+"""The contract of a collector: layout, devices, names, methods, state, seeds, hooks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def env() -> GymWrapper:
 
 
 class TestLayout:
-    """Which leaves a batch has, their shapes, dtypes and devices, and the batch's own name and device."""
+    """The leaves of a batch, their shapes, dtypes and devices, and the batch's names and device."""
 
     def test_cartpole(self, make_collector: Make) -> None:
         batch = next(iter(make_collector(GymEnv("CartPole-v1"), frames_per_batch=20, total_frames=-1)))
@@ -105,7 +105,7 @@ class TestLayout:
 
 
 class TestIteration:
-    """`for`, `iterator`, `next`, `rollout`, the end of the budget, `shutdown`."""
+    """`for`, `iterator`, `next` and `rollout` deliver batches until the budget ends or `shutdown`."""
 
     def test_next_returns_batches_without_a_device_and_then_none(self, make_collector: Make) -> None:
         collector = make_collector(env(), frames_per_batch=5, total_frames=15, device="cpu")

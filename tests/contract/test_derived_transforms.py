@@ -1,4 +1,4 @@
-"""Transforms that users derive as other releases of this API allow: alone, in rollouts, collectors and batches."""
+"""Derived transforms work as in other releases of this API: alone, in rollouts, in collectors and in batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCRIPT = Script(lengths=(3, 1, 4))
 each_kind = pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
 
 
-# ----------------------------------------------------------------------- in use
+# ----------------------------------------------------------------------- in environments
 def act(env):
     (key,) = env.action_keys
     value = env.full_action_spec[key].zero()
@@ -42,7 +42,7 @@ def act(env):
 
 
 def by_hand(env, steps):
-    """Return the rows of a loop of `step` and `maybe_reset`, as everybody may write it."""
+    """Return the rows of a loop of `step_and_maybe_reset`, as a user would write it."""
     root, rows, policy = env.reset(), [], act(env)
     for _ in range(steps):
         stepped, root = env.step_and_maybe_reset(policy(root))
@@ -51,7 +51,7 @@ def by_hand(env, steps):
 
 
 def same(batch, expected):
-    """They hold the same entries, bit by bit."""
+    """Check that both hold the same entries, bit by bit."""
     assert snapshot(batch).keys() == snapshot(expected).keys()
     for key, value in snapshot(expected).items():
         assert torch.equal(batch[key], value), key
@@ -174,7 +174,7 @@ def test_what_a_buffer_serves_passes_forward(cls, key, expected):
 @pytest.mark.parametrize("cls", [ChangesInputs, MapsInputs, OverridesInv])
 def test_what_a_buffer_stores_passes_the_inverse(cls):
     data, buffer = through_a_buffer(cls)
-    assert (data["action"] == 0.5).all()  # the caller's stays
+    assert (data["action"] == 0.5).all()  # the caller's tensor is unchanged
     assert (buffer.storage[:]["action"] == 0.25).all()
 
 

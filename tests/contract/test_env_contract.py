@@ -1,4 +1,4 @@
-"""`EnvBase` as a user meets it: step, reset, partial reset, rollout, random actions, specs, seeds."""
+"""The public contract of `EnvBase`: step, reset, partial reset, rollout, random actions, specs, seeds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TestStep:
 
 
 class TestReset:
-    """`reset`, with keywords, with a mask, and what it refuses."""
+    """`reset` with keywords or with a mask, and the masks that it rejects."""
 
     @pytest.mark.parametrize("shape", [(), (3,)])
     def test_root(self, shape: tuple[int, ...]) -> None:

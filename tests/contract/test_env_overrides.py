@@ -1,4 +1,4 @@
-"""Whatever a user's class overrides of an environment or a transform, every way of stepping it goes through that."""
+"""Every way of stepping an environment calls the methods that a user's class overrides."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ STEPS = 6
 
 
 def paid(out):
-    """A step's outcome with ten times the reward."""
+    """Return the outcome of a step with ten times the reward."""
     return out.set("reward", out.get("reward") * 10)
 
 
 def shifted(out):
-    """A reset's result with observations of their own."""
+    """Return the result of a reset with shifted observations."""
     return out.set("observation", out.get("observation") + 100)
 
 
@@ -119,7 +119,7 @@ RESETS = {
 
 
 def by_hand(env):
-    """Step and reset as the protocol has it."""
+    """Step and reset in the order of the protocol."""
     rows, root = [], env.reset()
     for _ in range(STEPS):
         stepped, root = env.step_and_maybe_reset(env.rand_action(root))

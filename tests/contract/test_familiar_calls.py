@@ -1,4 +1,4 @@
-"""Calls of programs for other releases that no room of its own looks at."""
+"""Programs for other releases run; these calls belong to no other test module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corners of the contract: reward dtypes, misfitting weights and states, smaller arguments."""
+"""Reward dtypes, mismatching weights and states, and smaller arguments follow the contract."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = Script(lengths=(100,))
 
 
 class TestRewards:
-    """Rewards are cast to the spec, whatever their key."""
+    """Rewards are cast to the dtype of the spec, under any key."""
 
     @pytest.mark.parametrize("key", ["reward", "pay"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
@@ -40,7 +40,7 @@ class TestRewards:
 
 
 class TestMisfits:
-    """What does not fit raises and changes nothing."""
+    """A mismatching state or weight raises and changes nothing."""
 
     @pytest.mark.parametrize(
         "other",
@@ -93,7 +93,7 @@ class TestMisfits:
 
 
 class TestArguments:
-    """Smaller arguments do what they say."""
+    """Smaller arguments have the documented effect."""
 
     def test_reset_passes_keywords_to_the_environment(self, make_collector: Make) -> None:
         inner = OracleEnv(script=LONG)

@@ -1,4 +1,4 @@
-"""`GymEnv` and `GymWrapper` over gymnasium: spaces, encodings, frame skip, info, pixels, pass-through."""
+"""`GymEnv` and `GymWrapper` serve gymnasium: spaces, encodings, frame skip, info, pixels, pass-through."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG = Script(lengths=(50,))
 
 
 class TestCartPoleAndPendulum:
-    """Two real environments."""
+    """Two real environments have the documented layout."""
 
     def test_cartpole_one_hot(self) -> None:
         env = GymEnv("CartPole-v1")
@@ -97,7 +97,7 @@ class TestCartPoleAndPendulum:
 
 
 class TestWrapper:
-    """Pass-through and the environment's own contract."""
+    """The wrapper passes attributes through and keeps the environment's own contract."""
 
     def test_unknown_attributes_fall_through(self) -> None:
         env = GymWrapper(OracleEnv(stream=4))
@@ -167,7 +167,7 @@ class TestFrameSkip:
 
 
 class TestObservationSpaces:
-    """Spaces become specs; what the environment emitted is what stands in the record."""
+    """Spaces become specs, and the record holds the emitted values."""
 
     def test_dict_with_state_is_renamed_if_observation_is_free(self) -> None:
         data = GymWrapper(DictEnv("state", script=LONG)).rollout(4)
@@ -243,7 +243,7 @@ class TestObservationSpaces:
 
 
 class TestActionSpaces:
-    """The environment gets an action of its own space; the record keeps the encoded one."""
+    """The environment receives an action from its action space; the record keeps the encoded action."""
 
     @pytest.mark.parametrize("categorical", [False, True])
     @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ class TestActionSpaces:
 
 
 class TestInfoReaders:
-    """Entries of `info` that were asked for are recorded."""
+    """Requested entries of `info` are recorded."""
 
     def test_chosen_keys(self) -> None:
         env = GymWrapper(InfoEnv(script=LONG))
@@ -326,7 +326,7 @@ class TestInfoReaders:
 
 
 class TestPixels:
-    """`from_pixels`: rendered frames under `pixels`."""
+    """`from_pixels` records rendered images under `pixels`."""
 
     def test_pixels_only(self) -> None:
         data = GymWrapper(OracleEnv(script=LONG, render_mode="rgb_array"), from_pixels=True).rollout(4)

@@ -1,4 +1,4 @@
-"""Programs that evaluate in `torch.inference_mode`, and go on with the same environments, collectors and buffers."""
+"""Environments, collectors and buffers work after a program has used them in `torch.inference_mode`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""After an error in a batch of environments the ledger counts the steps that the environments themselves counted."""
+"""After an error in a batch of environments, the ledger agrees with the environments' own step counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPT = Script(lengths=(3, 4))
 
 
 class Failing(OracleEnv):
-    """Counts its steps; fails at its `at`-th step, or at its `at`-th reset."""
+    """Counts its steps; fails at its `at`-th step or at its `at`-th reset."""
 
     def __init__(self, at=None, during="step", **kwargs):
         super().__init__(**kwargs)
@@ -41,7 +41,7 @@ class Failing(OracleEnv):
 
 
 class FailingBase(CountingEnv):
-    """A failing one written for the library."""
+    """A failing environment derived from `EnvBase`."""
 
     def __init__(self, at, during):
         super().__init__(SCRIPT)
@@ -74,13 +74,13 @@ def wrapped(stream, at=None, during="step"):
 
 
 def made(env):
-    """The steps that one environment counted."""
+    """Return the steps that one environment counted."""
     inner = env.base_env if isinstance(env, TransformedEnv) else env
     return inner.made if isinstance(inner, FailingBase) else inner.unwrapped.made
 
 
 def own_count(env):
-    """The steps that all environments counted."""
+    """Return the steps that all environments counted."""
     return sum(env.made) if isinstance(env, ParallelEnv) else sum(map(made, env.members))
 
 
@@ -95,7 +95,8 @@ def parallel(*args, **kwargs):
     [(SerialEnv, gym), (SerialEnv, base), (SerialEnv, wrapped), (parallel, gym), (parallel, base)],
 )
 def test_after_an_error(kind, member, place, during):
-    policy = (place + (during == "step") + (member is base)) % 2  # each with every other choice
+    # Each kind of policy is combined with each other parameter.
+    policy = (place + (during == "step") + (member is base)) % 2
 
     def build(stream):
         return member(stream, 2 if during == "reset" else 5, during) if stream == place else member(stream)
@@ -111,7 +112,7 @@ def test_after_an_error(kind, member, place, during):
 
 
 class Killed(OracleEnv):
-    """Counts its steps in a file; the process is killed in the midst of its `at`-th step."""
+    """Counts its steps in a file; the process is killed during its `at`-th step."""
 
     def __init__(self, counts, at=None, **kwargs):
         super().__init__(**kwargs)
@@ -126,7 +127,7 @@ class Killed(OracleEnv):
 
 
 def counted(tmp_path, at=None, place=None):
-    """Four environments in two processes that count into a file, and the file."""
+    """Return four environments in two processes that count in a file, and the file."""
     counts = str(tmp_path / "counts")
     np.zeros(4, np.int64).tofile(counts)
 
@@ -138,7 +139,7 @@ def counted(tmp_path, at=None, place=None):
 
 
 def check_loss(collector, counts):
-    """The second batch loses a worker, and the environments' own counts are the ledger's."""
+    """Check that the second batch loses a worker, and that the ledger agrees with the environments' counts."""
     with pytest.raises(WorkerCrashedError):
         collector.rollout()
     stats = collector.stats()

@@ -1,4 +1,4 @@
-"""What columns can't hold (strings, objects, tensors of unlike shapes) stays with its row, whatever happens to it."""
+"""Strings, objects and tensors of different shapes, which columns can't hold, stay with their row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENVS: dict[str, Callable[[bool], EnvBase]] = {
 
 @pytest.fixture(params=ENVS)
 def make(request: pytest.FixtureRequest) -> Callable[[bool], EnvBase]:
-    """Return what makes an environment, or a batch of them."""
+    """Return a function that makes an environment or a batch of environments."""
     return ENVS[request.param]
 
 

@@ -1,4 +1,4 @@
-"""Exact budgets of collectors with workers: to the frame, however many of them."""
+"""Budgets of collectors with workers are exact to the frame, for any number of workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def up(count: int, unit: int) -> int:
 
 
 SIZES = [
-    # workers, environments of each, frames_per_batch, total_frames
+    # number of workers, environments per worker, frames_per_batch, total_frames
     (1, 1, 7, 20),
     (2, 1, 7, 22),
     (3, 1, 10, 25),

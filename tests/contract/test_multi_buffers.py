@@ -1,4 +1,4 @@
-"""`replay_buffer=` of collectors with workers: every kind of storage gets exact rows, which are its own."""
+"""`replay_buffer=` of collectors with workers gives each kind of storage exact, private rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STORAGES = {
 
 
 def check_records(data: Any) -> None:
-    """Check stored records by themselves: next follows, reward and flags are the script's."""
+    """Check each stored record: its next row follows, and reward and flags match the script."""
     data = data.reshape(-1)
     roots, nexts = data["observation"].long(), data["next", "observation"].long()
     assert torch.equal(nexts, roots + torch.tensor([0, 0, 1]))
@@ -230,7 +230,7 @@ def block(number: int) -> str:
 @reference[1]
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_blocks_of_the_reference(number: int) -> None:
-    """003: both blocks with MultiSyncDataCollector; their endless loops end after three batches."""
+    """Document 003: both blocks with MultiSyncDataCollector. The endless loops end after three batches."""
     code = block(number)
     assert f"LazyTensorStorage(N, ndim={number + 2})" in code and 'cat_results="stack"' in code
     batches: list[Any] = []
@@ -268,7 +268,7 @@ def test_the_blocks_of_the_reference(number: int) -> None:
 @reference[0]
 @reference[1]
 def test_scripts_without_a_guard(tmp_path: Path) -> None:
-    """Both blocks as they stand, in a file of their own: workers don't run the main module again."""
+    """Both blocks run unchanged as a script, because workers don't import the main module again."""
     code = "\nshow()\n".join(block(number) for number in (0, 1))
     assert code.count("total_frames=-1") == 2
     script = tmp_path / "script.py"

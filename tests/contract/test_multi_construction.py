@@ -1,4 +1,4 @@
-"""What collectors with workers are made of: lists of environments, devices, threads; what is refused, and how."""
+"""Collectors with workers accept lists of environments, devices and numbers of threads, and reject other arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_same_unstarted_environment_several_times(kind: str, same: str) -> N
     assert frames(batches) == 64
     names = {(int(name) % 4) for batch in batches for name in batch[IDS].reshape(-1)}
     assert names <= {0, 1, 2, 3}
-    with collecting(kind, [env] * 2) as collector:  # the given one was never started
+    with collecting(kind, [env] * 2) as collector:  # the given environment was never started
         take(collector, 1)
 
 
@@ -218,7 +218,7 @@ def test_stop_iteration_of_an_environment(kind: str) -> None:
 
 
 class Unpicklable(Exception):
-    """Cannot be sent as it is."""
+    """Can't be pickled."""
 
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"{a} and {b}")

@@ -1,4 +1,4 @@
-"""The life of a collector with workers: background, pauses, statistics, the end, and what is left then."""
+"""Collectors with workers run in the background, pause, report statistics, and leave nothing behind at their end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def buffer(size: int = 10_000, **kwargs: Any) -> ReplayBuffer:
 
 
 def running(pid: int) -> bool:
-    """Return whether a process still runs; one that only waits for its parent to collect its exit code doesn't."""
+    """Return whether a process still runs; a zombie doesn't."""
     return state_of(pid) not in ("", "Z", "X")
 
 
@@ -76,7 +76,7 @@ def test_an_abandoned_collector_ends_its_processes(cls: Any) -> None:
 @BOTH
 def test_nothing_is_left_behind(kind: str) -> None:
     with collecting(kind, makers(2), total_frames=12) as collector:
-        list(collector)  # what comes with a first use is there
+        list(collector)  # resources that a first use keeps are now held
     before = Holdings.now()
     for members in ("single", "parallel") if kind == "sync" else ("single", "serial"):
         with collecting(kind, makers(2, kind=members), total_frames=24, frames=8) as collector:
@@ -99,7 +99,7 @@ def test_stats_at_any_time(kind: str) -> None:
             assert batch.numel() == 12
             assert sum(worker.frames for worker in stats.workers) >= stats.stepped
             assert all(0 <= worker.idle_share <= 1 and worker.restarts == 0 for worker in stats.workers)
-    for _ in range(2):  # the collector is shut down
+    for _ in range(2):  # the collector is shut down now
         stats = collector.stats()
         assert stats.stepped == stats.delivered == 120 and len(stats.workers) == 3
         assert sum(worker.frames for worker in stats.workers) == 120
@@ -119,7 +119,7 @@ def test_stats_know_episodes_and_their_returns(kind: str) -> None:
 
 
 def test_stats_while_a_worker_is_at_work(tmp_path: Any) -> None:
-    """Counters are read without asking a worker that can't answer."""
+    """Statistics are read without a request to the worker, which can't answer here."""
     with (
         gate(tmp_path) as held,
         collecting("async", [Stream(0, SCRIPT), Waiting(held, 4, 100)], frames=6) as collector,
@@ -217,7 +217,7 @@ def test_the_background_needs_a_buffer(kind: str) -> None:
 
 
 def test_a_learner_may_take_its_time() -> None:
-    """Workers that nobody asks anything live on."""
+    """Idle workers stay alive while the learner is busy."""
     os.environ["MAX_IDLE_COUNT"] = "0"
     try:
         for kind in KINDS:
@@ -253,7 +253,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("kind", ["sync"])
 def test_ctrl_c_is_one_traceback_and_the_state_can_be_saved(kind: str) -> None:
-    """As a terminal sends it: to all processes of the program at once."""
+    """A terminal sends Ctrl-C to all processes of the program at once."""
     program = [sys.executable, "-c", CTRL_C, kind]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(program, start_new_session=True, **pipes) as process:

@@ -1,4 +1,4 @@
-"""What columns can't hold (strings, objects, tensors of unlike shapes) comes through workers with its row."""
+"""Strings, objects and tensors of different shapes pass through workers with their row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of collectors with workers: made late, on no device, by a factory, with a state of their own."""
+"""Collectors with workers accept lazy policies, policies without a device, factories, and policies with a state."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_list_of_factories_needs_one_for_each_worker_and_no_policy(kind: str) 
 
 
 class Counter(nn.Module):
-    """A cell: its state counts the steps since the reset."""
+    """A recurrent cell whose state counts the steps since the reset."""
 
     def forward(self, observation: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return action and next state."""
@@ -163,7 +163,7 @@ class Counter(nn.Module):
 
 @pytest.mark.parametrize(("kind", "env"), [("sync", "batched"), ("async", "single")])
 def test_a_recurrent_policy_that_writes_below_next(kind: str, env: str) -> None:
-    """Its state is the step's number: zero after each reset, carried over batches."""
+    """The state is the step's number: zero after each reset, and carried over from batch to batch."""
     policy = TensorDictModule(Counter(), ["observation", "state"], ["action", ("next", "state")])
 
     def primed(make: Any) -> Any:

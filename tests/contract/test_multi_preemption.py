@@ -1,4 +1,4 @@
-"""`preemptive_threshold`: the last workers stop after the step at hand; what they made counts, nothing else."""
+"""With `preemptive_threshold` the last workers stop after their current step, and only steps made are counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BOTH = pytest.mark.parametrize("kind", KINDS)
 
 @contextmanager
 def dripping(held: Gate) -> Iterator[None]:
-    """Let a step pass now and then: slow, but not stuck."""
+    """Let a step pass every 10 ms: workers are slow, but not stuck."""
     try:
         with repeated(held.open, 0.01):
             yield

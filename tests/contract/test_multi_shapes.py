@@ -1,4 +1,4 @@
-"""Batches of collectors with workers: shapes, worker order, splitting, truncation at the end of a share."""
+"""Batches of collectors with workers have the documented shapes, worker order, splitting and truncation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def kind_of(cat: Any) -> tuple[str, dict[str, Any]]:
 
 
 def shape_of(cat: Any, p: int, steps: int) -> tuple[int, ...]:
-    """Return the table's shape for shares of `steps` steps."""
+    """Return the documented batch shape for shares of `steps` steps."""
     lead = () if p == 1 else (p,)
     return {
         "stack": (B, *lead, steps),
         0: (B * steps,) if p == 1 else (B * p, steps),
         -1: (*lead, B * steps),
-        WHOLE: (*lead, B * steps),  # a whole batch of one worker
+        WHOLE: (*lead, B * steps),  # a whole batch from one worker
     }[cat]
 
 
@@ -160,7 +160,7 @@ def test_batches_share_no_memory_and_stay_as_they_are(cat: Any) -> None:
         for batch in collector:
             batches.append(batch)
             frozen.append(snapshot(batch))
-            batch["observation"] += 0  # theirs to change
+            batch["observation"] += 0  # the caller may change its batches
     assert all(same(batch, copy) for batch, copy in zip(batches, frozen, strict=True))
     places = [memory.data_ptr() for batch in batches for memory in storages(batch)]
     assert len(set(places)) == len(places), "each leaf has memory of its own"

@@ -1,4 +1,4 @@
-"""Seeds and saved states of collectors with workers."""
+"""Seeds and saved states of collectors with workers reproduce the same data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CAT: dict[str, Any] = {"sync": "stack", "async": WHOLE}
 
 
 class SeededEnv(CountingEnv):
-    """Observes its seed and numbers that are drawn from it."""
+    """Observes its seed and random numbers drawn from it."""
 
     def _declare(self) -> None:
         super()._declare()

@@ -1,4 +1,4 @@
-"""Frames of several workers: every one exact, ids never shared, over resets, limits, restarts and restored states."""
+"""Frames of several workers are exact and ids unique, over resets, limits, restarts and restored states."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_postproc_sees_whole_batches_after_the_split_and_hooks_are_called(kind: 
 
 
 def test_a_long_run_keeps_every_stream_exact() -> None:
-    """Odd everything: workers, frames, limits, episodes of one step."""
+    """All sizes are odd: workers, frames, limits, and episodes of one step."""
     script = Script(seed=64, low=1, high=3)
     for kind in KINDS:
         with collecting(
@@ -166,7 +166,7 @@ def test_a_long_run_keeps_every_stream_exact() -> None:
 
 
 def test_one_environment_for_all_is_copied() -> None:
-    """Each worker has its own: streams don't mix, and the given one stays as it was."""
+    """Each worker gets its own copy: streams don't mix, and the caller's environment is unchanged."""
     env = GymWrapper(OracleEnv(script=SCRIPT))
     collector = MultiSyncDataCollector([env] * 2, None, frames_per_batch=12, total_frames=24)
     for batch in collector:

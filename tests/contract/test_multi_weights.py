@@ -1,4 +1,4 @@
-"""Which weights the workers act with: the current ones at every hand-over, or those that were given."""
+"""Workers act with the current weights at every hand-over, or with weights that were sent to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACES: list[dict[str, Any]] = [{}, {"policy_device": "cpu"}, {"device": "cpu"}]
 
 
 def acted(batch: Any) -> list[float]:
-    """Return the different actions of a batch, in order."""
+    """Return the distinct actions of a batch, sorted."""
     return batch["action"].unique().tolist()
 
 
@@ -107,7 +107,7 @@ def test_given_weights_are_what_workers_act_with(kind: str, form: str) -> None:
         collector.update_policy_weights_(FORMS[form](other))
         settled(collector, kind)
         assert all(acted(batch) == [-0.75] for batch in take(collector, 2))
-        set_to(other, 0.0)  # they were copied
+        set_to(other, 0.0)  # the workers copied the weights
         settled(collector, kind)
         assert acted(collector.next()) == [-0.75]
     assert policy.value[0] == 0.5, "the learner's policy is its own"
@@ -127,7 +127,7 @@ def test_weights_for_some_workers(kind: str, ids: Any) -> None:
     with collecting(kind, 3, Constant(0.5)) as collector:
         collector.next()
         collector.update_policy_weights_(TensorDict.from_module(Constant(0.25)), worker_ids=ids)
-        ahead = 2 if kind == "async" else 0  # batches that worker 1 may have collected before
+        ahead = 2 if kind == "async" else 0  # worker 1 may have collected two batches before the update
         while ahead:
             ahead -= int(collector.next()["observation"][..., 0].reshape(-1)[0] == 100)
         for batch in take(collector, 3 if kind == "async" else 1):
@@ -180,7 +180,7 @@ def test_update_at_each_batch_sends_them_at_every_hand_over(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_frame_is_of_half_changed_weights(kind: str) -> None:
-    """Both halves of a large policy always belong together, and a share has one version."""
+    """Both halves of a large policy always match, and all rows of a share have the same version."""
     big = TensorDictModule(Halves(), in_keys=["observation"], out_keys=["action"])
     with collecting(kind, 2, big, frames=8, track_policy_version=True) as collector:
         seen: dict[int, int] = {}
@@ -201,9 +201,8 @@ def test_no_frame_is_of_half_changed_weights(kind: str) -> None:
                 )
             if kind == "sync":
                 assert version.unique().tolist() == [number]
-        while (
-            min(seen.values()) < 29 or len(seen) < 2
-        ):  # at the latest what a worker begins after the last update
+        # A share that a worker begins after the last update has the last version.
+        while min(seen.values()) < 29 or len(seen) < 2:
             batch = collector.next()
             for worker in batch["observation"][..., 0].long().unique():
                 seen[int(worker)] = int(batch["policy_version"][batch["observation"][..., 0] == worker][0])
@@ -211,7 +210,7 @@ def test_no_frame_is_of_half_changed_weights(kind: str) -> None:
 
 
 class Halves(nn.Module):
-    """Acts with the sums of two big halves."""
+    """Acts with the means of two large parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +229,7 @@ def filled(module: nn.Module, number: int) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["async"])
 def test_buffers_and_deep_copies(kind: str) -> None:
-    """Buffers (running statistics, say) are weights, too; a copy of a policy is as good as itself."""
+    """Workers get buffers (for example running statistics) with the weights, also from a copy of a policy."""
 
     class Buffered(nn.Module):
         def __init__(self) -> None:

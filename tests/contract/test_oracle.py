@@ -1,4 +1,4 @@
-"""The oracle itself: a good stream passes, and each planted mistake is caught."""
+"""The oracle accepts a right stream and detects each planted mistake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = Script(lengths=(3, 5, 2), ending="mixed")
 
 
 def good_batches(rows: int = 2, steps: int = 6, number: int = 3) -> list[TensorDict]:
-    """Return the batches ``[rows, steps]`` that a right collector would deliver."""
+    """Return the batches ``[rows, steps]`` that a correct collector would deliver."""
     columns: dict[str, list[list[object]]] = {name: [] for name in ("root", "next", "flags", "reward", "ids")}
     for row in range(rows):
         lists: dict[str, list[object]] = {name: [] for name in columns}

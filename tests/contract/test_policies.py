@@ -1,4 +1,4 @@
-"""How a collector takes its policy: what is used as it is, wrapped or refused, and whose weights count."""
+"""A collector uses a policy directly, wraps it or rejects it, and acts with the documented weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def one_batch(
 
 
 def refused(environment: Any, policy: Any, error: type[BaseException], match: str) -> None:
-    """Construction, or at the latest the first batch, raises `error` of our family; its message matches."""
+    """Check that the constructor or the first batch raises a library error derived from `error`, with this message."""
     with pytest.raises(error, match=match) as caught:
         next(iter(SyncDataCollector(environment, policy, frames_per_batch=4, total_frames=4)))
     assert isinstance(caught.value, GleanError)
@@ -59,7 +59,7 @@ class Reader(TensorDictModuleBase):
 
 
 class Typed(nn.Module):
-    """One parameter of any name, annotated as a tensordict."""
+    """Has one parameter of any name, annotated as a tensordict."""
 
     def forward(self, anything: TensorDictBase) -> TensorDictBase:
         return anything.set("action", anything["observation"][..., :2] * 0 + 0.25)
@@ -75,7 +75,7 @@ def fresh_output(td: TensorDictBase) -> TensorDictBase:
 
 
 class TestTaken:
-    """Every way of writing the same policy gives the same actions."""
+    """All ways to write the same policy give the same actions."""
 
     @pytest.mark.parametrize(
         "policy",
@@ -185,7 +185,7 @@ class TestTaken:
 
 
 class TestRandom:
-    """No policy, a RandomPolicy, and the environment's own random methods."""
+    """Random actions come from no policy, from a RandomPolicy, or from the environment's own methods."""
 
     def test_random_policy_is_one_class(self) -> None:
         assert RandomPolicy is RandomPolicyOfUtils
@@ -214,7 +214,7 @@ class TestRandom:
 
 
 class TestRefused:
-    """What can't work is refused with a message that names it."""
+    """A policy that can't work is rejected with a message that names the reason."""
 
     def test_output_with_next(self) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:
@@ -300,7 +300,7 @@ class TestRefused:
 
 
 class TestWeights:
-    """A live module without a policy device; with one, a copy that is pushed to."""
+    """Without a policy device the live module acts; with one, a copy acts that receives weights."""
 
     def test_without_policy_device_the_live_module_acts(self, make_collector: Make) -> None:
         policy = Constant(0.5)

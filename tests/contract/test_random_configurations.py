@@ -1,4 +1,4 @@
-"""Collectors of random shape against the oracle: no combination loses, repeats or misnames a frame."""
+"""Collectors with random arguments against the oracle: no combination loses, repeats or misnames a frame."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_exact_frames_and_the_oracle(
     fresh: bool,
     random_frames: int,
 ) -> None:
-    """Budget, stream, ids, flags, aliasing and ledger hold for any arguments at once."""
+    """Budget, stream, ids, flags, aliasing and ledger are right for any combination of arguments."""
     script = Script(lengths=lengths, ending=ending)
     width = envs[0] if isinstance(envs, tuple) and envs else 1
     kinds: dict[Any, Any] = {"gym": OracleEnv, "reusing": ReusingEnv}

@@ -1,4 +1,4 @@
-"""The reference's tests of checkpointers, for each storage and checkpointer, and the program of its documentation."""
+"""The reference's tests of checkpointers for each storage and checkpointer, and its documentation's program."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHECKPOINTERS = [
 
 
 def run(env: Any, folder: Path, storage: Any, checkpointer: Any, **options: Any) -> ReplayBuffer:
-    """Collect, save and load again and again."""
+    """Collect, save and load in a loop."""
     env.set_seed(0)
     torch.manual_seed(0)
     collector = SyncDataCollector(env, policy=env.rand_step, total_frames=200, frames_per_batch=22)

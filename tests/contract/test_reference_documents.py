@@ -1,8 +1,8 @@
-"""The code of the reference documents runs under our name and prints the layouts that stand in them.
+"""The code of the reference documents runs under this library's name and prints the documented layouts.
 
-The documents are not part of this repository: `GLEANRL_REFERENCE` names the folder that holds them. They are
-web pages saved as text, so code is found by its form: bare lines without their indentation in 000, in 001
-a doctest runs on in one line, in 002 a doctest has lost its indentation, in 003 it is whole.
+The documents are not part of this repository: `GLEANRL_REFERENCE` names the folder that holds them. They are web pages
+saved as text, so the tests find code by its form. 000 has bare lines without indentation. 001 has each doctest in one
+line. 002 has a doctest without indentation. 003 has intact doctests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FIELD = re.compile(
 
 
 def document(number: str) -> str:
-    """Return the text of a document, with our name in the place of the other library's."""
+    """Return the text of a document with the other library's name replaced."""
     (path,) = Path(str(FOLDER)).glob(f"{number}_*.txt")
     return path.read_text(encoding="utf-8").replace("torchrl", "gleanrl")
 
@@ -51,7 +51,7 @@ def document(number: str) -> str:
 def parse_layout(printed: str) -> Layout:
     """Return {path: (shape, dtype, device)} of leaves, {path: (batch_size, device)} of tensordicts.
 
-    `printed` begins with a printed TensorDict; what follows it is ignored.
+    `printed` begins with a printed TensorDict; the text after it is ignored.
     """
     text = re.sub(r"\s+", " ", printed)
     text = text[text.index("TensorDict(") :]
@@ -75,20 +75,20 @@ def parse_layout(printed: str) -> Layout:
 
 
 def print_out(data: TensorDictBase) -> str:
-    """Return what `print(data)` shows in the long form."""
+    """Return the long form of `print(data)`."""
     with tensordict.set_printoptions(compact=False):
         return repr(data)
 
 
 def printed_layouts(text: str) -> list[Layout]:
-    """Return the layouts of all TensorDicts that are printed in a document, in order."""
+    """Return the layouts of all TensorDicts that a document prints, in order."""
     return [
         parse_layout(text[match.start() :]) for match in re.finditer(r"(?<!: )TensorDict\(\s*fields=", text)
     ]
 
 
 def indent(lines: list[str]) -> str:
-    """Give back lost indentation: a line that ends in a colon opens a block, `break` ends all blocks."""
+    """Restore lost indentation: a line that ends in a colon opens a block, `break` ends all blocks."""
     depth, out, brackets = 0, [], 0
     for line in lines:
         out.append("    " * depth + line)
@@ -101,7 +101,7 @@ def indent(lines: list[str]) -> str:
 
 
 def tutorial_code(text: str) -> str:
-    """Return the code of 000: the lines that are statements, each block's body up to its `break`."""
+    """Return the code of 000: all lines that are statements, and the body of each block up to its `break`."""
     statement = re.compile(
         r"import \w+$|from [\w.]+ import [\w, ]+$|[a-z_]+(\.\w+)*\([^ ].*\)$|[a-z_]+ = [\w.]+\(.*\)$"
         r"|for \w+ in \w+:$|break$|assert len\(.*$"
@@ -113,7 +113,7 @@ def tutorial_code(text: str) -> str:
 
 
 def running_doctests(text: str) -> list[str]:
-    """Return the doctests of 001, which run on in one line each, split at their prompts, output cut off."""
+    """Return the doctests of 001, split at their prompts and without output. Each doctest is one line there."""
     blocks = []
     for line in text.splitlines():
         if not line.lstrip().startswith(">>> ") and " >>> " not in line:
@@ -129,7 +129,7 @@ def running_doctests(text: str) -> list[str]:
 
 
 def first_doctest(text: str) -> str:
-    """Return the first block of prompted lines, without its prompts; indentation is restored."""
+    """Return the first block of prompted lines, without prompts and with its indentation restored."""
     lines = text[text.index(">>> ") :].splitlines()
     block: list[str] = []
     for line in lines:
@@ -141,7 +141,7 @@ def first_doctest(text: str) -> str:
 
 
 def run(code: str, names: dict[str, Any]) -> list[Any]:
-    """Run `code` on `names` and return what it printed."""
+    """Run `code` on `names` and return the printed values."""
     shown: list[Any] = []
     names["print"] = lambda *values: shown.extend(values)
     with warnings.catch_warnings():
@@ -151,7 +151,7 @@ def run(code: str, names: dict[str, Any]) -> list[Any]:
 
 
 def test_the_tutorial_runs_and_prints_its_layouts() -> None:
-    """000: collect, look, store, sample; batch and sample have the printed layouts, field by field."""
+    """000: collect, inspect, store, sample; batch and sample have the printed layouts, field by field."""
     text = document("000")
     code = tutorial_code(text)
     for part in (
@@ -175,7 +175,7 @@ def test_the_tutorial_runs_and_prints_its_layouts() -> None:
 
 
 def test_the_class_references_example_runs_and_prints_its_layout() -> None:
-    """001: the example of SyncDataCollector; its print lacks `terminated`, there 000 says how it looks."""
+    """001: the example of SyncDataCollector. Its print lacks `terminated`, whose layout comes from 000."""
     text = document("001")
     example, names_example, *_ = running_doctests(text)
     names: dict[str, Any] = {"SyncDataCollector": SyncDataCollector}
@@ -231,7 +231,7 @@ def test_flattening_before_storing(number: str, shape: tuple[int, ...]) -> None:
 
 
 def test_slices_of_a_single_environment() -> None:
-    """003: the buffer of slices on one environment; its endless loop ends after a few batches."""
+    """003: the buffer of slices on one environment. Its endless loop ends after a few batches."""
     text = document("003")
     start = text.index(">>> # Single environment")
     code = first_doctest(text[start : text.index(">>> # Batched environments")])

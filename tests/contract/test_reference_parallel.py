@@ -1,4 +1,4 @@
-"""The ParallelEnv examples of the reference documents; see `test_reference_documents`."""
+"""The ParallelEnv examples of the reference documents run; see `test_reference_documents`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_seeds_of_six_environments() -> None:
 
 
 def test_slices_of_batched_environments() -> None:
-    """003: a ParallelEnv and a buffer of two dimensions; its endless loop ends after a few batches."""
+    """003: a ParallelEnv and a buffer of two dimensions. Its endless loop ends after a few batches."""
     text = document("003")
     start = text.index(">>> # Batched environments")
     code = first_doctest(text[start : text.index(">>> # MultiSyncDataCollector + regular env")])

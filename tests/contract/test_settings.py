@@ -1,4 +1,4 @@
-"""What collectors were made with, read as their attributes: programs ask a collector rather than pass it along."""
+"""The arguments of a collector are readable as its attributes, so programs can query the collector."""
 
 from __future__ import annotations
 

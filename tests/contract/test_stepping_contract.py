@@ -1,4 +1,4 @@
-"""`step_mdp`, `check_env_specs`, exploration types, `RandomPolicy`: the helpers of `gleanrl.envs.utils`."""
+"""`step_mdp`, `check_env_specs`, exploration types and `RandomPolicy` of `gleanrl.envs.utils` follow the contract."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAGS = ("done", "terminated", "truncated")
 
 
 def stepped() -> TensorDict:
-    """Return a record as `env.step` leaves it, with an entry that only the root has."""
+    """Return the result of `env.step`, with an entry that only the root has."""
     flags = {key: torch.zeros(2, 1, dtype=torch.bool) for key in FLAGS}
     after = {key: torch.ones(2, 1, dtype=torch.bool) for key in FLAGS}
     root = {
@@ -49,7 +49,7 @@ def stepped() -> TensorDict:
 
 
 class TestStepMdp:
-    """`step_mdp(td)` is the root of the following step."""
+    """`step_mdp(td)` returns the root of the following step."""
 
     def test_defaults(self) -> None:
         out = step_mdp(stepped(), action_keys=["action", ("agents", "action")])
@@ -100,7 +100,7 @@ class TestStepMdp:
 
 
 class TestCheckEnvSpecs:
-    """A short rollout against `fake_tensordict`; a lie raises AssertionError."""
+    """`check_env_specs` compares a short rollout with `fake_tensordict`; a wrong spec raises AssertionError."""
 
     @pytest.mark.parametrize(
         "make",
@@ -149,7 +149,7 @@ class TestCheckEnvSpecs:
 
 
 class TestExploration:
-    """`set_exploration_type` is a context and a decorator, and it nests."""
+    """`set_exploration_type` is a context manager and a decorator, and it nests."""
 
     def test_nesting(self) -> None:
         outer = exploration_type()

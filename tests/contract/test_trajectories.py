@@ -1,4 +1,4 @@
-"""Trajectories: the oracle's stream, ids, borders, aliasing, step limits, forced truncation, splitting."""
+"""Trajectories are exact: stream, ids, borders, aliasing, step limits, forced truncation, splitting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICIES: dict[str, Any] = {
 
 
 class TestStream:
-    """`next` is (stream, episode, step + 1); the following root is that, or after done a reset one."""
+    """`next` is (stream, episode, step + 1); the following root equals it, or is a reset root after done."""
 
     @pytest.mark.parametrize("kind", POLICIES)
     @pytest.mark.parametrize("script", [Script(seed=1), Script(seed=2, ending="truncated"), ONE_STEP, LONG])
@@ -80,7 +80,7 @@ class TestStream:
 
 
 class TestIds:
-    """`("collector", "traj_ids")` never names two trajectories; a trajectory keeps its id across batches."""
+    """A value of `("collector", "traj_ids")` names one trajectory only, which keeps it across batches."""
 
     def test_the_first_ids_are_laid_out_in_environment_order(self, make_collector: Make) -> None:
         batch = next(iter(make_collector(CountingEnv(LONG, (4,)), frames_per_batch=8, total_frames=-1)))
@@ -130,7 +130,7 @@ class TestIds:
 
 
 class TestAliasing:
-    """Nothing that was handed out changes later, and nothing the environment does to its arrays gets in."""
+    """A delivered batch never changes, and later changes of the environment's arrays don't reach it."""
 
     @pytest.mark.parametrize("kind", POLICIES)
     def test_batches_do_not_change_when_later_ones_are_collected(
@@ -198,7 +198,7 @@ class TestAliasing:
 
 
 class TestMaxFramesPerTraj:
-    """A step counter truncates, never terminates, each trajectory at the limit; batches do not matter."""
+    """A step counter truncates (never terminates) each trajectory at the limit, independent of batches."""
 
     @pytest.mark.parametrize("envs", [(), (2,)])
     @pytest.mark.parametrize("limit", [1, 4])
@@ -263,7 +263,7 @@ class TestMaxFramesPerTraj:
 
 
 class TestSetTruncated:
-    """At the last row every `truncated` is set and `done` ORed in; `terminated` stays what it was."""
+    """In the last row every `truncated` is set, `done` follows, and `terminated` is unchanged."""
 
     @pytest.mark.parametrize("envs", [(), (3,)])
     def test_flags(self, make_collector: Make, envs: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Calls that must be refused: a table row is a subject, a call on it, and what the message must name."""
+"""A table format for calls that must be rejected: a subject, a call on it, and a pattern for the message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_NUMBERS = (-0.1, float("nan"), float("inf"), "a", None)
 
 
 class Thing:
-    """An object of no use to anybody, with a name that is the same in every process."""
+    """An object of no valid type, whose repr is the same in every process."""
 
     def __repr__(self) -> str:
         return "Thing()"
@@ -33,9 +33,9 @@ class Bad(NamedTuple):
     """One call that must raise.
 
     Attributes:
-        name: what is wrong.
+        name: description of the mistake.
         call: takes the subject; for constructors there is none.
-        match: what the message must name, a regular expression.
+        match: regular expression for the message; it contains the name that the message must mention.
         subject: the kind of buffer, see `SUBJECTS`; "" for constructors.
         error: a built-in class that the error must also derive from.
     """
@@ -91,7 +91,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
 
 
 def state(buffer: Any) -> str:
-    """Return a hash of all that a refused call must leave alone."""
+    """Return a hash of all state that a rejected call must not change."""
     text = f"{fingerprint(buffer.state_dict())} {len(buffer)} {buffer.stats()} {buffer.sampler.ran_out}"
     for name in ("alpha", "beta", "eps", "num_slices", "slice_len"):
         text += f" {getattr(buffer.sampler, name, None)}"
@@ -100,7 +100,7 @@ def state(buffer: Any) -> str:
 
 
 def each(what: str, values: Iterable[Any], call: Callable[..., Any], match: str, **kwargs: Any) -> list[Bad]:
-    """Return one row per value; `call` takes the value, or the subject and the value if there is one."""
+    """Return one row per value; `call` takes the value, or the subject and the value if there is a subject."""
     taken = "subject" in kwargs
     return [
         Bad(
@@ -119,5 +119,5 @@ def table(*lists: Iterable[Bad]) -> list[Bad]:
 
 
 def names(rows: list[Bad]) -> list[str]:
-    """Return a name for each row, for parametrize."""
+    """Return the test id of each row."""
     return [f"{row.subject or 'constructor'}: {row.name}" for row in rows]

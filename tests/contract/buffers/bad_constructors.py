@@ -1,4 +1,4 @@
-"""Constructors with arguments that they can't take."""
+"""Rows of constructors with invalid arguments."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SAMPLERS = table(
 
 
 def sizes(kind: str, fixed: dict[str, Any]) -> list[Bad]:
-    """Return the rows that all slice samplers have."""
+    """Return the rows that all slice samplers share."""
     make = made(kind, **fixed)
     both = {"slice_len": 2, "traj_key": "a", "trajectory_key": "b"}
     return table(
@@ -111,7 +111,7 @@ KINDS = {
 
 
 def buffers(kind: str, fixed: dict[str, Any]) -> list[Bad]:
-    """Return the rows that all buffers have."""
+    """Return the rows that all buffers share."""
     open_storage = {} if kind != "ReplayBuffer" else {"storage": storage()}
     fixed = {"storage": storage(), **fixed}
     rows = table(

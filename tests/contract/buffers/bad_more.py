@@ -1,4 +1,4 @@
-"""More calls that must be refused: keys, callables, paths and devices of no sense; reads and states."""
+"""Rows of invalid keys, callables, paths, devices, reads and states."""
 
 from __future__ import annotations
 

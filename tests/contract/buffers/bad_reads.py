@@ -1,4 +1,4 @@
-"""Samples, indices, priorities, parts and states that a buffer can't take."""
+"""Rows of invalid samples, indices, priorities, parts and states."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ PRIORITIES = table(
 
 
 def give(subject: Any, kind: str) -> None:
-    """Give the buffer a part of another buffer, which is still in use."""
+    """Install a part of another buffer that is still in use."""
     other = SUBJECTS["plain"]()
     getattr(subject, f"set_{kind}")(getattr(other, kind))
 
@@ -220,7 +220,7 @@ PARTS = table(
 
 
 def without(subject: Any, *path: str) -> Any:
-    """Return the state of the buffer without one entry."""
+    """Return the buffer's state without one entry."""
     state = subject.state_dict()
     inner = state
     for name in path[:-1]:
@@ -288,7 +288,7 @@ STATES = table(
 
 
 def without_column(subject: Any) -> Any:
-    """Return the state of a buffer like this one whose records lack a column."""
+    """Return the state of a similar buffer whose records lack a column."""
     other = parts.ReplayBuffer(storage=storage(), batch_size=2)
     other.extend(TAPE.rows(0, LONG).exclude("action"))
     return {**subject.state_dict(), "_storage": other.state_dict()["_storage"]}

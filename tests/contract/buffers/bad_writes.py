@@ -1,4 +1,4 @@
-"""Writes that break the schema, or hold no records at all."""
+"""Rows of writes that violate the schema or hold no records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def name_of(key: Any) -> str:
 
 
 def broken(rows: TensorDict, key: Any, how: str) -> TensorDict:
-    """Return the rows with one leaf missing, of another dtype, or of another shape."""
+    """Return the rows with one leaf missing, with another dtype or with another shape."""
     rows = rows.clone()
     if how == "missing":
         return rows.exclude(key)
@@ -33,7 +33,7 @@ def broken(rows: TensorDict, key: Any, how: str) -> TensorDict:
 
 
 def call(subject: Any, method: str, data: Any) -> Any:
-    """Write by one of the three ways."""
+    """Write with one of the three methods."""
     if method == "setitem":
         subject[slice(0, 2)] = data
     else:
@@ -41,7 +41,7 @@ def call(subject: Any, method: str, data: Any) -> Any:
 
 
 def data_for(method: str, tape: Any = TAPE) -> TensorDict:
-    """Return good data for a way of writing."""
+    """Return valid data for a method that writes."""
     return tape.step_at(LONG) if method == "add" else tape.rows(LONG, LONG + 2)
 
 

@@ -1,4 +1,4 @@
-"""Buffers of every make, by name, and few cases that show every pair of choices."""
+"""Buffers of every kind by name, and a few cases that cover every pair of choices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = NUM_SLICES * SLICE_LEN
 
 
 class Case(NamedTuple):
-    """One buffer and what happened to it before it is sampled."""
+    """One buffer and the calls before its first sample."""
 
     storage: str
     ndim: int
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        """Lists have one dimension and no columns that a slice could be cut from."""
+        """Return whether the combination is valid. Lists have one dimension and no columns to cut slices from."""
         return self.storage != "list" or (self.ndim == 1 and self.sampler not in SLICES)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ FACTORS: Mapping[str, Sequence[Any]] = {
 def pairwise(
     factors: Mapping[str, Sequence[Any]], make: Callable[..., Any], possible: Callable[[Any], bool]
 ) -> list[Any]:
-    """Return few cases that show every possible pair of choices; the same ones every time."""
+    """Return a few cases that cover every possible pair of choices, the same in each run."""
     choices = random.Random(0)
     every = [case for case in (make(*v) for v in itertools.product(*factors.values())) if possible(case)]
     pairs = {case: set(itertools.combinations(enumerate(case), 2)) for case in every}
@@ -68,7 +68,7 @@ def pairwise(
 
 
 def make_storage(kind: str, capacity: int, tape: Tape, ring: Ring | None = None) -> Any:
-    """Return a storage of `capacity` time steps; a given one is full from the start, as `ring` then shows."""
+    """Return a storage of `capacity` time steps. A "given" storage is full from the start, and `ring` records it."""
     size, ndim = capacity * tape.streams, 1 + len(tape.shape)
     if kind == "list":
         return parts.ListStorage(size)
@@ -80,13 +80,13 @@ def make_storage(kind: str, capacity: int, tape: Tape, ring: Ring | None = None)
     if ring is not None:
         ring.extend(range(capacity))
     data = tape.rows(0, capacity)
-    # In storage time comes first: it changes places with the first dimension.
+    # Storages keep time as the first dimension, so time and the first dimension change places.
     order = (data.ndim - 1, *range(1, data.ndim - 1), 0) if data.ndim > 1 else (0,)
     return parts.TensorStorage(data.permute(*order).contiguous(), ndim=ndim)
 
 
 def make_sampler(kind: str, size: int, seed: int = 0, **kwargs: Any) -> Any:
-    """Return a sampler; slices are `NUM_SLICES` to a batch."""
+    """Return a sampler; slice samplers draw `NUM_SLICES` slices per batch."""
     priorities = {"max_capacity": size, "alpha": 0.7, "beta": 0.5}
     slices = {"num_slices": NUM_SLICES, **kwargs}
     made = {
@@ -118,11 +118,11 @@ def stack(records: list[Any]) -> Any:
 
 
 def filled(kind: str, capacity: int, tape: Tape) -> tuple[Any, Ring]:
-    """Return a storage and the ring that says what it holds by now."""
+    """Return a storage and a ring with its present content."""
     ring = Ring(capacity)
     return make_storage(kind, capacity, tape, ring), ring
 
 
 def sizes(tape: Tape, capacity: int) -> int:
-    """Return the transitions that `capacity` time steps have."""
+    """Return the number of transitions in `capacity` time steps."""
     return capacity * math.prod(tape.shape)

@@ -1,4 +1,4 @@
-"""Prioritized draws in plain Python: a list of raw priorities, powers and sums."""
+"""A model of prioritized draws in plain Python: a list of raw priorities, powers and sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contract.buffers.tape import chi_square
 
 
 class Oracle:
-    """What a prioritized sampler must know: the raw priority of every slot and the largest one seen."""
+    """The state that a prioritized sampler must keep: each slot's raw priority and the largest priority seen."""
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, eps: float = 1e-8) -> None:
         self.alpha, self.beta, self.eps = alpha, beta, eps
@@ -23,9 +23,9 @@ class Oracle:
         self.within: bool = False
 
     def write(self, slots: list[int]) -> None:
-        """New records in these slots, -1 for none: they get the largest priority seen, 1 before any was seen.
+        """Write new records with the largest priority seen so far, or 1 before any was seen. Slot -1 means none.
 
-        With `within` that is the largest one among the records that stay.
+        With `within`, the records get the largest priority among the remaining records.
         """
         slots = [slot for slot in slots if slot >= 0]
         for slot in slots:
@@ -35,7 +35,7 @@ class Oracle:
             self.raw[slot] = 1.0 if largest is None else largest
 
     def update(self, slots: list[int], values: list[float]) -> None:
-        """Later ones win where slots repeat."""
+        """Set priorities; for a repeated slot the last value counts."""
         for slot, value in zip(slots, values, strict=True):
             self.raw[slot] = value
         if values:
@@ -54,12 +54,12 @@ class Oracle:
 
 
 def records(count: int, start: int = 0) -> TensorDict:
-    """Return records that count from `start`."""
+    """Return records numbered from `start`."""
     return TensorDict({"x": torch.arange(start, start + count)}, [count])
 
 
 def make_buffer(oracle: Oracle, capacity: int = 8, batch_size: int = 64, **kwargs: Any) -> Any:
-    """Return a plain buffer with a prioritized sampler like the oracle."""
+    """Return a plain buffer with a prioritized sampler that has the oracle's parameters."""
     sampler = parts.PrioritizedSampler(
         max_capacity=capacity, alpha=oracle.alpha, beta=oracle.beta, eps=oracle.eps, **kwargs
     )
@@ -70,7 +70,7 @@ def make_buffer(oracle: Oracle, capacity: int = 8, batch_size: int = 64, **kwarg
 
 
 def filled(oracle: Oracle, values: list[float], **kwargs: Any) -> Any:
-    """Return a buffer of as many records as values, with these priorities."""
+    """Return a buffer with one record per value, which is the record's priority."""
     buffer = make_buffer(oracle, len(values), **kwargs)
     buffer.extend(records(len(values)))
     oracle.write(list(range(len(values))))
@@ -90,7 +90,7 @@ def close(found: Any, expected: Any, rtol: float = 2e-5) -> None:
 
 
 def check(buffer: Any, oracle: Oracle, batches: int = 60, normalize: str = "buffer") -> None:
-    """Check draws by chi-square, and every weight."""
+    """Check draws by chi-square, and check every weight."""
     counts: Counter[int] = Counter()
     for _ in range(batches):
         _, info = buffer.sample(return_info=True)

@@ -1,4 +1,4 @@
-"""Slice buffers, what they served cut into slices, and the starts that the contract allows."""
+"""Slice buffers, their samples cut into slices, and the starts that the contract allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Span = tuple[int, int, int]  # stream, first step, number of steps
 def slice_buffer(
     tape: Tape, capacity: int, written: int, batch_size: int, sampler: Any, transform: Any = None
 ) -> tuple[Any, Ring]:
-    """Return a TensorDict buffer into which `written` steps went in odd chunks, and its ring."""
+    """Return a TensorDict buffer with `written` steps, written in chunks of different sizes, and its ring."""
     storage = parts.LazyTensorStorage(capacity * tape.streams, ndim=1 + len(tape.shape))
     buffer = parts.TensorDictReplayBuffer(
         storage=storage, sampler=sampler, batch_size=batch_size, transform=transform
@@ -29,13 +29,13 @@ def slice_buffer(
 
 
 def write(buffer: Any, ring: Ring, tape: Tape, start: int, stop: int) -> None:
-    """Extend the buffer and its ring by these steps."""
+    """Write these steps to the buffer and to its ring."""
     buffer.extend(tape.rows(start, stop))
     ring.extend(range(start, stop))
 
 
 def cut(tape: Tape, batch: Any) -> list[Span]:
-    """Return the slices of a batch, found by the flag that ends each; every row is checked."""
+    """Return the slices of a batch, found by the flag at the end of each; every row is checked."""
     ends = batch[TRUNCATED].reshape(-1)
     stream, t = tape.check(batch, ends)
     slices = []
@@ -58,10 +58,10 @@ def allowed(
     left: int = 0,
     right: int = 0,
 ) -> dict[Span, float]:
-    """Return the probability of every slice: a trajectory uniformly, then its start uniformly.
+    """Return the probability of each slice: the trajectory is uniform, then its start is uniform.
 
-    A start may lie `left` steps before the trajectory, or leave `right` steps out at its end; what hangs over
-    is cut off. Trajectories shorter than `length` are left out if `strict`, and otherwise served whole.
+    A start may be up to `left` steps before the trajectory, or leave out up to `right` steps at its end. Steps outside
+    the trajectory are cut off. Trajectories shorter than `length` are excluded if `strict`, and served whole otherwise.
     """
     pieces = [(s, piece) for s in range(tape.streams) for piece in ring.pieces(tape, s)]
     pieces = [(s, piece) for s, piece in pieces if len(piece) >= length or not strict]
@@ -75,7 +75,7 @@ def allowed(
 
 
 def check_distribution(tape: Tape, buffer: Any, table: dict[Span, float], batches: int = 12) -> None:
-    """Check that slices come as `table` says: none missing, none else, as often as it says."""
+    """Check that exactly the slices of `table` are drawn, with its probabilities."""
     counts: Counter[Span] = Counter()
     for _ in range(batches):
         counts.update(cut(tape, buffer.sample()))
@@ -92,7 +92,7 @@ def sampler(kind: str = "SliceSampler", seed: int = 0, **kwargs: Any) -> Any:
 
 
 def episodes(ids: Sequence[int], done: Sequence[int] = ()) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an id and a done column, ``[T]`` and ``[T, 1]``."""
+    """Return a column of ids ``[T]`` and a column of done flags ``[T, 1]``."""
     flags = torch.zeros(len(ids), 1, dtype=torch.bool)
     flags[list(done)] = True
     return torch.tensor(ids, dtype=torch.int64), flags

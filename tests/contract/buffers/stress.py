@@ -1,4 +1,4 @@
-"""Rows that check themselves, written, sampled and re-weighted by many threads at once."""
+"""Rows with checksums that many threads write, sample and re-weight at once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gleanrl.data import replay_buffers as parts
 from tests.contract.buffers.tape import IDS
 
 WIDTH = 24
-LENGTH = 4  # of slices
+LENGTH = 4  # steps of a slice
 BIG = 1 << 40
 
 
 class Plan(NamedTuple):
-    """How much is done; all of it counts, nothing is timed."""
+    """The amount of work. All limits are counts, none is a time."""
 
     sampler: str = "random"
     prefetch: int | None = None
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 
 
 def block(writer: int, start: int, count: int) -> TensorDict:
-    """Return rows `start`... of a writer: every column is a function of (writer, sequence number)."""
+    """Return `count` rows of a writer from `start`; every column is a function of (writer, sequence number)."""
     seq = torch.arange(start, start + count)
     stamp = writer * BIG + seq
     return TensorDict(
@@ -49,12 +49,12 @@ def block(writer: int, start: int, count: int) -> TensorDict:
 
 
 def checksum(stamp: torch.Tensor) -> torch.Tensor:
-    """Return a number that says which row it is (a multiplicative hash, 64 bits)."""
+    """Return a number that identifies the row (a multiplicative hash, 64 bits)."""
     return (stamp * 6364136223846793005 + 1442695040888963407) ^ (stamp >> 7)
 
 
 def check(rows: TensorDict) -> torch.Tensor:
-    """Return the stamp of each row, after checking that all its columns are of one write."""
+    """Return the stamp of each row, after checking that all its columns come from one write."""
     stamp = rows["writer"] * BIG + rows["seq"]
     assert torch.equal(rows["crc"], checksum(stamp)), "a torn row"
     assert torch.equal(rows["wide"], (stamp[:, None] + torch.arange(WIDTH)).double()), "a torn row"
@@ -63,7 +63,7 @@ def check(rows: TensorDict) -> torch.Tensor:
 
 
 class Crowd:
-    """Threads that begin together and do a fixed amount of work; the first error ends them all."""
+    """Threads that start together and do a fixed amount of work; the first error ends all of them."""
 
     def __init__(self) -> None:
         self.failed = threading.Event()
@@ -95,7 +95,7 @@ class Crowd:
 
 
 class Stress:
-    """One buffer, its threads, and what each of them knows."""
+    """One buffer, its threads, and the records that each thread expects."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.crowd = plan, Crowd()
@@ -108,7 +108,7 @@ class Stress:
             prefetch=plan.prefetch,
             seed=0,
         )
-        # The stamp of the row at each position shown so far: the p-th row lies in slot p % capacity.
+        # Stamp of the row at each position seen so far: the p-th written row is in slot p % capacity.
         self.stamps: dict[int, int] = {}
         self.buffer.extend(block(0, 0, plan.capacity))
         self.lock = threading.Lock()
@@ -127,7 +127,7 @@ class Stress:
         }[plan.sampler]()
 
     def size(self, turn: int, writer: int) -> int:
-        """Return how many rows a writer extends by."""
+        """Return the number of rows of a writer's `turn`-th write."""
         return self.sizes[(turn + writer) % len(self.sizes)]
 
     def write(self, writer: int) -> None:
@@ -150,7 +150,7 @@ class Stress:
     def check(self, batch: TensorDict, info: Any, before: int) -> None:
         assert len(batch) == self.plan.batch_size or self.plan.sampler == "once"
         stamp = check(batch)
-        # The g-th write of a slot was the row number (g - 1) * capacity + slot.
+        # The g-th write of a slot wrote row number (g - 1) * capacity + slot.
         position = (info["generation"] - 1) * self.plan.capacity + info["index"]
         assert (position >= before - self.plan.capacity).all(), "a row that was gone before the call"
         with self.lock:
@@ -184,7 +184,7 @@ class Stress:
         self.settled()
 
     def settled(self) -> None:
-        """When all is quiet the buffer holds the newest rows, each writer's without a hole."""
+        """Check after all threads ended that the buffer holds the newest rows, and each writer's rows without a gap."""
         rows = self.buffer[:]
         check(rows)
         order = torch.arange(self.plan.capacity)

@@ -1,4 +1,4 @@
-"""Rows that say where they came from, and what a ring of time steps holds of them, in plain Python."""
+"""Rows that identify their origin, and a plain Python model of the rows that a ring of time steps holds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ ADDED = ("index", "_weight", "priority_weight", "_generation")
 
 
 class Tape:
-    """Endless streams, a pure function of (stream, t): the observation is `(stream, episode, step)`.
+    """Endless streams as a pure function of (stream, t): the observation is `(stream, episode, step)`.
 
-    Stream s runs through episodes of `lengths[(s + episode) % len(lengths)]` steps; even episodes end by
-    termination, odd ones by truncation.
+    Episode e of stream s has `lengths[(s + e) % len(lengths)]` steps. Even episodes terminate, odd ones are truncated.
 
     Args:
         lengths: the episode lengths, repeated for ever.
@@ -30,7 +29,7 @@ class Tape:
     def __init__(self, lengths: Sequence[int] = (7,), shape: Sequence[int] = ()) -> None:
         self.lengths, self.shape, self.streams = tuple(lengths), tuple(shape), math.prod(shape)
         turns = [lengths[s % len(lengths) :] + lengths[: s % len(lengths)] for s in range(self.streams)]
-        # starts[s, e] is the step at which episode e of stream s begins, within one turn through `lengths`.
+        # starts[s, e] is the first step of episode e of stream s, within one pass through `lengths`.
         self._starts = torch.tensor([[0, *turn] for turn in turns]).cumsum(1)
         self._turn = sum(lengths)
 
@@ -42,13 +41,13 @@ class Tape:
         return t // self._turn * len(self.lengths) + place, step
 
     def clock(self, stream: torch.Tensor, episode: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-        """Return the step t of a stream at which `step` of `episode` stands."""
+        """Return the time t at which a stream has this `step` of this `episode`."""
         place = (episode % len(self.lengths))[..., None]
         start = self._starts[stream].gather(-1, place)[..., 0]
         return episode // len(self.lengths) * self._turn + start + step
 
     def expected(self, stream: torch.Tensor, t: torch.Tensor) -> TensorDict:
-        """Return the rows of these streams at these steps; any shape."""
+        """Return the rows of these streams at these times, in any shape."""
         episode, step = self.episode(stream, t)
         last = self.episode(stream, t + 1)[0] != episode
         size, flag = list(t.shape), torch.zeros(*t.shape, 1, dtype=torch.bool)
@@ -71,14 +70,14 @@ class Tape:
         return TensorDict({**root, **{name: flag.clone() for name in FLAGS}}, size)
 
     def rows(self, start: int, stop: int) -> TensorDict:
-        """Return the steps ``[start, stop)`` of all streams, ``[*shape, T]``, as a collector would."""
+        """Return the steps ``[start, stop)`` of all streams, ``[*shape, T]``, as a collector delivers them."""
         stream = torch.arange(self.streams)[:, None].expand(-1, stop - start)
         t = torch.arange(start, stop).expand(self.streams, -1)
         size = (*self.shape, stop - start)
         return self.expected(stream.reshape(size), t.reshape(size))
 
     def step_at(self, t: int) -> TensorDict:
-        """Return one time step of all streams, ``[*shape]``, as `add` takes it."""
+        """Return one time step of all streams, ``[*shape]``, as `add` accepts it."""
         return self.rows(t, t + 1)[..., 0]
 
     def locate(self, rows: TensorDictBase) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,8 +91,8 @@ class Tape:
         """Return (stream, t) of each row, after checking that every leaf belongs to it.
 
         Args:
-            rows: what a buffer served.
-            cut: where a sampler truncates, bool like the rows; None for nowhere.
+            rows: rows that a buffer served.
+            cut: rows at which a sampler truncates, a bool tensor of the rows' shape; None for no row.
         """
         stream, t = self.locate(rows)
         expected = self.expected(stream, t)
@@ -112,7 +111,7 @@ class Tape:
 
 
 def check_bijection(rows: TensorDictBase, names: dict[int, tuple[int, int]]) -> None:
-    """Check that ids name episodes one to one, over all rows shown so far."""
+    """Check that ids and episodes correspond one to one, over all rows so far; `names` keeps the pairs."""
     for one, (stream, episode, _) in zip(
         rows[IDS].flatten().tolist(), rows["observation"].reshape(-1, 3).tolist(), strict=True
     ):
@@ -121,7 +120,7 @@ def check_bijection(rows: TensorDictBase, names: dict[int, tuple[int, int]]) -> 
 
 
 class Ring:
-    """A ring of time steps: which step each slot holds, how often it was written, where the next one goes."""
+    """A model of a ring of time steps: the step and the number of writes of each slot, and the write cursor."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.cursor, self.written = capacity, 0, 0
@@ -129,7 +128,10 @@ class Ring:
         self.generation = [0] * capacity
 
     def extend(self, steps: Iterable[Any]) -> list[int]:
-        """Write steps in order; return the slot of each, -1 for what doesn't stay: of a long write the newest do."""
+        """Write steps in order and return the slot of each.
+
+        A write that is longer than the ring keeps its newest steps. Its older steps get -1.
+        """
         steps = list(steps)
         places = []
         for step in steps:
@@ -143,19 +145,19 @@ class Ring:
         return [-1] * gone + places[gone:]
 
     def clear(self) -> None:
-        """Forget everything but the generations."""
+        """Remove all records but keep the generations."""
         self.slots, self.cursor = [None] * self.capacity, 0
 
     def __len__(self) -> int:
         return sum(step is not None for step in self.slots)
 
     def order(self) -> list[int]:
-        """Return the filled slots, the oldest first."""
+        """Return the filled slots, oldest first."""
         turn = [*range(self.cursor, self.capacity), *range(self.cursor)]
         return [slot for slot in turn if self.slots[slot] is not None]
 
     def pieces(self, tape: Tape, stream: int = 0) -> list[list[int]]:
-        """Return the trajectories that one stream has in the ring, as runs of steps t, the oldest first."""
+        """Return one stream's trajectories in the ring, as runs of times t, oldest first."""
         runs: list[list[int]] = []
         steps = torch.tensor([self.slots[slot] for slot in self.order()], dtype=torch.int64)
         if not len(steps):
@@ -171,7 +173,7 @@ class Ring:
 
 
 def chunks(total: int, sizes: Sequence[int] = (1, 5, 3, 11, 2)) -> list[tuple[int, int]]:
-    """Return ``(start, stop)`` ranges of odd sizes that cover ``[0, total)``."""
+    """Return ``(start, stop)`` ranges of different sizes that cover ``[0, total)``."""
     ranges, start, turn = [], 0, 0
     while start < total:
         stop = min(total, start + sizes[turn % len(sizes)])
@@ -188,7 +190,7 @@ def chi_square(counts: Sequence[float], probabilities: Sequence[float]) -> None:
     assert min(expected) >= 5, "too few draws for the test"
     statistic = sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True))
     freedom = len(counts) - 1
-    # Wilson and Hilferty: the cube root of chi-square over its degrees is nearly normal.
+    # Wilson and Hilferty: the cube root of chi-square over its degrees of freedom is nearly normal.
     if freedom:
         z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
         assert z < 4.5, f"chi-square {statistic:.1f} at {freedom} degrees: {list(counts)} {expected}"

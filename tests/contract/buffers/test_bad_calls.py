@@ -1,4 +1,4 @@
-"""A thousand calls that must be refused: a typed error that names what is wrong, and nothing changed."""
+"""About a thousand invalid calls are rejected with a typed error that names the mistake, and change nothing."""
 
 from __future__ import annotations
 

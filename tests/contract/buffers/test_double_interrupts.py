@@ -1,4 +1,4 @@
-"""Two interrupts: a second one in the clean-up of the first. All of a call or nothing of it, and no lock stays held."""
+"""A second interrupt during the clean-up of the first leaves no half change and no held lock."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_dump_with_two_interrupts_leaves_a_whole_checkpoint(sampler: str, tmp_
             loaded.loads(folders[-1])
             found = life(loaded)
             assert not (difference(found, former) and difference(found, life(subject)))
-            subject.dumps(folders[-1])  # no lock is held
+            subject.dumps(folders[-1])  # fails if a lock is still held
             loaded.loads(folders[-1])
             assert not difference(life(loaded), life(subject))
             check_goes_on(subject, TAPE, sampler)

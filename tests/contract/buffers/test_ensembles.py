@@ -1,4 +1,4 @@
-"""Mixtures of buffers: every row says which buffer it came from."""
+"""Ensembles of buffers label every row with the buffer that it came from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTS = (8, 20, 13)
 
 
 def members(**kwargs: Any) -> list[Any]:
-    """Return three buffers; the i-th holds `COUNTS[i]` rows of stream i."""
+    """Return three buffers; buffer i holds `COUNTS[i]` rows of stream i."""
     made = []
     for stream, count in enumerate(COUNTS):
         buffer = parts.TensorDictReplayBuffer(

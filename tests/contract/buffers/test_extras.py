@@ -1,4 +1,4 @@
-"""Columns on demand, the audit, counters, and room that is checked before it is taken."""
+"""Buffers fetch selected columns, verify their content, count events, and check the available space first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make(kind: str = "TensorDictReplayBuffer", tape: Tape = TAPE, steps: int = 2
 
 
 class TestKeys:
-    """`sample(keys=[...])` fetches those columns only; what is drawn doesn't depend on it."""
+    """`sample(keys=[...])` fetches only these columns and draws the same slots as without keys."""
 
     @pytest.mark.parametrize("kind", ["ReplayBuffer", "TensorDictReplayBuffer"])
     @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ class TestKeys:
         buffer = make()
         buffer.extend(TAPE.rows(0, 30))
         if keys == "observation":
-            # A bare key isn't a list of keys; taken as one it must be that key, not its letters.
+            # A bare key isn't a list of keys. A buffer that accepts it must not treat it as a list of letters.
             with contextlib.suppress(GleanError):
                 assert "observation" in buffer.sample(keys=keys).keys()
             return

@@ -1,4 +1,4 @@
-"""Ctrl-C at every line of every call that changes a buffer: all of the call or nothing of it, and it goes on."""
+"""Ctrl-C at any line of a call that changes a buffer leaves the whole change or none, and the buffer works."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CAPACITY, BATCH = 12, 4
 TAPE = Tape((3, 4))
 WIDE = Tape((3, 4), (2,))
 SAMPLERS = ["random", "once", "prioritized", *SLICES]
-MOST = 120  # lines that are tried of one call
+MOST = 120  # number of lines to try in one call
 
-# What a write that was interrupted may have moved, and what depends on where the memory is.
+# State that an interrupted write may have moved, and state that depends on memory addresses.
 PASSING = {"generations", "vacated", "generation", "generator", "mark", "max_seen", "version", "content"}
 
 
 class Other(parts.LazyTensorStorage):
-    """Another storage, which one can tell."""
+    """A distinguishable storage."""
 
 
 def buffer(sampler: str, written: int = 9, storage: str = "tensor", tape: Tape = TAPE, **options: Any) -> Any:
@@ -48,7 +48,7 @@ def buffer(sampler: str, written: int = 9, storage: str = "tensor", tape: Tape =
 
 
 def life(subject: Any) -> dict[str, Any]:
-    """What a buffer lives by, flat: states and parts, without what an interrupted call may have moved."""
+    """Return a buffer's states and parts, flattened, without state that an interrupted call may have moved."""
     found: dict[str, Any] = {
         "storage": type(subject.storage).__name__,
         "sampler": type(subject.sampler).__name__,
@@ -79,7 +79,7 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def check_goes_on(subject: Any, tape: Tape, sampler: str) -> None:
-    """Write and sample, from this thread and another one, and look at what comes."""
+    """Write and sample from this thread and from another one, and check the batches."""
     if len(subject):
         assert subject.verify().ok
         served(subject, tape, sampler)
@@ -144,7 +144,7 @@ def check_all_or_nothing(
     interrupted: Interruptions = interruptions,
     most: int = MOST,
 ) -> None:
-    """Interrupt a call, once or twice: its result is the state before the call or the state after it."""
+    """Interrupt a call once or twice; the result must be the state before the call or the state after it."""
     before, after = life(make()), make()
     call(after)
     after = life(after)
@@ -259,7 +259,7 @@ def test_exchanges(part: str, depth: int | None) -> None:
         return made
 
     def kept(rb: Any) -> dict[str, Any]:
-        """All but what was drawn ahead, which is taken back first."""
+        """Return the state without prefetched batches. Exchanging a part undoes their draws first."""
         return {key: value for key, value in life(rb).items() if not key.startswith("/_prefetched")}
 
     before, after = kept(make()), make()
@@ -296,7 +296,7 @@ def test_samples(sampler: str, depth: int | None, kind: str) -> None:
 
 
 def check_epoch(subject: Any, sampler: str) -> None:
-    """Serve the rest of the epoch: nothing twice, and nothing is missing but the interrupted batch."""
+    """Sample the rest of the epoch: no row repeats, and only rows of the interrupted batch may be missing."""
     seen: list[int] = []
     rest = in_another_thread(lambda: [subject.sample(return_info=True) for _ in range(2)])
     for _, info in rest:

@@ -1,4 +1,4 @@
-"""Texts, objects and tensors of unlike shapes in buffers: what stands in one row stays together."""
+"""Texts, objects and tensors of different shapes in buffers stay together with their row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COLUMNS = ("tensors", "files")
 
 
 def batches(count: int, size: int, ragged: bool = True, seed: int = 0) -> list[TensorDictBase]:
-    """Return batches of one environment, one after the other."""
+    """Return consecutive batches of one environment."""
     collector = SyncDataCollector(
         TalkingEnv(seed, ragged=ragged), None, frames_per_batch=size, total_frames=count * size
     )
@@ -63,7 +63,7 @@ def batches(count: int, size: int, ragged: bool = True, seed: int = 0) -> list[T
 
 @pytest.fixture(params=STORAGES)
 def storage(request: pytest.FixtureRequest) -> Callable[[int], Any]:
-    """Return what makes a storage."""
+    """Return a function that makes a storage."""
     return STORAGES[request.param]
 
 
@@ -81,7 +81,7 @@ class TestRows:
 
     def test_add_and_indices(self, storage: Any, ragged: bool) -> None:
         buffer, (batch,) = ReplayBuffer(storage=storage(10), batch_size=4), batches(1, 6, ragged)
-        buffer.extend(batch[:2])  # the first write says which shapes are open
+        buffer.extend(batch[:2])  # the first write decides which shapes may differ
         assert [buffer.add(row) for row in rows_of(batch[2:])] == [*range(2, 6)]
         whole = buffer[:]
         rows = whole if isinstance(whole, list) else rows_of(whole)
@@ -97,7 +97,7 @@ class TestRows:
         batch = buffer.sample()
         part = (
             batch["group"] if storage is ListStorage else batch
-        )  # of a list's records what can be is stacked
+        )  # a list's records are stacked where possible
         lazy = ragged or storage is LazyStackStorage
         assert isinstance(part, LazyStackedTensorDict if lazy else TensorDict) and batch.batch_size == (8,)
         assert isinstance(batch.get("text"), NonTensorStack)
@@ -171,7 +171,7 @@ class TestSamplers:
         for number, buffer in enumerate(buffers):
             buffer.extend(batches(1, 10, ragged, seed=number)[0])
         both, seen = ReplayBufferEnsemble(*buffers, batch_size=32), set()
-        while len(seen) < 2:  # two draws of a member each
+        while len(seen) < 2:  # a sample has two draws, each from one member
             sample = both.sample()
             seen |= {name for name, _, _ in check_rows(sample)}
             assert sample.batch_size == (2, 16) and seen <= {0, 1}
@@ -344,7 +344,7 @@ class TestWrites:
 
 @tensorclass
 class Sentence:
-    """A text with a number."""
+    """A text and a number."""
 
     number: torch.Tensor
     text: str
@@ -396,7 +396,7 @@ class TestStructures:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_sequence_of_writes(data: st.DataObject) -> None:
-    """A buffer agrees with a dictionary of rows, whatever is written, replaced and restored."""
+    """A buffer agrees with a dictionary of rows after any sequence of writes, replacements and loads."""
     kind = data.draw(st.sampled_from(COLUMNS))
     size = data.draw(st.integers(2, 6))
     buffer = ReplayBuffer(storage=STORAGES[kind](size), batch_size=8)

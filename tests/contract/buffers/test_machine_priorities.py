@@ -1,4 +1,4 @@
-"""A state machine: priorities, generations and weights against a plain Python model."""
+"""Priorities, generations and weights agree with a plain Python model in random sequences of calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPS = 1e-3
 
 
 class PriorityMachine(RuleBasedStateMachine):
-    """A prioritized buffer beside an `Oracle`, the generations of its slots and those of their last draws."""
+    """A prioritized buffer with an `Oracle`, its slots' generations, and the generations at their last draws."""
 
     @initialize(
         capacity=st.integers(1, 9),
@@ -31,8 +31,8 @@ class PriorityMachine(RuleBasedStateMachine):
         self.oracle.within = within
         self.buffer = self.fresh()
         self.clock = self.cursor = self.dropped = self.draws = 0
-        self.held: dict[int, int] = {}  # slot: the number of the record in it
-        self.drawn: dict[int, int] = {}  # slot: the number of the record that was last drawn there
+        self.held: dict[int, int] = {}  # slot -> number of its record
+        self.drawn: dict[int, int] = {}  # slot -> number of the record that was last drawn from it
         self.tickets: list[tuple[list[int], list[int], torch.Tensor]] = []
 
     def fresh(self) -> Any:
@@ -94,7 +94,7 @@ class PriorityMachine(RuleBasedStateMachine):
         self.apply([slot], [self.drawn.get(slot, self.held[slot])], [value])
 
     def apply(self, slots: list[int], asked: list[int], values: list[float]) -> None:
-        """Take the updates that are for the records now held; the others are dropped and counted."""
+        """Apply the updates whose record is still in its slot; count the other updates as dropped."""
         right = [self.held.get(slot) == number for slot, number in zip(slots, asked, strict=True)]
         taken = [(slot, value) for slot, value, ok in zip(slots, values, right, strict=True) if ok]
         self.dropped += len(slots) - len(taken)
@@ -111,7 +111,7 @@ class PriorityMachine(RuleBasedStateMachine):
         state = self.buffer.state_dict()
         self.buffer = self.fresh()
         self.buffer.load_state_dict(state)
-        # It goes on as the saved one would have: what was drawn last, and what was dropped, counts.
+        # The loaded buffer continues with the saved one's last draws and its count of dropped updates.
 
     @invariant()
     def counted(self) -> None:
@@ -120,7 +120,7 @@ class PriorityMachine(RuleBasedStateMachine):
             assert len(self.buffer) == len(self.held)
 
     def teardown(self) -> None:
-        """Every record's stored priority, read off the weights at beta 1."""
+        """Check every record's stored priority by the weights at beta 1."""
         if not getattr(self, "held", None):
             return
         self.buffer.sampler.beta = self.oracle.beta = 1.0

@@ -1,4 +1,4 @@
-"""A state machine: ring, generations and epochs against a plain Python model."""
+"""Ring, generations and epochs agree with a plain Python model in random sequences of calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORAGES = ("list", "tensor", "memmap", "given")
 
 
 class RingMachine(RuleBasedStateMachine):
-    """A buffer without replacement; `due` holds the slots that the running epoch has not served."""
+    """A buffer without replacement; `due` holds the slots that the current epoch has not yet served."""
 
     @initialize(
         capacity=st.integers(1, 9),
@@ -132,7 +132,7 @@ class RingMachine(RuleBasedStateMachine):
         other = self.fresh()
         other.load_state_dict(state)
         if len(self.ring) and self.options[2] is None:
-            # Both go on with the same epoch and the same random numbers.
+            # Both continue the same epoch with the same random numbers.
             (batch, info), (again, _) = (one.sample(return_info=True) for one in (self.buffer, other))
             assert (batch == again).all()
             self.seen.clear()

@@ -1,4 +1,4 @@
-"""A state machine: the trajectories that slices come from, against a plain Python model."""
+"""The trajectories of slices agree with a plain Python model in random sequences of calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDS = st.lists(
 
 
 class SliceMachine(RuleBasedStateMachine):
-    """Rows of few ids and rare ends in a ring of one or two columns; every slice must be a run of the model."""
+    """Rows with few ids and rare ends, in a ring of one or two columns; every slice must be a run of the model."""
 
     @initialize(
         capacity=st.integers(2, 14),
@@ -126,7 +126,7 @@ class SliceMachine(RuleBasedStateMachine):
             start = stop
 
     def teardown(self) -> None:
-        """Every run of the model is drawn from."""
+        """Check that every run of the model is drawn."""
         if not getattr(self, "clock", 0):
             return
         _, _, length, strict, _ = self.options

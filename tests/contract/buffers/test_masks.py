@@ -1,4 +1,4 @@
-"""Rows that are no steps (`("collector", "mask")` is False, id -1) are never served, whatever draws."""
+"""No sampler serves rows that are no steps, whose `("collector", "mask")` is False and whose id is -1."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ KINDS = ("random", "once", "prioritized", "slices", "slices_once", "prioritized_
 
 
 class Masked:
-    """A tape on which an extra row stands after every episode, as environments give that reset a step late.
+    """A tape with an extra row after every episode, as from environments that reset one step late.
 
-    `at(stream, i)` is the step of row i, or None where the row is no step.
+    `at(stream, i)` is the step of row i, or None if the row is no step.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -52,7 +52,7 @@ class Masked:
 
 
 def make(kind: str, shape: tuple[int, ...], written: int, **kwargs: Any) -> tuple[Any, Masked, set[Any]]:
-    """Return a buffer and the (stream, t) that it may serve."""
+    """Return a buffer and the pairs (stream, t) that it may serve."""
     masked = Masked(shape)
     size = CAPACITY * masked.tape.streams
     options = {"slice_len": L, "num_slices": None} if "slices" in kind else {}
@@ -66,7 +66,7 @@ def make(kind: str, shape: tuple[int, ...], written: int, **kwargs: Any) -> tupl
         buffer.extend(masked.rows(start, stop))
     tracks = [track[:written] for track in masked.rows_of]
     if not shape:
-        # In one dimension rows that are no steps take no place.
+        # In one dimension, rows that are no steps are not stored.
         tracks = [[row for row in track if row is not None] for track in tracks]
     allowed = {
         (stream, row) for stream, track in enumerate(tracks) for row in track[-CAPACITY:] if row is not None
@@ -75,7 +75,7 @@ def make(kind: str, shape: tuple[int, ...], written: int, **kwargs: Any) -> tupl
 
 
 def served(masked: Masked, batch: TensorDict, kind: str) -> list[tuple[int, int]]:
-    """Return the (stream, t) of the rows of a batch; all are steps."""
+    """Return (stream, t) of the rows of a batch, after checking that all of them are steps."""
     assert batch[MASK].all()
     batch = batch.exclude(MASK)
     if "slices" in kind:

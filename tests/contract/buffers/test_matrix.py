@@ -1,4 +1,4 @@
-"""Storage x dimensions x sampler x buffer x prefetch x wrapped x restored: every row says where it came from."""
+"""Every row identifies its origin for each storage, dimension, sampler, buffer, prefetch, wrap and restore."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES = pairwise(FACTORS, Case, lambda case: case.possible)
 
 
 class Audit:
-    """A buffer beside the ring that says what it must hold; every batch is checked row by row."""
+    """A buffer and a ring that models its content; every batch is checked row by row."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.tape = case, Tape(LENGTHS, SHAPES[case.ndim])
@@ -57,7 +57,7 @@ class Audit:
 
     def add(self) -> None:
         step = self.tape.step_at(self.written)
-        # `add` takes the batch dimensions as they are stored.
+        # `add` takes the batch dimensions in their stored order.
         self.buffer.add(step.permute(*reversed(range(step.ndim))).contiguous() if step.ndim > 1 else step)
         self.ring.extend([self.written])
         self.written += 1
@@ -104,7 +104,7 @@ class Audit:
         assert [self.ring.slots[slot] for slot in step.tolist()] == t.tolist()
         if self.case.ndim > 1:
             column = torch.zeros_like(step)
-            # Extending swaps time with the first dimension: [B, P, T] is kept as [T, P, B].
+            # `extend` swaps time with the first dimension: [B, P, T] is stored as [T, P, B].
             for place, size in zip(reversed(index[1:]), self.tape.shape, strict=True):
                 column = column * size + place
             assert torch.equal(column, stream)

@@ -1,4 +1,4 @@
-"""Batches fetched ahead: the same sequence whatever the threads, and nothing that is no longer stored."""
+"""Prefetched batches form the same sequence for any number of threads, and contain stored rows only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLERS = ["RandomSampler", "SamplerWithoutReplacement", "PrioritizedSampler"]
 
 
 def rows(start: int, count: int) -> TensorDict:
-    """Return records that count, each with a column of its own number squared."""
+    """Return numbered records, each with a column of its squared number."""
     x = torch.arange(start, start + count)
     return TensorDict({"x": x, "wide": (x * x)[:, None].expand(count, 50).clone()}, [count])
 
@@ -46,13 +46,13 @@ def make(
 
 
 def check(batch: TensorDict) -> list[int]:
-    """Return the numbers of the rows; none is torn."""
+    """Return the numbers of the rows, after checking that no row is torn."""
     assert (batch["wide"] == (batch["x"] ** 2)[:, None]).all()
     return batch["x"].tolist()
 
 
 def story(buffer: Any) -> list[Any]:
-    """Write, sample and update in turn; return all that was served."""
+    """Write, sample and update in rotation; return all samples."""
     told: list[Any] = []
     buffer.extend(rows(0, 30))
     for turn in range(12):
@@ -209,7 +209,7 @@ def test_another_size_at_one_call() -> None:
 
 
 class Failure(Exception):
-    """Raised by a transform; no library knows it."""
+    """Raised by a transform. The library doesn't know this class."""
 
 
 @pytest.mark.parametrize("depth", [1, 3])

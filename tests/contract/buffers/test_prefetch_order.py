@@ -1,4 +1,4 @@
-"""Calls of different kinds between batches that are fetched ahead: epochs stay whole, nothing comes twice."""
+"""Other calls between prefetched batches keep epochs complete, and no record repeats."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_growth_in_an_epoch(depth: int) -> None:
     buffer.extend(TAPE.rows(18, 24))
     for _ in range(2):
         drawn.update(buffer.sample()["index"].tolist())
-    # What comes during an epoch joins the next one.
+    # Records that are written during an epoch join the next one.
     assert drawn == Counter(range(18))
     assert Counter(i for batch in buffer for i in batch["index"].tolist()) == Counter(range(24))
 
@@ -122,7 +122,7 @@ def test_a_draw_ahead_is_no_draw_before_its_batch_is_served(kind: str, depth: in
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_late_updates_without_generations(depth: int) -> None:
-    # Draws ahead may come after the write; only a batch that was served is a draw that updates are for.
+    # Prefetched draws may come after the write. Updates refer only to the draws of batches that were served.
     options = {"max_capacity": 8, "alpha": 1.0, "beta": 1.0}
     buffer = parts.ReplayBuffer(
         storage=parts.LazyTensorStorage(8),

@@ -1,4 +1,4 @@
-"""Prioritized draws and their weights against a plain Python oracle."""
+"""Prioritized draws and their weights agree with a plain Python oracle."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_bad_exponents_are_refused(name: str, value: Any) -> None:
 
 
 def test_new_records_get_the_largest_raw_priority() -> None:
-    # (5 + eps) ** .6 = 2.627: transformed once, and not by its place in the batch.
+    # (5 + eps) ** .6 = 2.627: the priority is transformed once, and doesn't depend on its place in the batch.
     oracle = Oracle(0.6, 1.0)
     buffer = make_buffer(oracle, 8)
     buffer.extend(records(4))
@@ -241,7 +241,7 @@ def test_other_dtypes_are_not_implemented() -> None:
 
 
 def test_a_million_updates_leave_no_drift() -> None:
-    # Many updates of a wide tree, then all but one leaf set to zero: only that one may come.
+    # After many updates of a wide tree, all leaves but one are set to zero: only this one may be drawn.
     size = 5000
     oracle = Oracle(1.0, 1.0, 0.0)
     buffer = make_buffer(oracle, size, batch_size=256)

@@ -1,4 +1,4 @@
-"""Prioritized slices: the start is drawn by priority, among the starts that fit."""
+"""Prioritized slice samplers draw a start by priority, among the starts at which a slice fits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def starts(ring: Ring, tape: Tape, length: int = L) -> list[tuple[int, int]]:
 
 
 def check(buffer: Any, tape: Tape, ring: Ring, oracle: Oracle, batches: int = 12) -> None:
-    """Check the starts by chi-square, and that nothing else comes."""
+    """Check the starts by chi-square, and that no other start is drawn."""
     place = {t: slot for slot, t in enumerate(ring.slots) if t is not None}
     slots = {(s, t): place[t] * tape.streams + s for s, t in starts(ring, tape)}
     total = math.fsum(oracle.stored(slot) for slot in slots.values())
@@ -92,7 +92,7 @@ def test_weights_are_those_of_the_starts() -> None:
 
 
 def test_the_priorities_of_the_last_steps_come_back_after_a_draw() -> None:
-    # Only steps at which no slice fits have a priority now; once their trajectory grows they are starts.
+    # At first no slice fits at the steps with a priority. They become starts when their trajectory grows.
     tape, oracle = Tape((100,)), Oracle(1.0, 0.5, 0.0)
     buffer, ring = slice_buffer(tape, 40, 6, 10 * L, make(40, oracle))
     buffer.update_priority(torch.arange(6), torch.tensor([1.0, 1.0, 1.0, 1.0, 50.0, 50.0]))

@@ -1,4 +1,4 @@
-"""Updates of priorities: indices of every form, generations, and what is refused."""
+"""Updates of priorities accept all forms of indices, check generations, and reject invalid values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES = [0.3, 2.0, 1.0, 0.7, 5.0, 0.05, 1.5, 3.0]
 
 
 def state(buffer: Any) -> str:
-    """Return a hash of all that a failed call must leave alone."""
+    """Return a hash of all state that a failed call must not change."""
     text = f"{fingerprint(buffer.state_dict())} {len(buffer)} {buffer.stats()}"
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -76,7 +76,7 @@ def grid_buffer(oracle: Oracle) -> Any:
 
 
 class Flat:
-    """A view of a grid buffer whose `info["index"]` counts slots in one dimension."""
+    """Presents a grid buffer with an `info["index"]` that counts slots in one dimension."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -110,7 +110,7 @@ def test_indices_of_two_dimensions(form: str) -> None:
 
 
 class TestGenerations:
-    """A priority is for the record that was drawn, never for the one that took its slot."""
+    """An update changes the priority of the drawn record, never of the record that replaced it in its slot."""
 
     def test_a_late_update_is_dropped_and_counted(self) -> None:
         oracle = Oracle()

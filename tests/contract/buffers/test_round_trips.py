@@ -1,4 +1,4 @@
-"""Copies, pickles and saved files of buffers: all of them go on with the very same batches."""
+"""Copies, pickles and saved files of buffers continue with the same batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(kind: str, shape: tuple[int, ...] = (), prefetch: int | None = None, st
 
 
 def used(kind: str, **kwargs: Any) -> tuple[Any, Tape]:
-    """Return a buffer in the middle of its work."""
+    """Return a buffer that was written, sampled and updated."""
     buffer, tape = make(kind, **kwargs), Tape((7, 3, 12, 4), kwargs.get("shape", ()))
     buffer.extend(tape.rows(0, 20))
     for _ in range(2):
@@ -41,7 +41,7 @@ def used(kind: str, **kwargs: Any) -> tuple[Any, Tape]:
 
 
 def go_on(buffer: Any, tape: Tape, kind: str) -> list[Any]:
-    """Sample, update and write; return all that was served, without the counts of writes."""
+    """Sample, update and write; return all samples without generations."""
     told = []
     for turn in range(6):
         batch = buffer.sample()
@@ -55,7 +55,7 @@ def go_on(buffer: Any, tape: Tape, kind: str) -> list[Any]:
 
 
 def through_a_file(buffer: Any) -> Any:
-    """Return the state after it went through a safe load."""
+    """Return the state after a save and a load with `weights_only=True`."""
     file = io.BytesIO()
     torch.save(buffer.state_dict(), file)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""Copies of buffers that fetch ahead."""
+"""Copies of prefetching buffers continue with the same batches."""
 
 from __future__ import annotations
 

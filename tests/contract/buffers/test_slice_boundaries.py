@@ -1,4 +1,4 @@
-"""What ends a trajectory: ids, flags, the write cursor; whichever of them a sampler was told of."""
+"""Ids, flags and the write cursor end a trajectory, for each choice of keys of the sampler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = 20
 
 
 def rows(**columns: Any) -> TensorDict:
-    """Return T rows: `t` counts, and the columns asked for; `episode`, `ids`, `other` and `done`, `end`."""
+    """Return T rows: `t` counts, further columns are requested by name (`episode`, `ids`, `other`, `done`, `end`)."""
     places = {"ids": IDS, "done": ("next", "done")}
     data = TensorDict({"t": torch.arange(T)}, [T])
     for name, values in columns.items():
@@ -32,7 +32,7 @@ def rows(**columns: Any) -> TensorDict:
 
 
 def starts(data: TensorDict, capacity: int = T, **kwargs: Any) -> set[int]:
-    """Return the first steps of all slices of `L` that are drawn; consecutive steps are checked."""
+    """Return the first steps of all drawn slices of length `L`; all slices are checked to be consecutive."""
     buffer = parts.ReplayBuffer(
         storage=parts.LazyTensorStorage(capacity),
         sampler=make(slice_len=L, truncated_key=None, **kwargs),
@@ -44,7 +44,7 @@ def starts(data: TensorDict, capacity: int = T, **kwargs: Any) -> set[int]:
 
 
 def drawn(buffer: Any) -> set[int]:
-    """Return the first steps of all slices that come in some batches."""
+    """Return the first steps of all slices in four batches."""
     found: set[int] = set()
     for _ in range(4):
         t = buffer.sample()["t"].view(-1, L)
@@ -54,7 +54,7 @@ def drawn(buffer: Any) -> set[int]:
 
 
 def between(*ends: int, first: int = 0) -> set[int]:
-    """Return the starts in trajectories whose last steps are `ends`."""
+    """Return the possible starts in trajectories whose last steps are `ends`."""
     found: set[int] = set()
     for end in ends:
         found |= set(range(first, end - L + 2))
@@ -63,7 +63,7 @@ def between(*ends: int, first: int = 0) -> set[int]:
 
 
 CONST = [5] * T
-RUNS = [0] * 4 + [1] * 6 + [0] * 7 + [1] * 3  # an id that comes again names another trajectory
+RUNS = [0] * 4 + [1] * 6 + [0] * 7 + [1] * 3  # an id that returns later names another trajectory
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_ends(columns: dict[str, Any], kwargs: dict[str, Any], ends: tuple[int, 
 
 
 def test_the_cursor_is_an_end_in_a_full_ring() -> None:
-    # 13 slots hold the steps 7 to 19; the cursor stands between 19 and 7.
+    # 13 slots hold the steps 7 to 19; the cursor is between 19 and 7.
     assert starts(rows(done=[12]), capacity=13) == between(12, 19, first=7)
     assert starts(rows(ids=CONST), capacity=13, traj_key=IDS) == between(19, first=7)
 
@@ -112,7 +112,7 @@ def test_both_keys_missing() -> None:
 
 def test_a_missing_trajectory_key_falls_back_to_the_ends() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it falls back may be said
+        warnings.simplefilter("ignore")  # the sampler may warn about the fallback
         assert starts(rows(done=[3, 9]), traj_key="nothing") == between(3, 9, 19)
 
 
@@ -175,7 +175,7 @@ def test_a_column_that_is_written_moves_the_boundaries() -> None:
 
 
 def test_rows_of_two_sources_never_share_a_slice() -> None:
-    # Two asynchronous workers deliver in turn; ids tell them apart, although neither is done.
+    # Two asynchronous workers deliver alternately. Ids separate their rows, although neither trajectory is done.
     ids = [7] * 5 + [8] * 5 + [7] * 5 + [8] * 5
     assert starts(rows(ids=ids, done=[])) == between(4, 9, 14, 19)
 
@@ -213,7 +213,7 @@ def test_end_signals_of_another_number_of_dimensions_are_refused() -> None:
 
 
 def test_in_n_step_data_an_end_is_where_one_step_is_left() -> None:
-    # Rows 7 to 9 all lead to the end of the episode (three, two and one step ahead): only 9 is its last.
+    # Rows 7 to 9 all lead to the end of the episode (three, two and one step ahead), but only row 9 is its last.
     data = rows(done=[7, 8, 9], steps_to_next_obs=[3] * 8 + [2, 1] + [3] * 10)
     assert starts(data) == between(9, 19)
     assert starts(rows(ids=CONST, done=[7, 8, 9], steps_to_next_obs=[3] * 8 + [2, 1] + [3] * 10)) == between(

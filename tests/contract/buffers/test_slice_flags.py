@@ -1,4 +1,4 @@
-"""What comes with slices: truncation at their ends, sizes, padding and masks, epochs."""
+"""Slices come with truncation at their ends, the documented sizes, padding, masks and epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All starts of slices, enumerated: none missing, none outside, each as often as is documented."""
+"""Slice samplers draw exactly the documented starts, each with the documented frequency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading a buffer: a state that is wrong anywhere changes nothing, one that is right makes the same buffer."""
+"""Loading an invalid state changes nothing, and loading a valid state makes an equal buffer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAPE = Tape((3, 2))
 
 
 class Scale(nn.Module):
-    """A transform with a state, which isn't ours."""
+    """A user's transform with a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class Make(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        """Lists have no columns that a slice could be cut from; chosen records have no order."""
+        """Return whether the combination is valid: slices need columns, and records in their order of writing."""
         return not (self.sampler in SLICES and (self.storage == "list" or self.writer == "best"))
 
     def __str__(self) -> str:
         return "-".join(map(str, self))
 
     def buffer(self, written: int) -> Any:
-        """Return a buffer with as many steps, from which a batch was taken."""
+        """Return a buffer with `written` steps and one batch drawn."""
         writer = {
             "ring": parts.RoundRobinWriter,
             "best": lambda: parts.TensorDictMaxValueWriter(rank_key=("next", "reward")),
@@ -80,12 +80,12 @@ CASES = pairwise(FACTORS, Make, lambda made: made.possible)
 
 
 def fields(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of everything in a state, groups too."""
+    """Yield the path of each entry in a state, groups included."""
     if path:
         yield path
     pairs = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
     for key, value in pairs:
-        # The objects of a list storage and the structure of records are the user's.
+        # Objects of a list storage and the structure of records belong to the user.
         if key not in ("items", "format"):
             yield from fields(value, (*path, key))
 
@@ -97,7 +97,7 @@ def at(state: Any, path: tuple[Any, ...]) -> Any:
 
 
 def parted(state: Any, path: Sequence[Any]) -> Any:
-    """Return a copy whose groups along a path may be changed; the rest is the same objects."""
+    """Return a copy in which all groups along a path are copied; other objects are shared."""
     made = copy.copy(state)
     if path:
         made[path[0]] = parted(state[path[0]], path[1:])
@@ -105,10 +105,10 @@ def parted(state: Any, path: Sequence[Any]) -> Any:
 
 
 def wrong_values(value: Any) -> Iterator[Any]:
-    """Yield values that no field like this one can have, or hardly any."""
+    """Yield values that are invalid, or nearly always invalid, for a field with this value."""
     yield object()
     yield None
-    yield torch.empty(0)  # neither true nor false
+    yield torch.empty(0)  # has no truth value
     if isinstance(value, torch.Tensor):
         yield value.tolist()
         yield value[None]
@@ -134,7 +134,7 @@ def wrong_values(value: Any) -> Iterator[Any]:
 
 
 def life(buffer: Any) -> str:
-    """All that a buffer lives by, but where generations stand and which content it is."""
+    """Return all state of a buffer, without memory-dependent generations and content numbers."""
     found: list[str] = []
 
     def walk(path: str, value: Any) -> None:
@@ -169,7 +169,7 @@ def test_a_wrong_field_changes_nothing(made: Make) -> None:
                 refused += 1
                 assert life(target) == before, f"{path}: {value!r} changed the buffer although it was refused"
             else:
-                # Then it is a state: loaded again, it is the same.
+                # An accepted state must be consistent: it loads again with the same result.
                 loaded = life(target)
                 again = made.buffer(6)
                 again.load_state_dict(target.state_dict())

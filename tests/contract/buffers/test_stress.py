@@ -1,4 +1,4 @@
-"""Writers, samplers and priority updates in threads: every served row is one whole write, and none is stale.
+"""With threads that write, sample and update priorities, every served row is one whole write, and none is stale.
 
 `GLEANRL_STRESS_ROWS=100000000` runs the long version with that many sampled rows.
 """

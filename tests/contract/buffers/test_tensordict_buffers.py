@@ -1,4 +1,4 @@
-"""Buffers of TensorDicts: what they add to samples, what they leave out of writes, priorities by key."""
+"""Buffers of TensorDicts add entries to samples, exclude entries from writes, and read priorities by key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows(count: int = 8, **columns: torch.Tensor) -> TensorDict:
 
 
 def check(buffer: Any, oracle: Oracle, batches: int = 60) -> None:
-    """Check draws by chi-square and weights, read from the samples."""
+    """Check draws by chi-square, and check the weights in the samples."""
     counts: Counter[int] = Counter()
     for _ in range(batches):
         batch = buffer.sample()
@@ -119,7 +119,7 @@ def test_only_tensordicts(data: Any) -> None:
 
 
 class TestPriorityKey:
-    """`update_tensordict_priority` reads `priority_key` from what `sample` returned."""
+    """`update_tensordict_priority` reads `priority_key` from a sample."""
 
     def test_update(self) -> None:
         buffer, oracle = make(), Oracle()

@@ -1,4 +1,4 @@
-"""The audit of a buffer: nothing in a right one, and every planted mistake."""
+"""`verify` accepts a correct buffer and finds every planted mistake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.contract.buffers.test_extras import TAPE, make
 
 
 class TestVerify:
-    """`verify()` finds nothing in a right buffer, and every planted mistake."""
+    """`verify()` accepts a correct buffer and finds every planted mistake."""
 
     @pytest.mark.parametrize("shape", [(), (3,)])
     @pytest.mark.parametrize("written", [0, 7, 20, 33])
@@ -53,14 +53,14 @@ class TestVerify:
             change(rows)
         buffer.extend(rows)
         if late:
-            # A slice is a live view: what is written into it is written into the storage.
+            # A slice is a live view, so a change of it changes the storage.
             change(buffer[:])
         report = buffer.verify()
         assert report.ok is False and report.problems
         assert all(isinstance(str(problem), str) and str(problem) for problem in report.problems)
 
     def test_workers_in_turn(self) -> None:
-        # An asynchronous collector: the pieces of one trajectory are written apart, and right all the same.
+        # An asynchronous collector writes the parts of one trajectory separately, and the buffer is still correct.
         tape = Tape((50, 40), (2,))
         buffer = make(steps=80)
         for turn in range(16):

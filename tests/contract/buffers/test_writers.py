@@ -1,4 +1,4 @@
-"""Writers other than the round robin: the best records stay, or nothing is written at all."""
+"""Writers other than the round robin keep the best records, or reject all writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def best(capacity: int = 5, **kwargs: Any) -> Any:
 
 
 class Top:
-    """The `capacity` records of the highest rank; an equal one does not replace."""
+    """A model of the `capacity` records with the highest ranks; an equal rank doesn't replace a record."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -42,7 +42,7 @@ class Top:
             low = min(rank for rank, _ in self.held)
             if rank <= low:
                 return False
-            # Which of several lowest goes isn't said; ranks are what is compared.
+            # The contract leaves open which of several lowest records is replaced, so only ranks are compared.
             self.held.remove(next(item for item in self.held if item[0] == low))
         self.held.append((rank, number))
         return True
@@ -64,7 +64,7 @@ def test_the_best_stay() -> None:
             top.offer(value, number + i)
         stayed = {place for _, place in top.held}
         assert len(index) == len(values) and index.max() < 5
-        # A record that a later one of the same call replaced has no place either.
+        # A record that a later record of the same call replaced has no slot either.
         assert [slot >= 0 for slot in index.tolist()] == [number + i in stayed for i in range(len(values))]
         assert len({slot for slot in index.tolist() if slot >= 0}) == int((index >= 0).sum())
         number += len(values)
@@ -176,7 +176,7 @@ def test_a_late_priority_of_a_replaced_record_is_dropped() -> None:
 
 
 class TestImmutable:
-    """A data set: read, never written."""
+    """A data set can be read but not written."""
 
     def make(self) -> Any:
         return parts.ReplayBuffer(
