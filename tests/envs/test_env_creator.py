@@ -97,7 +97,7 @@ def test_a_variant_shares_the_statistics_and_they_can_be_saved():
     assert not torch.equal(variant().transform.loc["observation"], loc)
     creator.load_state_dict(state)
     assert torch.equal(variant().transform.loc["observation"], loc)
-    for odd in ({}, {"0": {}}, [state]):
+    for odd in ({}, {"0": {}}, {"1": state["0"]}, {"x": {}}, [state]):
         with pytest.raises(SchemaError):
             creator.load_state_dict(odd)
     assert torch.equal(variant().transform.loc["observation"], loc)

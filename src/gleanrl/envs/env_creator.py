@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gleanrl._os.interrupts import to_the_end
 from gleanrl._rollout.env_traits import Env, is_closed
 from gleanrl.envs.transforms.vec_norm import SharesStatistics
 from gleanrl.envs.vector.factories import EnvMetaData, Factory, factories, is_environment
@@ -94,13 +95,19 @@ class EnvCreator:
         Raises:
             SchemaError: if the state doesn't fit; then nothing has changed.
         """
-        if not isinstance(state_dict, Mapping) or len(state_dict) != len(self._shared):
+        names = [str(index) for index in range(len(self._shared))]
+        if not isinstance(state_dict, Mapping) or set(state_dict) != set(names):
+            came = f"the keys {list(state_dict)}" if isinstance(state_dict, Mapping) else repr(type(state_dict))
             raise SchemaError(
-                f"load_state_dict: expected the state of an EnvCreator with {len(self._shared)} statistics"
+                f"load_state_dict: expected the state of an EnvCreator, a dictionary with the keys {names}, got {came}"
             )
-        parsed = [part.parse(state_dict[str(index)]) for index, part in enumerate(self._shared)]
-        for part, value in zip(self._shared, parsed, strict=True):
-            part.adopt(value)
+        parsed = [part.parse(state_dict[name]) for part, name in zip(self._shared, names, strict=True)]
+
+        def adopt() -> None:
+            for part, value in zip(self._shared, parsed, strict=True):
+                part.adopt(value)
+
+        to_the_end(adopt)  # an interrupt must not leave half of the statistics loaded
 
     def __repr__(self) -> str:
         """Show the environments' class and batch size."""

@@ -31,6 +31,10 @@ def test_raise_says_what_to_pass() -> None:
     assert isinstance(verdict, str) and "on_worker_error='restart'" in verdict
 
 
+def test_restart_without_replacements_names_the_limit() -> None:
+    assert Workers(Restarts("restart", 0)).lose(0, 0) == "all max_restarts=0 replacements are used up"
+
+
 def test_pauses_double_until_a_share_is_finished() -> None:
     with clock.use(FakeClock()):
         workers = Workers(Restarts("restart", 100))

@@ -11,6 +11,7 @@ from gleanrl.data.replay_buffers import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
+    MinSize,
     PrioritizedSampler,
     PrioritizedSliceSampler,
     RandomSampler,
@@ -18,7 +19,7 @@ from gleanrl.data.replay_buffers import (
     RoundRobinWriter,
     SamplerWithoutReplacement,
 )
-from gleanrl.errors import IncompatibleCheckpointError, InvalidArgumentError, SchemaError
+from gleanrl.errors import IncompatibleCheckpointError, InvalidArgumentError, SchemaError, UnsupportedError
 from tests.data.replay_buffers.oracle import clock, fill, fingerprint, ted
 
 
@@ -139,6 +140,17 @@ def test_another_sampler():
     assert rb.set_sampler(new) is old
     assert rb.sampler is rb._sampler is new
     assert clock(rb.sample()).tolist() == list(range(6))
+
+
+def test_a_refused_storage_stays_unbounded():
+    rb = ReplayBuffer(
+        storage=ListStorage(5), sampler=PrioritizedSampler(10, 0.7, 0.5), rate_limiter=MinSize(1)
+    )
+    refused = ListStorage()
+    size = refused.max_size
+    with pytest.raises(UnsupportedError, match="rate limiter"):
+        rb.set_storage(refused)
+    assert refused.max_size == size != 10
 
 
 @pytest.mark.parametrize("part", ["storage", "sampler", "writer"])

@@ -138,6 +138,9 @@ def test_state_is_that_of_the_transforms():
     assert torch.equal(other.transform[0].loc["observation"], env.transform[0].loc["observation"])
     with pytest.raises(SchemaError, match="unexpected"):
         other.load_state_dict({"rubbish": 1})
+    given = {"before": 1}
+    assert env.state_dict(given, "env.") is given
+    assert given.keys() == {"before", *(f"env.{name}" for name in env.state_dict())}
 
 
 def test_copies_are_whole():

@@ -49,7 +49,8 @@ class Restarts:
             raise InvalidArgumentError(
                 f"on_worker_error: expected 'raise' or 'restart', got {on_worker_error!r}"
             )
-        self._most = non_negative("max_restarts", max_restarts) if on_worker_error == "restart" else 0
+        most = non_negative("max_restarts", max_restarts)
+        self._most = most if on_worker_error == "restart" else None  # None: lost workers end the collector
 
     def after_loss(self, before: Sequence[Losses], worker: int, served: int, frames: int) -> Losses:
         """Return a worker's losses after one more.
@@ -66,7 +67,7 @@ class Restarts:
         return Losses(own.number + 1, in_a_row, served, own.frames + frames, verdict)
 
     def _verdict(self, so_far: int, in_a_row: int) -> Deadline | str:
-        if not self._most:
+        if self._most is None:
             return "pass on_worker_error='restart' to replace lost workers"
         if in_a_row >= _MOST_IN_A_ROW:
             return f"it was lost {in_a_row} times without finishing a share, and isn't replaced again"

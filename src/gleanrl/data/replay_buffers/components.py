@@ -196,8 +196,6 @@ class Parts(Stateful[PartsState]):
         storage: Storage = part if name == "storage" else self.storage
         sampler: Sampler = part if name == "sampler" else self.sampler
         writer: Writer = part if name == "writer" else self.writer
-        if sampler.room is not None:
-            storage.bound(sampler.room)
         if gate.shared is not None:
             self._check_sharing(sampler, writer)
             if name == "storage":
@@ -209,6 +207,8 @@ class Parts(Stateful[PartsState]):
                 "set_storage: the buffer's rate limiter counts the rows of its storage; make a new buffer"
             )
         writer.check_storage(storage)
+        if sampler.room is not None:
+            storage.bound(sampler.room)
         sampler.check_storage(storage)
         old, owner = getattr(self, name), self._owner and self._owner()
 

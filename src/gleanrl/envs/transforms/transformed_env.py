@@ -537,11 +537,12 @@ class TransformedEnv(EnvBase):
         """Return the transforms' state under ``"transform."`` and the base environment's under ``"base_env."``.
 
         Args:
-            *args: no effect; accepted for compatibility.
+            *args: `destination` and `prefix` by position, as torch allows.
             destination: dictionary to add the entries to; None for a new one.
             prefix: prefix of all names.
             keep_vars: no effect: tensors are copies.
         """
+        destination, prefix = (*args, *(destination, prefix)[len(args) :])[:2]
         out = OrderedDict() if destination is None else destination
         for name, part in (("transform", self.transform), ("base_env", self.base_env)):
             for key, value in part.state_dict().items():

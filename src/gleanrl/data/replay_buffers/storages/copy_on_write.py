@@ -234,7 +234,10 @@ class CowSnapshot(SavedRows):
         the release has a copy, which replaces the possibly torn row.
         """
         size = self.layout.size(number)
-        memory = self._spare.pop() if self._spare else mapped(self.layout.size(0))
+        try:
+            memory = self._spare.pop()
+        except IndexError:  # not a test before `pop`: another saver thread could take the last one in between
+            memory = mapped(self.layout.size(0))
         data: Array = np.concatenate(self.layout.pieces(number, self._bytes), out=memory[:size])
         with self._lock:
             saved = self._release(number)
