@@ -11,7 +11,10 @@ compat.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Return `gleanrl.checkpoint.Checkpoint` under its short name: it needs all the rest, which need not be here."""
+    """Return `gleanrl.checkpoint.Checkpoint` as `gleanrl.Checkpoint`.
+
+    The class is imported at its first use, since it imports all other packages.
+    """
     if name == "Checkpoint":
         return importlib.import_module("gleanrl.checkpoint").Checkpoint
     raise compat.absent(__name__, name)

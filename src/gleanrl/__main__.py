@@ -12,11 +12,11 @@ from gleanrl._takeover.import_hook import install
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do what the command line says.
+    """Run the command line: parse the arguments, install the import hook, and run the program.
 
     Raises:
-        SystemExit: the command line is wrong, or there is no such program.
-        TakeoverError: see `gleanrl.takeover`.
+        SystemExit: the command line is wrong, or the program's file doesn't exist.
+        TakeoverError: TorchRL isn't installed, or was imported before; see `gleanrl.takeover`.
     """
     parser = argparse.ArgumentParser(prog="python -m gleanrl")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -1,9 +1,4 @@
-"""Which methods a user's class replaced: what stands in for a method may be used only where nobody did.
-
-Checks that arguments of several classes share.
-
-The one place of imports that wait: libraries that are installed with an extra, and needed by few programs.
-"""
+"""Argument checks, imports of optional libraries, and detection of methods that a user's class overrides."""
 
 from __future__ import annotations
 
@@ -17,43 +12,43 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingLibrar
 
 
 def positive(name: str, value: Any) -> int:
-    """Return `value` if it is an integer of 1 or more; `InvalidArgumentError`, naming the argument, if not."""
+    """Return `value` if it is an integer of 1 or more; otherwise raise `InvalidArgumentError` naming the argument."""
     return integer(name, value, 1)
 
 
 def positive_or_none(name: str, value: Any) -> int | None:
-    """Return `value` if it is None, or an integer of 1 or more; see `positive`."""
+    """Return `value` if it is None or an integer of 1 or more; otherwise raise, like `positive`."""
     return None if value is None else positive(name, value)
 
 
 def non_negative(name: str, value: Any) -> int:
-    """Return `value` if it is an integer of 0 or more; `InvalidArgumentError`, naming the argument, if not."""
+    """Return `value` if it is an integer of 0 or more; otherwise raise `InvalidArgumentError` naming the argument."""
     return integer(name, value, 0)
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False; `InvalidTypeError`, naming the argument, if not."""
+    """Return `value` if it is True or False; otherwise raise `InvalidTypeError` naming the argument."""
     if not isinstance(value, bool):
         raise InvalidTypeError(f"{name}: expected True or False, got {value!r}")
     return value
 
 
 def named(name: str, value: str) -> str:
-    """Return `value` if it is a path; `InvalidArgumentError`, naming the argument, if it is empty."""
+    """Return the path `value`; raise `InvalidArgumentError` naming the argument if it is empty."""
     if not value:
         raise InvalidArgumentError(f"{name}: expected the name of a file or folder, got {value!r}")
     return value
 
 
 def optional_callable(name: str, value: Any) -> Any:
-    """Return `value` if it can be called or is None; `InvalidTypeError`, naming the argument, if not."""
+    """Return `value` if it is callable or None; otherwise raise `InvalidTypeError` naming the argument."""
     if value is not None and not callable(value):
         raise InvalidTypeError(f"{name}: expected a callable, got {type(value).__name__}")
     return value
 
 
 def key_list(keys: Any) -> tuple[NestedKey, ...]:
-    """Return the `keys` argument of `sample`, one key or several, as a tuple; they aren't looked at."""
+    """Return the `keys` argument of `sample`, one key or several, as a tuple; the keys themselves aren't checked."""
     if isinstance(keys, str):
         return (keys,)
     if not isinstance(keys, Iterable):
@@ -62,8 +57,8 @@ def key_list(keys: Any) -> tuple[NestedKey, ...]:
 
 
 def integer(name: str, value: Any, least: int | None = None) -> int:
-    """Return `value` if it is an integer, no bool, and not below `least`; `InvalidArgumentError` if not."""
-    if type(value) is int and (least is None or value >= least):  # almost always
+    """Return `value` if it is an integer (not a bool) of at least `least`; otherwise raise `InvalidArgumentError`."""
+    if type(value) is int and (least is None or value >= least):  # the common case, without `operator.index`
         return value
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -76,19 +71,19 @@ def integer(name: str, value: Any, least: int | None = None) -> int:
 
 
 def h5py() -> Any:
-    """Return h5py.
+    """Import and return h5py.
 
     Raises:
-        MissingLibraryError: it isn't installed; the message names the extra.
+        MissingLibraryError: h5py can't be imported; the message names the extra.
     """
     return _imported("h5py", "h5", "HDF5 files need")
 
 
 def ray() -> Any:
-    """Return Ray.
+    """Import and return Ray.
 
     Raises:
-        MissingLibraryError: it isn't installed; the message names the extra.
+        MissingLibraryError: Ray can't be imported; the message names the extra.
     """
     return _imported("ray", "ray", "collectors and buffers on Ray need")
 
@@ -107,21 +102,22 @@ _HOUSE = __name__.partition(".")[0] + "."
 
 
 def is_ours(definition: Any) -> bool:
-    """Return whether a class or a function is this library's, and no user's."""
+    """Return whether gleanrl defines a class or function, as opposed to a user or another library."""
     return str(definition.__module__).startswith(_HOUSE)
 
 
 def overridden(subject: Any, *names: str, of: type[Any]) -> tuple[str, ...]:
-    """Return which of the attributes `names` aren't those of the class `of`.
+    """Return the attributes among `names` that `subject` doesn't take from the class `of`.
 
-    Methods, properties and class attributes count, whether a subclass replaces them, one of its other bases does, or
-    the object itself has another one (``env.step = ...``); so does a name that `of` hasn't got. For construction and
-    once a batch, not for every step: a look-up costs about a microsecond.
+    An attribute is overridden if a subclass or another base class replaces it, or the object itself has one
+    (``env.step = ...``). Methods, properties and class attributes are compared. A name that `of` lacks counts as
+    overridden if `subject` has it. A lookup costs about a microsecond: call this at construction or once a batch, not
+    at every step.
 
     Args:
         subject: a class, or an object.
-        names: attributes.
-        of: whose attributes they are to be.
+        names: names of attributes.
+        of: the class that should define the attributes.
 
     Examples:
         >>> class Base:
@@ -134,13 +130,14 @@ def overridden(subject: Any, *names: str, of: type[Any]) -> tuple[str, ...]:
     """
     cls = subject if isinstance(subject, type) else type(subject)
     own = {} if subject is cls else getattr(subject, "__dict__", {})
-    if cls is of:  # mostly, in policies, which are looked at once a batch
+    # A shortcut without a lookup in the class: most policies are instances of `of` itself, checked once a batch
+    if cls is of:
         return tuple(name for name in names if name in own)
     return tuple(name for name in names if name in own or _found(cls, name) is not _found(of, name))
 
 
 def is_native(subject: Any, *names: str, of: type[Any]) -> bool:
-    """Return whether a class, or an object, is one of `of` and has its `names` as they are; see `overridden`."""
+    """Return whether a class or object derives from `of` and overrides none of `names`; see `overridden`."""
     cls = subject if isinstance(subject, type) else type(subject)
     return issubclass(cls, of) and not overridden(subject, *names, of=of)
 

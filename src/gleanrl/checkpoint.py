@@ -1,4 +1,4 @@
-"""`Checkpoint`: all that a training lives by, saved in one commit and restored in one call."""
+"""`Checkpoint` saves the whole state of a training run in one commit, and restores it in one call."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, SchemaError, WorkerError
 
-# The former package of this name: `compat.paths` finds its modules below this one.
+# `gleanrl.checkpoint` was a package. With a `__path__`, `compat.paths` can serve the old module paths below it.
 __path__: list[str] = []
 _KIND = "Checkpoint"
 Change = Callable[[], Any]
 
 
 class Checkpoint:
-    """Saves collectors, buffers, models, optimizers and whatever else in one commit, and restores all or none of it.
+    """Saves collectors, buffers, models, optimizers and other state in one commit, and restores all of it or nothing.
 
-    The random generators of torch (CUDA's included), NumPy and Python belong to it. Whatever ends the process or the
-    machine while it saves, the folder holds its earlier checkpoint, or this one, too. Nothing that is read is executed.
+    A checkpoint includes the random generators of torch (also CUDA's), NumPy and Python. If the process or the machine
+    ends during a save, the folder still holds the earlier checkpoint. Loading executes no code from the checkpoint.
 
     Args:
-        **parts: by names of your choice: collectors, buffers, everything with `state_dict` and `load_state_dict`
-            (modules, optimizers, schedulers, scalers), and dictionaries of plain values, which are filled again in
-            place. Values are numbers, text, tensors, TensorDicts and containers of them.
+        **parts: the parts to save, under names of your choice. A part is a collector, a buffer, an object with
+            `state_dict` and `load_state_dict` (module, optimizer, scheduler, scaler), or a dictionary of plain values.
+            A load refills a dictionary in place. Values are numbers, text, tensors, TensorDicts and containers of them.
 
     Raises:
-        InvalidTypeError: something else was given.
-        InvalidArgumentError: two buffers over one storage, which is one buffer's to load.
+        InvalidTypeError: a part has another type.
+        InvalidArgumentError: two buffers share a storage; both would load its records.
 
     Examples:
         >>> import tempfile, torch
@@ -67,26 +67,26 @@ class Checkpoint:
                 )
         _check_storages(parts)
         self.parts = parts
-        """What is saved, by name."""
+        """The parts to save, by name."""
         self._last: Dump | None = None
 
     def save(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> Dump | None:
-        """Write a checkpoint; once this returns, it is on the disk, and whole.
+        """Write a checkpoint; when the call returns, the complete checkpoint is on the disk.
 
-        What collectors do in the background rests while the state is taken.
+        Collectors pause their background collection while the state is read.
 
         Args:
-            path: a folder, which is made if need be; repeated saves may go to the same one.
-            keep: how many complete checkpoints it is to hold; older ones are removed once this one is complete.
-            wait: False for writing in the background: the checkpoint is of the moment of this call. A save waits for
-                the one before it, and raises its error if nobody was told.
+            path: the folder of the checkpoints, which is created if it doesn't exist. Save repeatedly to the same one.
+            keep: how many complete checkpoints the folder holds; older ones are removed once this one is complete.
+            wait: False writes in the background. The checkpoint then holds the state at this call. A later save waits
+                for an earlier one, and raises its error if `Dump.wait` hasn't raised it.
 
         Returns:
-            None; for ``wait=False`` the dump, to ask it whether it is done, and to wait for it.
+            None; for ``wait=False`` the dump, whose methods report when it is done and wait for it.
 
         Raises:
-            CheckpointError: something can't be saved, which it names; or another process writes there.
-            OSError: the disk is full, or fails; nothing is left of the attempt.
+            CheckpointError: a part can't be saved (the message names it), or another process writes to the folder.
+            OSError: the disk is full, or fails; the call removes the files that it wrote.
         """
         positive("keep", keep)
         flag("wait", wait)
@@ -108,31 +108,35 @@ class Checkpoint:
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"generators": GENERATORS.state_dict()}
-        # Buffers hold their writers up until they are written: they come last.
+        # Buffers delay their writers until their records are written. So their state is read last.
         names = sorted(self.parts, key=lambda name: isinstance(self.parts[name], Checkpointed))
         state["parts"] = {name: _saved(self.parts[name]) for name in names}
         return state
 
     def load(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Go on from the newest checkpoint that is whole; a warning names those that aren't.
+        """Restore the newest complete checkpoint; a warning names newer ones that are damaged.
 
-        The parts, new or used, are made like those that were saved, under the same names. Of trajectories that can't go
-        on, because their environments' state isn't known, the last step in the buffers is marked as truncated: all
-        buffers here are taken to hold what the collectors here have collected. What has ids from elsewhere,
-        demonstrations say, is better saved by itself. With buffers among the parts, ids go on as they would have;
-        without, a used collector gives other ids to trajectories of which it has handed out other frames since. A save
-        that is under way is waited for.
+        The parts must have the same names and the same configuration as the saved parts. They may be new or used.
+
+        Some trajectories can't be continued, because the state of their environments isn't known. Their last step in
+        the buffers is marked as truncated. This assumes that the buffers hold steps of these collectors only: save a
+        buffer whose trajectory ids come from elsewhere, for example from demonstrations, in its own checkpoint.
+
+        With buffers among the parts, the collectors continue the saved numbering of trajectory ids. Without buffers, a
+        used collector doesn't reuse an id under which it has delivered other frames since the save.
+
+        The call waits for a save in the background.
 
         Args:
-            path: the folder that `save` was given.
-            verify: whether checksums are compared; sizes are always.
+            path: the folder that `save` wrote to.
+            verify: whether to compare checksums; sizes are always compared.
 
         Raises:
-            IncompleteCheckpointError: the folder holds none.
-            CheckpointError: it is damaged; it names the file. Nothing changed.
-            SchemaError: something doesn't fit, which it names. Nothing changed.
-            WorkerError: a collector lost a worker that isn't replaced, and has ended; of the others none changed but
-                collectors before it.
+            IncompleteCheckpointError: the folder holds no complete checkpoint.
+            CheckpointError: the checkpoint is damaged; the message names the file. Nothing changed.
+            SchemaError: a saved part doesn't fit; the message names it. Nothing changed.
+            WorkerError: a collector lost a worker, couldn't replace it, and has ended. Collectors restored before it
+                have changed; all other parts haven't.
         """
         if self._last is not None:
             self._last.end()
@@ -140,14 +144,21 @@ class Checkpoint:
             Folder(path).load(verify, expecting(path, _KIND, self._restore))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Restore all parts, or none of them."""
+        """Restore all parts, or none of them.
+
+        All states are checked before the first change. Parts that can't check a state without loading it, such as
+        modules and optimizers, are loaded first and restored from a copy on failure. The other changes can't fail,
+        except that a collector can lose a worker. These come last, so that no failure leaves a mix of old and new
+        state.
+        """
         parts = self._parts_in(state)
         checked = self._checked(parts, GENERATORS.parse(state.get("generators")))
         lost: list[WorkerError] = []
         undo: list[Change] = []
 
         def change() -> None:
-            if lost:  # the second time: what it lost ends its collector
+            # `to_the_end` calls this again after an exception. A collector that lost a worker has ended: don't retry
+            if lost:
                 raise lost[0]
             try:
                 for load in checked:
@@ -170,7 +181,7 @@ class Checkpoint:
             raise
 
     def _parts_in(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the states of the parts by their names, which are those here."""
+        """Return the saved states by name, after checking that they have the names of the parts."""
         parts = state.get("parts")
         if not isinstance(parts, Mapping):
             raise SchemaError("Checkpoint: it holds no parts")
@@ -182,7 +193,10 @@ class Checkpoint:
         return parts
 
     def _checked(self, parts: Mapping[str, Any], generators: Any) -> list[Change]:
-        """Check all states; return what takes over those of the parts that say beforehand whether they would."""
+        """Check all states, and return the callbacks that load the parts which can check a state in advance.
+
+        Collectors and buffers in other processes come first in the list, since they can lose their process.
+        """
         checked: list[Change] = [partial(GENERATORS.adopt, generators)]
         cut, kept = set[int](), set[int]()
         buffers = [part for part in self.parts.values() if isinstance(part, Checkpointed)]
@@ -195,7 +209,7 @@ class Checkpoint:
                 elif isinstance(part, SourceCollector):
                     loading = part.loading(parts[name], strict=True, keep_ids=bool(buffers))
                     cut, kept = cut.union(loading.cut), kept.union(loading.kept)
-                    checked.insert(0, loading.change)  # workers may be lost meanwhile: it comes first
+                    checked.insert(0, loading.change)  # before parts that can't fail: workers may be lost
                 elif isinstance(part, torch.nn.Module):
                     check_loads(part, parts[name], strict=True)
         if buffers and cut & kept:
@@ -209,7 +223,7 @@ class Checkpoint:
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """Let collectors that collect in the background rest within a ``with`` block."""
+        """Pause the background collection of all collectors within a ``with`` block."""
         with ExitStack() as stack:
             for part in self.parts.values():
                 if isinstance(part, SourceCollector):
@@ -217,13 +231,13 @@ class Checkpoint:
             yield
 
     def __repr__(self) -> str:
-        """Show what belongs to it."""
+        """Return the names and types of the parts."""
         parts = ", ".join(f"{name}={type(part).__name__}" for name, part in self.parts.items())
         return f"{type(self).__name__}({parts})"
 
 
 def _check_storages(parts: Mapping[str, Any]) -> None:
-    """Raise if two buffers have one storage: both would load its records."""
+    """Raise if two buffers share a storage, because both would load its records."""
     owners: dict[int, str] = {}
     for name, part in parts.items():
         if not isinstance(part, ReplayBuffer):
@@ -243,12 +257,12 @@ def _saved(part: Any) -> Any:
 
 
 def _says_beforehand(part: Any) -> bool:
-    """Whether a part says whether it would take a state before it does."""
+    """Return whether a part can check a state completely before it loads it."""
     return isinstance(part, (dict, Checkpointed, SourceCollector))
 
 
 def _filling(part: dict[Any, Any], state: Any) -> Change:
-    """Return what fills a dictionary with what another one held."""
+    """Return a callback that replaces the content of a dictionary by a saved one."""
     if not isinstance(state, dict):
         raise SchemaError(f"expected a dictionary, got {type(state).__name__}")
 
@@ -261,7 +275,7 @@ def _filling(part: dict[Any, Any], state: Any) -> Change:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Say of which part a state doesn't fit."""
+    """Add the name of the part to errors raised within a ``with`` block."""
     try:
         yield
     except CheckpointError:

@@ -1,7 +1,7 @@
-"""The one family of errors that gleanrl raises.
+"""The exceptions that gleanrl raises.
 
-Every class derives from `GleanError` and from the usual Python class for its kind, so that both
-`except GleanError` and an existing `except ValueError` or `except RuntimeError` catch it.
+Every class derives from `GleanError` and from a built-in class for its kind of error. So `except GleanError` catches
+it, and so does an existing `except ValueError` or `except RuntimeError`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class InvalidArgumentError(GleanError, ValueError):
 
 
 class LengthError(InvalidArgumentError, RuntimeError):
-    """A list of arguments has another length than what it is for."""
+    """A list argument has a wrong length; the message gives the expected one."""
 
 
 class MissingArgumentError(GleanError, RuntimeError, ValueError):
-    """A call lacks an argument that it needs here."""
+    """A call lacks an argument that it needs in this situation."""
 
 
 class InvalidTypeError(GleanError, TypeError):
@@ -30,35 +30,35 @@ class InvalidTypeError(GleanError, TypeError):
 
 
 class ReservedNameError(InvalidArgumentError, AttributeError):
-    """A name for an entry is that of an attribute, which the entry would hide; the message gives the name."""
+    """An entry has the name of an attribute, which it would hide; the message gives the name."""
 
 
 class UnsupportedError(GleanError, NotImplementedError):
-    """A combination of valid options that can't work together; the message says which and what to do."""
+    """The call isn't supported, often since valid options don't work together; the message says what to do."""
 
 
 class UnservedMemberError(UnsupportedError, AttributeError):
-    """An attribute that a class or a module has in another release, not here; the message says what to use."""
+    """A class or module of a TorchRL release has an attribute that gleanrl lacks; the message says what to use."""
 
 
 class UnservedKeywordError(UnsupportedError, TypeError):
-    """A keyword of a constructor that another release has and this one doesn't; the message says what to use."""
+    """A constructor of a TorchRL release has a keyword that gleanrl lacks; the message says what to use."""
 
 
 class UnservedNameError(UnsupportedError, ImportError):
-    """A name was imported that another release has and this one doesn't; the message says what to use."""
+    """The program imported a name that a TorchRL release has and gleanrl lacks; the message says what to use."""
 
 
 class UnservedModuleError(UnservedNameError, ModuleNotFoundError):
-    """A module was imported that another release has and this one doesn't; the message says what to use."""
+    """The program imported a module that a TorchRL release has and gleanrl lacks; the message says what to use."""
 
 
 class EndlessError(UnsupportedError, TypeError):
-    """The length of something endless was asked for; `list` and progress bars go by the TypeError."""
+    """An object without an end has no length; `list` and progress bars handle the TypeError."""
 
 
 class SpaceError(UnsupportedError, NotImplementedError, ValueError):
-    """A gymnasium space whose values columns can't hold; the message names the space."""
+    """Columns can't hold the values of a gymnasium space; the message names the space."""
 
 
 class ClosedError(GleanError, RuntimeError):
@@ -66,7 +66,7 @@ class ClosedError(GleanError, RuntimeError):
 
 
 class MissingKeyError(GleanError, KeyError):
-    """A key that the call needs is absent."""
+    """A key that the call needs is missing."""
 
     def __str__(self) -> str:
         """Return the message itself; `KeyError` would print its repr."""
@@ -74,27 +74,27 @@ class MissingKeyError(GleanError, KeyError):
 
 
 class SchemaError(GleanError, RuntimeError, ValueError):
-    """Data with a missing key, an extra key, or another shape or dtype than the schema."""
+    """Data have a missing key, an extra key, or another shape or dtype than the schema."""
 
 
 class SpecError(GleanError, AssertionError, ValueError):
-    """A value that isn't in the domain of its spec."""
+    """A value isn't in the domain of its spec."""
 
 
 class BatchSizeError(GleanError, RuntimeError, ValueError):
-    """A batch size that can't be divided into the parts that were asked for."""
+    """A batch size isn't divisible into the requested parts."""
 
 
 class IndexRangeError(GleanError, IndexError):
-    """An index outside the filled part of a storage."""
+    """An index is out of range, for example beyond the filled part of a storage."""
 
 
 class EmptyBufferError(GleanError, RuntimeError):
-    """A sample was asked for from a buffer that holds nothing."""
+    """`sample` was called on an empty buffer."""
 
 
 class RateLimiterTimeoutError(GleanError, RuntimeError, TimeoutError):
-    """A call waited at a buffer's rate limiter in vain; the message says for whom, with the counts. Nothing changed."""
+    """A call waited too long at a buffer's rate limiter; the message gives the counts. Nothing changed."""
 
 
 class ContainerError(GleanError, AttributeError):
@@ -102,11 +102,11 @@ class ContainerError(GleanError, AttributeError):
 
 
 class CapacityError(GleanError, RuntimeError):
-    """Memory or disk can't hold what was asked for."""
+    """Memory or disk is too small for a requested allocation."""
 
 
 class MissingLibraryError(GleanError, ImportError):
-    """A library that an extra brings isn't installed; the message names the extra."""
+    """An optional library isn't installed; the message names the extra that installs it."""
 
 
 class CheckpointError(GleanError, RuntimeError):
@@ -114,11 +114,11 @@ class CheckpointError(GleanError, RuntimeError):
 
 
 class CorruptCheckpointError(CheckpointError):
-    """A checkpoint is damaged; the message names the file and where."""
+    """A checkpoint is damaged; the message names the file and the place in it."""
 
 
 class IncompatibleCheckpointError(CheckpointError):
-    """A checkpoint of a later format, or of other parts."""
+    """A checkpoint has a later format, or belongs to another kind of object."""
 
 
 class IncompleteCheckpointError(CheckpointError, FileNotFoundError):
@@ -126,21 +126,21 @@ class IncompleteCheckpointError(CheckpointError, FileNotFoundError):
 
 
 class PolicyError(GleanError, RuntimeError):
-    """A policy's output isn't what the environment needs; the message names the key."""
+    """The output of a policy doesn't match the environment; the message names the key."""
 
 
 class EnvironmentContractError(GleanError, RuntimeError):
-    """An environment broke its own declaration: a key, shape or dtype changed, or a reset returned done."""
+    """An environment violated its own specs: a key, shape or dtype changed, or a reset returned done."""
 
 
 class ConformanceError(GleanError, AssertionError):
     """An object breaks a rule of one of the conformance suites in `gleanrl.testing`.
 
     Args:
-        rule: the rule's name.
-        where: the key, call or step at which it was broken.
-        expected: what the rule asks for.
-        got: what was found.
+        rule: the name of the rule.
+        where: the key, call or step that broke the rule.
+        expected: the behaviour that the rule requires.
+        got: the behaviour of the object.
     """
 
     def __init__(self, rule: str, where: str, expected: str, got: str) -> None:
@@ -148,39 +148,39 @@ class ConformanceError(GleanError, AssertionError):
         self.rule, self.where, self.expected, self.got = rule, where, expected, got
 
     def __str__(self) -> str:
-        """Return the rule, the place, what was expected and what came."""
+        """Return the rule, the place, the expected and the actual behaviour."""
         return f"rule {self.rule!r}: {self.where}: expected {self.expected}, got {self.got}"
 
 
 class NonFiniteError(GleanError, RuntimeError, ValueError):
-    """A NaN or an infinity came out of an environment or a policy."""
+    """An environment or a policy returned a NaN or an infinity."""
 
 
 class WorkerError(GleanError, RuntimeError):
-    """A worker process couldn't do what it was asked to."""
+    """A worker process failed to carry out a request."""
 
 
 class WorkerCrashedError(WorkerError):
-    """A worker process ended by itself; the message says how, and where it was at work."""
+    """A worker process ended unexpectedly; the message gives its exit status, and the call in which it ended."""
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """A worker process didn't answer in time; the message says where it was at work, with its Python stack."""
+    """A worker process didn't answer in time; the message names its current call and shows its Python stack."""
 
 
 class PendingError(GleanError, RuntimeError):
-    """An environment was asked for something before its last answer was received, or for more answers than are due."""
+    """A new request was sent before the last answer was received, or more answers were requested than are due."""
 
 
 class NotReadyError(GleanError, TimeoutError):
-    """Fewer answers arrived in time than were to be received; those that did are there for the next call."""
+    """Fewer answers arrived in time than requested; the next call returns the answers that arrived."""
 
 
 class EnvironmentFailure(GleanError, RuntimeError):
     """`step` or `reset` of an environment raised; `__cause__` holds the original error."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by cause and message: the classes that `failure_from` makes have no name to be found by."""
+        """Pickle as cause and message: pickle can't find the classes that `failure_from` creates by their names."""
         if self.__cause__ is None:
             return type(self), self.args
         return failure_from, (self.__cause__, str(self))
@@ -189,13 +189,13 @@ class EnvironmentFailure(GleanError, RuntimeError):
 def failure_from(cause: BaseException, message: str) -> EnvironmentFailure:
     """Return an `EnvironmentFailure` that can also be caught as the type of `cause`.
 
-    Types whose instances can't be laid out together with `EnvironmentFailure` (or that refuse to be
-    subclassed) give a plain `EnvironmentFailure`; the cause is then reached through `__cause__` only.
+    Python refuses some types as a second base class: types that can't be subclassed, and types whose memory layout
+    conflicts with that of `EnvironmentFailure`. Then the result is a plain `EnvironmentFailure` with this `__cause__`.
     """
     try:
         members = {"__str__": lambda self: message}
         kind: Any = type(type(cause).__name__, (EnvironmentFailure, type(cause)), members)
-        # The layout's own `__new__`: that of the cause's type may want other arguments, or refuse other types.
+        # `__new__` of the base that determines the memory layout: that of the cause's type may need other arguments.
         failure: EnvironmentFailure = kind.__base__.__new__(kind, message)
         Exception.__init__(failure, message)
     except TypeError:
@@ -205,4 +205,4 @@ def failure_from(cause: BaseException, message: str) -> EnvironmentFailure:
 
 
 class TakeoverError(GleanError, ImportError):
-    """A program can't be taken over: torchrl isn't installed, or was imported before; see `gleanrl.takeover`."""
+    """A program can't be taken over: TorchRL isn't installed, or was imported before; see `gleanrl.takeover`."""

@@ -1,7 +1,7 @@
 """Names for extensions: protocols, base classes and results that user-defined environments, storages and samplers use.
 
-The classes to derive from (`EnvBase`, `Transform`, `Storage`, `Sampler`, `Writer`) are in `gleanrl.envs` and
-`gleanrl.data`. The modules that define the names below may change: import the names from here.
+The base classes for extensions (`EnvBase`, `Transform`, `Storage`, `Sampler`, `Writer`) are in `gleanrl.envs` and
+`gleanrl.data`. Import the names below from this module: the internal modules that define them may change.
 """
 
 from gleanrl._arrays.block import Block

@@ -1,1 +1,1 @@
-"""How TorchRL's data layer is replaced under a program that isn't changed; see `gleanrl.takeover`."""
+"""Import hook, facade modules and reports that replace TorchRL's data layer in a program; see `gleanrl.takeover`."""

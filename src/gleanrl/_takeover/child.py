@@ -1,4 +1,4 @@
-"""Importing this takes a process over that a taken-over program has started, without a word."""
+"""Importing this module takes over a process that a taken-over program has started, and prints no messages."""
 
 from gleanrl._takeover.import_hook import install
 

@@ -1,8 +1,7 @@
-"""Our environments inside of what stays torchrl's: its collectors that have no counterpart here.
+"""Adapter that lets TorchRL collectors without a counterpart in gleanrl run gleanrl environments.
 
-The constructors of torchrl's collector classes are wrapped, in place, so that what they are given as environments, or
-as what makes them, is torchrl's in the end: an environment of ours stands inside of one of torchrl's, which resets and
-steps it. Other environments pass as they are.
+The constructors of TorchRL's collector classes are wrapped in place. The wrapper replaces each gleanrl environment, or
+function that makes one, by a TorchRL environment that resets and steps it. Other environments are passed unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ROLES = ("observation", "state", "action", "reward", "done")
 
 
 def adapt(collectors: ModuleType) -> None:
-    """Let the collector classes of a module of torchrl's take our environments."""
+    """Wrap the constructors of a TorchRL module's collector classes, so that they accept gleanrl environments."""
     for cls in vars(collectors).values():
         init = vars(cls).get("__init__") if inspect.isclass(cls) else None
         names = [*inspect.signature(init).parameters] if init is not None else []
@@ -34,10 +33,10 @@ def adapt(collectors: ModuleType) -> None:
 
 
 def as_torchrl(given: Any) -> Any:
-    """Return what a collector of torchrl's makes environments of, with ours inside of torchrl's.
+    """Return the environment argument of a TorchRL collector with each gleanrl environment in a TorchRL adapter.
 
     Args:
-        given: an environment, what makes one, or several of these; what is neither is returned as it is.
+        given: an environment, a function that makes one, or a list of these. Other objects are returned unchanged.
     """
     if isinstance(given, (list, tuple)):
         return [as_torchrl(one) for one in given]
@@ -47,7 +46,10 @@ def as_torchrl(given: Any) -> Any:
 
 
 class _Maker:
-    """Makes what another callable makes, where it's needed."""
+    """A picklable function that makes an environment by another function, and wraps it for TorchRL.
+
+    Collectors call it in their workers, so that the environment is created there.
+    """
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
@@ -74,20 +76,24 @@ def _theirs() -> Any:
 
 @functools.cache
 def _housing() -> Any:
-    """Return the class of torchrl's environments that hold one of ours."""
+    """Return the adapter class, a TorchRL environment around a gleanrl environment.
+
+    The class is made at the first use, because its base class needs an import of TorchRL.
+    """
 
     class Housing(_theirs()):  # type: ignore[misc]
-        """Resets and steps an environment of ours."""
+        """A TorchRL environment that resets and steps a gleanrl environment."""
 
         def __init__(self, ours: EnvBase) -> None:
             super().__init__(device=ours.device, batch_size=ours.batch_size)
-            self.__dict__["ours"] = ours  # not a submodule
+            self.__dict__["ours"] = ours  # `setattr` would register it as a submodule
             for role in _ROLES:
                 name = f"full_{role}_spec" if role != "observation" else "observation_spec"
                 setattr(self, name, to_torchrl(getattr(ours, name)))
 
         def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-            given = None if tensordict is None else tensordict.copy()  # ours would fill what it's given
+            # A copy, because `reset` of gleanrl writes into its argument
+            given = None if tensordict is None else tensordict.copy()
             return self.ours.reset(given, **kwargs)
 
         def _step(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -1,16 +1,17 @@
-"""Who imports decides what is found.
+"""Import hook that gives a program facade modules in place of TorchRL's data layer.
 
-TorchRL's own modules, its losses and networks among them, go on with their own classes, and pickles find classes by
-`sys.modules`: so that stays as it is. A program, and every library but torchrl and tensordict, gets facades in place of
-the modules of the data layer. Finders and loaders of the import system aren't told who imports; the function behind the
-``import`` statement is, since it gets the importing module's globals. So that is what is wrapped
-(`builtins.__import__`), and with it `importlib.import_module`, by which configuration files name classes.
+A facade serves gleanrl's classes, and TorchRL's where gleanrl has none. The result of an import depends on the
+importing module. The program, and every library except TorchRL, tensordict and gleanrl, gets facades. TorchRL's own
+modules, such as losses and networks, get the real modules. `sys.modules` doesn't change, because pickle finds classes
+in it.
 
-Processes that the program starts by `multiprocessing` (spawn, forkserver) are taken over before they import the
-program's main module: what they are prepared with holds a value whose unpickling does it. The library's own workers
-are, too, and forks are as the process that they come from.
+Finders and loaders of the import system don't know the importing module. `builtins.__import__`, the function behind the
+``import`` statement, does: it gets that module's globals. So the hook wraps `builtins.__import__`. It also wraps
+`importlib.import_module`, because programs use it to look up class names from configuration files.
 
-Modules as a program sees them that has been taken over: our classes, and theirs where we have none.
+Processes that the program starts by `multiprocessing` (spawn, forkserver) are taken over before they import the main
+module: the data that prepares them holds an object whose unpickling installs the hook. gleanrl's fork server imports
+the hook before it forks workers. Any other forked process inherits it.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from gleanrl.errors import TakeoverError, UnservedMemberError
 
 
 class Facade(ModuleType):
-    """What a program gets in place of a module of theirs.
+    """A module that a program gets in place of a TorchRL module.
 
-    Attributes are looked up at every access: first what we serve at this path, then theirs; a class of theirs that we
-    serve at another path is replaced, too, and so are modules of the data layer. What a program assigns stays with
-    the program: their modules never see it.
+    Every access looks up the attribute, first among gleanrl's names for this path, then in TorchRL's module. If gleanrl
+    serves a TorchRL class at another path, the facade returns gleanrl's class, too. A module of the data layer is
+    returned as its facade. An attribute that a program assigns is stored in the facade only, so TorchRL's modules never
+    see it.
 
     Args:
-        path: where the module stands.
-        theirs: the module; None for a path of another release, which only we have.
+        path: import path of the module.
+        theirs: TorchRL's module; None for a path of another release, which only gleanrl serves.
     """
 
     def __init__(self, path: str, theirs: ModuleType | None) -> None:
@@ -85,10 +87,12 @@ class Facade(ModuleType):
 
 @functools.cache
 def as_seen(path: str) -> ModuleType:
-    """Return a module as a taken-over program sees it: a facade for what belongs to the data layer, and for its root.
+    """Return a module for a taken-over program: a facade for `torchrl` and modules of the data layer.
+
+    Other modules are returned unchanged.
 
     Raises:
-        ModuleNotFoundError: there is no such module, there or here.
+        ModuleNotFoundError: neither TorchRL nor gleanrl has the module.
     """
     if path != ROOT and not is_data_layer(path):
         return importlib.import_module(path)
@@ -107,7 +111,10 @@ def as_seen(path: str) -> ModuleType:
 
 @functools.cache
 def _begin() -> None:
-    """Import all packages of theirs, since a class of one may be imported from another, before the first is seen."""
+    """Import all packages of TorchRL's data layer before the program gets the first facade.
+
+    A package can re-export classes of another one, and `same_as` must know the replaced classes of all of them.
+    """
     theirs = [importlib.import_module(package) for package in PACKAGES]
     environments.adapt(theirs[0])
     NOTES.began()
@@ -121,14 +128,14 @@ _installed = False
 
 
 def install(quiet: bool = False) -> None:
-    """Take this process over; once it is, nothing happens.
+    """Install the import hook in this process; further calls have no effect.
 
     Args:
-        quiet: whether it says nothing about it.
+        quiet: whether to print no messages.
 
     Raises:
-        TakeoverError: torchrl isn't installed; or it has been imported before, and what the program holds of it
-            can't be replaced any more.
+        TakeoverError: TorchRL isn't installed; or it has been imported before, so that the program may hold classes
+            which can't be replaced any more.
     """
     global _installed
     if _installed:
@@ -160,17 +167,16 @@ def _statement(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        # Asked first, in the fewest words: libraries import in the middle of what they do at every step.
+        # This check comes first and is as cheap as possible, because libraries execute import statements at every step.
         strange = name[:_LENGTH] != ROOT or level or not _is_theirs(name)
         if strange or _is_themselves(globals or sys._getframe(1).f_globals):
             return real(name, globals, locals, fromlist, level)
         seen = as_seen(name)
         if not fromlist:
             return as_seen(ROOT)
-        if name in sys.modules:  # else it's a path that only we have
-            real(
-                name, globals, locals, fromlist, level
-            )  # what is listed may be modules that nobody has imported
+        if name in sys.modules:  # otherwise only gleanrl has this path
+            # The names in `fromlist` may be submodules that aren't imported yet: the real function imports them
+            real(name, globals, locals, fromlist, level)
         _check(seen, fromlist)
         return seen
 
@@ -178,9 +184,9 @@ def _statement(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
 
 
 def _check(seen: ModuleType, names: Sequence[str]) -> None:
-    """Raise for a name that a module hasn't and of which it's known what to use instead.
+    """Raise an ImportError with advice for names that a module lacks and `compat.unserved` knows.
 
-    Python drops the text of an `AttributeError` at ``from module import name``.
+    At ``from module import name`` Python would replace the text of the `AttributeError` by its own.
     """
     for name in names:
         if name != "*":
@@ -189,7 +195,7 @@ def _check(seen: ModuleType, names: Sequence[str]) -> None:
             except UnservedMemberError as error:
                 raise not_served(seen.__name__, name, str(error)) from None
             except AttributeError:
-                pass  # the statement raises an ImportError itself
+                pass  # the import statement raises its own ImportError
 
 
 def _function(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
@@ -213,7 +219,7 @@ def _is_themselves(importer: Mapping[str, Any]) -> bool:
 
 
 class _TakesOver:
-    """Takes over the process that it is unpickled in."""
+    """An object whose unpickling installs the import hook in the process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return install, (True,)
@@ -227,7 +233,7 @@ def _prepare_children() -> None:
         return {**prepared(name), "gleanrl": _TakesOver()}
 
     def set_forkserver_preload(modules_names: Sequence[str]) -> None:
-        # A main module that is preloaded comes before all others: it is left to the children.
+        # The fork server would import a preloaded main module first, before the hook. So the children import it.
         preload([_CHILD, *(name for name in modules_names if name != "__main__")])
 
     spawn.get_preparation_data = get_preparation_data

@@ -1,4 +1,4 @@
-"""Which names of TorchRL's data layer are served here, and by what."""
+"""Lookup of the gleanrl classes that replace names of TorchRL's data layer."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ PACKAGES = tuple(f"{ROOT}.{part}" for part in ("collectors", "data", "envs"))
 
 
 def is_data_layer(module: str) -> bool:
-    """Return whether a module path of theirs is one of the packages, or within one."""
+    """Return whether a TorchRL module path is one of `PACKAGES`, or is below one."""
     return module in PACKAGES or module.startswith(tuple(f"{package}." for package in PACKAGES))
 
 
 def counterpart(module: str) -> str:
-    """Return the path here of a module path of theirs; there needn't be such a module."""
+    """Return the gleanrl path for a TorchRL module path; a module with this path may not exist."""
     return f"gleanrl{module[len(ROOT) :]}"
 
 
 @functools.cache
 def served(module: str) -> Mapping[str, Any]:
-    """Return what we serve by name in a module of theirs: public names, and second names of other releases.
+    """Return the objects that gleanrl serves in a TorchRL module, by name: public names, and names of other releases.
 
     Args:
-        module: a path of theirs within the data layer.
+        module: a TorchRL path within the data layer.
     """
     ours = _module(counterpart(module))
     if ours is None:
         return {}
     second = [row.name for row in ALIASES if row.module == ours.__name__]
-    # Files that theirs has, too, but that aren't meant for users here, have no list of names.
+    # A gleanrl module without `__all__` is internal, although TorchRL has a public module at this path.
     public = ours.__dict__.get("__all__", ())
     return {name: getattr(ours, name) for name in (*public, *second)}
 
 
 def explanation(module: str, name: str) -> str | None:
-    """Return what to use instead of a name that neither the installed release nor this library has."""
+    """Return advice for a name that neither the installed TorchRL nor gleanrl has; None if there is no advice."""
     return unserved_name(counterpart(module), name)
 
 
 def same_as(value: Any) -> Any:
-    """Return what we serve in place of a class or function of theirs, by whatever path it was found; else `value`.
+    """Return the gleanrl object that replaces a TorchRL class or function; `value` if gleanrl has none.
 
-    The same class can be imported from several of their modules, some of which have no counterpart here.
+    The lookup is by identity, because several TorchRL modules export the same class, some without a gleanrl
+    counterpart.
     """
     return _replaced().get(id(value), value)
 
@@ -63,7 +64,7 @@ def _replaced() -> Mapping[int, Any]:
     for package in PACKAGES:
         for name, ours in served(package).items():
             theirs = getattr(sys.modules[package], name, None)
-            if callable(theirs):  # modules are never collected: their identity is good for ever
+            if callable(theirs):  # modules keep their classes alive, so an id isn't reused
                 found[id(theirs)] = ours
     return found
 

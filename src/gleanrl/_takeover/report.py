@@ -1,8 +1,7 @@
-"""What a program took from the data layer: said as it happens, and summed up at the end where it is asked for.
+"""Messages about the names that a program imports from the data layer, and a summary with a sampling profile.
 
-How the time of a program is spent: its main thread is looked at now and then.
-
-Nothing is wrapped, so that nothing runs otherwise than without; what a look finds stands for the time since the last.
+A thread samples the stack of the main thread, and assigns the time since the last sample to the code that it finds.
+Sampling wraps no function, so that the program behaves as without it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from gleanrl._os import clock
 from gleanrl._takeover.names import PACKAGES, ROOT, served
 
 _EVERY_S = 0.005
-_ROOMS = {  # the first that fits
+_ROOMS = {  # the title of a module in the table; the first prefix that matches counts
     "gleanrl.collectors": "collectors",
     "gleanrl.data": "buffers and specs",
     "gleanrl.envs": "environments",
@@ -48,11 +47,11 @@ _AROUND = (
     "gleanrl.__main__",
     "gleanrl._takeover",
     "gleanrl.takeover",
-)  # below the program, or imports
+)  # frames of the launcher and of imports, which count for no title
 
 
 class Times:
-    """Looks at the main thread from a thread of its own, from `start` to `stop`."""
+    """Samples the main thread from a separate thread, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self._main = threading.main_thread().ident or 0
@@ -62,16 +61,16 @@ class Times:
         self._goes_on = True
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start sampling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a thread that the interpreter's end finds running could end it badly."""
+        """Stop sampling, and wait for the thread: a thread that runs at interpreter exit could crash the process."""
         self._goes_on = False
         self._thread.join()
 
     def table(self) -> str:
-        """Return the seconds as a table: what the program called, and below it what ran in there."""
+        """Return the seconds as a table: one line per part that the program called, with the code that ran inside."""
         total = clock.monotonic() - self._start
         called: dict[str, float] = defaultdict(float)
         for (outer, _), seconds in self._spent.items():
@@ -88,20 +87,24 @@ class Times:
         last = clock.monotonic()
         while self._goes_on:
             clock.sleep(_EVERY_S)
-            frame = sys._current_frames().get(self._main)  # none between calls of Python code
+            frame = sys._current_frames().get(self._main)  # None while the thread runs no Python code
             now = clock.monotonic()
             self._spent[_place(frame)] += now - last
             last = now
 
 
 def _place(frame: FrameType | None) -> tuple[str, str]:
-    """Return what the program called, and in which room the code is that runs, by the top of a stack."""
+    """Return two titles for a stack: the part that the program called, and the part whose code runs.
+
+    Args:
+        frame: the top of the stack.
+    """
     outer = inner = ""
     while frame is not None:
         room = _room(frame.f_globals.get("__name__", ""))
         inner = inner or room
         if room not in ("", _PROGRAM):
-            outer = room  # the last one that is found is the nearest to the program
+            outer = room  # the loop runs towards the program, so the last assignment is the called part
         frame = frame.f_back
     return outer or _PROGRAM, inner or _PROGRAM
 
@@ -123,20 +126,22 @@ _WIDTH = 118
 
 
 class Notes:
-    """The notes of one process. Any thread may take names; a note that two write is the same note.
+    """The record of imported names in one process, and its messages.
+
+    Any thread may call `took`. It needs no lock, because two threads that record the same name write the same value.
 
     Attributes:
-        quiet: whether nothing is said, as in processes that a program started.
+        quiet: whether to print no messages; True in processes that the program started.
     """
 
     def __init__(self) -> None:
         self.quiet = False
         self._told = False
         self._classes: dict[str, str] = {}
-        """Names that were taken, and where what they stand for is defined."""
+        """The names that the program used, each with the module that defines its object."""
 
     def began(self) -> None:
-        """Say once, with the first import of the data layer, which names are served."""
+        """Print the served names once, at the first import of the data layer."""
         if self._told or self.quiet:
             return
         self._told = True
@@ -152,7 +157,7 @@ class Notes:
             atexit.register(self._report, times)
 
     def took(self, path: str, name: str, value: Any) -> Any:
-        """Note that the program took a name; return its value."""
+        """Record that the program used a name, report it if its object is TorchRL's, and return the object."""
         origin = getattr(value, "__module__", None)
         if isinstance(origin, str) and f"{path}.{name}" not in self._classes:
             self._classes[f"{path}.{name}"] = origin

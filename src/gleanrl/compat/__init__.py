@@ -1,7 +1,7 @@
-"""Programs written for other releases of this API: second names, other paths, older keywords, names not served.
+"""Support for programs written for other releases of TorchRL: their names, module paths and keywords.
 
-The tables are in `names`, `unserved` and `members`. `bind` puts them into a public module, `bind_unserved` into any
-module, and `install` makes the other paths importable. `keywords` checks the keywords of constructors.
+The tables are in `names`, `moved` and `unserved`. `bind` applies them to a public module, `bind_unserved` adds the
+errors for unserved names to any module, and `install` makes the other module paths importable.
 """
 
 from gleanrl.compat.binding import absent, bind, bind_unserved

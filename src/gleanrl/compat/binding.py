@@ -1,8 +1,7 @@
-"""Second names, keywords and errors for names that aren't served, in a public module.
+"""`bind`, which adds names and keywords of other releases to a public module, and errors for unserved ones.
 
-Keywords of public constructors: other spellings are translated, those that aren't served say what to use.
-
-Unknown ones raise with the nearest known.
+Constructors translate keywords of other releases. For an unserved keyword the error says what to use instead, and for
+an unknown keyword it suggests the most similar one.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _Row = TypeVar("_Row", str, UnservedKeyword)
 
 
 def check_keywords(subject: Any) -> None:
-    """Let a class of ours look at the keywords that it is made with; anything else stays as it is.
+    """Wrap the constructor of a gleanrl class so that it accepts keywords of other releases; ignore other objects.
 
-    Costs about a microsecond a construction, and a frame in its tracebacks, which says what it is. A class without its
-    own constructor has that of its base. Rows of the tables are of a class and of those that derive from it.
+    The wrapper costs about a microsecond per construction, and adds a frame to tracebacks. If a class has no
+    constructor, that of its base class is wrapped. A row of the tables applies to a class and its subclasses.
     """
     if not isinstance(subject, type):
         return
@@ -41,9 +40,8 @@ def check_keywords(subject: Any) -> None:
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
-        __tracebackhide__ = (
-            True  # pytest and IPython leave the frame out; other tracebacks show the last line's remark
-        )
+        # pytest and IPython hide this frame. Other tracebacks show the last line of this function with its comment
+        __tracebackhide__ = True
         if not keywords.keys() <= known:
             name = type(self).__name__
             keywords = _translated(name, keywords, _rows(KEYWORDS, type(self)))
@@ -51,7 +49,7 @@ def check_keywords(subject: Any) -> None:
             keywords = _served(name, keywords, {key: unserved[key] for key in unserved.keys() - known})
             if not takes_any:
                 _refuse_unknown(name, keywords, known)
-        init(self, *args, **keywords)  # the constructor itself, whose keywords this frame has looked at
+        init(self, *args, **keywords)  # the constructor itself; this frame has only checked its keywords
 
     subject.__init__ = checked
 
@@ -68,7 +66,7 @@ def _translated(name: str, keywords: dict[str, Any], older: Mapping[str, str]) -
 
 
 def _served(name: str, keywords: dict[str, Any], unserved: Mapping[str, UnservedKeyword]) -> dict[str, Any]:
-    """Return the keywords without those that aren't served; their values have to ask for nothing."""
+    """Return the keywords without the unserved ones; raise if the value of an unserved one asks for its feature."""
     for key in unserved.keys() & keywords.keys():
         if not _asks_for_nothing(keywords[key], unserved[key].off):
             raise UnservedKeywordError(f"{name}: {key} isn't served: {unserved[key].why}")
@@ -95,10 +93,11 @@ def _refuse_unknown(name: str, keywords: dict[str, Any], known: frozenset[str]) 
 
 
 def bind(module: str, namespace: dict[str, Any]) -> None:
-    """Complete a public module by what the table says of it; the last line of its file.
+    """Add names, keywords and errors from the tables to a public module; call it in the last line of its file.
 
-    Second names are bound and added to ``__all__``. The error for a name that isn't served says what to use instead.
-    Constructors of the module's classes know keywords of other releases, and the classes the members that they haven't.
+    Names of other releases are bound and added to ``__all__``. For an unserved name the error says what to use instead.
+    The constructors of the module's classes accept keywords of other releases. Unserved members of the classes raise
+    errors with advice.
 
     Args:
         module: its ``__name__``.
@@ -118,25 +117,25 @@ def bind(module: str, namespace: dict[str, Any]) -> None:
 
 
 def bind_unserved(module: str, namespace: dict[str, Any]) -> None:
-    """Let a module say of names of other releases what to use instead; the arguments are those of `bind`."""
+    """Give a module a `__getattr__` whose errors say what to use instead of unserved names; arguments as in `bind`."""
 
     def look_up(name: str) -> Any:
         raise absent(module, name)
 
     namespace["__getattr__"] = look_up
-    # Python asks the finders for a name that ``from module import name`` doesn't find in a package only, and only
-    # a finder can raise an ImportError that says what to use (see `paths`).
+    # For ``from module import name`` Python asks the finders for a missing name only if the module is a package, which
+    # has a `__path__`. Only a finder can raise an ImportError with advice (see `paths`).
     namespace.setdefault("__path__", [])
 
 
 def resolve(target: str, namespace: dict[str, Any]) -> Any:
-    """Return what a row of the table means: ``"module:name"``, or a name in `namespace`."""
+    """Return the object for the target of a table row: ``"module:name"``, or a name in `namespace`."""
     module, _, name = target.rpartition(":")
     return getattr(importlib.import_module(module), name) if module else namespace[name]
 
 
 def absent(module: str, name: str) -> AttributeError:
-    """Return the error of a module that hasn't an attribute; for a name of another release, it says what to use."""
+    """Return the error for a missing attribute of a module; for a name of another release it says what to use."""
     why = unserved_name(module, name)
     if why is not None:
         return UnservedMemberError(f"{module}.{name} isn't served: {why}")

@@ -1,4 +1,4 @@
-"""The page of the documentation that lists the names of other releases: ``python -m gleanrl.compat.docs_page``."""
+"""Generator of `docs/names.md`, the page about names of other releases: ``python -m gleanrl.compat.docs_page``."""
 
 from __future__ import annotations
 

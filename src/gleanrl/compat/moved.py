@@ -1,4 +1,4 @@
-"""Old and new paths of modules that have moved: old imports, pickles and saved states name them."""
+"""Table of gleanrl modules that have moved, by their old paths, which old imports, pickles and saved states contain."""
 
 from __future__ import annotations
 

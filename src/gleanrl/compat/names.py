@@ -1,7 +1,7 @@
-"""Second names, other paths and keywords of other releases of this API: the one table of them.
+"""Tables of names, module paths and keywords of other TorchRL releases.
 
-Nothing else in the library defines a second name. Names that aren't served are in `unserved`. `docs/names.md` is made
-from these tables.
+No other module defines such names. Names that aren't served are in `unserved`. `docs_page` writes `docs/names.md` from
+these tables.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 
 
 class Alias(NamedTuple):
-    """A second name of something in a public module."""
+    """A second name of an object in a public module."""
 
     module: str
-    """The public module; its own names are those of the reference documents."""
+    """The public module that gets the second name."""
     name: str
     """The second name."""
     target: str
-    """A name in the same module, or ``"module:name"`` elsewhere."""
+    """The object: a name in the same module, or ``"module:name"``."""
     releases: str
-    """The releases that have the name, both ends included."""
+    """The releases that have the name, first and last included."""
 
 
 class UnservedKeyword(NamedTuple):
@@ -32,7 +32,7 @@ class UnservedKeyword(NamedTuple):
     why: str
     """What to use instead."""
     off: Any = None
-    """The value that asks for nothing, or a tuple of such values; it's accepted with them, and with None."""
+    """The value that turns the feature off, or a tuple of such values. These and None are accepted."""
 
 
 ALIASES = (
@@ -83,7 +83,7 @@ ALIASES = (
 )
 
 
-# Module paths that hold nothing of their own: what each gives again, as "module" (all of its public names) or
+# Module paths of other releases, each with the objects that it re-exports: "module" (all of its public names) or
 # "module:name".
 MODULES: dict[str, tuple[str, ...]] = {
     "gleanrl.collectors.collectors": ("gleanrl.collectors",),
@@ -151,7 +151,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gleanrl.envs.transforms.utils": ("gleanrl.envs.transforms.casting:check_finite",),
 }
 
-# Older spellings of keywords of public constructors: {"class": {"older": "ours"}}.
+# Keywords of public constructors in other releases: {"class": {"their keyword": "gleanrl's keyword"}}.
 _OF_SLICES = {"pad_output": "pad", "trajectory_key": "traj_key"}
 KEYWORDS: dict[str, dict[str, str]] = {
     "Bounded": {"minimum": "low", "maximum": "high"},

@@ -1,6 +1,6 @@
-"""Module paths of other releases, and the errors of imports that aren't served.
+"""Import hook for module paths of other releases, and errors for imports that aren't served.
 
-A module of another path holds nothing of its own and is made when it is imported.
+A module of another release's path is created when it is imported, and only re-exports names of gleanrl's modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gleanrl.errors import UnservedModuleError, UnservedNameError
 
 
 def install() -> None:
-    """Make the paths of the table importable; files come first."""
+    """Make the paths in the tables importable; a file with the same path takes precedence."""
     if not any(isinstance(finder, _Paths) for finder in sys.meta_path):
         sys.meta_path.append(_Paths())
 
@@ -33,8 +33,9 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in MODULES or fullname in MOVED:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        # `importlib.util.find_spec` asks whether there is a module, and gets None. Only its frame tells it from an
-        # import: a finder gets the same arguments, and a loader that raised would come after a spec was found.
+        # `importlib.util.find_spec` only asks whether a module exists, and must get None. A finder gets the same
+        # arguments for it as for an import, so only the caller's frame tells them apart. An error in a loader would be
+        # too late: returning a spec already says that the module exists.
         if sys._getframe(2).f_code.co_name != "find_spec":
             _refuse_unserved(fullname)
         return None
@@ -56,12 +57,12 @@ class _Paths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _moved_name(path: str, name: str) -> Any:
-    """Return what a module of the old layout had under a name."""
+    """Return the object that a module of gleanrl's old layout had under a name."""
     return getattr(importlib.import_module(MOVED[path]), RENAMED.get(f"{path}.{name}", name))
 
 
 def not_served(module: str, name: str, message: str) -> UnservedNameError:
-    """Return the error for ``from module import name``, with the attributes that Python's has."""
+    """Return the error for ``from module import name``, with the attributes of Python's own ImportError."""
     error = UnservedNameError(message)
     error.name = module
     if sys.version_info >= (3, 12):
@@ -70,14 +71,14 @@ def not_served(module: str, name: str, message: str) -> UnservedNameError:
 
 
 def _refuse_unserved(path: str) -> None:
-    """Raise for a module, or a name of a module, that isn't served.
+    """Raise an error with advice if a module, or a name of a module, isn't served.
 
-    ``from module import name`` asks for the module ``module.name`` where the module hasn't the name, and passes on
-    every error but a `ModuleNotFoundError` whose attribute ``name`` is this very path.
+    If a module lacks a name, ``from module import name`` asks the finders for the module ``module.name``. Python
+    passes their errors on, except a `ModuleNotFoundError` whose attribute ``name`` is this path.
     """
     why = unserved_module(path)
     if why is not None:
-        # Without ``name``, which would make ``from module import name`` drop the error and its advice.
+        # The error has no ``name``: with it ``from module import name`` would drop the error and its advice.
         raise UnservedModuleError(f"{path} isn't served: {why}")
     module, _, name = path.rpartition(".")
     why = unserved_name(module, name)

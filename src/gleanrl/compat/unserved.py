@@ -1,11 +1,7 @@
-"""Names and modules of other releases that aren't served, each with a sentence that says what to use instead.
+"""Tables of names, modules and class members of other releases that aren't served, each with advice what to use.
 
-A name isn't there for `hasattr`; to take it as an attribute, or by ``from module import name``, raises with the
-sentence.
-
-What classes of other releases have beside what ours do: asking for it says what to use instead.
-
-A row is of a class and of those that derive from it. What a user's own class defines, or assigns, counts.
+`hasattr` returns False for such a name. Attribute access and ``from module import name`` raise an error with the
+advice. A row for a class applies to its subclasses, too, unless a user's class defines or assigns the member.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ class UnservedMembers(NamedTuple):
     owner: str
     """The name of a public class."""
     names: str
-    """Members, and arguments as ``method(argument)``, with spaces in between."""
+    """The members, separated by spaces; an argument of a method is written ``method(argument)``."""
     why: str
     """What to use instead."""
 
@@ -221,48 +217,51 @@ UNSERVED_MEMBERS = (
 
 
 def unserved_members(owners: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the names in the rows of these classes, each with what to use instead."""
+    """Yield the names in the rows of these classes, each with the advice what to use instead."""
     for row in UNSERVED_MEMBERS:
         if row.owner in owners:
             yield from ((name, row.why) for name in row.names.split())
 
 
 class _Unserved:
-    """Stands in a class for a member that it hasn't."""
+    """Descriptor in a class for a member that isn't served; reading it raises the error with the advice."""
 
     def __init__(self, name: str, why: str) -> None:
         self._name, self._why = name, why
 
     def __get__(self, found: Any, owner: type[Any]) -> Any:
-        for base in owner.__mro__:  # a class of the user's may stand behind ours
+        # A user's class may define the member, but come after gleanrl's class in the method resolution order
+        for base in owner.__mro__:
             if self._name in vars(base) and not is_ours(base):
                 member = vars(base)[self._name]
                 return member.__get__(found, owner) if hasattr(member, "__get__") else member
         raise self.error(owner)
 
     def error(self, owner: type[Any]) -> UnservedMemberError:
-        """Return what says of a class what to use instead."""
+        """Return the error that says what to use instead of the member of the class `owner`."""
         return UnservedMemberError(f"{owner.__name__}.{self._name} isn't served: {self._why}")
 
 
 class TellingModule(nn.Module):
-    """A module that looks for attributes elsewhere, too, and of those that nobody has says what to use instead.
+    """Base class of modules that look up attributes in further places, and whose errors say what to use instead.
 
-    Python asks `__getattr__` of a module after the class, and forgets what the class said.
+    If the class raises an `AttributeError`, Python calls `__getattr__` and drops the error. So `__getattr__` raises it
+    again.
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Return a parameter, a buffer, a module, or what is found elsewhere."""
+        """Return a parameter, a buffer, a submodule, or the result of `_elsewhere`."""
         own = self.__dict__
-        for kind in ("_parameters", "_buffers", "_modules"):  # as the base class does, a call less
+        # The same lookup as in `nn.Module.__getattr__`, to save a call
+        for kind in ("_parameters", "_buffers", "_modules"):
             if name in own.get(kind, ()):
                 return own[kind][name]
         of_class: Any = next((vars(base)[name] for base in type(self).__mro__ if name in vars(base)), None)
         if hasattr(of_class, "__get__") and not isinstance(of_class, _Unserved):
-            # A property of the class raised an AttributeError, which Python drops: asked again, it says why.
+            # A property of the class raised an AttributeError, and Python dropped it. Reading it again raises it again.
             return of_class.__get__(self, type(self))
         if name.startswith("_"):
-            return super().__getattr__(name)  # which raises
+            return super().__getattr__(name)  # raises the AttributeError
         try:
             return self._elsewhere(name)
         except AttributeError:
@@ -271,12 +270,12 @@ class TellingModule(nn.Module):
             raise
 
     def _elsewhere(self, name: str) -> Any:
-        """Return an attribute that the module hasn't; `AttributeError` if nobody has it."""
-        return super().__getattr__(name)  # which raises
+        """Return an attribute that the module itself lacks; subclasses override this. Raise `AttributeError` if none."""
+        return super().__getattr__(name)  # raises the AttributeError
 
 
 def refuse_members(subject: Any) -> None:
-    """Let a class of ours say of the members that it hasn't what to use instead; costs nothing otherwise."""
+    """Add a descriptor to a gleanrl class for each unserved member; other attributes cost no more than before."""
     if not isinstance(subject, type) or not is_ours(subject):
         return
     for name, why in unserved_members((subject.__name__,)):
@@ -285,28 +284,28 @@ def refuse_members(subject: Any) -> None:
 
 
 class Unserved(NamedTuple):
-    """Names of other releases that have no counterpart here."""
+    """Names of other releases that have no counterpart in gleanrl."""
 
     module: str
-    """The module that has them; the modules below it may have them, too."""
+    """The module that has the names; modules below it may have them, too."""
     names: str
-    """The names, with spaces in between."""
+    """The names, separated by spaces."""
     why: str
     """What to use instead."""
 
 
 class UnservedModules(NamedTuple):
-    """Modules of other releases that have no counterpart here, nor have the modules below them."""
+    """Modules of other releases that have no counterpart in gleanrl; modules below them have none either."""
 
     package: str
-    """The package that they are in."""
+    """The package that contains the modules."""
     names: str
-    """Their names in the package, with spaces in between."""
+    """Their names in the package, separated by spaces."""
     why: str
     """What to use instead."""
 
 
-# Environments of other libraries, by the path below gleanrl.envs.libs: names, the package that they need.
+# Environments of other libraries, by module path below gleanrl.envs.libs: their names, and the package that they need.
 _WRAPPERS = {
     "brax": ("BraxEnv BraxWrapper", "brax"),
     "craftground": ("CraftGroundEnv CraftGroundWrapper", "craftground"),
@@ -561,12 +560,12 @@ _MODULES = {f"{row.package}.{name}": row.why for row in UNSERVED_MODULES for nam
 
 
 def unserved_module(path: str) -> str | None:
-    """Return what to use instead of a module of another release; None if nothing is known of it."""
+    """Return the advice for a module of another release; None if the table doesn't have the module."""
     return _MODULES.get(path)
 
 
 def unserved_name(module: str, name: str) -> str | None:
-    """Return what to use instead of a name of another release in a module; None if nothing is known of it."""
+    """Return the advice for a name of another release in a module; None if the table doesn't have the name."""
     for row in _NAMES.get(name, ()):
         if f"{module}.".startswith(f"{row.module}."):
             return row.why
