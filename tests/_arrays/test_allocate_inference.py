@@ -1,4 +1,4 @@
-"""Memory that is made within inference mode and written outside of it."""
+"""Memory that is allocated in inference mode can be written outside it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tests of the buffer pool: memory is used again only when nothing can see it any more."""
+"""The allocator reuses memory only after the last reference to it is gone."""
 
 from __future__ import annotations
 

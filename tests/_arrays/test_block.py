@@ -1,4 +1,4 @@
-"""A block's views all show the same memory."""
+"""All views of a block share its memory."""
 
 from __future__ import annotations
 

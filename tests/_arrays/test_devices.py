@@ -1,4 +1,4 @@
-"""Devices as users spell them."""
+"""Device arguments are normalised to `torch.device`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compiled programs don't look into."""
+"""Compiled programs break their graph at calls that the compiler must not trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gleanrl._arrays.devices import outside_graphs
 
 @pytest.mark.parametrize("torch_knows", [True, False])
 def test_compiled_programs_leave_their_graph_for_a_call(monkeypatch, torch_knows):
-    if not torch_knows:  # as before torch 2.7
+    if not torch_knows:  # torch before 2.7 has no such function
         monkeypatch.delattr(eval_frame, "set_code_exec_strategy")
     addresses, compiled = [], []
 

@@ -1,4 +1,4 @@
-"""The door to the core: what a failed import tells."""
+"""A failed import of the native core explains how to repair the installation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_name_of_the_core_passes_through():
 
 @pytest.mark.slow
 def test_a_core_that_cant_be_imported_says_what_to_do():
-    # None in sys.modules makes the import fail as a missing file would.
+    # None in sys.modules makes the import fail in the same way as a missing file.
     script = "import sys; sys.modules['gleanrl._core'] = None; import gleanrl._arrays.native"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     last = done.stderr.strip().splitlines()[-1]

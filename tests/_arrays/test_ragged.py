@@ -1,4 +1,4 @@
-"""Leaves that columns can't hold."""
+"""Object columns hold values of any shape and type."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AWKWARD: list[Any] = [
     "",
     (1, 2),
 ]
-"""What NumPy would take apart, spread or convert."""
+"""Values that NumPy would unpack, broadcast or convert when it builds an array of them."""
 
 
 def ragged(*sizes: int) -> ObjectColumn:

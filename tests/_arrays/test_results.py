@@ -1,4 +1,4 @@
-"""Placements: the spans and the cursor of a ring write."""
+"""A placement reports the spans and the cursor of a ring write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fresh tensors: whoever makes them, they are ordinary ones."""
+"""Tensors for samples behave as ordinary tensors, whether the core or NumPy allocates them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ FORMS = [
     ((5,), torch.uint8),
     ((7,), torch.float8_e5m2),
 ]
-PRIVATE = [torch.uint4, torch.int4, torch.bits8, torch.bits16]  # dtypes that only torch has, by name at least
+# Dtypes of torch that NumPy can't compute with.
+PRIVATE = [torch.uint4, torch.int4, torch.bits8, torch.bits16]
 
 
-by = both_ways(sample_tensors)  # by the core, or by NumPy
+by = both_ways(sample_tensors)  # allocated by the core or by NumPy
 
 
 def test_they_are_what_was_asked_for(by):

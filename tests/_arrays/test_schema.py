@@ -1,4 +1,4 @@
-"""Schemas check batches, and make the memory of columns."""
+"""Schemas check batches and allocate columns."""
 
 from __future__ import annotations
 

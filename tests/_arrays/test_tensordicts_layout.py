@@ -1,4 +1,4 @@
-"""Reading leaves in a fixed order, and building batches around leaves."""
+"""Builders read leaves in a fixed order and build batches around leaves."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class TestAddEntries:
 
     def test_a_key_of_another_class_of_strings_is_one_key(self) -> None:
         class Name(str):
-            """As of an enumeration."""
+            """A subclass of str, for example a member of an enumeration."""
 
         batch = TensorDict({"a": {"c": torch.zeros(3)}}, [3])
         add_entries(batch, {Name("ab"): torch.ones(3)}, 3)
@@ -255,7 +255,7 @@ class TestShallowCopy:
         assert found.names == ["time"] and found["words"] == "word" and not found.is_locked
         found["group", "z"] = torch.zeros(2)
         found["w"] = torch.zeros(2)
-        assert set(batch.keys(True, True)) == {"x", ("group", "y")}  # of tensors
+        assert set(batch.keys(True, True)) == {"x", ("group", "y")}  # the keys of tensors only
 
     def test_others_copy_themselves(self) -> None:
         stack = LazyStackedTensorDict(TensorDict({"x": torch.zeros(2)}), TensorDict({"x": torch.zeros(3)}))

@@ -1,4 +1,4 @@
-"""Layouts read and build nested batches as the public interface does, and say what differs."""
+"""Builders read and build nested batches as TensorDict's public methods do, and report what differs in a batch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make(
 
 @tensorclass
 class Record:
-    """A tensorclass."""
+    """A tensorclass of one tensor."""
 
     a: torch.Tensor
 

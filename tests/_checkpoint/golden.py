@@ -1,7 +1,9 @@
-"""Checkpoints of every released format, which have to load for ever: `python -m tests._checkpoint.golden` adds today's.
+"""Checkpoints of every released format. Each of them must load in all later releases.
 
-Each folder ``golden/<format>/<specimen>`` is one that `dumps` wrote; `records.json` beside it says what was in it.
-What stands there is never changed. Run this once a format is final, before it is released.
+Each folder ``golden/<format>/<specimen>`` was written by `dumps`, and `records.json` next to it holds its expected
+values.
+Committed folders are never changed. When a format is final, and before its release, run `python -m
+tests._checkpoint.golden` once to add its folder.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def add(folder: Path) -> None:
-    """Write a checkpoint of each specimen, and what is in it."""
+    """Write a checkpoint of each specimen, and the expected values of all of them."""
     if folder.exists():
         sys.exit(f"{folder} is there: what is released isn't changed")
     expected = {}

@@ -1,4 +1,4 @@
-"""Rows and arrays for tests of files."""
+"""Rows, arrays and readers for tests of checkpoint files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def arrays(*sizes: int) -> list[Any]:
 
 
 def on_disk(writer: FileWriter) -> tuple[tuple[DataFile, ...], Extents]:
-    """Write and sync what a writer has; return files and extents."""
+    """Write and sync the data of a writer; return files and extents."""
     with writer:
         written = writer.write()
         writer.sync()
@@ -32,7 +32,7 @@ def on_disk(writer: FileWriter) -> tuple[tuple[DataFile, ...], Extents]:
 
 
 def give_each_extent_a_file(patch: pytest.MonkeyPatch) -> None:
-    """Let files get one extent each, so that links and new files tell what was written."""
+    """Give each extent a file, so that tests can count linked and rewritten extents by file."""
     patch.setattr(files, "_LEAST_FILE_BYTES", 1)
     patch.setattr(files, "_FILES", 1 << 40)
     patch.setattr(earlier, "_MOST_FILES", 1 << 40)
@@ -44,14 +44,14 @@ def open_in(folder: Path) -> int:
 
 
 def arrays_from(reader: FileReader, places: list[Any], sizes: list[int]) -> list[Any]:
-    """Return arrays, as the decoder gets them, of which `places` was noted."""
+    """Return the arrays at `places`, as the decoder reads them."""
     tree = [{"$tensor": place} for place in places]
     reader.fill(tree)
     return [reader.fetch(node["$tensor"], size) for node, size in zip(tree, sizes, strict=True)]
 
 
 class Plain(SavedRows):
-    """Rows that nobody writes on; which segments changed is said by the test."""
+    """Rows for a checkpoint. `earlier` says for each earlier identity which segments are unchanged."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Plain(SavedRows):
         self.skipped: list[int] = []
         self.is_open = False
         self.written_on: set[int] = set()
-        """Segments that are written on while somebody looks at them."""
+        """Segments that another thread writes while the writer looks at them."""
 
     def unchanged(self, earlier: str) -> Array | None:
         found = self.earlier.get(earlier)

@@ -1,4 +1,4 @@
-"""Small buffers of every kind that is saved, filled by arithmetic: the same in every release."""
+"""Small buffers of every kind that can be saved. Arithmetic fills them, so their values are equal in every release."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DTYPES = (
 
 
 def steps(begin: int, end: int) -> TensorDict:
-    """Return steps of trajectories of four, ``[end - begin]``."""
+    """Return steps of trajectories of length four, ``[end - begin]``."""
     number = torch.arange(begin, end)
     observation = torch.stack([number, -number], 1).float()
     after = {
@@ -91,7 +91,7 @@ SPECIMENS: dict[str, Callable[[], Any]] = {
 
 
 def records(name: str, begin: int, end: int) -> Any:
-    """Return what is stored in specimens of this name."""
+    """Return the records that the specimen of this name stores."""
     if name == "list":
         return [{"text": f"é{n}", "values": (torch.arange(n), n / 3, None)} for n in range(begin, end)]
     if name == "texts":
@@ -109,8 +109,8 @@ def records(name: str, begin: int, end: int) -> Any:
 
 
 def filled(name: str) -> Any:
-    """Return a specimen that was written to, beyond its end, and sampled from."""
-    torch.manual_seed(0)  # which seeds the parts
+    """Return a specimen that was written past its capacity and sampled from."""
+    torch.manual_seed(0)  # seeds the components of the specimen
     made = SPECIMENS[name]()
     if name == "storages":
         made[0].set(range(5), steps(0, 5))
@@ -126,7 +126,7 @@ def filled(name: str) -> Any:
 
 
 def records_in(name: str, made: Any) -> list[Any]:
-    """Return what a specimen holds, as values that can be compared and written down."""
+    """Return the records and counts of a specimen as values that compare equal and can be written as JSON."""
     if name == "storages":
         return [as_values(part.get(range(len(part)))) for part in (made[0], made[1])]
     parts = (made[0], made[1]) if name == "buffers" else (made,)
@@ -134,7 +134,7 @@ def records_in(name: str, made: Any) -> list[Any]:
 
 
 def as_values(state: Any) -> Any:
-    """Return tensors, and what holds some, as lists and strings: equal ones for what is equal, bit for bit."""
+    """Return a state with its tensors as lists and strings; results are equal if the states are equal bit for bit."""
     if isinstance(state, torch.Tensor):
         return [str(state.dtype), list(state.shape), repr(state.tolist())]
     if isinstance(state, (NonTensorData, NonTensorStack)):

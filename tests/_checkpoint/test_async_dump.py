@@ -1,4 +1,4 @@
-"""Dumps in the background: whether they are done, and who is told of their errors."""
+"""Background dumps report their end, pause between pieces of work, and raise their errors once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_end_is_waited_for_whatever_it_is(tmp_path: Path) -> None:
 
 
 def rests(tmp_path: Path, state: Any) -> list[float]:
-    """Save a state in the foreground, in "a", without a rest, and in the background, in "b"; return its rests."""
+    """Return the pauses of a background dump of `state` to "b"; a foreground dump to "a" makes no pause."""
     fake = FakeClock()
     with clock.use(fake):
         begin = time.process_time()
@@ -117,7 +117,7 @@ def test_who_waits_for_it_lets_it_hurry(tmp_path: Path) -> None:
 
 
 def frames_of(thread: threading.Thread) -> Iterator[FrameType]:
-    """Yields what a thread is in, the innermost call first."""
+    """Yield the frames of a thread, the innermost call first."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         yield frame

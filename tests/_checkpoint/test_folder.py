@@ -1,4 +1,4 @@
-"""Commits: whole or not there, whatever fails or is killed, at every act."""
+"""A commit is complete or absent, whichever file operation fails and wherever the process is killed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_folder_keeps_to_one_kind(tmp_path: Path) -> None:
         folder.commit("matter", state(2))
     assert folder.load().state["number"] == 1 and len(checkpoints(tmp_path)) == 1
     (newest,) = tmp_path.glob("ckpt-*")
-    (newest / "manifest.json").write_text("damaged")  # nobody can load it, whatever it was
+    (newest / "manifest.json").write_text("damaged")  # its kind can't be read any more
     folder.commit("matter", state(2))
     assert folder.load().kind == "matter"
 
@@ -90,13 +90,13 @@ LARGE = torch.arange(LARGE_BYTES // 4)
 
 
 def links(place: Path) -> list[int]:
-    """Return how many links there are to each data file of a checkpoint."""
+    """Return the link count of each data file of a checkpoint."""
     return [file.stat().st_nlink for file in sorted(place.glob("*.bin"))]
 
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Checkpoints whose manifests were looked through for what they hold; none is remembered yet."""
+    """List the checkpoints whose manifests are parsed as a base for the next commit. The cache starts empty."""
     found: list[Path] = []
     of = Earlier.of
     monkeypatch.setattr(module, "_written", {})
@@ -108,7 +108,7 @@ def test_what_this_process_wrote_last_is_known(tmp_path: Path, parsed: list[Path
     for number in range(3):
         place = Folder(tmp_path).commit("thing", {"large": LARGE, "number": number}, keep=5)
         assert links(place) == [number + 1] and not parsed
-    module._written.clear()  # as in another process
+    module._written.clear()  # as in a new process, whose cache is empty
     last = Folder(tmp_path).commit("thing", {"large": LARGE, "number": 3}, keep=5)
     assert links(last) == [4] and parsed == [place]
     found = Folder(tmp_path).load()
@@ -259,7 +259,7 @@ def test_leftovers_are_collected_and_strangers_stay(tmp_path: Path) -> None:
 
 
 def special(path: Path, kind: str) -> None:
-    """Make what is no plain file."""
+    """Create an entry that isn't a plain file."""
     if kind == "directory":
         path.mkdir()
         (path / "file").touch()
@@ -274,7 +274,7 @@ def special(path: Path, kind: str) -> None:
 
 @contextmanager
 def bound_in(path: Path) -> Iterator[None]:
-    """Names of sockets are short: bind them in their folder."""
+    """Change to the parent folder and back, because the path of a Unix socket is limited to about 100 bytes."""
     here = Path.cwd()
     os.chdir(path)
     try:
@@ -368,7 +368,7 @@ def test_a_second_writer_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def acts(tmp_path: Path) -> dict[str, int]:
-    """Return how often a commit visits each fault point, the removal of an older one included."""
+    """Return how often a commit visits each fault point, including the removal of an older checkpoint."""
     folder = Folder(tmp_path / "counted")
     folder.commit("thing", state(0))
     with fault_points.inject({}) as visits:
@@ -388,7 +388,8 @@ def test_an_act_that_fails_leaves_the_earlier_one_and_nothing_else(tmp_path: Pat
         "fs.rename",
         "fs.remove",
     } <= set(counted)
-    for name in ("fs.open", "fs.read"):  # of the earlier one's manifest: there's nothing to link then
+    # Fails while the earlier manifest is read: the commit then links nothing.
+    for name in ("fs.open", "fs.read"):
         with fault_points.inject({name: OSError(code, "on purpose")}):
             Folder(tmp_path / "counted").commit("thing", state(1))
         del counted[name]

@@ -1,4 +1,4 @@
-"""Checkpoints of every released format load, bit for bit; the newest one is all that is written today."""
+"""Checkpoints of every released format load bit for bit, and `dumps` writes only the newest format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_those_of_the_newest_format_hold_all_state(name: str) -> None:
 
 
 def without_names(state: object) -> object:
-    """Return a state's values without the names of contents, which nothing else ever has."""
+    """Return the values of a state without its content names, which are unique to each state."""
     if isinstance(state, dict):
         return {
             key: without_names(value) for key, value in state.items() if key not in ("version", "content")

@@ -1,4 +1,4 @@
-"""HDF5 files of states: any dtype comes back; what leads elsewhere, or isn't what was written, is refused."""
+"""HDF5 files of states restore every dtype. Links, other contents and changed bytes are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_files_are_flushed_between_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     for column in (made, made.tensor()):
         file = Counting()
         write(file, {}, {"x": column}, {})
-        parts = (len(file.getvalue()) - 512) // 1_000  # are read for the hash
+        parts = (len(file.getvalue()) - 512) // 1_000  # parts that are read for the hash
         assert file.flushed >= 5 + parts >= 10
 
 
@@ -78,7 +78,7 @@ def test_what_cant_be_saved_is_refused() -> None:
 
 
 def changed(change: Callable[[Any], None]) -> np.ndarray[Any, Any]:
-    """Return a file that was changed by somebody who knows how the hash is made."""
+    """Return a file that an attacker changed before he computed a matching hash."""
     file = io.BytesIO(encoded({"a": 1}, {"x": torch.arange(4)}, {}).tobytes())
     with h5py.File(file, "r+") as root:
         change(root)

@@ -1,4 +1,4 @@
-"""What an earlier checkpoint is good for; one that is damaged is good for nothing."""
+"""An earlier checkpoint provides files and extents to link; a damaged one provides none."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def kept(sizes: list[int], needed: dict[int, int], total: int) -> set[int]:
 
 
 def test_files_with_much_garbage_are_written_anew() -> None:
-    assert kept([100, 100], {0: 100, 1: 1}, 200) == {0, 1}  # 99 of 200
+    assert kept([100, 100], {0: 100, 1: 1}, 200) == {0, 1}  # 99 of 200 bytes are garbage
     assert kept([100, 100], {0: 100, 1: 1}, 190) == {0}
-    assert kept([100, 100], {0: 100}, 100) == {0}  # what nobody needs isn't linked anyway
+    assert kept([100, 100], {0: 100}, 100) == {0}  # a file without needed bytes isn't linked anyway
     assert kept([100, 100, 100], {0: 60, 1: 70, 2: 50}, 180) == {0, 1}
     assert kept([100, 100], {}, 0) == set()
 

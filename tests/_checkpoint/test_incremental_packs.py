@@ -1,4 +1,4 @@
-"""Packs: nobody gets one that somebody else has, full ones are synced, and an error leaves nothing open."""
+"""Packs have one user at a time. Full packs are synced, and an error leaves no file open."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_each_file_is_linked_once_and_refusals_are_known(tmp_path: Path) -> None
     put(packs, b"x")
     with fault_points.inject({}) as visits:
         assert not packs.refuses(0) and [packs.link(0), packs.link(0)] == [1, 1] and not packs.refuses(0)
-        # Another size, and none at all.
+        # File 1 has another size than the manifest says, and file 2 doesn't exist.
         assert [packs.link(1), packs.link(1), packs.link(2)] == [None] * 3 and packs.refuses(1)
     assert visits.counts["fs.link"] == 3
     with (

@@ -1,4 +1,4 @@
-"""Manifests: whole, or refused."""
+"""Manifests decode completely or are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MADE = Manifest(
 
 
 def signed(body: dict[str, Any]) -> bytes:
-    """Return a manifest whose hash fits, whatever it says."""
+    """Return a manifest with a correct hash for any body."""
     text = json.dumps({"sha256": "0" * 64, **body}, separators=(",", ":")).encode()
     return text.replace(b"0" * 64, hashlib.sha256(text).hexdigest().encode(), 1)
 

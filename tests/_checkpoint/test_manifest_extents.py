@@ -1,4 +1,4 @@
-"""Tables of extents do what is done one by one, however many blocks each has."""
+"""Operations on tables of extents equal the same operations on single extents, whatever the number of blocks."""
 
 from __future__ import annotations
 

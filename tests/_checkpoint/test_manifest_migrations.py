@@ -1,4 +1,4 @@
-"""Formats: earlier ones become the newest step by step, later ones are refused by name."""
+"""Manifests of earlier formats are migrated step by step to the newest one. Later formats are refused by number."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ KINDS = {
     3: {"data", "stack"},
     4: set(),
 }
-"""The kinds of values that each format of manifests has beside those of the one before."""
+"""The kinds of values that each format of manifests adds to the format before it."""
 
 
 def test_a_kind_of_value_more_makes_another_format() -> None:
-    """An older library shall say that a later one wrote a checkpoint, not that it's damaged."""
+    """An older library must report a later format instead of a damaged checkpoint."""
     assert {f"${kind}" for kinds in KINDS.values() for kind in kinds} == set(tree_codec._MAKERS)
     assert max(KINDS) == manifest.FORMAT

@@ -1,4 +1,4 @@
-"""Data files, read: every byte once, and every damage found."""
+"""The reader reads each byte of the data files once and finds every damage."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_places_that_arent_there(tmp_path: Path, place: Any) -> None:
 
 
 def test_no_byte_is_read_twice(tmp_path: Path) -> None:
-    """A small file can't be said to hold an array that fills the memory."""
+    """A manifest can't make a small file fill the memory by referring to its bytes many times."""
     place, files, data = written(tmp_path)
     reader = FileReader(tmp_path, *files, verify=True)
     with fault_points.inject({}) as visits:
@@ -217,4 +217,4 @@ def test_rows_that_arent_there(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match="where others stand"):
         reader.rows(1, layout, identity)
     with pytest.raises(CorruptCheckpointError, match="an array"):
-        reader.fetch([[1, 0, 5]], 5)  # which `fill` never saw
+        reader.fetch([[1, 0, 5]], 5)  # a place that `fill` was not called with

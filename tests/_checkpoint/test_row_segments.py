@@ -1,4 +1,4 @@
-"""Segments: how rows are cut, and where columns lie in them."""
+"""Segments cut the rows of a storage and say where each column is located in them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_one_hundredth_of_the_rows_touches_few_bytes(width: int, capacity: int) 
     )
     if width * capacity > 1 << 26:
         assert (most + 1) * size <= 0.05 * width * capacity or layout.step == 1
-    # The cut doesn't depend on how full a storage is.
+    # The size of segments doesn't depend on how full a storage is.
     assert SegmentLayout.fitting([(torch.uint8, (width,))], 1, capacity).step == layout.step
 
 

@@ -1,4 +1,4 @@
-"""JSON of checkpoints: there and back, and nothing that JSON's usual reader lets pass."""
+"""The JSON of checkpoints survives a round trip; the strict reader refuses input that Python's reader accepts."""
 
 from __future__ import annotations
 

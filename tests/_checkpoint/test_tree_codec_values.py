@@ -1,4 +1,4 @@
-"""Values to JSON and arrays, and back."""
+"""Values are encoded as JSON and arrays, and decoded to equal values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data files, written: what is new is written, what an earlier checkpoint has is linked."""
+"""The writer writes changed data and links data that an earlier checkpoint already holds."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def sums(found: Written) -> list[tuple[int, ...]]:
 
 
 def links(found: Written) -> list[int]:
-    """Return of each extent how many links there are to its file, which is as large as is said."""
+    """Return the link count of each extent's file. Check that each file has the size that the manifest says."""
     files = [(found.path / file.name).stat() for file in found.manifest.files]
     assert [file.st_size for file in files] == [file.size for file in found.manifest.files]
     assert len([*found.path.iterdir()]) == len(files)
@@ -118,7 +118,7 @@ def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None
     assert links(first) == [1] * 6 and sorted(source.taken) == [0, 1, 2]
 
     changed = columns(50)
-    changed[0][0] = 99  # a lie: it's said not to have changed, and is believed
+    changed[0][0] = 99  # the source wrongly reports this segment as unchanged, and the writer believes it
     changed[0][25] = 99
     large = large.copy()
     large[-1] ^= 1
@@ -129,12 +129,12 @@ def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None
     same = [content(first)[k] == content(second)[k] for k in range(6)]
     assert same == [True, False, True, True, True, False]
 
-    # Nothing is known of rows of another name: bytes are compared. The last segment has another length.
+    # No changes are known for rows of another identity, so bytes are compared. The last segment has another length.
     source = Plain([column[:45] for column in changed], 20)
     third = write(tmp_path / "c", source, large, second)
     assert links(third) == [1, 2, 1, 3, 3, 2]
     assert sorted(source.taken) == [0, 1, 2]
-    # Rows that lie otherwise have nothing in common.
+    # Rows of another segment size share no data.
     assert set(links(write(tmp_path / "d", Plain(changed, 10), large[:10], second))) == {1}
 
 
@@ -156,7 +156,8 @@ def test_without_links_everything_is_written(tmp_path: Path) -> None:
     again = Plain(columns(50), 20, {source.identity: [True] * 3})
     with fault_points.inject({"fs.link": At(OSError(errno.EMLINK, "no"), repeat=True)}) as visits:
         second = write(tmp_path / "b", again, large, first)
-    assert visits.counts["fs.read"] == 2 * LARGE_BYTES // 2 >> 18  # what was known isn't compared
+    # Data that is known to be unchanged isn't compared.
+    assert visits.counts["fs.read"] == 2 * LARGE_BYTES // 2 >> 18
     names = [first.path / first.manifest.files[extent.file].name for extent in first.manifest.extents]
     names[1].unlink()
     names[2].write_bytes(b"short")
@@ -200,7 +201,7 @@ def test_segments_are_taken_in_their_order(tmp_path: Path, first: int) -> None:
 
 
 def test_what_is_remembered_is_what_would_be_read(tmp_path: Path) -> None:
-    """Large arrays, attachments and rows in any order, in dictionaries within others."""
+    """`as_earlier` equals the index read from the manifest: arrays, attachments and rows in nested containers."""
     large, other = arrays(3 * LARGE_BYTES // 2, LARGE_BYTES)
     attached = Attachment("x.h5", np.ones(9, np.uint8))
     pieces = ArrayPieces(torch.uint8, (LARGE_BYTES,), lambda start, stop: other[start:stop].reshape(-1, 1))
@@ -241,14 +242,14 @@ def test_few_files_hold_everything(tmp_path: Path) -> None:
     first = write(tmp_path / "a", source, large)
     assert [*first.manifest.files] == [("000000.bin", large.size + 1024)]
     stops = [0]
-    for extent in sorted(first.manifest.extents):  # no byte belongs to none of them
+    for extent in sorted(first.manifest.extents):  # each byte belongs to an extent
         assert extent.offset == stops[-1]
         stops.append(extent.stop)
     assert stops[-1] == first.manifest.files[0].size
 
 
 def test_what_nobody_needs_goes_once_it_is_much(tmp_path: Path) -> None:
-    """A ring of 40 segments, of which one changes before each dump."""
+    """A ring has 40 segments. One of them changes before each dump."""
     rows = torch.arange(40 * 64)
     before, identity, room, written = None, "", [], []
     for number in range(200):
@@ -266,7 +267,8 @@ def test_what_nobody_needs_goes_once_it_is_much(tmp_path: Path) -> None:
         written.append(sum(new) / (40 * 512))
         before, identity = after, source.identity
     assert 1.4 < max(room) < 1.51
-    # Mostly the segment alone, and not twice that on the average; the small array takes as much as an eighth of one.
+    # Most dumps write the changed segment alone; the average is below two segments. The small array takes an eighth of
+    # one.
     assert sorted(written[1:])[170] < 0.029 and sum(written[1:]) / 199 < 0.045
 
 
@@ -292,7 +294,7 @@ def test_files_are_synced_many_at_a_time_and_never_many_open(tmp_path: Path) -> 
     with fault_points.inject({"fs.sync": At(look, repeat=True)}) as visits:
         earlier = write(tmp_path / "a", source, np.zeros(1, np.uint8))
     assert visits.counts["fs.sync"] == visits.counts["fs.create"] == len(earlier.manifest.files) == 301
-    # A batch is synced while another one is written, and each thread may have one more in hand.
+    # One batch is synced while another one is written, and each thread may hold one more file.
     assert 64 <= most <= 2 * 64 + 2
 
 
@@ -304,7 +306,7 @@ def test_a_segment_that_is_written_on_is_taken(tmp_path: Path) -> None:
     second = write(tmp_path / "b", source, large)
     assert sorted(source.taken) == [0, 1, 2] and first.manifest.files == second.manifest.files
     assert first.manifest.extents == second.manifest.extents and content(first) == content(second)
-    # One that looked the same is written all the same.
+    # A segment that was written meanwhile is written again, even if its bytes look equal.
     source = Plain(columns(50), 20)
     source.look = lambda number: source.layout.pieces(number, source.columns)  # type: ignore[method-assign]
     source.written_on = {1}

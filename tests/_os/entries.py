@@ -1,4 +1,4 @@
-"""What test processes of the launcher run; orders come through a pipe."""
+"""Entry point of the processes that tests of the fork server start. Orders arrive through a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READ, STAY, NEST, DIE, RAISE = b"r", b"s", b"n", b"d", b"e"
 
 
 def run(link: socket.socket, descriptors: Sequence[int]) -> int:
-    """Do what the one byte says that comes through the first descriptor; digits are the exit code."""
+    """Run the order that arrives as one byte through the first descriptor; a digit is the exit code."""
     orders, answers = descriptors
     order = os.read(orders, 1)
     if order == READ:
@@ -49,7 +49,7 @@ def run(link: socket.socket, descriptors: Sequence[int]) -> int:
 
 
 def open_descriptors() -> list[int]:
-    """The descriptors of this process."""
+    """Return the open descriptors of this process."""
     folder = os.open("/proc/self/fd", os.O_RDONLY)
     found = [int(name) for name in os.listdir(folder)]
     os.close(folder)

@@ -1,4 +1,4 @@
-"""Files that are made: whole or not at all, and what is left of them."""
+"""New files are complete or absent, and failed writes leave no file behind."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_who_was_broken_off_writes_into_no_other_file(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         NewFile(tmp_path / "a", ()).fill(fill)
-    with (tmp_path / "b").open("w+b") as other:  # it gets the number that was free
+    with (tmp_path / "b").open("w+b") as other:  # this file gets the descriptor number that was freed
         other.write(b"mine")
         other.flush()
         late = kept[0]

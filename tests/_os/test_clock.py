@@ -1,4 +1,4 @@
-"""Deadlines and sleeps on the real clock and on a fake one."""
+"""Deadlines and sleeps follow the real clock or a fake one."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_pace_rests_as_long_as_its_share_asks_for(monkeypatch: pytest.MonkeyPa
     fake = FakeClock()
     with clock.use(fake):
         pace = Pace(0.25)
-        pace.keep()  # there was too little to do
+        pace.keep()  # too little work was done for a pause
         assert fake.slept == []
         for _ in range(3):
             pace.keep()

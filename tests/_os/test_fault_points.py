@@ -1,4 +1,4 @@
-"""Fault points: off, at the n-th visit, nested, from threads."""
+"""Fault points are inert by default, and raise at the n-th visit, also when nested and in threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptors with an owner."""
+"""Descriptors are closed by their owner, once."""
 
 from __future__ import annotations
 

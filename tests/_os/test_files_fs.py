@@ -1,4 +1,4 @@
-"""Files: reserved space, maps, whole replacement, and every act failing once."""
+"""File operations reserve space, map files and replace files as a whole. Each system call fails once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_create_file_never_touches_what_is_there(tmp_path):
 
 
 def test_more_than_any_disk_holds_is_an_error_that_leaves_nothing(tmp_path):
-    # Refused as a whole: a size that nearly fits would fill the disk first.
+    # The size is refused at once; a size that nearly fits would first fill the disk.
     with pytest.raises(OSError) as raised:
         files.create_file(tmp_path / "column", 2**62)
     assert raised.value.errno in (errno.ENOSPC, errno.EFBIG)
@@ -107,7 +107,7 @@ def test_directories_whose_names_last(tmp_path):
         files.make_lasting_dir(tmp_path / "file" / "a")
     with pytest.raises(NotADirectoryError):
         files.names(tmp_path / "file")
-    with pytest.raises(FileNotFoundError):  # nobody makes directories there
+    with pytest.raises(FileNotFoundError):  # /proc refuses new directories
         files.make_lasting_dir(Path("/proc/none/below"))
     files.make_dir(tmp_path / "gone")
     with pytest.MonkeyPatch.context() as patch:
@@ -152,7 +152,7 @@ def test_a_lock_names_its_owner_and_ends_with_the_block(tmp_path):
     assert files.while_locked(path, b"the first", second) == 3
     with pytest.raises(ZeroDivisionError):
         files.while_locked(path, b"the third", lambda: 1 // 0)
-    # nothing is left of a longer one
+    # The file holds no rest of a longer, earlier content.
     assert files.while_locked(path, b"me", lambda: path.read_bytes().rstrip()) == b"me"
 
 

@@ -1,4 +1,4 @@
-"""Processes for workers, asked for."""
+"""The fork server starts worker processes on request and reports how they end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.takeovers import SOURCE
 
 @pytest.fixture(autouse=True)
 def another_launcher():
-    """The tests' own launcher in the place of the program's; nothing may be left of it."""
+    """Replace the program's fork server by a new one for each test; the test must leave no process or descriptor."""
     program, fork_server._current = fork_server._current, None
     before = Holdings.now()
     yield
@@ -73,7 +73,8 @@ def test_codes_are_told_whenever_they_are_asked_for():
 def test_a_late_answer_without_descriptors_closes_none():
     launched, held = fork_server.current(ENTRY, ()), Descriptors()
     mine, theirs = held.take(pipe())
-    launched._link.send(REQUEST.pack(1 << 40, 12345678))  # for an exit code, and nobody waits for it
+    # Asks for an exit code; no caller waits for this answer.
+    launched._link.send(REQUEST.pack(1 << 40, 12345678))
     launched.start([mine, theirs], held)
     os.write(theirs, b"3")
     held.close()
@@ -202,10 +203,10 @@ def test_a_launcher_keeps_installed_packages_where_they_are_the_current_director
     assert fork_server._path([]) == ["/a", installed]
 
 
-@pytest.mark.timeout(25)  # it was 30 s
+@pytest.mark.timeout(25)  # the wait once took 30 s
 def test_a_stopped_launcher_holds_up_no_report_of_a_lost_worker():
     started, held = fork_server.current(ENTRY, ()), Descriptors()
-    process = started.start(held.take(pipe()), held)  # reads an order, and none comes
+    process = started.start(held.take(pipe()), held)  # waits for an order that never comes
     os.kill(started._process.pid, signal.SIGSTOP)
     try:
         os.kill(process.pid, signal.SIGKILL)

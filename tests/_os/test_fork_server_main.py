@@ -1,4 +1,4 @@
-"""The launcher's side, as a program of its own."""
+"""The fork server's process forks on request, passes descriptors and ends with its owner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.leaks import Holdings
 
 @pytest.fixture
 def launched():
-    """A launcher of the test's own; nothing may be left of it."""
+    """Start a fork server for one test; the test must leave no process or descriptor."""
     before = Holdings.now()
     made = fork_server._launch(ENTRY, ("json",))
     yield made
@@ -30,7 +30,7 @@ def launched():
 
 
 def start(launched, order, held):
-    """Start a process that does what `order` says; return its number, its sentinel, and where it writes to."""
+    """Start a process that runs `order`; return its pid, its sentinel and the pipe that it writes to."""
     reading, writing = held.take(pipe())
     mine, theirs = held.take(pipe())
     pid, sentinel = launched.start([mine, writing], held)
@@ -41,7 +41,7 @@ def start(launched, order, held):
 
 @pytest.fixture
 def held():
-    """The test's descriptors."""
+    """Own the descriptors of one test."""
     owned = Descriptors()
     yield owned
     owned.close()
@@ -64,7 +64,7 @@ def test_the_latest_codes_are_remembered(monkeypatch):
 
 
 def test_it_waits_for_nobody(launched, held):
-    """A link whose number was used again within a round has nothing to read; it waited there for ever."""
+    """All links are non-blocking: a read would hang on a link whose number was reused within a round."""
     start(launched, READ, held)
     folder = Path(f"/proc/{launched._process.pid}")
     links = [fd.name for fd in (folder / "fd").iterdir() if os.readlink(fd).startswith("socket:")]
@@ -99,7 +99,7 @@ def test_all_end_with_the_launcher(launched, held):
 
 
 def test_all_end_with_the_owner():
-    """The owner is killed: whatever it started is gone at once, also what doesn't listen."""
+    """When the owner is killed, all processes that it started end at once, including one that ignores SIGTERM."""
     reading, writing = os.pipe()
     owner = os.fork()
     if owner == 0:
@@ -125,7 +125,7 @@ def signal_forever():
 
 
 def gone(sentinel):
-    """Whether the process of a sentinel ends within two seconds."""
+    """Return whether the process of a sentinel ends within two seconds."""
 
     return bool(select.select([sentinel], [], [], 2.0)[0])
 

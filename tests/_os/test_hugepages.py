@@ -1,4 +1,4 @@
-"""Memory in mappings of its own: zeroed, aligned, refused in words."""
+"""Mappings are zeroed and aligned, and an allocation that fails raises a `MemoryError` with its size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_mappings_go_back_one_by_one() -> None:
     del one
     assert size() == before
     del part
-    assert size() == before - (64 << 20) and two[-1] == 1  # the allocator would wait for `two`
+    assert size() == before - (64 << 20) and two[-1] == 1  # malloc would keep the memory until `two` is freed
     with pytest.raises(MemoryError, match="refuses"):
         hugepages.mapped(1 << 60)
     with pytest.raises(MemoryError, match="refuses"):

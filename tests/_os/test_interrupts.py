@@ -1,4 +1,4 @@
-"""A change that has begun ends; the interrupt comes after it."""
+"""Interrupts are raised after a protected change has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks: locks, random sequences and memory-mapped files in the child. Each in a process of its own."""
+"""Locks, random sequences and memory-mapped files work in a forked child. Each test forks a fresh process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_child(work):
     os.waitpid(pid, 0)
     return said
 """
-# A fresh interpreter takes seconds to import torch: each script runs in a fork of one that has done nothing else.
+# A fresh interpreter takes seconds to import torch, so each script runs in a fork of one that has only imported it.
 EACH = """
 import json
 for script in sys.stdin:

@@ -1,4 +1,4 @@
-"""Files that are read at once: what is wrong is told in words."""
+"""Files are read in parallel, and read errors name the file and the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine has left, read from trees that stand for machines; processes that live and don't."""
+"""Free memory and the state of processes are read from /proc; the tests use folders that imitate it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_limit_of_all_that_the_machine_has_limits_nothing(tmp_path):
             "proc/meminfo": f"MemTotal: {16 * GIB // 1024} kB\nMemAvailable: {8 * GIB // 1024} kB\n",
             "proc/self/cgroup": "0::/jobs\n",
             f"{groups}/jobs/memory.max": f"{16 * GIB}\n",
-            f"{groups}/jobs/memory.current": f"{15 * GIB}\n",  # file pages in use are much of it
+            f"{groups}/jobs/memory.current": f"{15 * GIB}\n",  # much of this is page cache in use
         },
     )
     assert proc.available_memory(root) == 8 * GIB

@@ -79,7 +79,7 @@ def test_the_lock_is_free_while_the_traceback_of_two_interrupts_lives():
 
 @pytest.mark.parametrize("in_file", [False, True])
 def test_descriptors_are_closed(in_file, tmp_path):
-    gc.collect()  # what others left, so that nothing of it goes meanwhile
+    gc.collect()  # free objects of other tests now, so that they close no descriptor during the test
     before = len(os.listdir("/proc/self/fd"))
     memory = SharedMemory(64, tmp_path if in_file else None)
     twin = copy.deepcopy(memory)
@@ -88,7 +88,7 @@ def test_descriptors_are_closed(in_file, tmp_path):
 
 
 def test_a_failure_leaves_nothing():
-    gc.collect()  # what others left, so that nothing of it goes meanwhile
+    gc.collect()  # free objects of other tests now, so that they close no descriptor during the test
     before = len(os.listdir("/proc/self/fd"))
     with (
         fault_points.inject({"memory.create": OSError("no memory")}),

@@ -1,4 +1,4 @@
-"""Threads that work ahead: order, errors, interrupts, forks and the interpreter's end."""
+"""Background threads keep the order of jobs, pass errors on, and handle interrupts, forks and the interpreter's end."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_interpreter_ends_while_threads_work():
 
 def test_a_wait_ends_when_an_activity_that_it_watches_is_hurried_or_over():
     for name in ("hurry", "end"):
-        for before in (True, False):  # the wait
+        for before in (True, False):  # whether the wait begins before the call
             activity, waiter = Activity(), Waiter()
             waiter.watch(activity)
             thread = threading.Thread(target=waiter.wait, args=[Deadline(60)])
@@ -141,7 +141,7 @@ def test_a_thread_has_an_activity_of_its_own():
 
 def test_who_is_alone():
     assert not in_another_thread(alone)
-    child = os.fork()  # has one thread
+    child = os.fork()  # the child has one thread
     if child == 0:
         done = threading.Event()
         thread = threading.Thread(target=done.wait)

@@ -1,4 +1,4 @@
-"""Crews that are ended by their tests."""
+"""Worker pools that the tests destroy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.leaks import Holdings
 
 @pytest.fixture
 def doomed():
-    """Makes crews that don't survive; nothing may be left of them."""
-    WorkerPool([Clerk], WorkerPlan()).close()  # the launcher itself stays
+    """Make worker pools that tests destroy; the test must leave no process or descriptor."""
+    WorkerPool([Clerk], WorkerPlan()).close()  # start the fork server now, because it outlives the test
     before = Holdings.now()
     made = []
 

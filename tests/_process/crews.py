@@ -1,4 +1,4 @@
-"""Crews of clerks, and what tests ask them."""
+"""Worker pools of `Clerk` services, and calls that the tests make on them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROWS = SharedRows(Schema({("x",): Field(torch.Size(()), torch.int64)}), torch.Si
 
 
 def started(*servants, **timeouts):
-    """A crew whose servants are made."""
+    """Return a worker pool whose services are being made."""
     plan = WorkerPlan(Timeouts(**timeouts), where=lambda worker, place, step: f"at item {place}, step {step}")
     return WorkerPool(servants or (Clerk, Clerk), plan)
 
 
 def ask(crew, name, *arguments, workers=None):
-    """What each of the workers answers."""
+    """Return the answer of each worker."""
     for index in range(len(crew.workers)) if workers is None else workers:
         crew.post(index, name, *arguments)
     return [answer.value for answer in crew.wait_all()]
@@ -30,7 +30,7 @@ def ask(crew, name, *arguments, workers=None):
 
 @contextmanager
 def told(place):
-    """What fails within it says where the interrupt was."""
+    """Add the place of the interrupt to an assertion that fails in the block."""
     try:
         yield
     except AssertionError as error:
@@ -39,6 +39,6 @@ def told(place):
 
 
 def lost(crew):
-    """The one answer of a worker that was lost."""
+    """Return the answer that reports the one lost worker."""
     (answer,) = [answer for answer in crew.wait_all() if answer.lost]
     return answer

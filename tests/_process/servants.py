@@ -1,4 +1,4 @@
-"""Servants for tests of the worker layer: what a worker can do, and how it can go wrong."""
+"""Services for tests of the worker pool: normal requests, and every way in which a service can fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gleanrl._process.worker_main import WorkerContext
 
 
 class PrivateError(Exception):
-    """Takes two arguments and keeps them."""
+    """An exception with two arguments; its default pickle works."""
 
     def __init__(self, a: int, b: str) -> None:
         super().__init__(a, b)
@@ -27,7 +27,7 @@ class PrivateError(Exception):
 
 
 class UnpicklableError(Exception):
-    """Can't be sent: it holds a lock."""
+    """An exception that can't be pickled, because it holds a lock."""
 
     def __init__(self) -> None:
         super().__init__("held back")
@@ -35,14 +35,14 @@ class UnpicklableError(Exception):
 
 
 class Clerk:
-    """Counts signals; does what is asked of it."""
+    """Counts signals and answers requests."""
 
     def __init__(self, station: WorkerContext) -> None:
         self.station, self.signals = station, 0
         station.progress[PLACE] = 7
 
     def signal(self, code: bytes) -> None:
-        """Count; raise at "r", die at "d", wait for ever at "h"."""
+        """Count the signal; raise at "r", die at "d", hang at "h"."""
         self.signals += 1
         self.station.progress[STEP] = self.signals
         if code == b"r":
@@ -64,15 +64,15 @@ class Clerk:
         return self.signals
 
     def fail(self) -> None:
-        """Raise."""
+        """Raise an exception that can be pickled."""
         raise PrivateError(self.station.index, "request")
 
     def fail_privately(self) -> None:
-        """Raise what can't be sent."""
+        """Raise an exception that can't be pickled."""
         raise UnpicklableError
 
     def unsendable(self) -> Any:
-        """Return what can't be sent."""
+        """Return a value that can't be pickled."""
         return threading.Lock()
 
     def die(self, number: int) -> None:
@@ -84,19 +84,19 @@ class Clerk:
         threading.Event().wait()
 
     def leave(self, code: int) -> None:
-        """End without a word."""
+        """Exit at once, without an answer."""
         os._exit(code)
 
     def hang(self) -> None:
-        """Wait for what never comes."""
+        """Wait for ever."""
         threading.Event().wait()
 
     def stop_itself(self) -> None:
-        """Stop as by Ctrl-Z."""
+        """Stop this process, as Ctrl-Z does."""
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def walk(self, steps: int) -> int:
-        """Go from item to item, each for a tenth of a second."""
+        """Report one place after the other as progress, each for a tenth of a second."""
         for place in range(steps):
             self.station.progress[PLACE] = place
             threading.Event().wait(0.1)
@@ -107,7 +107,7 @@ class Clerk:
         return float(torch.rand(())), float(np.random.rand()), random.random()
 
     def surroundings(self) -> dict[str, Any]:
-        """Tell what the process finds around it."""
+        """Return the process's surroundings: pid, threads, folder, a variable, main file, descriptors."""
         return {
             "pid": os.getpid(),
             "threads": torch.get_num_threads(),
@@ -118,7 +118,7 @@ class Clerk:
         }
 
     def fill(self, region: Region, number: int, value: int) -> int:
-        """Fill a block of the shared memory, row by row; return the value."""
+        """Fill a block of the shared memory row by row; return the value."""
         column = self.station.segment.block(region, number).column(("x",))
         for t in range(len(column)):
             column[t] = value
@@ -126,7 +126,7 @@ class Clerk:
 
 
 class Unmade(Clerk):
-    """Can't be made."""
+    """Raises in its constructor."""
 
     def __init__(self, station: WorkerContext) -> None:
         super().__init__(station)
@@ -134,7 +134,7 @@ class Unmade(Clerk):
 
 
 class NeverMade(Clerk):
-    """Hangs when it's made."""
+    """Hangs in its constructor."""
 
     def __init__(self, station: WorkerContext) -> None:
         super().__init__(station)
@@ -142,7 +142,7 @@ class NeverMade(Clerk):
 
 
 class Grudging(Clerk):
-    """Raises when it's closed."""
+    """Raises in `close`."""
 
     def close(self) -> None:
         """Raise."""
@@ -150,7 +150,7 @@ class Grudging(Clerk):
 
 
 class Stubborn(Clerk):
-    """Doesn't come back from its close, nor from SIGTERM."""
+    """Hangs in `close` and ignores SIGTERM."""
 
     def close(self) -> None:
         """Wait for ever."""

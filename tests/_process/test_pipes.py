@@ -1,4 +1,4 @@
-"""What crosses the pipes."""
+"""Messages cross the pipes complete and in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gleanrl.errors import WorkerError
 
 @pytest.fixture
 def held():
-    """The descriptors of both ends."""
+    """Own the descriptors of both ends."""
     owned = Descriptors()
     yield owned
     owned.close()
@@ -32,7 +32,7 @@ def held():
 
 @pytest.fixture
 def ends(held):
-    """The owner's end and the worker's."""
+    """Return the owner's end and the worker's end."""
     (a, b), (c, d) = held.take(pipe()), held.take(pipe())
     return OwnerEnd(c, b), WorkerEnd(a, d)
 

@@ -1,4 +1,4 @@
-"""Who started Ray ends it, once nobody of ours uses it any more."""
+"""The last user in a process that started Ray shuts Ray down."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_ray_that_runs_is_used_and_left(ray_session):
 
 
 def test_the_last_user_ends_what_was_started():
-    # A process of its own: this one's Ray lives as long as the session.
+    # This runs in another process, because the Ray of the test process lives until the end of the test run.
     script = """
 import os
 import sys

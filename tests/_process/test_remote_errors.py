@@ -1,4 +1,4 @@
-"""Exceptions on their way to the owner."""
+"""Exceptions reach the owner with their type, text and remote traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_cannot_be_sent_arrives_in_words():
 
 
 class Joining(Exception):
-    """Its constructor doesn't take what it hands on."""
+    """Its constructor doesn't accept the arguments that it passes to `super().__init__`."""
 
     def __init__(self, a, b):
         super().__init__(f"{a} {b}")

@@ -1,4 +1,4 @@
-"""Parcels bring what was put in; tensors travel beside the pickle, and arrive without a copy where nobody writes."""
+"""Pickled batches restore equal values. Tensors travel outside the pickle, and unwritten ones arrive uncopied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pair:
 
 
 def sent(data: Any) -> tuple[Arrived, list[bytes]]:
-    """The parcel as it arrives, and the memory in which it does."""
+    """Return the received pickled batch and the memory that it arrived in."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(PickledBatch(data), 5, buffer_callback=buffers.append)
     memory = [bytes(buffer.raw()) for buffer in buffers]
@@ -38,13 +38,13 @@ def batch() -> TensorDict:
 def test_a_tensordict_arrives_as_it_was():
     td = batch().lock_()
     arrived, memory = sent(td)
-    assert list(map(len, memory)) == [10000] and arrived.num_bytes == 10000  # small ones share a buffer
+    assert list(map(len, memory)) == [10000] and arrived.num_bytes == 10000  # small tensors share a buffer
     for found in (arrived.open(), arrived.open()):
         assert type(found) is TensorDict and found.names == ["time"] and found.is_locked
         assert (found == td).all() and found["next", "agents"].batch_size == (500, 2)
         assert list(found.keys(True)) == list(td.keys(True))
-        assert found["x"].untyped_storage().nbytes() == 8000  # what is saved of it
-        found["x"].zero_()  # the next one is a copy of its own
+        assert found["x"].untyped_storage().nbytes() == 8000  # only the part that is in use is saved
+        found["x"].zero_()  # the next batch is another copy
 
 
 def test_a_batch_of_slices_still_knows_where_they_end():
@@ -83,7 +83,7 @@ def test_a_view_looks_at_the_memory_in_which_it_arrived():
         torch.rand(600, dtype=torch.complex64).conj(),
         torch.rand(600) > 0.5,
         torch.empty(0, 7, dtype=torch.int16),
-        torch.rand(400_000),  # large enough for pooled memory
+        torch.rand(400_000),  # large enough for memory of the pool
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
 )

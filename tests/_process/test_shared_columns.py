@@ -1,4 +1,4 @@
-"""Shared memory without a name."""
+"""Shared memory without a file name holds columns that two processes see."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMA = Schema(
 
 @pytest.fixture
 def pair():
-    """One segment, seen twice, as from two processes."""
+    """Return two views of one segment, as two processes have them."""
     first = SharedSegment(3)
     yield first, SharedSegment(3, first.descriptor)
     first.close()
@@ -93,7 +93,7 @@ def test_memory_that_is_not_there(pair, monkeypatch):
     monkeypatch.undo()
     assert first.region("other", rows(5)).start == 0, "nothing has changed"
     monkeypatch.setattr(module, "available_memory", lambda: 1000)
-    gc.collect()  # what others left, so that nothing of it goes meanwhile
+    gc.collect()  # free objects of other tests now, so that they close no descriptor during the test
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CapacityError):
         SharedSegment(1)

@@ -1,4 +1,4 @@
-"""One worker, seen from its owner."""
+"""The owner sees a worker's start, life and end."""
 
 from __future__ import annotations
 

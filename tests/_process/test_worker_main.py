@@ -1,4 +1,4 @@
-"""The worker's side: what it finds around it, and how it serves."""
+"""The worker process sets up its surroundings and serves requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests._process.servants import Clerk
 
 @pytest.fixture(scope="module")
 def crew():
-    """Two workers."""
+    """Return a pool of two workers."""
     made = started(Clerk, Clerk)
     made.wait_all()
     yield made
@@ -37,7 +37,7 @@ def test_surroundings_are_those_of_the_owner(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("older", [False, True])
 def test_torch_is_seeded_alike_in_all_releases(monkeypatch, older):
-    def none():  # torch 2.6
+    def none():  # as torch 2.6 does
         raise RuntimeError("Cannot access accelerator device when none is available.")
 
     if older:
@@ -64,7 +64,7 @@ def test_draws_follow_the_owners_seed():
 
 
 def test_few_descriptors(crew):
-    """Pipes, the shared memory, the stacks, the way to the launcher, and the standard ones."""
+    """A worker has pipes, the shared memory, stack files, a link to the fork server, and standard streams."""
     assert all(found["descriptors"] <= 10 for found in ask(crew, "surroundings"))
 
 

@@ -1,4 +1,4 @@
-"""Worker processes: asked one by one or all at once, waited for together."""
+"""A worker pool posts to one worker, signals all, and waits for the answers of all together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.leaks import Holdings
 
 @pytest.fixture(scope="module")
 def crew():
-    """Three workers that survive their tests."""
+    """Return a pool of three workers that live until the end of this module."""
     made = started(*[Clerk] * 3)
     assert [(a.worker, a.error) for a in made.wait_all()] == [(0, None), (1, None), (2, None)]
     yield made
@@ -38,7 +38,7 @@ def test_requests_and_signals(crew):
 
 
 def test_answers_come_as_they_are_ready(crew):
-    """The slow one is asked first; it has one more request to come."""
+    """The slow worker is asked first, and has a second request in its queue."""
     slow = [crew.post(0, "walk", 3), crew.post(0, "echo", 7)]
     quick = crew.post(1, "echo", 8)
     assert crew.wait_any().request == quick and not crew.is_idle
@@ -107,14 +107,14 @@ def test_interrupts_of_the_start_leave_nothing(doomed):
 
 
 class Interrupt(BaseException):
-    """What a signal handler raises."""
+    """The exception that the signal handler raises."""
 
 
 @pytest.fixture
 def interrupting():
-    """Interrupts the main thread after a delay, 0 for not any more.
+    """Interrupt the main thread after a delay in seconds, and every 20 s after that; 0 stops it.
 
-    Python drops what is raised while it collects garbage: another one follows then.
+    Python drops an exception that is raised during garbage collection, hence the repetition.
     """
 
     def interrupt(*_):

@@ -1,4 +1,4 @@
-"""Workers that end, hang or are stopped, and those that take their places."""
+"""Workers that end, hang or are stopped are reported as lost and can be replaced."""
 
 from __future__ import annotations
 
@@ -150,11 +150,11 @@ def test_no_generation_draws_what_another_one_drew(doomed):
 
 
 def test_one_killed_while_it_sends_a_long_answer(doomed):
-    """What it had sent of it is dropped, and nobody else's answer with it."""
+    """The partial answer of the killed worker is dropped, and the other worker's answer arrives."""
     crew = doomed()
     crew.post(
         0, "echo", bytes(8 << 20)
-    )  # many times what the pipe holds: it can't be sent before somebody reads
+    )  # many times the pipe's capacity, so the worker blocks until the owner reads
     assert select.select([crew.workers[0].channel.reading], [], [], 60)[0]
     os.kill(crew.workers[0].pid, signal.SIGKILL)
     crew.post(1, "echo", 5)

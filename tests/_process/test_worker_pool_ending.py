@@ -1,4 +1,4 @@
-"""How crews end, whatever their workers do."""
+"""Closing a worker pool ends all its workers, including workers that hang or raise."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_fork_of_the_owner_leaves_them_alone(doomed):
 
 
 class _Closer:
-    """Closes a crew when it's pickled, as a garbage collection in the midst of a call may."""
+    """Closes a worker pool when it is pickled, as a garbage collection during a call may."""
 
     def __init__(self, crew):
         self.crew = crew

@@ -1,4 +1,4 @@
-"""Which values are constants, generators and objects made of attributes."""
+"""Attribute values are classified as constants, random generators or objects with attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects' attributes as plain values."""
+"""The attributes of objects are written as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values may take each other's places; `test_reading` has the whole of it."""
+"""A saved value may replace a present one of a fitting kind. `test_attributes_reading` tests whole states."""
 
 from __future__ import annotations
 

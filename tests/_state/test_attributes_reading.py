@@ -1,4 +1,4 @@
-"""Plain values as objects' attributes again."""
+"""Plain values are read back as attributes of objects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Thing:
 
 
 class Counting:
-    """Says itself what it lives by; the attribute that nobody can see isn't part of it."""
+    """Provides its own state; its unreadable attribute isn't part of it."""
 
     def __init__(self) -> None:
         self.n, self.hidden = 0, iter([])
@@ -90,7 +90,7 @@ def test_dtypes_that_arent_of_text_are_refused(text: str, monkeypatch: pytest.Mo
     state = saved(Thing(array=np.array(["ab", "c"])))
     (node,) = (node for node in nodes_in(state) if node.get("text"))
     node["text"] = text
-    compiled: list[Any] = []  # by NumPy, which reads some of them so
+    compiled: list[Any] = []  # the texts that NumPy would compile as Python source
     monkeypatch.setattr(ast, "parse", lambda *a, **k: compiled.append(a))
     with pytest.raises(SchemaError, match="isn't a dtype of text"):
         adopt(Thing(array=None), state)
@@ -181,7 +181,7 @@ def test_a_state_of_something_else_changes_nothing(source: Any, target: Any) -> 
 
 
 class Simulator:
-    """With attributes of its class, and methods."""
+    """Has class attributes and methods."""
 
     gravity = 9.8
     viewer: Any = None
@@ -242,7 +242,7 @@ BEFORE = {
     ids=lambda forged: f"{[*forged][0]}-{type([*forged.values()][0]).__name__}",
 )
 def test_values_keep_their_kinds(forged: dict[str, Any]) -> None:
-    """Nothing changes where one attribute isn't of the kind of what is there; the error names it."""
+    """One attribute of another kind leaves all attributes unchanged, and the error names it."""
     target = Simulator(**BEFORE)
     (name,) = forged
     state = saved(Simulator(**BEFORE | {"name": "other"}))
@@ -255,7 +255,7 @@ def test_values_keep_their_kinds(forged: dict[str, Any]) -> None:
 
 
 def moved(value: Any, by: int) -> Any:
-    """Return a part of a state whose references lead so many nodes further."""
+    """Return a part of a state with each node reference increased by `by`."""
     if isinstance(value, dict):
         return {key: v + by if key == "node" else moved(v, by) for key, v in value.items()}
     return [moved(v, by) for v in value] if isinstance(value, list) else value
@@ -300,7 +300,7 @@ def test_values_of_programs_that_went_on_are_taken(later: dict[str, Any]) -> Non
     ids=repr,
 )
 def test_settled_objects_keep_their_shapes_and_numbers(forged: dict[str, Any]) -> None:
-    """What their arrays hold changes; they lose nothing, but for what they find out at first use."""
+    """Their array values change. Of other attributes, only one that was None may change."""
     there = {"shape": (3,), "n": 3, "low": np.zeros(3), "name": "box", "last": None}
     source = Simulator(space=Thing(**there | {"low": np.ones(3), "last": 5}))
     target = Simulator(space=Thing(**there))

@@ -1,4 +1,4 @@
-"""The random generators of the process."""
+"""The process's random generators are saved and restored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_before() -> Any:
 
 
 def test_all_go_on_from_a_saved_state() -> None:
-    random.gauss(0, 1), np.random.normal()  # one more waits in each
+    random.gauss(0, 1), np.random.normal()  # each generator now caches a second value
     file = io.BytesIO()
     torch.save(GENERATORS.state_dict(), file)
     file.seek(0)

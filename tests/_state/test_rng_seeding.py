@@ -1,4 +1,4 @@
-"""Generators that parts own."""
+"""Components own random generators that are seeded, saved, copied and forked."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_default_device_changes_nothing():
 
 
 class TestTorchGenerator:
-    """A generator of one's own for torch's functions."""
+    """A private generator for torch's random functions."""
 
     def test_it_goes_on_after_a_save_a_copy_and_a_pickle(self):
         owned = OwnedTorchGenerator(3)

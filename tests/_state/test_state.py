@@ -1,4 +1,4 @@
-"""State as values: plain forms, and readers that name what doesn't fit."""
+"""States are plain values, and their readers name each value that doesn't fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our environments in torchrl's collectors that have no counterpart here (`make test-foreign`)."""
+"""gleanrl environments run in TorchRL collectors that gleanrl doesn't replace (`make test-foreign`)."""
 
 import pytest
 

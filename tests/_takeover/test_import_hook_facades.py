@@ -1,4 +1,4 @@
-"""Modules as a taken-over program sees them (`make test-foreign`)."""
+"""A program under takeover sees modules with TorchRL's names (`make test-foreign`)."""
 
 import pytest
 

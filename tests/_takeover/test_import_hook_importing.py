@@ -1,4 +1,4 @@
-"""Who imports what under takeover: run in programs of their own (`make test-foreign`)."""
+"""Imports under takeover reach gleanrl or TorchRL, tested in separate programs (`make test-foreign`)."""
 
 import pytest
 
@@ -169,7 +169,7 @@ def test_the_workers_of_our_own_collectors(tmp_path):
 
 
 def test_a_program_saves_where_nothing_of_ours_was_installed(tmp_path):
-    """Here the sources are on the path, and there is no metadata of a package."""
+    """The sources are on the path, and there is no metadata of an installed package."""
     program = """
 import sys
 import torch

@@ -1,4 +1,4 @@
-"""What we serve by their names; no torchrl is needed to know."""
+"""The table of TorchRL names that a takeover serves is consistent; these tests need no TorchRL."""
 
 from gleanrl import data
 from gleanrl._takeover import names

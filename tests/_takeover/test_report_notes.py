@@ -1,4 +1,4 @@
-"""What a taken-over program is told (`make test-foreign`)."""
+"""Notes that a takeover prints for the user of a program (`make test-foreign`)."""
 
 import pytest
 

@@ -12,7 +12,7 @@ def test_rooms():
 
 
 class Stack:
-    """A stack of calls, outermost first; as much of it as is looked at."""
+    """Imitates a stack of frames, outermost first, with the attributes that `Times` reads."""
 
     def __init__(self, *modules):
         self.f_globals = {"__name__": modules[-1]}
@@ -40,7 +40,7 @@ def test_a_table_adds_up():
 
 def test_a_main_thread_without_a_frame_is_the_programs_own_time():
     times = Times()
-    times._main = -1  # of a thread that has ended
+    times._main = -1  # the id of a thread that has ended
     times.start()
     while not times._spent:
         pass

@@ -1,4 +1,4 @@
-"""The limits' C against numpy: a wrong limit would make every figure beside it worthless."""
+"""The limits in C compute the same results as NumPy; a wrong limit would invalidate every measured ratio."""
 
 from __future__ import annotations
 

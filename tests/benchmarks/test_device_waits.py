@@ -1,4 +1,4 @@
-"""What waits for the device is counted, and the library's line is named."""
+"""Waits for the device are counted and attributed to lines of the library."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SETUPS["t/adding twice"] = lambda: lambda: 14
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package with one peer module, `dummy`, that a worker can import."""
+    """Return the name of a package with one peer module, `dummy`, that a worker can import."""
     (tmp_path / "dummy_peers").mkdir()
     (tmp_path / "dummy_peers" / "__init__.py").write_text("")
     (tmp_path / "dummy_peers" / "dummy.py").write_text(PEER)
@@ -98,7 +98,7 @@ def test_turns_go_there_and_back() -> None:
 
 
 class Recorder:
-    """A side that notes its turns in a common list and reports given speeds."""
+    """A side that records its runs in a common list and reports the given speeds."""
 
     def __init__(self, name: str, log: list[str], fails_at: int | None = None) -> None:
         self.name, self.log, self.fails_at, self.turns = name, log, fails_at, 0
@@ -115,7 +115,7 @@ def test_sides_alternate_and_warm_up_rounds_are_not_counted() -> None:
     log: list[str] = []
     speeds = interleave({name: Recorder(name, log) for name in "ab"}, 3, {})
     assert "".join(log) == "ab" + "ba" + "ab" + "ba" + "ab"
-    assert speeds == {name: [15.0, 20.0, 25.0] for name in "ab"}  # turns 3 to 5
+    assert speeds == {name: [15.0, 20.0, 25.0] for name in "ab"}  # runs 3 to 5
 
 
 def test_a_side_that_fails_leaves_and_the_others_go_on() -> None:

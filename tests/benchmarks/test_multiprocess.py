@@ -1,4 +1,4 @@
-"""The cases of collectors with workers: both sides do the same, and what is read off is read off right."""
+"""Cases of collectors with workers: both sides do equal work, and the harness reads their reports correctly."""
 
 from __future__ import annotations
 

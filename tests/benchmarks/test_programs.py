@@ -1,4 +1,4 @@
-"""Shares are those of a round: what drifts from one to the next doesn't count."""
+"""Time shares of programs are computed within each round, so that a drift between rounds doesn't count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks import programs
 
 @pytest.fixture
 def drifting(monkeypatch):
-    """Runs of one program on a machine that gets slower and slower; 4 of 5 seconds of ours are the networks'."""
+    """Imitate runs of one program on a machine that slows down; the networks take 4 of gleanrl's 5 seconds."""
     speeds = iter([1.0, 1.0, 2.0, 2.0, 8.0, 8.0, 9.0, 9.0, 10.0, 10.0] * 2)
     now: list[float] = []
 

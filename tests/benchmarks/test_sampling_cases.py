@@ -1,4 +1,4 @@
-"""The cases of prioritized draws, slices and the sweep: their rows, their limits, their picture."""
+"""Cases of prioritized draws, slices and the sweep have correct rows, limits and pictures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_growth_is_judged_by_the_ratios_within_a_round() -> None:
     speeds = {"small": [10.0, 1.0], "large": [5.0, 0.5], "c small": [4.0, 4.0], "c large": [2.0, 2.2]}
     run = CaseResult(case, dict(speeds))
     assert run.growth(("small", "large")) == [2.0, 2.0]
-    assert run.verdict(GROWTH) is True  # 2 over 2 and over 1.82
+    assert run.verdict(GROWTH) is True  # 2 over 2, and 2 over 1.82
     run.speeds["large"] = [4.0, 0.4]
     assert run.verdict(GROWTH) is False
     del run.speeds["c large"]
@@ -104,7 +104,7 @@ def test_growth_is_judged_by_the_ratios_within_a_round() -> None:
 def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "new" / "sweep.png"
-    # In a process of its own: matplotlib keeps the files of its fonts open.
+    # A subprocess draws it, because matplotlib keeps its font files open.
     done = subprocess.run([sys.executable, "-c", DRAWING, picture], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes()[:4] == b"\x89PNG"

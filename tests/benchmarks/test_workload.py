@@ -35,7 +35,7 @@ def test_the_recording_loop_records_correctly(name: str, num_envs: int) -> None:
     assert done.any()
     assert np.array_equal(batch["observation"][:, 1:][same], batch["next.observation"][:, :-1][same])
     assert np.array_equal(ids[:, 1:] == ids[:, :-1], same)
-    assert sum(len(np.unique(row)) for row in ids) == len(np.unique(ids))  # no id in two environments
+    assert sum(len(np.unique(row)) for row in ids) == len(np.unique(ids))  # no id occurs in two environments
     action = torch.from_numpy(batch["action"])
     with torch.no_grad():
         torch.testing.assert_close(make_policy(name)(torch.from_numpy(batch["observation"])), action)
@@ -52,7 +52,7 @@ def test_random_actions_are_recorded_as_they_were_taken() -> None:
     velocity = batch["next.observation"][..., 1] - batch["observation"][..., 1]
     assert np.array_equal(
         velocity > 0, batch["action"][..., 1] == 1
-    )  # the push decides where the cart speeds up to
+    )  # the push decides in which direction the cart accelerates
 
 
 @pytest.mark.parametrize("kind", sorted(OBSERVATION_SPACES))

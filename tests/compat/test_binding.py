@@ -1,4 +1,4 @@
-"""What a public module gains from the table."""
+"""Public modules gain the names of the compatibility table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keywords of public constructors."""
+"""Public constructors accept the keywords of other releases."""
 
 from __future__ import annotations
 

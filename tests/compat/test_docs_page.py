@@ -1,4 +1,4 @@
-"""The page of other releases' names."""
+"""The page about other releases lists the names of the compatibility table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of other releases' names: everything in it can be imported, and the page of it says the same."""
+"""Every name in the compatibility table can be imported, and the page about other releases agrees with the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Module paths that hold nothing of their own."""
+"""Old module paths resolve to the modules at their new paths."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_packages_can_be_walked():
 @pytest.mark.slow
 def test_modules_at_old_paths_have_the_names_of_the_new_ones():
     for old, new in MOVED.items():
-        if new == "gleanrl._takeover.child":  # its import replaces torchrl
+        if new == "gleanrl._takeover.child":  # importing this module replaces torchrl
             continue
         assert importlib.import_module(old).__name__ == old
         for name, value in vars(importlib.import_module(new)).items():

@@ -1,4 +1,4 @@
-"""Names and modules that aren't served: absent for `hasattr`, and importing one says what to use instead."""
+"""Unserved names and modules are absent for `hasattr`, and importing one names a replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that other releases have: asking for one says what to use."""
+"""Access to a member that only other releases have raises an error that names a replacement."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_classes_of_others_stay_as_they_are(monkeypatch):
 
 
 class Asking(TellingModule):
-    """Has properties that raise, and looks for others elsewhere."""
+    """Has a property that raises, and a fallback `__getattr__`."""
 
     @property
     def broken(self):

@@ -1,4 +1,4 @@
-"""Subjects of commits: an area and an imperative, in few characters, where there is a history."""
+"""Commit subjects are an area and an imperative, within the length limit."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""A change of docstrings, comments or layout is told from a change of code, in Python and C++."""
+"""`check_prose` distinguishes changes of docstrings, comments or layout from changes of code, in Python and C++."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Idioms are found in docstrings, comments and pages, with their lines, and in nothing else."""
+"""`lint_prose` finds idioms in docstrings, comments and pages, with their lines, and nowhere else."""
 
 import subprocess
 import sys
@@ -88,7 +88,7 @@ def test_all_parts_have_a_rate_and_rates_are_rounded_up():
 
 @pytest.fixture
 def house(tmp_path):
-    """A repository of one page for each part: ten words, one idiom."""
+    """A repository with one page for each part: ten words, one idiom."""
     for part in lint_prose.PARTS:
         (tmp_path / part).mkdir()
         (tmp_path / part / "a.md").write_text("one two three four five six seven eight beside ten\n")
