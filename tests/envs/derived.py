@@ -1,7 +1,7 @@
-"""Environments as users derived them from releases 0.5 to 0.9 of the API, each in another habit of declaring itself.
+"""Environments as users derived them from releases 0.5 to 0.9 of the API. Each declares its specs in another style.
 
-`kinds(envs, data)` makes the classes over any library's `EnvBase` and specs, so that a test can run the very same
-classes on this one and beside it on the original.
+`kinds(envs, data)` makes the classes over any library's `EnvBase` and specs. So a test can run the same classes on
+gleanrl and on the original.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 
 def kinds(envs: Any, data: Any) -> dict[str, Any]:
-    """Return callables that make an environment, by what is particular about it."""
+    """Return environment factories by the name of their particular feature."""
     Base, Composite, Unbounded, Bounded = envs.EnvBase, data.Composite, data.Unbounded, data.Bounded
     Categorical, Binary = data.Categorical, data.Binary
 
@@ -21,7 +21,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
         return Categorical(2, shape=(*shape, 1), dtype=torch.bool)
 
     class Counting(Base):
-        """What the others have in common: counts to five."""
+        """The base of most classes here: counts to five."""
 
         def _reset(self, tensordict=None, **kwargs):
             rows = torch.ones(*self.batch_size, 1, dtype=torch.bool)
@@ -135,7 +135,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
             return out.set("action_mask", mask).set("done", self.count >= 5)
 
     class Stateless(Base):
-        """Its state is in the TensorDicts: positions and parameters, in observation and state."""
+        """Keeps its state in the TensorDicts: positions and parameters, in observation and state."""
 
         def __init__(self):
             super().__init__(batch_size=[])
@@ -168,7 +168,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
         batch_locked = False
 
     class ExtraState(Counting):
-        """A state key that is no observation: steps return the next one, which the next step reads."""
+        """Has a state key that is no observation: each step reads the present value and returns the next one."""
 
         def __init__(self):
             super().__init__()
@@ -199,7 +199,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
             return out.set("done", out["done"].squeeze(-1)).set("reward", out["reward"])
 
     class Grouped(Counting):
-        """Two agents: their keys stand below a group, flags at the root."""
+        """Has two agents with their keys in a group, and flags at the root."""
 
         def __init__(self):
             super().__init__()
@@ -228,7 +228,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
             return out.set("terminated", out["done"]).set("truncated", torch.zeros(1, dtype=torch.bool))
 
     class LateSpecs(Counting):
-        """Unlocked specs, which are changed after the construction."""
+        """Has unlocked specs, which change after the construction."""
 
         def __init__(self):
             super().__init__(spec_locked=False)
@@ -236,7 +236,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
             self.action_spec = Bounded(-1, 1, (1,))
 
     class InPlaceSpecs(Counting):
-        """Writes into the composites that it reads from itself."""
+        """Changes its composite specs in place."""
 
         def __init__(self):
             super().__init__()
@@ -254,7 +254,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
             self.reward_spec = Unbounded((2, 1))
 
     class WritesRoot(InInit):
-        """Writes a key into the TensorDict that it was given."""
+        """Writes a key into the TensorDict that `_step` receives."""
 
         def _step(self, tensordict):
             tensordict.set("noise", torch.ones(1))
@@ -267,7 +267,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
             return super()._step(tensordict).set("extra", torch.ones(1))
 
     class UndeclaredReset(InInit):
-        """Returns a key that no spec declares, from resets too: a mask, say."""
+        """Returns a key that no spec declares, for example a mask, from resets too."""
 
         def _reset(self, tensordict=None, **kwargs):
             return super()._reset(tensordict).set("extra", torch.zeros(1))
@@ -276,7 +276,7 @@ def kinds(envs: Any, data: Any) -> dict[str, Any]:
             return super()._step(tensordict).set("extra", self.count.clone())
 
     class Functions(Base):
-        """Its methods are functions of a module, as in a tutorial, and it seeds itself."""
+        """Takes its methods from module functions, as in a tutorial, and seeds itself."""
 
         def __init__(self, params=None, seed=None, device="cpu"):
             super().__init__(device=device, batch_size=[])

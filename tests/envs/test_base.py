@@ -1,4 +1,4 @@
-"""`EnvBase` on the inside: completion, partial resets of environments that overwrite things, seeds, closing."""
+"""`EnvBase` completes flags, merges partial resets, seeds and closes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAGS = ("done", "terminated", "truncated")
 
 
 class Vandal(CountingEnv):
-    """Zeroes the rows that aren't reset, in the tensors that it returned before, and spoils its mask and input."""
+    """Zeroes the rows outside the reset mask in tensors that it returned earlier, and overwrites its mask and input."""
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         out = super()._reset(tensordict, **kwargs)
@@ -144,7 +144,7 @@ class TestMaybeReset:
 
 
 class Bare(CountingEnv):
-    """Returns rewards and flags without their last dimension, and the reward as an integer."""
+    """Returns rewards and flags without their last dimension, and an integer reward."""
 
     def _package(self, flags: dict[str, torch.Tensor]) -> TensorDict:
         out = super()._package(flags)

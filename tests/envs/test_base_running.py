@@ -1,4 +1,4 @@
-"""What every environment offers on top of its `step` and `reset`."""
+"""Every environment has rollouts and helpers on top of its `step` and `reset`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = Script(lengths=(2, 5, 3))
 
 
 class TestEnds:
-    """`break_when_any_done`, `break_when_all_done`."""
+    """`break_when_any_done` and `break_when_all_done`."""
 
     @pytest.mark.parametrize("chunk", [1, 2, 1024])
     def test_once_all_have_ended(self, monkeypatch: Any, chunk: int) -> None:
@@ -112,7 +112,7 @@ class TestQuestions:
 
 
 class Bare(EnvBase):
-    """Declares nothing."""
+    """Declares no specs."""
 
     def _reset(self, tensordict=None, **kwargs):
         size = torch.Size() if tensordict is None else tensordict.batch_size
@@ -145,7 +145,7 @@ class TestAutoSpecs:
 
     def test_text_is_declared(self) -> None:
         class Told(Bare):
-            """Returns text beside its place."""
+            """Returns text in addition to its place."""
 
             def _reset(self, tensordict=None, **kwargs):
                 return super()._reset(tensordict, **kwargs).set("note", NonTensorData("first"))
@@ -167,7 +167,7 @@ class TestAutoSpecs:
 
 
 class TestUnlocked:
-    """Environments without a fixed batch size step as many as they are given."""
+    """Environments without a fixed batch size step a batch of any size."""
 
     def make(self) -> Bare:
         class Unlocked(Bare):

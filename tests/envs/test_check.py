@@ -1,4 +1,4 @@
-"""`check_env_specs` passes good environments and names what is wrong with bad ones."""
+"""`check_env_specs` accepts correct environments and names the errors of wrong ones."""
 
 from __future__ import annotations
 

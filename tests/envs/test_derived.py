@@ -1,4 +1,4 @@
-"""Environments derived for other releases behave: alone, in rollouts and collectors, and in batches of them."""
+"""Environments derived for other releases work alone, in rollouts, in collectors and in batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.envs.derived import kinds
 
 KINDS = kinds(envs, data)
 SLOPPY = {"undeclared", "undeclared_reset"}
-"""Those that return what they don't declare."""
+"""The kinds that return undeclared keys."""
 pytestmark = pytest.mark.filterwarnings("ignore::gleanrl._rollout.tensordict_stepper.UndeclaredKeyWarning")
 
 

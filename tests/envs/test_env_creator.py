@@ -1,4 +1,4 @@
-"""EnvCreator."""
+"""`EnvCreator` creates environments and shares the statistics of their transforms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Built:
-    """Counts what it makes, and holds none of it."""
+    """Counts the environments that it makes, and keeps no reference to them."""
 
     def __init__(self):
         self.count = 0
@@ -27,7 +27,7 @@ class Built:
 
 
 class Average(nn.Module):
-    """Shares what it counts."""
+    """Shares its statistics."""
 
     def __init__(self):
         super().__init__()
@@ -41,14 +41,14 @@ class Average(nn.Module):
 
 
 class Averaging(CountingEnv):
-    """Has a transform that shares."""
+    """Has a transform with shared statistics."""
 
     def __init__(self):
         super().__init__()
         self.transform = nn.Sequential(Average(), nn.Identity())
 
     def append_transform(self, transform):
-        """Mark it as one that has transforms."""
+        """Do nothing. `EnvCreator` looks for transforms only where this method exists."""
 
 
 def test_one_environment_is_built_for_the_specs(monkeypatch):
@@ -65,7 +65,7 @@ def test_one_environment_is_built_for_the_specs(monkeypatch):
 
 
 def test_an_environment_that_somebody_holds_stays_his():
-    """A callable that returns the same one again means copies of it; none of them closes it."""
+    """A callable that returns the same environment twice gets copies of it. None of them closes the original."""
     env = CountingEnv()
     for make in (lambda: env, env):
         creator = EnvCreator(make)
@@ -75,7 +75,7 @@ def test_an_environment_that_somebody_holds_stays_his():
         first.close()
         assert second.rollout(2).shape == (2,) and not env.is_closed
         assert SerialEnv(2, creator).rollout(2).shape == (2, 2)
-    assert not env.masks  # nobody stepped or reset it
+    assert not env.masks  # the caller's environment was neither stepped nor reset
     env.rollout(2)
 
 

@@ -172,7 +172,7 @@ class TestFlagSpecs:
         assert specs.full("done")["agents", "truncated"].shape == (3, 2, 1)
 
 
-# What came (None: nothing) -> done, terminated, truncated; the rule is written out again, case by case.
+# Returned flags -> done, terminated, truncated. The table states the rule case by case.
 F, T = False, True
 TABLE = [
     ({}, (F, F, F)),

@@ -1,4 +1,4 @@
-"""What every environment class does with the keywords that its constructor needn't name."""
+"""Every environment class accepts the base constructor's keywords, also if its own constructor doesn't name them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestKind:
 
     def test_abstract_methods_are_asked_for(self) -> None:
         class Half(SerialEnv.__mro__[1]):  # type: ignore[misc]
-            """Has none of the methods of a batch."""
+            """Implements no method of a batch."""
 
         with pytest.raises(TypeError, match="abstract"):
             Half(1, Bare, None, None)
@@ -92,7 +92,7 @@ class TestKind:
 
 
 class Assigning(EnvBase):
-    """Assigns what it knows, then calls the constructor with the rest."""
+    """Assigns some attributes first, and calls the base constructor with the other ones."""
 
     def __init__(self, assigned, **kwargs):
         for name, value in assigned.items():

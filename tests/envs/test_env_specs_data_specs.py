@@ -1,4 +1,4 @@
-"""Specs from data."""
+"""Specs are inferred from data."""
 
 from __future__ import annotations
 

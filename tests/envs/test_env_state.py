@@ -1,4 +1,4 @@
-"""A state that doesn't fit changes nothing, in no environment of those that a state is for."""
+"""A state that doesn't fit leaves all environments unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Counted(CountingEnv):
-    """Has a buffer, a module that stands in it twice, and an extra state."""
+    """Has a buffer, one module under two names, and an extra state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Counted(CountingEnv):
 
 
 class Own(CountingEnv):
-    """Loads by a method of its own, which changes something before it finds out that the rest doesn't fit."""
+    """Loads by its own method, which changes an attribute before it refuses the rest."""
 
     total = seen = 0
 
@@ -97,10 +97,10 @@ KINDS = {
 
 
 def wrong(state: Mapping[Any, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Copies of a state, each with one entry too few, too much or of another kind, at every depth.
+    """Yield copies of a state, each with one entry too few, too many or of another kind, at every depth.
 
-    What isn't wrong is left out: more states than members, more in the state of a part, and nothing carried. Of members
-    that are alike the last one's entries are, which are looked at when the others' have been.
+    Changes that are allowed are left out: more states than members, more entries in the state of a part, and no carry.
+    Among equal members only the last one's entries change, because a load checks it after all others.
     """
     last = {tuple(part): key for key, part in state.items() if isinstance(part, Mapping)}
     if any("." in key for key in state):
@@ -135,7 +135,7 @@ def test_a_state_that_does_not_fit_changes_nothing(kind):
     assert not alike(saved, before)
     refused = 0
     for what, state in wrong(saved):
-        with pytest.raises(Exception):  # noqa: B017  # of whatever type: those of members are their own
+        with pytest.raises(Exception):  # noqa: B017  # any type: members raise their own errors
             env.load_state_dict(state)
             pytest.fail(what)
         assert alike(env.state_dict(), before), what

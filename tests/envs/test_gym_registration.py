@@ -1,4 +1,4 @@
-"""Environments of ours under a gymnasium id, there and back."""
+"""gleanrl environments are registered under a gymnasium id and wrapped again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of agents."""
+"""Group maps assign agents to groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One property of every transform that has a state: saved anywhere, it goes on as if nothing had happened."""
+"""Every stateful transform continues from a saved state as if it had never stopped, at every cut point."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RANDOM = ActionDiscretizer.SamplingStrategy.RANDOM
 
 
 class Momentum(Transform):
-    """A user's transform: a buffer, a part of torch's kind, and something carried."""
+    """A user's transform with a buffer, a torch module and a carry."""
 
     def __init__(self) -> None:
         super().__init__(["observation"])
@@ -71,7 +71,7 @@ class Momentum(Transform):
 
 @dataclass(frozen=True)
 class Case:
-    """An environment and the transforms on it."""
+    """An environment and its transforms."""
 
     base: Any
     chain: Any
@@ -117,7 +117,7 @@ def leaves(td: TensorDict) -> dict[Any, torch.Tensor]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two states, or two lists of rows, are the same to the bit."""
+    """Return whether two states, or two lists of rows, are equal bit for bit."""
     if isinstance(a, torch.Tensor):
         return (
             isinstance(b, torch.Tensor)
@@ -132,7 +132,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def go_on(env: Any, root: TensorDict, steps: range) -> tuple[TensorDict, list[Any]]:
-    """Step and reset; return the root that follows, and copies of everything that came."""
+    """Step and reset; return the next root and copies of all rows."""
     rows = []
     for t in steps:
         action = env.full_action_spec.rand(generator=torch.Generator().manual_seed(t))
@@ -149,13 +149,13 @@ def through_a_file(state: Any) -> Any:
 
 
 def forgetful(env: Any, root: TensorDict) -> TensorDict:
-    """Return the root without what transforms carry themselves."""
+    """Return the root without the keys that transforms carry."""
     carried = [key for transform in env.transform.modules() for key in getattr(transform, "carried", ())]
     return root.exclude(*carried)
 
 
 def saved(case: Case, cut: int) -> tuple[Any, TensorDict, dict[str, Any]]:
-    """Return an environment after so many steps, its root and its state."""
+    """Return an environment after `cut` steps, its root and its state."""
     torch.manual_seed(0)
     env = case.make()
     root, _ = go_on(env, env.reset(), range(cut))
@@ -177,7 +177,7 @@ def test_a_fresh_one_goes_on_where_the_saved_one_was(name, cut):
 
 
 def corruptions(state: Any) -> list[Any]:
-    """Return the states in which one thing is wrong."""
+    """Return states with one wrong entry each."""
     out: list[Any] = [None, "rubbish", {**state, "foreign": torch.zeros(())}]
     out += [{key: value for key, value in state.items() if key != name} for name in state]
     for name, value in state.items():

@@ -1,4 +1,4 @@
-"""Flags and rewards that an environment's own methods left out, or returned without their last dimension."""
+"""Missing flags and rewards are completed, and a missing last dimension is added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a partial reset takes from where, against a loop over rows and agents."""
+"""Partial resets merge each row from the right source, compared with a loop over rows and agents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def side(value: float, size: tuple[int, ...] = (P,)) -> TensorDict:
 
 
 def check(merged: TensorDict, root_rows: list[bool], agents: list[list[bool]]) -> None:
-    """Fresh values are 0, old ones are 1."""
+    """Check each row: reset values are 0, kept values are 1."""
     for p, fresh in enumerate(root_rows):
         for key in ("observation", "image", "scalar", "done"):
             assert merged[key][p].eq(0 if fresh else 1).all(), (key, p)
@@ -148,7 +148,7 @@ class TestMasks:
 
 
 class TestDueResets:
-    """Which masks follow from the flags of a root."""
+    """The reset masks follow from the flags of a root."""
 
     def test_the_environments_flags_rule_those_of_its_agents(self) -> None:
         flags = {"done": torch.tensor([[True], [False]])}
@@ -199,7 +199,7 @@ class TestTerminatedOrTruncated:
 
 
 class TestAfterwards:
-    """What a reset returned, and what asked for it."""
+    """The result of a reset is merged with its request."""
 
     KEYS = ("_reset", ("agents", "_reset"))
 

@@ -1,4 +1,4 @@
-"""Recurrent policies without a primer: their state is kept, and starts at zero after a reset."""
+"""Recurrent policies work without a primer: their state is kept, and is zero after a reset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = Script(lengths=(3, 5))
 
 
 class Recurrent(TensorDictModuleBase):
-    """Counts the steps since the last reset in its state, and begins at zero where it finds none."""
+    """Counts the steps since the last reset in its state. A missing state counts as zero."""
 
     in_keys = ["observation", "h", ("core", "c")]
     out_keys = ["emb", ("next", "h"), ("next", "core", "c")]
@@ -43,7 +43,7 @@ def policy(size: int = 2) -> TensorDictSequential:
 
 
 def check(batch: TensorDictBase) -> None:
-    """The state is the number of steps since the reset, in the root and, one more, below next."""
+    """Check that the state is the number of steps since the reset in the root, and one more in next."""
     count = torch.zeros(batch.batch_size[:-1])
     for t in range(batch.shape[-1]):
         row = batch[..., t]

@@ -1,4 +1,4 @@
-"""`env.rollout` against a loop over `step_and_maybe_reset`, in chunks of every size."""
+"""`env.rollout` equals a loop over `step_and_maybe_reset`, with chunks of every size."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def test_a_rollout_from_a_root_that_is_done_begins_with_a_reset(size: tuple[int,
     data = env.rollout(2, ones, auto_reset=False, tensordict=step_mdp(stepped))
     first = data["observation"].reshape(-1, 2, 3)[0]
     assert first.tolist() == [[0, 1, 0], [0, 1, 1]]
-    if size:  # the other one goes on
+    if size:  # the other stream continues
         assert data["observation"][1].tolist() == [[1, 0, 3], [1, 0, 4]]
     assert not data["done"].any()
 
 
 class Pendulum(EnvBase):
-    """A pendulum whose dynamics can be differentiated."""
+    """A pendulum with differentiable dynamics."""
 
     def __init__(self, mass: torch.Tensor | float = 1.0) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def scaled() -> EnvBase:
 
 
 class TestGradients:
-    """They flow through a rollout where grad mode is on."""
+    """Gradients flow through a rollout in grad mode."""
 
     @pytest.mark.parametrize("make", [Pendulum, serial, scaled])
     def test_they_are_those_of_a_loop_by_hand(self, make: Callable[[], EnvBase]) -> None:

@@ -1,4 +1,4 @@
-"""Rollouts of environments whose data can't be stacked densely."""
+"""Rollouts return data that can't be stacked densely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.envs.vector.makers import SCRIPT, oracle, with_goal
 
 @pytest.fixture
 def env():
-    """Two streams, one of them with a second observation."""
+    """Return two streams; the second one has another observation in addition."""
     made = SerialEnv(2, [oracle, with_goal], create_env_kwargs=[{"stream": 0}, {"stream": 1}])
     yield made
     made.close()

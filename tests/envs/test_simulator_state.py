@@ -1,4 +1,4 @@
-"""What environments live by, and which of them can be taken up in mid-episode."""
+"""The state of simulators is saved, and simulators with a complete state can resume in mid-episode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Drifting(gymnasium.Env[Any, Any]):
-    """Observes what it has in `held`, and moves it on by one."""
+    """Observes the value in `held`, and increments it."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
@@ -39,7 +39,7 @@ class Drifting(gymnasium.Env[Any, Any]):
 
 
 class Iterating(Drifting):
-    """Keeps what it observes where nobody can look."""
+    """Keeps its value in an iterator, which can't be read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Iterating(Drifting):
 
 
 class Telling(Iterating):
-    """Says itself where it is."""
+    """Provides its own state."""
 
     def get_state(self) -> int:
         return int(self.numbers.__reduce__()[2])  # type: ignore[misc]
@@ -65,7 +65,7 @@ COUNT = [0]
 
 
 class Elsewhere(Drifting):
-    """Keeps what it observes outside of itself."""
+    """Keeps its value in a global variable."""
 
     def _observed(self) -> Any:
         COUNT[0] += 1
@@ -73,7 +73,7 @@ class Elsewhere(Drifting):
 
 
 class Counting(Transform):
-    """A user's transform, with a state that it doesn't declare."""
+    """A user's transform with an undeclared state."""
 
     def __init__(self) -> None:
         super().__init__(in_keys=["observation"])

@@ -1,4 +1,4 @@
-"""What an environment declares, read under the names of the public API."""
+"""An environment's declarations can be read under the names of the public API."""
 
 from __future__ import annotations
 

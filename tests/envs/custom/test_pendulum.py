@@ -1,4 +1,4 @@
-"""The pendulum in torch against gymnasium's."""
+"""The torch pendulum computes the same steps as gymnasium's."""
 
 from __future__ import annotations
 
@@ -64,4 +64,5 @@ def test_a_reset_begins_in_a_given_state(make):
     half = given.clone().set("_reset", torch.tensor([[True], [False], [True]]))
     begun = env.reset(half.set("th", given["th"] + 1), set_state=True)
     assert torch.equal(begun["th"], given["th"] + 1)
-    env.reset(env.gen_params(batch_size=[3]), set_state=True)  # without a state in it one is drawn
+    # A reset without a state in its parameters draws one.
+    env.reset(env.gen_params(batch_size=[3]), set_state=True)

@@ -1,4 +1,4 @@
-"""Noughts and crosses."""
+"""Tic-tac-toe follows its rules: turns, wins, draws and legal moves."""
 
 from __future__ import annotations
 

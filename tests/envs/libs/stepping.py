@@ -1,4 +1,4 @@
-"""Running a stepper block by block, as a rollout's owner does."""
+"""Run a stepper block by block, as the owner of a rollout does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gleanrl.envs.libs.gym_stepper import GymStepper
 
 
 def full_schema(stepper: Stepper, env: GymWrapper) -> Schema:
-    """The stepper's columns and those of the actions."""
+    """Return the schema of the stepper's columns and the action columns."""
     spec = env.full_action_spec
     actions = {as_path(k): Field(spec[k].shape, spec[k].dtype) for k in spec.keys(True, True)}
     return Schema({**stepper.schema().items(), **actions})
@@ -30,7 +30,7 @@ def run(
     seed: int = 0,
     stop_at: int | None = None,
 ) -> list[Any]:
-    """Step through blocks of those sizes with seeded random actions; each is full of ones at first."""
+    """Step through blocks of these sizes with seeded random actions. Each block is full of ones at first."""
     torch.manual_seed(seed)
     schema, batches = full_schema(stepper, env), []
     for size in sizes:

@@ -1,4 +1,4 @@
-"""The two public classes: what their arguments do."""
+"""`GymEnv` and `GymWrapper` apply their constructor arguments."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_seed_is_not_used_again_by_the_resets_inside_a_rollout() -> None:
 
 
 class TestNames:
-    """What programs ask an environment, and its class, about the library behind it."""
+    """Attributes that programs read to learn about the library of an environment or its class."""
 
     def test_library(self) -> None:
         env = GymEnv(ORACLE_ID, from_pixels=True, pixels_only=False)
@@ -94,7 +94,7 @@ class TestNames:
 
 
 class TestAfterClose:
-    """An environment by name is made anew by a reset, so that it can be evaluated in after its collector's end."""
+    """A reset after `close` creates the environment again, so that a program can evaluate in it after collecting."""
 
     @pytest.mark.parametrize("num_envs", [0, 2])
     @pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())])

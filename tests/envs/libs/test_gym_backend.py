@@ -1,4 +1,4 @@
-"""Programs that name their backend: gymnasium, or gym where it is installed."""
+"""Programs can choose their backend: gymnasium, or gym where it is installed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_environments_of_gym() -> None:
         assert bool(batch["next", "terminated"].any())
         env.close()
     assert made[0].env_name == "CartPole-v1"
-    made[0].rollout(2)  # made anew, by gym, though the choice is over
+    made[0].rollout(2)  # made again by gym, though the `with` block has ended
 
 
 def test_submodules() -> None:

@@ -1,4 +1,4 @@
-"""One leaf: what is accepted from an environment, and what an action row becomes."""
+"""A codec checks the values of one leaf and converts action rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def categorical(n: int = 3, start: int = 0, dtype: Any = np.int64) -> Categorica
 
 
 class TestArrayObservations:
-    """Arrays pass as they are; the first one fixes the dtype."""
+    """Arrays pass unchanged, and the first one fixes the dtype."""
 
     def test_an_array_as_declared_passes_uncopied(self) -> None:
         value = np.arange(3, dtype=np.float32)
@@ -122,7 +122,7 @@ class TestArrayObservations:
 
 
 class TestArrayActions:
-    """Actions are copies, in the space's dtype."""
+    """Actions are copies in the space's dtype."""
 
     @pytest.mark.parametrize("shape", [(), (1,), (2, 2)])
     def test_rows_of_one_column(self, shape: tuple[int, ...]) -> None:
@@ -156,7 +156,7 @@ class TestArrayActions:
 
 
 class TestRewards:
-    """Anything that is a number is cast; arrays must have the spec's shape."""
+    """Any number is cast; arrays must have the spec's shape."""
 
     @pytest.mark.parametrize(
         "value",
@@ -228,7 +228,7 @@ class TestChoices:
 
 
 class TestOneHotActions:
-    """Rows that aren't one-hot are no actions."""
+    """Rows that aren't one-hot are refused."""
 
     @pytest.mark.parametrize(
         "row", [[0, 0, 0], [1, -1, 0], [0, 2, 0], [2, -1, 0], [1, 3, -3], [0, -1, 0], [1, 0.5, 0]]

@@ -1,4 +1,4 @@
-"""Codecs of choices, and batched ones: P environments' values at once are what P codecs make of them one by one."""
+"""Codecs of choices; a batched codec of P environments equals P codecs of one environment."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_rows_that_are_no_one_hot_vectors() -> None:
 
 @pytest.mark.parametrize("dtype", [np.int64, np.bool_])
 def test_of_a_tie_the_first_is_taken_and_recorded(dtype: Any) -> None:
-    """Policies that mark every maximum put out several ones."""
+    """A policy that marks every maximum sets several ones in its output."""
     one = make_tree(spaces.Discrete(3), ("action",), False)
     assert isinstance(one, Codec)
     row = np.array([0, 1, 1], dtype)

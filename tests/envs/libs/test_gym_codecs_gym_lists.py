@@ -1,4 +1,4 @@
-"""Spaces whose values have no single fixed shape."""
+"""Values without a single fixed shape are collected as list columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = ("go", "to", "the", "red", "door")
 
 
 class Mission(gymnasium.Env[Any, Any]):
-    """Says its trajectory and step as text and as an image, as grid worlds do."""
+    """Encodes its trajectory and step as text and as an image, as grid worlds do."""
 
     action_space = spaces.Discrete(3)
     observation_space = spaces.Dict(
@@ -51,7 +51,7 @@ class Mission(gymnasium.Env[Any, Any]):
 
 
 def check(row: Any) -> None:
-    """Check that image, mission and path of a row, and of its next, belong together."""
+    """Check that image, mission and path of a row belong together, and also in its next."""
     for part in (row, row["next"]):
         code = int(part["image"][0, 0])
         assert part["mission"] == str(code) and part["path"].shape == (code % 10, 2)
@@ -110,7 +110,7 @@ class TestRollouts:
 
 
 def values(space: Any, value: Any, categorical: bool = True) -> dict[Any, Any]:
-    """Return what becomes of a value, by key."""
+    """Return the encoded value by key."""
     tree = make_tree(space, ("o",), categorical, lists=True)
     return {codec.key: found for codec, found in zip(leaves(tree), encode(tree, value), strict=True)}
 

@@ -1,4 +1,4 @@
-"""Rendered frames as observations."""
+"""Rendered frames become observations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = Script(lengths=(50,))
 
 
 class ReusingFrames(OracleEnv):
-    """Renders into one and the same array, upside down."""
+    """Renders every frame into the same array, upside down."""
 
     frame = np.zeros((6, 8, 3), np.uint8)
 
@@ -97,7 +97,7 @@ def test_by_name() -> None:
 
 
 class Frames(gymnasium.Env[Any, Any]):
-    """Observes what its space has."""
+    """Returns samples of its observation space."""
 
     action_space = spaces.Discrete(2)
 

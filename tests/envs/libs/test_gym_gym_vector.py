@@ -1,4 +1,4 @@
-"""Vector environments by name."""
+"""Vector environments are created by name."""
 
 from __future__ import annotations
 

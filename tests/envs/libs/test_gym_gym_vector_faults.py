@@ -1,4 +1,4 @@
-"""Vector environments that misbehave: each break raises where it happens, and the ledger stays exact."""
+"""Invalid results of vector environments raise at the failing step, and the frame counts stay exact."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Change = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
 class Faulty(NativeOracle):
-    """Returns `change(result)` of its `at`-th step."""
+    """Returns `change(result)` from its `at`-th step."""
 
     def __init__(self, change: Change, at: int = 4) -> None:
         super().__init__(script=NEVER)
         self.change, self.at, self.steps = change, at, 0
 
     def step(self, actions: Any) -> Any:
-        """Step, and spoil the result once."""
+        """Step, and change the result once."""
         self.steps += 1
         result = super().step(actions)
         return self.change(result) if self.steps == self.at else result

@@ -1,4 +1,4 @@
-"""Entries of info in the records."""
+"""Entries of info are read into the records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = Script(lengths=(50,))
 
 
 class EveryKind(OracleEnv):
-    """Info of every kind; some of it at the end of an episode only, or at a reset only."""
+    """Info of every kind; some entries come only at the end of an episode or only at a reset."""
 
     def _info(self) -> dict[str, Any]:
         info: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Hooks, keys, pass-through and the choice of the stepper."""
+"""Wrappers call overridden hooks, pass attributes through, and choose the stepper."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Counting(GymWrapper):
 
 
 class TestHooks:
-    """A rollout calls what a subclass overrides."""
+    """A rollout calls the hooks that a subclass overrides."""
 
     def test_read_reward(self) -> None:
         data, plain = (
@@ -97,7 +97,7 @@ class TestHooks:
 
 
 class TestChoiceOfStepper:
-    """Arrays are written directly where nothing says otherwise."""
+    """A wrapper writes arrays into blocks directly if no hook or reader is overridden."""
 
     @pytest.mark.parametrize(
         "make",
@@ -221,7 +221,7 @@ class TestProtocol:
 
 
 class TestAttributes:
-    """What the wrapper lacks is the environment's, wrappers included."""
+    """Attributes that the wrapper lacks come from the environment, through gymnasium's wrappers."""
 
     def test_through_wrappers(self) -> None:
         class Tagged(gym.Wrapper):

@@ -1,4 +1,4 @@
-"""The gymnasium environment behind a wrapper: seeds, frame skip, closing, the shape of its answers."""
+"""The gymnasium simulator inside a wrapper: seeds, frame skip, closing, and the format of its results."""
 
 from __future__ import annotations
 

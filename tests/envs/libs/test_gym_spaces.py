@@ -1,4 +1,4 @@
-"""Spaces become specs, and what a space samples goes through its codec and back."""
+"""Spaces become specs, and samples of a space survive a round trip through its codec."""
 
 from __future__ import annotations
 
@@ -152,14 +152,14 @@ def test_spaces_of_the_old_library_are_named():
 
 
 class Compass(spaces.Space[Any]):
-    """A direction, which gymnasium has no space for."""
+    """A direction, for which gymnasium has no space."""
 
     def __init__(self) -> None:
         super().__init__((1,), np.float32)
 
 
 class Needle(Compass):
-    """One that derives from it."""
+    """A subclass of the space."""
 
 
 def test_conversions_that_users_register() -> None:

@@ -1,4 +1,4 @@
-"""Codecs nested like Dict spaces."""
+"""Codecs are nested like their Dict spaces."""
 
 from __future__ import annotations
 

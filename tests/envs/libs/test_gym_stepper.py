@@ -1,4 +1,4 @@
-"""The stepper against bare gymnasium and against the TensorDict path."""
+"""The stepper equals bare gymnasium and the TensorDict path."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class TestActions:
         stepper.bind(block, ready)
         for t in range(3):
             stepper.step(t)
-        block.column(("action",)).zero_()  # what the environment got isn't the column's memory
+        block.column(("action",)).zero_()  # the environment received a copy, not the memory of the column
         assert [int(action) - start for action in seen] == [2, 0, 1]
         assert [type(action) for action in seen] == [dtype] * 3
 

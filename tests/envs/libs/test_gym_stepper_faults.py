@@ -1,4 +1,4 @@
-"""Rewards, dtypes and everything that an environment can do wrong under the stepper."""
+"""The stepper casts or refuses rewards and dtypes, and reports every environment error."""
 
 from __future__ import annotations
 

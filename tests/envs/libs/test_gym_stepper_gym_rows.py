@@ -1,4 +1,4 @@
-"""What stands in the rows of gymnasium environments."""
+"""Rows of gymnasium environments hold roots, outcomes and actions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_columns_are_those_of_a_step_without_batch_dimensions(size):
 def test_a_leaf_alone_is_written_as_it_came():
     assert rows_of(PLACES, MOVES).plain is not None
     assert rows_of(BOTH, MOVES).plain is None
-    assert rows_of(MOVES, MOVES).plain is None  # a one-hot vector is made of it
+    assert rows_of(MOVES, MOVES).plain is None  # the action is converted to a one-hot vector
 
 
 def test_roots_are_copied():

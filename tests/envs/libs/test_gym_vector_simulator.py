@@ -1,4 +1,4 @@
-"""One place for autoreset modes, seeds and partial resets."""
+"""The vector simulator handles autoreset modes, seeds and partial resets."""
 
 from __future__ import annotations
 

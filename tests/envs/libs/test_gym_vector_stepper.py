@@ -1,4 +1,4 @@
-"""Vector environments against the oracle, in every autoreset mode: true last observations, frames, ids, ledger."""
+"""Vector environments equal the oracle in every autoreset mode: last observations, frames, ids and frame counts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class TestNextStep:
         ids = torch.cat([batch[IDS] for batch in batches], 1)
         done = torch.cat([batch["next", "done"][..., 0] for batch in batches], 1)
         assert torch.equal(ids < 0, ~whole) and bool((ids[~whole] == -1).all())
-        # Behind every end stands one reset, and nowhere else (the last step may be cut down to the budget).
+        # One reset follows each end, and no other row is a reset. The budget may cut off the last step.
         assert torch.equal(~whole[:, 1:-1], done[:, :-2]) and int(whole.sum()) == 60
         assert not done[~whole].any()
 

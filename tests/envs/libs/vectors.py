@@ -1,4 +1,4 @@
-"""Vector environments for tests: the oracle in every autoreset mode, and one that takes no reset mask."""
+"""Vector environments for tests: the oracle in every autoreset mode, and one that resets without a mask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def vector(
     asynchronous: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Return a vector environment of oracle streams 0 … P-1; `kwargs` beyond copy go to each."""
+    """Return a vector environment of oracle streams 0 to P-1; `kwargs` other than copy go to each stream."""
     options = {"copy": kwargs.pop("copy", True), "autoreset_mode": mode}
     if "shared_memory" in kwargs:
         options["shared_memory"] = kwargs.pop("shared_memory")
@@ -34,9 +34,9 @@ def vector(
 
 
 class NativeOracle(VectorEnv[Any, Any, Any]):
-    """The oracle written as a vector environment: resets in the following step only, ignores options.
+    """The oracle as a vector environment. It resets in the step after an end and ignores options.
 
-    It returns one and the same array from every call if `reuse`.
+    With `reuse`, every call returns the same array.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -60,7 +60,7 @@ class NativeOracle(VectorEnv[Any, Any, Any]):
         return self._emit(), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step those that go on, reset the others."""
+        """Step the running environments and reset the ended ones."""
         self.clocks = np.where(self.ended, 0, self.clocks + 1)
         self.episodes = self.episodes + self.ended
         triples = list(zip(range(self.num_envs), self.episodes.tolist(), self.clocks.tolist(), strict=True))
@@ -76,7 +76,7 @@ class NativeOracle(VectorEnv[Any, Any, Any]):
 
 
 class MaskedOracle(NativeOracle):
-    """The same with resets by mask; in the rows that it wasn't to reset, a reset returns garbage."""
+    """A `NativeOracle` with masked resets. A reset returns garbage in the rows outside the mask."""
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}
 
@@ -90,11 +90,11 @@ class MaskedOracle(NativeOracle):
         return out, {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all of them, whatever they returned before."""
+        """Step all environments, ended or not."""
         self.ended[:] = False
         return super().step(actions)
 
 
 def record_statistics(env: Any) -> Any:
-    """Return `env` with gymnasium's statistics of episodes in its info."""
+    """Return `env` with gymnasium's episode statistics in its info."""
     return gym.wrappers.vector.RecordEpisodeStatistics(env)

@@ -1,4 +1,4 @@
-"""Environments that step by a world model."""
+"""Model-based environments step by a world model."""
 
 from __future__ import annotations
 

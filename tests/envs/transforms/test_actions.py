@@ -26,7 +26,7 @@ from tests.fakes_masks import check_allowed
 
 
 class ChoiceEnv(CountingEnv):
-    """Five choices, of which an observation allows those whose number isn't the step's, modulo five."""
+    """Has five actions. All are allowed except the step number modulo five."""
 
     def _declare(self):
         super()._declare()
@@ -94,7 +94,7 @@ def test_specs_of_discrete_actions():
 
 
 class NarrowEnv(CountingEnv):
-    """Actions of one component, ``(*batch, 1)``, or without any dimension of their own."""
+    """Has actions of one component, ``(*batch, 1)``, or without an action dimension."""
 
     dims = 1
 
@@ -138,7 +138,7 @@ def test_over_a_batch_of_environments():
 
 
 class MaskedEnv(CountingEnv):
-    """One of four choices is forbidden in each step."""
+    """Forbids one of four actions in each step."""
 
     def _declare(self):
         super()._declare()
@@ -156,12 +156,12 @@ class MaskedEnv(CountingEnv):
 
 @pytest.mark.parametrize("size", [(), (2,)], ids=str)
 def test_specs_of_a_masked_environment_hold(size):
-    for seed in range(5):  # what is drawn in one step may be forbidden in the last one
+    for seed in range(5):  # an action drawn for this step may be forbidden in the previous one
         check_env_specs(TransformedEnv(MaskedEnv(None, size), ActionMask()), seed=seed)
 
 
 class UsedUpEnv(CountingEnv):
-    """Four choices, each allowed once: the last observation allows none."""
+    """Has four actions, each allowed once, so the last observation allows none."""
 
     def _declare(self):
         super()._declare()
@@ -232,7 +232,7 @@ def test_mistakes_are_named():
 
 
 class IntegerMaskEnv(ChoiceEnv):
-    """Masks of int8, or with a third value."""
+    """Has masks of int8, optionally with a third value."""
 
     third = False
 
@@ -266,7 +266,7 @@ def test_integer_mask_with_another_value_is_refused_with_the_value():
 
 
 class JointMaskEnv(CountingEnv):
-    """Two choices of five, whose combinations an observation allows: none at the end of an episode."""
+    """Has two choices of five, and a mask of their combinations; no combination is allowed at the end of an episode."""
 
     def _declare(self):
         super()._declare()
@@ -320,7 +320,7 @@ def test_noops_after_an_action_mask_are_allowed_actions():
 
 
 class Inverting(Transform):
-    """Has a method for actions, and leaves them unchanged; counts how often its spec is asked for."""
+    """Has a method for actions that leaves them unchanged; counts the calls for its spec."""
 
     derived = 0
 

@@ -1,4 +1,4 @@
-"""`MultiAction`: a chunk of actions against the same actions one by one."""
+"""`MultiAction` runs a chunk of actions as the same actions one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gleanrl.testing import check_transform
 
 
 class Counting(EnvBase):
-    """Counts its steps and ends after so many; the reward is the action."""
+    """Counts its steps and ends at `end`; the reward is the action."""
 
     def __init__(self, end=5, size=()):
         super().__init__(batch_size=size)

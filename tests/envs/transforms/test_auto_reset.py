@@ -21,7 +21,7 @@ SCRIPT = Script(lengths=(3, 2, 4))
 
 
 class SelfResetting(CountingEnv):
-    """Begins the next episode within the step that ends one; a reset of some environments does nothing."""
+    """Begins the next episode in the step that ends one. A partial reset does nothing."""
 
     final = False
 

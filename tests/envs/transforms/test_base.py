@@ -1,4 +1,4 @@
-"""Transforms as users write them: with as few hooks as they need."""
+"""User transforms work with as few hooks as they need."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.envs.transforms.ways import (
 
 
 class Sine(Transform):
-    """As in many tutorials: one method for the values, one for the spec."""
+    """Has one method for values and one for the spec, as in many tutorials."""
 
     def _apply_transform(self, obs):
         return obs.sin()
@@ -65,7 +65,7 @@ class Parity(Transform):
 
 
 class Bonus(Transform):
-    """Changes the reward only, where there is one, and uses the root."""
+    """Changes the reward only, with a value of the root."""
 
     def _step(self, td, next_td):
         next_td["reward"] = next_td["reward"] + td["step_count"]
@@ -180,7 +180,7 @@ def test_an_empty_chain_changes_nothing(env):
 
 
 class TestOverridesOnRows:
-    """Hooks that a subclass replaces are called on rows, too, whatever the class derives from."""
+    """Hooks that a subclass overrides are called on rows too, whatever its base class is."""
 
     def test_a_call_of_a_transform_that_has_nothing_to_do(self):
         class Louder(DTypeCastTransform):

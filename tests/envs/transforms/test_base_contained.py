@@ -1,4 +1,4 @@
-"""A transform's place: one container, what it sees from there, and copies that are in none."""
+"""A transform has one container, sees its parent from there, and is copied without it."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_chain_in_an_environment_can_be_changed():
         "step_count",
     }
     assert env.rollout(2)["next", "step_count"].flatten().tolist() == [1, 2]
-    env.transform[0] = counter  # it may stay where it is
+    env.transform[0] = counter  # assigning a transform to its present place is allowed
     assert len(env.transform) == 1
     for mistake in (
         lambda: Compose().pop(),
@@ -193,7 +193,7 @@ def test_a_transform_of_another_library_is_refused():
 
 
 class Recording(Transform):
-    """Counts what it is told to write out."""
+    """Counts the calls of `dump`."""
 
     dumped = ()
 

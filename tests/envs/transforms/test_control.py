@@ -156,7 +156,7 @@ def test_an_environment_without_lives_is_refused():
 @pytest.mark.parametrize("env", [single, batched])
 def test_the_greatest_of_the_last_observations(env):
     batch = joined(collect_both_ways(env, lambda: [TimeMaxPool(["observation"], ["top"], T=3)]))
-    # Observations grow within an episode: the newest is the greatest, and nothing comes from the episode before.
+    # Observations grow within an episode, so the newest is the greatest. No value comes from the episode before.
     assert torch.equal(batch["top"], batch["observation"])
     assert torch.equal(batch["next", "top"], batch["next", "observation"])
 

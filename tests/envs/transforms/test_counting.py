@@ -36,7 +36,7 @@ CHAINS = {
 
 
 def act(key):
-    """Return a policy that reads what stands at `key`."""
+    """Return a policy that reads the value at `key`."""
     return TensorDictModule(lambda x: x[..., :1].float().expand(*x.shape[:-1], 2).clone(), [key], ["action"])
 
 
@@ -146,7 +146,7 @@ def test_steps_are_quiet_below_the_limit():
     assert counters.until == 4  # the step of row 4 makes the fifth
     rewards = torch.tensor([9.0, 0.2, 0.3, 0.4, 9.0, 9.0])[:, None]
     made.fill(("next", "reward"), rewards)
-    for _ in range(2):  # again after an interrupt
+    for _ in range(2):  # twice, as after an interrupt
         after = counters.catch_up(4)
         assert made.column(("next", "step_count"))[1:4, 0].tolist() == [2, 3, 4]
         assert made.column(("step_count",))[2:5, 0].tolist() == [2, 3, 4]
@@ -168,7 +168,7 @@ def test_counts_written_ahead_stand_where_the_quiet_rows_ended():
     made.fill(("next", "reward"), torch.arange(6.0)[:, None])
     begin(counters, outputs, 1, root)
     assert made.column(("step_count",))[2:, 0].tolist() == [8, 9, 10, 11]
-    for _ in range(2):  # again after an interrupt
+    for _ in range(2):  # twice, as after an interrupt
         after = counters.catch_up(3)
         assert after["step_count"].tolist() == chain[0].carried["step_count"].tolist() == [9]
         assert after["episode_reward"].tolist() == chain[1].carried["episode_reward"].tolist() == [3.0]
@@ -218,7 +218,7 @@ def test_an_interrupt_loses_no_count(policy):
 
 
 class WrittenRows(Output):
-    """Counts the rows that it writes at once."""
+    """Counts the rows of its block writes."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -245,12 +245,13 @@ def test_what_is_written_ahead_is_in_proportion_to_the_block(every):
         if t < 999:
             counters.begin(t + 1, root)
     assert made.column(("next", "step_count")).flatten().tolist() == list(range(1, 1001))
-    assert output.count <= 68 * 1000  # 64 at least after each end, and twice as many as were quiet before
+    # At least 64 after each end, and twice as many as the rows skipped before.
+    assert output.count <= 68 * 1000
     assert steps <= 5 * (1000 // every) + 8
 
 
 class Overflowing(CountingEnv):
-    """Its rewards are more than a float of 32 bits holds, and cancel out to nan."""
+    """Has rewards beyond the range of float32, which cancel out to nan."""
 
     def _step(self, tensordict):
         out = super()._step(tensordict)

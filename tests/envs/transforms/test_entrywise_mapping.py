@@ -53,7 +53,7 @@ def test_specs_are_mapped_wherever_the_keys_are_declared():
 
 
 class Halved(Transform):
-    """A user's transform that declares nothing."""
+    """A user's transform without declarations."""
 
     def _inv_apply_transform(self, value):
         return value / 2

@@ -1,4 +1,4 @@
-"""What transforms say of their arithmetic is what they do, one rounding after the other."""
+"""The declared arithmetic of a transform equals its results, rounding by rounding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TORCH = {"add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide
 @pytest.mark.parametrize("dtype", CONVERSIONS)
 @pytest.mark.parametrize("shape", [(1,), (3,), (8,), (1001,)])
 def test_operations_one_after_the_other_are_the_formula(standardizes, dtype, shape):
-    """However many values there are: torch's fused operations round otherwise in blocks than at their ends."""
+    """Results don't depend on the number of values. Fused operations of torch round a block's end differently."""
     torch.manual_seed(0)
     value = torch.randn(shape, dtype=dtype)
     numbers = {"loc": torch.randn((), dtype=dtype), "scale": torch.rand((), dtype=dtype) + 0.1}

@@ -14,7 +14,7 @@ N = 3
 
 
 def expected(obs: torch.Tensor, padding: str) -> torch.Tensor:
-    """The stack that belongs to an observation (stream, episode, step), from the oracle alone."""
+    """Return the expected frame stack of an observation (stream, episode, step), computed from the oracle alone."""
     frames = []
     for back in reversed(range(N)):
         frame = obs.clone()

@@ -24,7 +24,7 @@ from tests.fakes import OracleEnv
 
 
 class ColourEnv(OracleEnv):
-    """A frame (6, 8, 3) whose first row holds (stream, episode, step) and whose others a fixed pattern."""
+    """Shows a frame (6, 8, 3): (stream, episode, step) in its first row, a fixed pattern in the other ones."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -45,7 +45,7 @@ KEY = {"in_keys": ["pixels"], "out_keys": ["image"]}
 
 
 def by_hand(frame: torch.Tensor) -> torch.Tensor:
-    """(..., 6, 8, 3) uint8 to (..., 3, 6, 8) float32 from 0 to 1."""
+    """Convert (..., 6, 8, 3) uint8 to (..., 3, 6, 8) float32 between 0 and 1."""
     return frame.movedim(-1, -3).float() / 255
 
 

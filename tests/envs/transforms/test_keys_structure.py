@@ -145,7 +145,7 @@ def test_done_is_made_of_the_flags_that_are_left():
 
 
 class GroupEnv(CountingEnv):
-    """Has a group of observations beside the others."""
+    """Has a group of observations in addition to the usual ones."""
 
     def _declare(self):
         super()._declare()

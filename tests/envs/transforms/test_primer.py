@@ -74,7 +74,7 @@ def test_a_recurrent_policy_in_a_collector(env):
 
 
 def primed():
-    """An environment whose state stands as deep inside as it can; an episode ends after 3 steps, the next after 5."""
+    """Return an environment with a primed state. Its episodes end after 3 and 5 steps by turns."""
     return TransformedEnv(
         CountingEnv(Script(lengths=(3, 5))), Compose(TensorDictPrimer(h=Unbounded((1,))), StepCounter())
     )
@@ -134,7 +134,8 @@ def test_the_state_reaches_a_primer_below_other_environments(make, written):
     collector = SyncDataCollector(env, policy, frames_per_batch=16, total_frames=32)
     try:
         for batch in (rolled, unrolled, by_hand, *collector):
-            found = batch["h"] - 1 if written == "h" else batch["h"]  # what it wrote over what it had read
+            # The policy wrote a new value over the one that it read.
+            found = batch["h"] - 1 if written == "h" else batch["h"]
             assert torch.equal(found, batch["step_count"].float())
             assert torch.equal(batch["next", "h"], batch["next", "step_count"].float())
             assert bool((batch["step_count"] > 1).any())

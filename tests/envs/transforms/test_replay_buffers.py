@@ -63,7 +63,7 @@ def test_a_row_without_an_end_is_refused():
 
 
 class Counter(TensorDictModuleBase):
-    """A recurrent module: its state is the sum of what it read."""
+    """A recurrent module whose state is the sum of its inputs."""
 
     in_keys = ["x", "h"]
     out_keys = ["y", ("next", "h")]

@@ -160,7 +160,7 @@ def test_held_text_is_state():
 
 @pytest.mark.parametrize("streams", [None, 2])
 def test_trajectories_that_nobody_goes_on_with_end_in_what_is_held(streams):
-    """As if their last step had been truncated when it was written."""
+    """The last held step is treated as if it had been truncated when it was written."""
     lead = [] if streams is None else [streams]
 
     def steps(trajectory, count, cut=False):
@@ -187,14 +187,14 @@ def test_trajectories_that_nobody_goes_on_with_end_in_what_is_held(streams):
 
 
 def unfinished(start: float, count: int) -> TensorDict:
-    """Steps of a trajectory that isn't over, without ids; observations count up."""
+    """Return steps of an unfinished trajectory without ids; observations count up."""
     x = (start + torch.arange(count))[:, None]
     after = {"x": x + 1, "done": torch.zeros(count, 1, dtype=torch.bool), "reward": torch.ones(count, 1)}
     return TensorDict({"x": x, "next": after}, [count])
 
 
 def looked_ahead(chunks: list[TensorDict], restored_after: int | None = None) -> dict[float, float]:
-    """Return the next observation of each step that n-step rows hold, by its observation."""
+    """Return the next observation of each step in the n-step rows, by its observation."""
     found: dict[float, float] = {}
     transform = MultiStepTransform(3, 0.9)
     for place, chunk in enumerate(chunks):

@@ -120,7 +120,7 @@ def test_bad_arguments_are_refused():
 
 
 class TwoAims(CountingEnv):
-    """A reward of two components."""
+    """Has a reward of two components."""
 
     def _declare(self):
         super()._declare()

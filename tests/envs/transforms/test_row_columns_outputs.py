@@ -71,7 +71,7 @@ def test_rows_are_the_same_whether_the_core_writes_them_or_not(monkeypatch):
             output.write(t, values[output.key])
     assert {t for output, t in alone if output not in plain} == {
         1
-    }  # it has a private key, for which there is no column
+    }  # row 1 has a private key, and private keys have no column
     outputs.write_root(1, {"a": torch.ones(4, 2), "_private": torch.zeros(4)})
     plain[0].write_root(1, torch.ones(4, 2))
     for path in made.schema.paths:
@@ -81,7 +81,7 @@ def test_rows_are_the_same_whether_the_core_writes_them_or_not(monkeypatch):
 
 def test_what_no_spec_declares_is_refused():
     outputs = Outputs(block(), ["a"], {("a",)})
-    for _ in range(2):  # though there is a column
+    for _ in range(2):  # twice, because a column exists after the first write
         with pytest.raises(EnvironmentContractError, match="'r', which the transformed specs don't declare"):
             outputs.write(0, {"a": torch.zeros(2), "r": torch.zeros(2)})
     with pytest.raises(EnvironmentContractError, match="'a' expected shape"):

@@ -1,4 +1,4 @@
-"""What the core does of transforms in quiet rows is what they make of every other row, bit for bit."""
+"""The native core maps skipped rows exactly as the transforms map the other rows, bit for bit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SIZES = (20, 1, 2, 33, 7)
 
 @pytest.fixture
 def rows_run(monkeypatch):
-    """The rows in which the core did what transforms do."""
+    """List the rows that the core mapped."""
     found = []
 
     class Watched(RowMaps):
@@ -118,7 +118,7 @@ def test_quiet_rows_are_like_all_others(env, chain, policy, rows_run):
 
 
 def act(key):
-    """Return a policy that reads what stands at `key`."""
+    """Return a policy that reads the value at `key`."""
     return TensorDictModule(
         lambda x: (x[..., :1].float().cos() * 0.9).expand(*x.shape[:-1], 2).clone(), [key], ["action"]
     )
@@ -167,7 +167,7 @@ def test_doubles_become_floats(more, rows_run):
             RewardSum(out_keys=["more"]),
             RewardClipping(-1.0, 1.0),
         ],
-        # What is added up is neither what was nor what comes in the end.
+        # The summed values are scaled rewards, but not the final ones.
         lambda: [RewardScaling(0.5, 1.7), RewardSum(), RewardScaling(0.5, 1.7)],
         lambda: [
             StepCounter(7),
@@ -202,7 +202,7 @@ def test_large_rows_are_left_to_torch(rows_run):
 
 
 class Own(RewardScaling):
-    """A user's: what it does isn't known."""
+    """A user's transform with unknown arithmetic."""
 
     def _apply_transform(self, value):
         return super()._apply_transform(value).abs()
@@ -243,7 +243,7 @@ def make_square(one):
 
 
 def turn_over(one):
-    one.loc.data = one.loc.data.T  # the same memory, read otherwise
+    one.loc.data = one.loc.data.T  # the same memory with other strides
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_a_state_in_the_middle_of_a_batch_is_that_of_its_last_row(chain, rows_ru
 @pytest.mark.parametrize("at", [1, 4, 8, 9])
 @pytest.mark.parametrize("chain", ["standard", "in a row", "sums before"])
 def test_a_batch_that_fails_leaves_the_root_of_its_last_whole_row(chain, at, rows_run):
-    """The next batch begins with what was mapped of the step before the policy failed."""
+    """The next batch begins with the values mapped before the policy failed."""
 
     def parts(*more):
         calls = 0

@@ -1,4 +1,4 @@
-"""Which transforms are left out in rows in which nothing ends."""
+"""Transforms are skipped in rows that end no episode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def block(fields):
 
 
 def destinations(spare=False, required=()):
-    """Return a base environment's block, with a single row of rewards or all of them, and one that is handed out."""
+    """Return the inner and the outer block. With `spare`, all reward rows of the inner one share their memory."""
     flag, number = Field(torch.Size((1,)), torch.bool), Field(torch.Size((1,)), torch.float32)
     count = Field(torch.Size((1,)), torch.int64)
     observation = Field(torch.Size((4,)), torch.float32)
@@ -55,7 +55,7 @@ def destinations(spare=False, required=()):
 
 @pytest.fixture
 def chain_of():
-    """Puts transforms into an environment, which is held."""
+    """Put transforms into an environment, and keep a reference to it."""
     held = []
 
     def make(*transforms):
@@ -73,11 +73,11 @@ def chain_of():
         (lambda: (StepCounter(5), RewardSum()), ("step_count",), 2),  # written ahead
         (lambda: (StepCounter(5), RewardSum()), ("episode_reward",), 1),
         (lambda: (StepCounter(5), RewardSum()), None, 1),
-        # One reads the count.
+        # The sum reads the count.
         (lambda: (StepCounter(), RewardSum(["step_count"], ["episode_reward"])), None, 0),
         (lambda: (StepCounter(5), RewardScaling(0.0, 2.0), RewardSum()), (), 1),
         (lambda: (RewardSum(), RewardScaling(0.0, 2.0)), (), 0),
-        (lambda: (StepCounter(5), StepCounter()), (), 0),  # one count
+        (lambda: (StepCounter(5), StepCounter()), (), 0),  # both write the same count
         (lambda: (RewardSum(out_keys=["elsewhere"]),), (), 0),  # no column
     ],
 )
@@ -134,7 +134,7 @@ def hooks(chain):
             {"observation"},
             0,
         ),
-        # One has to be run, or there is more to be written.
+        # One transform must run in each row, or more values must be written.
         (lambda: (RewardClipping(-1.0, 1.0), StepCounter()), ("reward",), None, 1),
         (lambda: (RewardScaling(0.0, 2.0), StepCounter()), ("reward", "observation"), None, 1),
         (lambda: (RewardClipping(-1.0, 1.0), RewardScaling(0.0, 2.0), StepCounter()), (), None, 2),
@@ -145,7 +145,7 @@ def test_the_core_does_all_or_transforms_do(chain_of, transforms, required, mapp
     plan = quiet_plan(chain, hooks(chain), destinations(required=required), ())
     assert len(plan.in_every_row) == always
     assert (None if plan.mapped is None else plan.mapped.keys) == mapped
-    if mapped is not None:  # rows that aren't quiet are those of the whole chain
+    if mapped is not None:  # a row with an end runs the whole chain
         assert len(plan.in_other_rows) == len(chain)
     assert plan.required == ([] if mapped is not None else list(required))
 

@@ -12,7 +12,7 @@ from tests.envs.transforms.ways import batched, single
 
 
 class Unlocked(EnvBase):
-    """Steps as many environments as it is given; all it knows is in the TensorDict."""
+    """Steps a batch of any size, because its whole state is in the TensorDict."""
 
     batch_locked = False
 

@@ -13,7 +13,7 @@ from tests.fakes_base import CountingEnv
 
 
 class TwoAgents(CountingEnv):
-    """Two agents under keys of their own: ``left`` and ``right``, and an action for each."""
+    """Has two agents with separate keys, ``left`` and ``right``, and an action for each."""
 
     def _declare(self):
         super()._declare()

@@ -45,7 +45,7 @@ def test_a_limit_truncates_and_resets(env):
     assert int(after.max()) == 2
     assert bool((truncated | (after != 2)).all())
     assert bool((done | ~truncated).all())
-    # The step after an end begins a new episode: time is the last batch dimension.
+    # The step after an end begins a new episode. Time is the last batch dimension.
     time = batch.ndim - 1
     ended = done.any(-2) if path else done
     begun = (count.amax(-2) if path else count).narrow(time, 1, batch.shape[-1] - 1)
@@ -55,9 +55,9 @@ def test_a_limit_truncates_and_resets(env):
 def test_a_limit_in_one_environment_of_a_batch_leaves_the_others_alone():
     env = CountingEnv(Script(lengths=(9, 4, 9)), (3,))
     batch = TransformedEnv(env, StepCounter(max_steps=6)).rollout(13, break_when_any_done=False)
-    # Stream 0 has episodes of 9, 4 and 9 steps: by the limit, by itself, by the limit.
+    # Stream 0 has episodes of 9, 4 and 9 steps, which end by the limit, by themselves, and by the limit.
     assert batch["step_count"][0, :, 0].tolist() == [*range(6), *range(4), *range(3)]
-    # Stream 1 has episodes of 4, 9 and 9 steps: by itself, by the limit, by the limit.
+    # Stream 1 has episodes of 4, 9 and 9 steps, which end by themselves, by the limit, and by the limit.
     assert batch["step_count"][1, :, 0].tolist() == [*range(4), *range(6), *range(3)]
     assert batch["observation"][1, :, 1].tolist() == [0.0] * 4 + [1.0] * 6 + [2.0] * 3
 
@@ -77,7 +77,7 @@ def test_without_update_done_the_episode_goes_on():
 
 @pytest.mark.parametrize("env", ENVS)
 def test_a_flag_without_update_done_is_gone_after_a_reset(env):
-    # Episodes longer than the limit: flagged from the second step on until they end by themselves.
+    # Episodes are longer than the limit, so each is flagged from its second step to its end.
     batch = joined(collect_both_ways(env, lambda: [StepCounter(2, update_done=False)], sizes=(2, 7, 1, 12)))
     count, truncated = batch[key(env, "step_count")], batch[key(env, "truncated")]
     assert int(count.max()) > 2

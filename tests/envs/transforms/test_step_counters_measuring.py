@@ -37,7 +37,7 @@ def test_numbers_go_on_with_a_state():
 
 
 class Slow(CountingEnv):
-    """A reset takes two seconds, a step one."""
+    """Takes two seconds for a reset and one for a step."""
 
     def _reset(self, tensordict=None, **kwargs):
         clock.sleep(2)

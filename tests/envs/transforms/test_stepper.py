@@ -73,7 +73,7 @@ def test_what_a_policy_reads_stands_in_its_row_in_time(env):
 
 
 class Backwards(Transform):
-    """Turns actions round, in an `inv` of its own, which works on rows."""
+    """Negates actions in its own `inv`, which works on rows."""
 
     on_rows = True
 
@@ -253,7 +253,7 @@ def test_a_limit_of_what_resets_by_itself_is_refused():
 
 
 def test_an_end_from_outside_resets_the_values_of_the_ended_member_only():
-    """Members' own transforms go on in the others, though a batch of them is told about the reset in the middle."""
+    """The members' own transforms continue in the other members, although the reset reaches the whole batch."""
 
     def member(limit):
         return TransformedEnv(GymEnv("CartPole-v1"), Compose(InitTracker(), StepCounter(limit)))

@@ -1,4 +1,4 @@
-"""Which columns a transformed environment's base shares with the block that is handed out."""
+"""The inner block of a transformed environment shares unchanged columns with the outer block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = ("observation",)
 
 
 def made(*transforms, inverts=False, changed=frozenset(), summed=frozenset()):
-    """The maker of inner blocks, and an outer block of three steps."""
+    """Return a maker of inner blocks, and an outer block of three steps."""
     env = TransformedEnv(batched(), Compose(*transforms))
     stepper, base = env.make_stepper(), env.base_env.make_stepper()
     schema = Schema({**stepper.schema().items(), **action_fields(env, 1)})

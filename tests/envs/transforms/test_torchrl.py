@@ -1,4 +1,4 @@
-"""Transforms of TorchRL's outside environments; `tests/foreign/test_torchrl_transforms.py` has real ones within."""
+"""TorchRL transforms work outside environments. `tests/foreign/test_torchrl_transforms.py` tests them within."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from gleanrl.envs.transforms.torchrl import ForeignTransform
 
 
 class Doubles(torch.nn.Module):
-    """What a buffer asks of a transform of another library."""
+    """Implements all that a buffer requires of another library's transform."""
 
     scale, closed, tolerant = 2, 0, False
 

@@ -1,4 +1,4 @@
-"""Which transformed environments step into rows, and which of those rows may be on the CPU."""
+"""A transformed environment steps into rows where its transforms allow it, and on the CPU where all parts do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Mine(ObservationNorm):
-    """A user's class, of which nothing is known."""
+    """A user's class, whose behaviour isn't known."""
 
 
 def doubled() -> UnaryTransform:

@@ -201,7 +201,7 @@ def test_worker_processes_share_statistics():
         env.rollout(6, break_when_any_done=False)
     finally:
         env.close()
-    # Two environments: each step counts, and each reset.
+    # The count covers each step and each reset of two environments.
     count = float(shared._view("observation")[0, 0])
     assert count >= 2 * 7
 
@@ -263,7 +263,7 @@ def test_agents_flags_reach_every_group():
 
 
 class Updating:
-    """Another library's environment: a reset writes into what it is given and returns that."""
+    """Imitates another library: a reset writes into its argument and returns it."""
 
     def __init__(self, env):
         self.env = env
@@ -325,7 +325,7 @@ def test_an_environment_that_calls_itself_closed_before_its_first_reset():
 
 
 class Halved(Transform):
-    """In training mode something else than in evaluation mode."""
+    """Behaves differently in training mode and in evaluation mode."""
 
     def _apply_transform(self, value):
         return value if self.training else value / 2
@@ -340,7 +340,7 @@ def test_transforms_in_environments_are_in_evaluation_mode_but_for_those_that_le
     assert [transform.training for transform in env.transform[-1]] == [False, False]
     assert Halved(["reward"]).training
     env.transform[0].train()
-    assert env.transform[-1].parent.transform[0].training  # looking at a parent changes nothing
+    assert env.transform[-1].parent.transform[0].training  # reading a parent changes no mode
     assert not TransformedEnv(single(), Halved(["reward"])).transform.training
 
 
@@ -364,7 +364,7 @@ def test_second_transformed_environment_around_one_that_was_closed_says_so():
 
 
 class Faulty(Transform):
-    """A user's transform whose spec method has a typing error."""
+    """A user's transform with a `TypeError` in its spec method."""
 
     def _call(self, tensordict):
         return tensordict

@@ -1,4 +1,4 @@
-"""Entries that a transform adds and no spec declares."""
+"""Undeclared entries of a transform are collected with one warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPT = Script(lengths=(3, 1, 4))
 
 
 class Adds(Transform):
-    """`_call` adds what no spec declares."""
+    """Adds undeclared entries in `_call`."""
 
     calls = 0
 

@@ -25,7 +25,7 @@ from tests.envs.transforms.ways import batched, collect_both_ways, joined, singl
 
 
 def seen(batch, key="observation"):
-    """All observations that an environment returned, in order, from an untransformed batch of one row."""
+    """Return all observations of an environment in order, from an untransformed batch of one row."""
     rows = [batch[key][0]]
     for t in range(batch.shape[0]):
         rows.append(batch["next", key][t])
@@ -243,7 +243,7 @@ def test_what_a_seed_repeats_hangs_on_no_reset_before_it(kind):
         for _ in range(resets):
             env.reset()
         env.set_seed(0)
-        torch.manual_seed(0)  # actions
+        torch.manual_seed(0)  # seeds the actions
         found.append(env.rollout(5)["observation"])
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 

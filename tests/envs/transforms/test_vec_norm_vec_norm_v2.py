@@ -1,4 +1,4 @@
-"""`VecNormV2`: environments by themselves, statistics in the transform or in the records."""
+"""`VecNormV2` normalises each environment separately, with statistics in the transform or in the records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_second_version_keeps_environments_apart():
     assert apart.transform.loc["observation"].shape == (3, 3) and together.transform.loc[
         "observation"
     ].shape == (3,)
-    assert apart.transform.loc["observation"][:, 0].tolist() == [0.0, 1.0, 2.0]  # the stream
+    assert apart.transform.loc["observation"][:, 0].tolist() == [0.0, 1.0, 2.0]  # the stream numbers
 
 
 @pytest.mark.parametrize("env", [single, batched])

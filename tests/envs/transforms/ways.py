@@ -1,4 +1,4 @@
-"""Two ways of stepping a transformed environment, which must agree to the bit: rows of a block, and TensorDicts."""
+"""Step a transformed environment by rows of a block and by TensorDicts, which must agree bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = Script(lengths=(3, 1, 5, 2))
 
 
 class OnTensorDicts(Transform):
-    """Changes nothing, but wants TensorDicts, and with it the whole chain."""
+    """Changes no value, but requires TensorDicts and so forces the whole chain to use them."""
 
     def _call(self, tensordict: Any) -> Any:
         assert isinstance(tensordict, TensorDict)
@@ -63,7 +63,7 @@ def batches(
 def collect_both_ways(
     make_env: Callable[[], Any], make_transforms: Callable[[], list[Any]], **kwargs: Any
 ) -> list[TensorDict]:
-    """Return batches of the fast way, after checking that the general one gives the same."""
+    """Return batches of the fast path, after a check that the general path returns the same."""
     fast_env = TransformedEnv(make_env(), Compose(*make_transforms()))
     slow_env = TransformedEnv(make_env(), Compose(*make_transforms(), OnTensorDicts()))
     stepper, fast = batches(fast_env, **kwargs)
@@ -79,5 +79,5 @@ def collect_both_ways(
 
 
 def joined(parts: list[TensorDict]) -> TensorDict:
-    """Return the batches as one, along time."""
+    """Concatenate the batches along time."""
     return torch.cat(parts, parts[0].ndim - 1)

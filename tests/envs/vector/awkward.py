@@ -1,4 +1,4 @@
-"""gymnasium environments that hang or end their process on purpose: at a step or a reset of an oracle stream."""
+"""gymnasium environments that hang or end their process on purpose, at a step or a reset of an oracle stream."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ def kill(number: int = signal.SIGKILL) -> None:
 
 
 def wait() -> None:
-    """Wait for what never comes."""
+    """Wait for ever."""
     threading.Event().wait()
 
 
 def leave() -> None:
-    """End this process without a word."""
+    """End this process at once."""
     os._exit(5)
 
 
 def interrupt() -> None:
-    """Raise what Ctrl-C raises."""
+    """Raise the exception of Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def awkward(act: Callable[[], Any], at: int, where: str = "step", stream: int = 0) -> GymWrapper:
-    """An environment that acts once."""
+    """Return an environment that acts once."""
     return GymWrapper(AwkwardEnv(act, at, where, stream=stream, script=SCRIPT))
 
 
 def pass_through(gate: str) -> None:
-    """Wait until `open_gate` is called, in whatever process."""
+    """Wait until any process calls `open_gate`."""
     with open(gate) as fifo:
         fifo.read()
 
 
 def open_gate(gate: str) -> None:
-    """Let one pass that waits, or wait for it."""
+    """Let one waiting process pass, or wait for one."""
     with open(gate, "w"):
         pass

@@ -1,4 +1,4 @@
-"""What tests of pools share."""
+"""Fixtures for tests of environment pools."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.leaks import Holdings
 
 @pytest.fixture(scope="module")
 def nothing_is_left():
-    """No process, descriptor or thread is left of the pools of a module."""
-    ParallelEnv(1, oracle).reset()  # the launcher itself stays
+    """Check that the pools of a module leave no process, descriptor or thread."""
+    ParallelEnv(1, oracle).reset()  # start the fork server now, because it outlives the test
     gc.collect()
     before = Holdings.now()
     yield
@@ -29,7 +29,7 @@ def nothing_is_left():
 
 @pytest.fixture(params=BACKENDS)
 def make_pool(request, nothing_is_left):
-    """Makes pools and closes them."""
+    """Make pools, and close them after the test."""
     made = []
 
     def build(*args, **kwargs):
@@ -44,7 +44,7 @@ def make_pool(request, nothing_is_left):
 
 @pytest.fixture
 def gate(tmp_path):
-    """Where an environment waits until it's opened."""
+    """Return the path of a gate that an environment waits at until it is opened."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     return str(path)

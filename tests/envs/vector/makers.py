@@ -1,4 +1,4 @@
-"""Environments for batches, and what is the same for every kind of batch."""
+"""Environments and comparisons for tests of every kind of batch."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ SCRIPT = Script(seed=4)
 
 
 def oracle(stream: int = 0, **kwargs: Any) -> GymWrapper:
-    """One oracle stream."""
+    """Return one oracle stream."""
     return GymWrapper(OracleEnv(stream=stream, script=SCRIPT, **kwargs))
 
 
 def counting(first: int = 0) -> CountingEnv:
-    """Two oracle streams in one environment, counted from `first`."""
+    """Return two oracle streams in one environment, numbered from `first`."""
     env = CountingEnv(SCRIPT, (2,))
     env._streams += first
     return env
 
 
 def nested(stream: int = 0) -> GymWrapper:
-    """One oracle stream under ("robot", "pose")."""
+    """Return one oracle stream under ("robot", "pose")."""
     return GymWrapper(NestedDictEnv(stream=stream, script=SCRIPT))
 
 
 def with_goal(stream: int = 0) -> GymWrapper:
-    """An oracle stream with a second observation of its own."""
+    """Return an oracle stream with a second observation."""
     return GymWrapper(DictEnv("observation", stream=stream, script=SCRIPT))
 
 
 def streams(count: int) -> list[dict[str, int]]:
-    """Keyword arguments that give each environment its stream."""
+    """Return keyword arguments that give each environment its stream."""
     return [{"stream": stream} for stream in range(count)]
 
 
 def equal(left: TensorDictBase, right: TensorDictBase) -> bool:
-    """Whether two batches hold the same bits under the same keys."""
+    """Return whether two batches have the same keys and equal bits."""
     a, b = flatten(left), flatten(right)
     return a.keys() == b.keys() and all(a[k].dtype is b[k].dtype and torch.equal(a[k], b[k]) for k in a)
 

@@ -1,4 +1,4 @@
-"""Pools of environments, some of which wait at gates instead of taking time."""
+"""Pools of environments. Some wait at gates, so that tests need no delays."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ BACKENDS = ("threading", "multiprocessing")
 
 
 def pool_threads() -> list[threading.Thread]:
-    """The threads of all pools."""
+    """Return the threads of all pools."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("gleanrl-environment")]
 
 
 def three() -> list[Maker]:
-    """Three oracle streams."""
+    """Return the factories of three oracle streams."""
     return [partial(oracle, stream) for stream in range(3)]
 
 
 def gated(gate: str, at: int = 1, stream: int = 1) -> list[Maker]:
-    """Three streams, one of which waits at a gate in one of its steps."""
+    """Return the factories of three streams, one of which waits at a gate in one of its steps."""
     makers = three()
     makers[stream] = partial(awkward, partial(pass_through, gate), at, stream=stream)
     return makers
 
 
 def ids(batch: Any) -> list[int]:
-    """Which environments the rows are of."""
+    """Return the environment of each row."""
     return list(batch["env_index"])
 
 
 def with_actions(pool: Any) -> Any:
-    """The first rows of new episodes, with actions."""
+    """Return the first rows of new episodes, with actions."""
     return pool.rand_action(pool.reset())

@@ -1,4 +1,4 @@
-"""AsyncEnvPool: what it promises on both backends, as a batch and as they come."""
+"""`AsyncEnvPool` works as a batch and row by row, with both backends."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_some_of_them_reset_and_stepped(make_pool):
     assert pool.step(td)["next", "observation"][:, 2].tolist() == [1, 0, 1]
 
 
-# ------------------------------------------------------------- as they come
+# ----------------------------------------------------------- in order of arrival
 def test_answers_come_as_they_are_there(make_pool, gate):
     pool = make_pool(gated(gate))
     pool.async_step_send(with_actions(pool))
@@ -124,7 +124,8 @@ def test_answers_come_as_they_are_there(make_pool, gate):
         pool.async_step_recv(timeout=0)
     with pytest.raises(TimeoutError):
         pool.async_step_recv(env_index=1, timeout=0.01)
-    pool.async_step_send(pool.rand_action(pool.step_mdp(first)))  # those that are there go on
+    # The environments that have answered continue.
+    pool.async_step_send(pool.rand_action(pool.step_mdp(first)))
     assert pool.async_step_recv(2)["next", "observation"][:, 2].tolist() == [2, 2]
     open_gate(gate)
     last = pool.async_step_recv()
@@ -154,7 +155,7 @@ def test_least_and_most(make_pool):
 def test_what_is_there_is_handed_out_together(make_pool):
     pool = make_pool(three())
     pool.async_step_send(with_actions(pool))
-    pool.async_step_recv(env_index=2)  # the others may have arrived before or not
+    pool.async_step_recv(env_index=2)  # the other rows may have arrived before it
     assert ids(pool.async_step_recv(2, max_get=2)) == [0, 1]
     pool.async_step_send(with_actions(pool))
     assert ids(pool.async_step_recv(env_index=[2, 0])) == [2, 0]
@@ -217,7 +218,7 @@ def test_who_cannot_be_meant(make_pool):
     ):
         with pytest.raises(error, match=words):
             pool.async_step_send(*given)
-    pool.async_step_send(rows)  # nothing was sent before
+    pool.async_step_send(rows)  # the refused call sent no row
     assert ids(pool.async_step_recv(3)) == [0, 1, 2]
 
 

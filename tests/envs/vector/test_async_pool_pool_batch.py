@@ -1,4 +1,4 @@
-"""A pool as a batch; AsyncEnvPool's own tests run it."""
+"""The batch interface of a pool; `test_async_pool_pool` tests it on both backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupts of an AsyncEnvPool: nothing that was sent is lost or done twice; nothing is left."""
+"""After an interrupt, an `AsyncEnvPool` has neither lost nor repeated a request, and leaves no resources behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Subject:
         self.roots = self.pool.rand_action(self.pool.reset())
 
     def settle(self):
-        """Receive whatever is under way, and return it by environment."""
+        """Receive all pending rows, and return them by environment."""
         found = {}
         while True:
             try:
@@ -78,7 +78,8 @@ def test_a_receive_loses_nothing_and_nothing_is_done_twice(backend):
     for _, place in interruptions(send, lambda s: s.pool.async_step_recv(3), 80):
         with told(place):
             found = subject.settle()
-            assert sorted(found) in ([], [0, 1, 2])  # nothing: the interrupt came when all was handed out
+            # None are left if the interrupt came after the last delivery.
+            assert sorted(found) in ([], [0, 1, 2])
             assert subject.pool.steps_taken == [steps] * 3
     before.check()
     subject.pool.close()

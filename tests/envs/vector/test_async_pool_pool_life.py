@@ -1,4 +1,4 @@
-"""AsyncEnvPool: failures, interrupts, its life and its options."""
+"""`AsyncEnvPool` reports failures, survives interrupts, closes, and checks its options."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_environment_that_hangs(make_pool, gate):
     with pytest.raises(TimeoutError, match="lost until it is reset"):
         pool.set_seed(3)
     if make_pool.backend == "threading":
-        open_gate(gate)  # that its thread can end
+        open_gate(gate)  # so that its thread can end
     pool.async_reset_send()
     assert pool.async_reset_recv(3)["observation"].tolist() == [[0, 2, 0], [1, 0, 0], [2, 2, 0]]
 
@@ -97,7 +97,8 @@ def test_interrupts_of_a_wait(make_pool, gate):
         pool.async_step_send(rows)
         for receive in (lambda: pool.async_step_recv(3), lambda: pool.async_step_recv(env_index=1)):
             with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.02, 20.0)  # again, should garbage collection drop it
+                # Repeated, in case garbage collection drops the exception.
+                signal.setitimer(signal.ITIMER_REAL, 0.02, 20.0)
                 receive()
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
@@ -107,7 +108,7 @@ def test_interrupts_of_a_wait(make_pool, gate):
     assert pool.async_step_recv(3)["next", "observation"][:, 2].tolist() == [1, 1, 1]
 
 
-# ----------------------------------------------------------------------- life
+# ------------------------------------------------------------------- lifetime
 def test_life(make_pool):
     pool = make_pool(three())
     assert not pool.is_started and pool.num_envs == 3 and pool.min_get == 1 and pool.stack == "dense"
@@ -146,7 +147,7 @@ def test_a_close_that_does_not_wait_for_who_is_busy(gate):
         pool.async_step_send(with_actions(pool))
         pool.close()
         if backend == "threading":
-            open_gate(gate)  # its thread closes the environment then, and ends
+            open_gate(gate)  # its thread then closes the environment and ends
 
 
 def test_the_last_reference_ends_everything(make_pool):
@@ -157,7 +158,7 @@ def test_the_last_reference_ends_everything(make_pool):
     gc.collect()
     for number in processes:
         with pytest.raises(ProcessLookupError):
-            while True:  # its parent, which isn't this process, is about to take note
+            while True:  # the parent, another process, is about to reap it
                 os.kill(number, 0)
 
 

@@ -1,4 +1,4 @@
-"""Which environment a row is of; AsyncEnvPool's own tests show the ways to say it."""
+"""The environment of a row can be given in several ways; `test_async_pool_pool` tests them on pools."""
 
 from __future__ import annotations
 

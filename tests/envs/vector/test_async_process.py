@@ -1,4 +1,4 @@
-"""Environments in processes: what is lost with one, and what comes back."""
+"""A lost process takes its environments with it, and a reset starts them again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.leaks import Holdings
 
 @pytest.fixture
 def make():
-    """Makes pools in processes and closes them; nothing may be left of them."""
+    """Make pools in processes and close them; the test must leave no process or descriptor."""
     ParallelEnv(1, oracle).reset()
     before, made = Holdings.now(), []
 
@@ -70,7 +70,7 @@ def test_environments_of_one_process_are_lost_together(make):
     assert len(pool.processes) == 2
     pool.async_step_send(rows)
     assert list(pool.async_step_recv(env_index=[2, 3])["env_index"]) == [2, 3]
-    pool.async_step_recv(env_index=0)  # it took its turn before
+    pool.async_step_recv(env_index=0)  # environment 0 was stepped before the process died
     with pytest.raises(WorkerCrashedError, match="exited with code 5 during the step of environment 1"):
         pool.async_step_recv()
     pool.async_reset_send(env_index=1)

@@ -1,4 +1,4 @@
-"""One environment of a pool, where it lives."""
+"""A pool member runs requests in the process or thread of its environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_number_is_answered_once():
     assert member.answer(1, "step", (td.clone(),)) is first
     assert member.answer(2, "attribute", ("steps_taken",)) == (False, 1)
     with pytest.raises(WorkerError, match="request 1 .step. came after request 2"):
-        member.answer(1, "step", (td.clone(),))  # the answer that is kept is that of another request
+        member.answer(1, "step", (td.clone(),))  # the kept answer belongs to another request
     assert member.answer(3, "attribute", ("steps_taken",)) == (False, 1)
     assert member.answer(4, "attribute", ("hello",)) == (True, None)
     assert member.answer(5, "call", ("hello", ("you",), {})) == "hello you from 0"

@@ -1,4 +1,4 @@
-"""What was asked and what came, with a host whose answers the test brings itself."""
+"""The table of pending requests matches answers to requests; the test provides the host and its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gleanrl.errors import NotReadyError, PendingError, WorkerCrashedError, Work
 
 
 class Desk:
-    """A host: what was posted, and what arrives next."""
+    """A host that records its requests and delivers prepared answers."""
 
     def __init__(self):
         self.posted, self.arrivals, self.lost, self.renewed = [], [], {}, []
@@ -104,7 +104,7 @@ def test_an_interrupted_wait_asks_again(desk, requests):
     assert desk.posted == [*posted, posted[1]], "by the same number, and only what is missing"
     requests.release([0, 1])
     send(requests, 1)
-    desk.arrivals.insert(0, ReceivedAnswer(1, posted[1][1]))  # its second answer comes late
+    desk.arrivals.insert(0, ReceivedAnswer(1, posted[1][1]))  # its answer to the second request comes late
     with pytest.raises(NotReadyError):
         requests.received(Wanted(STEP, 1), NOW)
 
@@ -144,7 +144,7 @@ def test_losses(desk, requests):
         send(requests, 2)
     send(requests, 2, name=RESET)
     assert desk.renewed == [2]
-    # What had been sent to the process of a lost one is asked for again, and those that are lost say so.
+    # Requests sent to the process of a lost environment are sent again, and lost environments report their loss.
     with pytest.raises(StepFault) as caught:
         requests.received(Wanted(STEP, 2), NOW)
     assert caught.value.env == 0 and caught.value.cause.args == ("gone",)

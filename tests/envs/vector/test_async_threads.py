@@ -1,4 +1,4 @@
-"""Environments in threads."""
+"""Environments run in threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Thoughtful(CountingEnv):
-    """Tells which thread it's in, and waits for a word."""
+    """Reports its thread, and waits for an event."""
 
     go = threading.Event()
 
@@ -80,7 +80,7 @@ def test_one_that_hangs_is_lost_and_renewed(host):
     assert host.loss(1) is None and asked(host, 1, 2, "call", "where", (), {}).value
     host.renew(0)
     assert host.loss(0) is None and asked(host, 0, 3, "call", "where", (), {}).value
-    Thoughtful.go.set()  # what the former one answers isn't taken for an answer
+    Thoughtful.go.set()  # a late answer of the former thread isn't taken for the new one's answer
     assert asked(host, 0, 4, "attribute", "is_closed").value == (False, False)
 
 

@@ -1,4 +1,4 @@
-"""What every kind of batch does alike; run on each of them."""
+"""Every kind of batch has the same behaviour; each test runs on all kinds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = {"serial": SerialEnv, "parallel": ParallelEnv}
 
 @pytest.fixture(params=list(KINDS))
 def make(request):
-    """Makes batches and closes them."""
+    """Make batches, and close them after the test."""
     made = []
 
     def build(*args, **kwargs):

@@ -29,7 +29,7 @@ STEPS = 120
 
 
 def makers(encoding, source="spec", keys="plain"):
-    clocks = (0, 1) if source == "mid_spec" else (0, 5)  # of "mid_spec", both begin without a mask
+    clocks = (0, 1) if source == "mid_spec" else (0, 5)  # for "mid_spec", both begin without a mask
     return [partial(masked, encoding, source, keys, clock) for clock in clocks]
 
 
@@ -117,7 +117,7 @@ def test_member_whose_first_mask_comes_later_than_that_of_another_member_is_aske
 
 
 class MasksCart(Transform):
-    """Lets a cart be pushed to the left only, from the third step after a reset on."""
+    """Allows only pushes to the left from the third step after a reset."""
 
     def _step(self, tensordict, next_tensordict):
         self.count += 1
@@ -214,7 +214,7 @@ def test_every_action_of_a_batch_is_allowed_by_the_members():
 
 def test_members_without_masks_are_asked_once_and_then_drawn_for_in_one_call():
     env = SerialEnv(2, [partial(masked, "categorical", "transform")] * 2)
-    assert env.live_action_spec() is env.full_action_spec  # unstarted
+    assert env.live_action_spec() is env.full_action_spec  # before the start
     env.close()
     plain = SerialEnv(2, [TicTacToeEnv] * 2)
     plain.reset()

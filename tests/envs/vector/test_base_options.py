@@ -1,4 +1,4 @@
-"""Options of batches."""
+"""Batches check their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second interrupts in the clean-up of a first one: a batch of environments continues with right data, or is closed."""
+"""After a second interrupt during clean-up, a batch of environments continues with correct data or is closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 class Living:
-    """A batch of environments; another one takes its place once it was closed."""
+    """Holds a batch of environments, and replaces it when it is closed."""
 
     def __init__(self, make):
         self._make, self.env = make, make()
@@ -77,7 +77,7 @@ def test_a_collector_after_two_interrupts_delivers_transitions_only(kind, policy
 
 
 def test_a_collector_whose_workers_run_by_themselves_delivers_transitions_only():
-    """Actions that are ready need no owner between two steps: the clean-up breaks the workers' run off."""
+    """Workers with prepared actions run without the owner between two steps, and the clean-up stops their run."""
     torch.manual_seed(0)
     collector = SyncDataCollector(batch(), None, frames_per_batch=36, total_frames=-1)
     collector.next()
@@ -125,7 +125,7 @@ def test_a_pool_after_two_interrupts_has_right_rows(backend, name):
                 if steps is not None:
                     taken = subject.pool.steps_taken
                     assert len({after - begun for after, begun in zip(taken, steps, strict=True)}) == 1, taken
-            except WorkerError:  # its worker is lost, until a reset
+            except WorkerError:  # its worker is lost until a reset
                 with suppress(WorkerError):
                     subject.settle()
                 subject.pool.reset()

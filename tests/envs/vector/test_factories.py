@@ -1,4 +1,4 @@
-"""What users pass as create_env_fn."""
+"""Batches accept the forms of `create_env_fn` that users pass."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_used_and_closed_environments_are_refused():
     started.start()
     with pytest.raises(InvalidArgumentError, match="started already"):
         factories(1, [started], None)
-    require_unused(object())  # a foreign environment doesn't say
+    require_unused(object())  # an environment of another library doesn't say whether it started
 
 
 def test_a_repeated_environment_is_copied():

@@ -1,4 +1,4 @@
-"""What environments declare, read without starting them."""
+"""Batches read the declarations of environments without starting the given ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Built:
-    """Keeps the streams of what it makes, and holds the environments around them only if asked to."""
+    """Records the oracles that it makes, and keeps their wrappers only if asked to."""
 
     def __init__(self, holding=False):
         self.made, self.held = [], [] if holding else None

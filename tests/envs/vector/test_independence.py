@@ -1,4 +1,4 @@
-"""Members of a batch that step one object in common are refused; independent ones aren't."""
+"""Members of a batch that step one common object are refused; independent members are accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAME = "step the same"
 
 
 class Line:
-    """A simulator that isn't gymnasium's."""
+    """A simulator of no known library."""
 
     def __init__(self):
         self.at = 0.0
@@ -39,7 +39,7 @@ class Line:
 
 
 class Functions:
-    """A simulator that is told its state, so that it has none."""
+    """A stateless simulator, which gets its state as an argument."""
 
     def reset(self, seed):
         return 0.0
@@ -49,7 +49,7 @@ class Functions:
 
 
 class LineEnv(EnvBase):
-    """Steps a simulator that it is given, under an attribute or in a list."""
+    """Steps a given simulator, kept in an attribute or in a list."""
 
     shared = Line()
 

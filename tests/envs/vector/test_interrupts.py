@@ -1,4 +1,4 @@
-"""Interrupts of a ParallelEnv: afterwards it goes on with right data, or says that it's closed; nothing is left."""
+"""After an interrupt, a `ParallelEnv` continues with correct data or is closed, and leaves no resources behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.leaks import Holdings
 
 @contextmanager
 def told(place):
-    """What fails within it says where the interrupt was."""
+    """Add the place of the interrupt to an exception that is raised in the block."""
     try:
         yield
     except BaseException as error:
@@ -44,7 +44,7 @@ def check_goes_on(env):
 
 
 def check_rows(found):
-    """Every row holds its own stream and begins where the one before it ended."""
+    """Check that every row holds its own stream and begins where the previous row ended."""
     roots, nexts = found["observation"], found["next", "observation"]  # (3, T, 3): stream, episode, step
     assert bool((roots[..., 0] == torch.arange(3)[:, None]).all())
     follows = (roots[:, 1:] == nexts[:, :-1]).all(-1)
@@ -78,9 +78,9 @@ def test_it_goes_on(name):
 @pytest.mark.filterwarnings("ignore:ParallelEnv. it was stepped or reset outside")
 @pytest.mark.parametrize("policy", [None, nn.Linear(3, 2)], ids=["random", "policy"])
 def test_a_collector_goes_on_with_its_own_steppers(policy):
-    """It takes the workers and binds a block, twice: workers never step into another one than it reads."""
+    """A collector takes the workers back after a rollout. Workers never step into another block than it reads."""
     env = batch()
-    collectors = []  # the end of one would close the environment
+    collectors = []  # keep them alive, because a deleted collector closes the environment
 
     def collector():
         collectors.append(SyncDataCollector(env, policy, frames_per_batch=36, total_frames=-1))
@@ -91,7 +91,7 @@ def test_a_collector_goes_on_with_its_own_steppers(policy):
         rollout(env)  # takes the workers
         made.next()
 
-    collect(collector())  # what is done once only comes first
+    collect(collector())  # one run first, so that lazy initialisation isn't traced
     made = collector()
     places, error = trace(lambda: collect(made))
     assert error is None
@@ -101,8 +101,9 @@ def test_a_collector_goes_on_with_its_own_steppers(policy):
     for place in sorted({*first.values(), *last.values()}):
         made = collector()
         _, error = trace(lambda made=made: collect(made), place.count)
-        interrupted += error is not None  # unless it went another way: answers may be there sooner
-        error = None  # its traceback would keep alive what the call had made
+        # False if answers arrived earlier, so that the call took another path.
+        interrupted += error is not None
+        error = None  # its traceback would keep the objects of the call alive
         with told(place):
             check_rows(made.next())
             check_rows(made.next())

@@ -1,4 +1,4 @@
-"""Environments side by side behind TensorDicts."""
+"""Members of a batch step behind TensorDicts."""
 
 from __future__ import annotations
 

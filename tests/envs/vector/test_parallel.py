@@ -1,4 +1,4 @@
-"""ParallelEnv: what is its own."""
+"""`ParallelEnv` adds processes, limits and shared memory to the common behaviour of batches."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from tests.leaks import Holdings
 
 @pytest.fixture
 def make():
-    """Makes batches and closes them; nothing may be left of them."""
-    ParallelEnv(1, oracle).reset()  # the launcher itself stays
+    """Make batches and close them; the test must leave no process or descriptor."""
+    ParallelEnv(1, oracle).reset()  # start the fork server now, because it outlives the test
     gc.collect()
     before = Holdings.now()
     made = []
@@ -80,7 +80,7 @@ def test_members_with_transforms_begin_anew_where_one_around_the_batch_ends_an_e
 
 
 def test_a_batch_within_a_batch_begins_anew_as_a_whole(make):
-    """The limit around the outer batch ends the only member of each inner one: that one is reset altogether."""
+    """The outer limit ends the only member of each inner batch, so the whole inner batch is reset."""
     found = []
     for kind in (SerialEnv, ParallelEnv):
 

@@ -1,4 +1,4 @@
-"""Who has which environments, and whose fault it was."""
+"""A batch's worker pool knows which worker has which environment, and names the failing one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_shares_are_even_neighbours():
 
 @pytest.fixture(scope="module")
 def crew():
-    """Three environments in two processes."""
+    """Return three environments in two processes."""
     made = EnvCrew(factories(3, oracle, streams(3)), 2, Timeouts(), 1, 1)
     made.start()
     yield made
@@ -43,7 +43,7 @@ def test_a_run_after_a_clean_up_that_was_cut_short_makes_all_its_steps():
     env = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
     env.rollout(5, break_when_any_done=False)
     for worker in env._crew._running.workers:
-        worker.halt()  # an interrupt kept the owner from taking that back
+        worker.halt()  # as if an interrupt had stopped the owner before it cleared this flag
     found = env.rollout(5, break_when_any_done=False)
     steps = found["next", "observation"][..., 2] - found["observation"][..., 2]
     assert bool((steps == 1).all()) and env._crew.made() == [5] * 3

@@ -1,4 +1,4 @@
-"""What goes wrong in the workers of a ParallelEnv, by real kills, hangs and exceptions."""
+"""A `ParallelEnv` reports kills, hangs and exceptions of its workers; the faults are real."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.leaks import Holdings
 
 @pytest.fixture
 def make():
-    """Makes three streams, one of them awkward; nothing may be left of them."""
+    """Make three streams, one of them faulty; the test must leave no process or descriptor."""
     ParallelEnv(1, oracle).close()
     warm = ParallelEnv(1, oracle)
     warm.start()
@@ -80,7 +80,7 @@ def test_an_exception_keeps_its_type_and_tells_where(make, num_processes):
     assert "fakes.py" in str(error.__cause__.__cause__)
     check_ledger(collector)
     assert collector.stats().discarded == {1: 4 + 3 + 3, 2: 4 + 3 + 10, 3: 10 + 3 + 10}[num_processes]
-    check_stream([next(iter(collector))], SCRIPT)  # the workers live, and everything was reset
+    check_stream([next(iter(collector))], SCRIPT)  # the workers are alive, and all environments were reset
 
 
 def test_the_same_words_as_serial(make):
@@ -230,15 +230,15 @@ def test_a_killed_launcher(make):
     fork_server.shut_down()
 
 
-# An alarm between the opening of a file and the `with` that holds it leaves the closing to the file itself, which
-# says so: Python has no way around that, and nothing stays open.
+# An alarm between the opening of a file and its `with` block leaves the file to its finalizer, which warns. Python
+# offers no way to avoid that, and the file is closed.
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.parametrize("policy", [None, nn.Linear(3, 2)], ids=["random", "policy"])
 def test_an_interrupted_collector_goes_on(make, policy):
     class Alarm(Exception):
-        """Not an `OSError`, which the system's own calls raise too."""
+        """Not an `OSError`, because system calls raise that too."""
 
     def interrupt(*_):
         raise Alarm
@@ -249,7 +249,8 @@ def test_an_interrupted_collector_goes_on(make, policy):
     try:
         for delay in (0.001, 0.003, 0.005, 0.02):
             with pytest.raises(Alarm):
-                signal.setitimer(signal.ITIMER_REAL, delay, 20.0)  # again, should garbage collection drop it
+                # Repeated, in case garbage collection drops the exception.
+                signal.setitimer(signal.ITIMER_REAL, delay, 20.0)
                 for _ in collector:
                     pass
             signal.setitimer(signal.ITIMER_REAL, 0)

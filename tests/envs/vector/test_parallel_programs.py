@@ -1,4 +1,4 @@
-"""Whole programs with a ParallelEnv: scripts as users write them, and how they end."""
+"""Scripts with a `ParallelEnv` run and end correctly when written as users write them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, Timeouts
 """
 
-# No guard, and an environment that only the main module knows.
+# The script has no main guard, and its environment class exists only in the main module.
 PLAIN = """
 print("started", flush=True)
 
@@ -80,7 +80,7 @@ env.rand_step()
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts scripts, each in a session of its own, and ends them."""
+    """Start scripts, each in its own session, and end them."""
     started = []
 
     def run(*parts: str) -> subprocess.Popen[str]:
@@ -104,7 +104,7 @@ def start(tmp_path):
 
 
 def all_gone(pids: list[int], seconds: float) -> bool:
-    """Whether the processes end in time."""
+    """Return whether the processes end in time."""
     deadline = clock.Deadline(seconds)
     for pid in pids:
         try:
@@ -119,7 +119,7 @@ def all_gone(pids: list[int], seconds: float) -> bool:
 
 
 def test_no_guard_and_no_close(start):
-    """Workers never run the main module, know its classes all the same, and end with the program."""
+    """Workers never run the main module, still find its classes, and end with the program."""
     process = start(PLAIN, END_WITHOUT_CLOSE.replace("# here", OWN_ERROR))
     out, err = process.communicate(timeout=100)
     assert (out, err, process.returncode) == ("started\nTrue\n2 False\n", "", 0)
@@ -130,7 +130,7 @@ def test_ctrl_c_is_one_clean_end(start):
     assert process.stdout is not None and process.stdout.readline() == "started\n"
     pids = [int(pid) for pid in process.stdout.readline().split()]
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)  # workers that don't end by themselves would have 100 s
+    _, err = process.communicate(timeout=30)  # workers that don't react to the interrupt would have 100 s
     assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt")
     assert len(pids) == 2 and all_gone(pids, 30.0)
 
@@ -144,4 +144,4 @@ def test_workers_end_with_a_killed_owner(start, number):
     process.send_signal(number)
     process.wait(10)
     assert len(pids) == 2 and all_gone(pids, 30.0)
-    assert process.communicate(timeout=10)[1] == ""  # nobody who is left complains
+    assert process.communicate(timeout=10)[1] == ""  # the workers print nothing

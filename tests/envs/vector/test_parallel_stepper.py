@@ -1,4 +1,4 @@
-"""Environments of worker processes that step into the rows of a block."""
+"""Worker processes step their environments into the rows of a block."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
 
 @pytest.fixture(scope="module")
 def env():
-    """Three streams in two processes."""
+    """Return three streams in two processes."""
     made = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
     yield made
     made.close()
 
 
 def run(stepper, blocks, ready=False):
-    """Fill blocks; return what each held when it was full."""
+    """Fill blocks; return the content of each when it was full."""
     out = []
     for block in blocks:
         block.column(("action",)).zero_()
@@ -118,7 +118,7 @@ def test_unlike_columns_are_refused():
 
 
 class Interrupting(CountingEnv):
-    """Presses Ctrl-C in a process, once, in the middle of a run."""
+    """Sends Ctrl-C to a process once, in the middle of a run."""
 
     def __init__(self, process, step):
         super().__init__(Script(ending="never"))
@@ -133,7 +133,8 @@ class Interrupting(CountingEnv):
 
 def test_an_interrupted_run_of_random_actions_counts_its_frames():
     streams = [{"process": os.getpid(), "step": n} for n in (50, -1)]
-    made = ParallelEnv(2, Interrupting, create_env_kwargs=streams, num_processes=1)  # one: they step in turn
+    # One process, so the environments step in turn.
+    made = ParallelEnv(2, Interrupting, create_env_kwargs=streams, num_processes=1)
     collector = SyncDataCollector(made, None, frames_per_batch=40_000, total_frames=80_000)
     with pytest.raises(KeyboardInterrupt):
         collector.next()

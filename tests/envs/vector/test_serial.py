@@ -1,4 +1,4 @@
-"""SerialEnv."""
+"""`SerialEnv` steps its members one after the other."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_callable_that_returns_one_environment_gives_each_a_copy_of_it():
         assert (data["observation"][..., 0] == 3).all() and batch.stream == [3] * len(batch.members)
         assert len({id(member) for member in (env, *batch.members)}) == len(batch.members) + 1
         batch.close()
-        batch.rollout(2)  # made anew
+        batch.rollout(2)  # the members are made again
         batch.close()
     assert not env.is_closed and not env.usage.started and env.rollout(3).shape == (3,)
     with pytest.raises(InvalidArgumentError, match="create_env_fn: the GymWrapper was started already"):

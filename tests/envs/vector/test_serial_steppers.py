@@ -1,4 +1,4 @@
-"""Members that step into the rows of one block."""
+"""Members step into the rows of one block."""
 
 from __future__ import annotations
 

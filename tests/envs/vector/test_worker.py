@@ -1,4 +1,4 @@
-"""What a worker works on, run in this process."""
+"""The service of an environment worker, run in the test's process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTION = {("action",): Field(torch.Size((2,)), torch.float32)}
 
 @pytest.fixture
 def stations():
-    """The owner's segment, and a worker's view of it."""
+    """Yield the owner's segment, and a worker's view of it."""
     owner = SharedSegment(1)
     worker = SharedSegment(1, owner.descriptor)
     yield owner, WorkerContext(0, worker, worker.progress(0))

@@ -1,4 +1,4 @@
-"""TensorDicts on their way through a pipe."""
+"""TensorDicts are packed to cross a pipe."""
 
 from __future__ import annotations
 
