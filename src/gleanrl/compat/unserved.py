@@ -270,7 +270,7 @@ class TellingModule(nn.Module):
             raise
 
     def _elsewhere(self, name: str) -> Any:
-        """Return an attribute that the module itself lacks; subclasses override this. Raise `AttributeError` if none."""
+        """Return an attribute that the module itself lacks, or raise `AttributeError`; subclasses override this."""
         return super().__getattr__(name)  # raises the AttributeError
 
 
