@@ -1,6 +1,6 @@
-"""A training whose time of day jumps by a year all the while: `python -m tests.chaos.clock_step FOLDER ROUNDS WORKERS`.
+"""A training whose system clock jumps by a year all the time: `python -m tests.chaos.clock_step FOLDER ROUNDS WORKERS`.
 
-Prints the hash of all that it collected, drew and restored. `clock_step.c` has to be preloaded.
+Prints the hash of all collected, drawn and restored data. `clock_step.c` has to be preloaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ YEAR_S, EVERY_S, WAIT_S = 366 * 86_400, 0.002, 0.2
 
 @contextmanager
 def jumping(path: Path) -> Iterator[None]:
-    """Set the time of day a year ahead, a year back and right again, in turns."""
+    """Set the system clock a year ahead, a year back and right again, in rotation."""
     ahead = cycle((YEAR_S, -YEAR_S, 0))
     with path.open("r+b", buffering=0) as file:
 
@@ -48,7 +48,7 @@ def jumping(path: Path) -> Iterator[None]:
 
 
 def see_it_jump(begin: float) -> None:
-    """Return once the time of day was seen a year ahead of where it began, a year back and right."""
+    """Wait until the system clock has shown all three times: a year ahead, a year back and the right one."""
     seen = set[int]()
 
     def all_seen() -> bool:
@@ -59,7 +59,7 @@ def see_it_jump(begin: float) -> None:
 
 
 def wait_in_vain() -> None:
-    """A limit of time lasts as long as it says, whatever the time of day does meanwhile."""
+    """Check that a timeout lasts as long as given, although the system clock jumps."""
     rule = SamplesPerInsert(1.0, min_size=1, timeout_s=WAIT_S)
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2, rate_limiter=rule)
     begin = time.monotonic()
@@ -69,7 +69,7 @@ def wait_in_vain() -> None:
 
 
 def collector_of(workers: int) -> Any:
-    """Return a collector with so many workers, or none."""
+    """Return a collector with this number of workers, or without workers for 0."""
     env, options = partial(GymEnv, "CartPole-v1"), {"frames_per_batch": 20, "total_frames": -1}
     if workers:
         return MultiSyncDataCollector([env] * workers, None, timeouts=patience(20.0), **options)
@@ -96,7 +96,7 @@ def train(folder: Path, rounds: int, workers: int) -> str:
 
 
 def main() -> None:
-    """Train, and print the hash."""
+    """Train while the clock jumps, and print the hash."""
     folder, rounds, workers = sys.argv[1:]
     begin = time.time()
     with jumping(Path(os.environ["CLOCK_STEP"])):

@@ -1,8 +1,9 @@
-"""A cluster of two nodes on this machine, with small object stores, of which one is taken away again and again.
+"""A cluster of two nodes on this machine with small object stores; one node is removed repeatedly.
 
-That one's batches go through the stores, as if it were elsewhere.
+The removed node's batches pass through the object stores, as if it were another machine.
 
-Run as a program with the number of times: a process has one Ray, and that of the tests is another one.
+The module runs as a program with the number of removals. A process can use one Ray cluster only, and the tests' process
+already uses one.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from tests.collectors.distributed.helpers import HalfLent, Says, check_rows, env
 
 STORE = 80 << 20
 FRAMES = 600
-"""Of a batch: ten megabytes."""
+"""Frames of a batch, about ten megabytes."""
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
 FAR = {"far": 1}
 
 
 def collected(collector: HalfLent) -> Any:
-    """Return what says where the next batch's frames come from; the rest is large."""
+    """Return the entries of the next batch that identify its frames, without the large remainder."""
     batch = collector.next()
     batch["observation"] = batch["observation"][..., :3].clone()
     return batch.select("observation", ("collector", "traj_ids"))
 
 
 def up_to(collector: HalfLent, stream: int) -> list[Any]:
-    """Return batches up to the first one of a stream."""
+    """Return batches up to the first one that has a stream."""
     batches: list[Any] = []
     while stream not in rows(batches[-1:]):
         batches.append(collected(collector))
@@ -39,7 +40,7 @@ def up_to(collector: HalfLent, stream: int) -> list[Any]:
 
 
 def main(removals: int) -> None:
-    """Take the second node away so many times, and collect meanwhile."""
+    """Remove the second node `removals` times, and collect meanwhile."""
     ray = rays.prepare()
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     other = cluster.add_node(**NODE, resources=FAR)
@@ -53,7 +54,7 @@ def main(removals: int) -> None:
         max_restarts=10 * removals,
         timeouts=Timeouts(start_s=600.0),
     )
-    pinned = [ray.get(ray.put(bytes(STORE // 4)))]  # with batches on their way the store is full
+    pinned = [ray.get(ray.put(bytes(STORE // 4)))]  # batches on their way fill the rest of the store
     batches = [*up_to(collector, 0), *up_to(collector, 1)]
     for _ in range(removals):
         before = collector.stats()
@@ -65,7 +66,7 @@ def main(removals: int) -> None:
         other = cluster.add_node(**NODE, resources=FAR)
         fleet = collector.source.fleet
         while fleet.now.nodes[1].down:
-            fleet.wait()  # the cores are for what starts
+            fleet.wait()  # the new node needs the cores to start
         batches += up_to(collector, 1)
         stats = collector.stats()
         lost = stats.reasons.get("worker", 0) - before.reasons.get("worker", 0)

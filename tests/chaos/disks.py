@@ -1,8 +1,8 @@
-"""A file system in memory in place of the operating system's, which knows what a power cut may leave of it.
+"""A file system in memory that replaces the operating system's and enumerates the possible results of a power cut.
 
-The rules are harsher than those of any real one. What isn't synced yet may be lost: of a file's writes any that come
-after some moment (and the end of what is there may be torn, or zeros), of a directory's changes any. A rename
-happens or doesn't. What a sync returned for stays.
+The rules are harsher than the rules of any real file system. Changes that aren't synced may be lost. A file may keep
+its writes up to any moment, with a torn or zeroed end. A directory may keep any subset of its changes. A rename happens
+or doesn't. A completed sync is permanent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gleanrl._os import files as descriptors
 from gleanrl._os import files as fs
 from gleanrl._os.threads import for_each
 
-Tree = dict[str, int]  # of a directory: numbers of what is in it, by name
+Tree = dict[str, int]  # content of a directory: name -> number of a file or directory
 Content = Tree | bytearray | bytes
 ROOT = 0
 _CODES = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}
@@ -40,19 +40,20 @@ def _error(kind: type[OSError], path: object) -> OSError:
 
 
 class Disk:
-    """What the module `os` does to files, in memory; `mounted` puts it there.
+    """The file functions of the module `os`, in memory; `mounted` installs them.
 
     Args:
-        content: of directories and files, by their numbers; directory 0 is the root. None for an empty disk.
+        content: content of directories and files by their numbers; directory 0 is the root. None for an empty disk.
     """
 
     def __init__(self, content: dict[int, Content] | None = None) -> None:
         self.content: dict[int, Content] = {ROOT: {}} if content is None else content
-        self.journal: list[tuple[str, int, Any]] = []  # what was done to which number
+        # all changes: (kind of change, number of the file or directory, argument)
+        self.journal: list[tuple[str, int, Any]] = []
         self.opened: list[str] = []
         self.acts = 0
         self.before: Callable[[int, str], Any] = lambda number, name: None
-        """Is told of every act before it happens, and may raise; what it returns limits how much is read or written."""
+        """Called before each act. It may raise. Its result limits the number of bytes that are read or written."""
         self._files: dict[int, int] = {}
         self._numbers = itertools.count(max(self.content) + 1)
 
@@ -143,7 +144,7 @@ class Disk:
         self.journal.append(("change", folder, {name: None, name_: number}))
 
     def rmtree(self, path: object) -> None:
-        """Is `shutil.rmtree`: every removal is one act."""
+        """Replace `shutil.rmtree`; each removal is one act."""
         for name in self.listdir(path):
             if isinstance(self.content[self._number(f"{path}/{name}")], dict):
                 self.rmtree(f"{path}/{name}")
@@ -168,18 +169,18 @@ class Disk:
             self.content[number] = bytearray()
         descriptor = os.open(
             os.devnull, os.O_RDONLY
-        )  # a real one: who forgets to close it does so when he goes
+        )  # a real descriptor, which is closed at the latest when the process ends
         self._files[descriptor] = number
         return descriptor
 
     @property
     def num_open(self) -> int:
-        """How many files and directories are open."""
+        """Return the number of open files and directories."""
         return len(self._files)
 
     def close(self, file: int) -> None:
         os.close(file)
-        if self._files.pop(file, None) is not None:  # else it is of an earlier disk
+        if self._files.pop(file, None) is not None:  # otherwise the descriptor belongs to an earlier disk
             self._act("close")
 
     def write(self, file: int, data: Any) -> int:
@@ -235,7 +236,7 @@ class Disk:
         return len(found)
 
     def read_files(self, files: Any, block: int, threads: int) -> tuple[int, int, int] | None:
-        """Is `gleanrl._arrays.native.read_files`, and reads what this disk gives at once."""
+        """Replace `gleanrl._arrays.native.read_files`; each read is one act."""
         for number, (path, offset, memory, checksums) in enumerate(files):
             try:
                 file = self.open(os.fsdecode(path), os.O_RDONLY)
@@ -267,7 +268,7 @@ class Disk:
 
     @contextmanager
     def mounted(self) -> Iterator[Disk]:
-        """Put this in the place of the operating system's files, within a ``with`` block."""
+        """Install this disk in place of the operating system's files, within a ``with`` block."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fs, "os", self)
             patch.setattr(descriptors, "os", self)
@@ -281,7 +282,7 @@ class Disk:
 
 
 def make_files_small(patch: pytest.MonkeyPatch, size: int = 32) -> None:
-    """Let tensors of 64 bytes be extents of their own, as large ones are, in files of that size; in one thread."""
+    """Store tensors of 64 bytes as separate extents, as large ones are, in files of `size` bytes, in one thread."""
     for module in (files, incremental):
         patch.setattr(module, "LARGE_BYTES", 64)
     patch.setattr(files, "FILE_BYTES", size)
@@ -292,11 +293,11 @@ def make_files_small(patch: pytest.MonkeyPatch, size: int = 32) -> None:
 
 
 class Remains:
-    """What may be left of a disk whose journal was written up to some act.
+    """All states in which a power cut may leave a disk, given its journal up to some act.
 
     Args:
-        content: what was on the disk before, synced; None for nothing.
-        is_synced: whether a sync of a directory (True) or of a file (False) is one.
+        content: content of the disk before, synced; None for an empty disk.
+        is_synced: returns whether a sync takes effect, for a directory (True) or a file (False).
     """
 
     def __init__(
@@ -311,7 +312,7 @@ class Remains:
         self._known: dict[tuple[int, Any], Content] = {}
 
     def add(self, act: str, number: int, what: Any) -> None:
-        """Count in one entry of a journal."""
+        """Apply one entry of a journal."""
         if act == "make":
             self._durable[number] = {}
         elif act != "sync":
@@ -324,7 +325,7 @@ class Remains:
         self._options.pop(number, None)
 
     def states(self) -> Iterator[dict[int, Content]]:
-        """Yield every disk that may be left, none twice; one that is yielded changes afterwards."""
+        """Yield each possible disk once. A yielded disk changes when the next one is requested."""
         return self._expand({}, [ROOT])
 
     def _expand(self, chosen: dict[int, Content], ahead: list[int]) -> Iterator[dict[int, Content]]:
@@ -332,7 +333,7 @@ class Remains:
             yield chosen
             return
         number, *ahead = ahead
-        if number in chosen:  # another name of it was there
+        if number in chosen:  # it was reached by another name before
             yield from self._expand(chosen, ahead)
             return
         for content in self._options_of(number):
@@ -342,7 +343,7 @@ class Remains:
         del chosen[number]
 
     def _options_of(self, number: int) -> list[Content]:
-        """Return what may be there of a file or directory, the last with all that was done to it."""
+        """Return all possible contents of a file or directory. The last one has all changes."""
         if number not in self._options:
             pending = self._pending.get(number, [])
             base = self._durable.get(number, b"")

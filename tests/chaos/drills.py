@@ -1,7 +1,7 @@
-"""What the drills share: how much of them runs, and collectors over the environments of the oracle.
+"""Helpers of all drills: the size of a drill, and collectors over the oracle's environments.
 
-`GLEANRL_CHAOS` is the share of the full numbers: 1 in `make chaos`, a twentieth otherwise. Limits of time are
-those of a machine that does nothing else: they're judged in full drills, and are ten times as long in others.
+`GLEANRL_CHAOS` is the share of the full numbers: 1 in `make chaos`, a twentieth otherwise. Time limits hold for an idle
+machine, so full drills check them. Other drills allow ten times as much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HANG_S = 20.0
 
 
 def scaled(number: int) -> int:
-    """Return the share of a full number that's to run, at least one."""
+    """Return the share of a full number that this run does, at least one."""
     return max(1, round(number * SHARE))
 
 
@@ -38,14 +38,14 @@ def collector_of(
     frames: int = -1,
     **options: Any,
 ) -> Any:
-    """Make a collector.
+    """Create a collector.
 
     Args:
         kind: "sync", "cat", "async" or "one".
-        makers: make the environments.
+        makers: functions that make the environments.
         policy: None draws random actions.
-        steps: of each worker for a batch.
-        frames: of the budget; -1 for endless.
+        steps: steps of each worker per batch.
+        frames: total frames; -1 for endless.
         options: further arguments.
     """
     if kind in ("sync", "cat"):
@@ -58,7 +58,7 @@ def collector_of(
 
 @contextmanager
 def running(*args: Any, **kwargs: Any) -> Iterator[Any]:
-    """Give a collector; at the end its ledger is looked at, and it's shut down."""
+    """Yield a collector; at the end, check its ledger and shut it down."""
     collector = collector_of(*args, **kwargs)
     try:
         yield collector
@@ -68,12 +68,12 @@ def running(*args: Any, **kwargs: Any) -> Iterator[Any]:
 
 
 def patience(work_s: float = 60.0, start_s: float = 60.0) -> Timeouts:
-    """Return how long workers may take."""
+    """Return time limits for workers."""
     return Timeouts(start_s=start_s, work_s=work_s, close_s=2.0)
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = HANG_S) -> float:
-    """Wait until something holds; return how long that took."""
+    """Wait until a condition holds; return the seconds that this took."""
     begin = time.monotonic()
     while not condition():
         assert time.monotonic() - begin < seconds, f"{what}: not within {seconds:g} s"

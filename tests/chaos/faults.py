@@ -1,4 +1,4 @@
-"""What goes wrong with an environment in a worker, once: which fault, and at which moment."""
+"""A fault of an environment in a worker, which happens once: its kind and its moment."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EXIT_CODE = 5
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that happens once, whoever comes there first.
+    """A fault that happens once, in the first environment that reaches its moment.
 
     Args:
         kind: one of `FAULTS`.
         moment: one of `MOMENTS`.
-        token: a file that is made when it happens: it never happens again.
-        owner: the process in which it never happens.
+        token: a file that the fault creates, so that it never happens again.
+        owner: the process in which the fault never happens.
         steps: steps of a worker's batch.
     """
 
@@ -38,7 +38,7 @@ class Fault:
     steps: int
 
     def constructed(self, env: Any) -> None:
-        """An environment was made."""
+        """Apply the fault at the construction of an environment."""
         if self.moment == "construction" and self._is_due():
             if self.kind == "data":
                 env.observation_space = type(env.observation_space)(-1.0, 1.0, (3,), np.float32)
@@ -46,7 +46,7 @@ class Fault:
                 self._happen()
 
     def passed(self, where: str, number: int, row: np.ndarray) -> Any:
-        """Return what the `number`-th reset or step of an environment gives, if it gives anything."""
+        """Return the result of the `number`-th reset or step, unless the fault prevents it."""
         place, due = {
             "construction": ("", 0),
             "first reset": ("reset", 1),
@@ -87,7 +87,7 @@ class Fault:
 
 
 def raise_for_memory() -> None:
-    """Ask for more memory than this process may have."""
+    """Request more memory than this process may have."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), hard))

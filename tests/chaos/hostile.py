@@ -1,8 +1,7 @@
 """A program that loads damaged checkpoints: `python -m tests.chaos.hostile FOLDER MUTATIONS FLIPS SEED`.
 
-It loads each one into a buffer like the one that was saved, and looks at what happens: a typed error after which the
-buffer is what it was, or a buffer that can be used. Everything that Python reports of code that is run, and of files
-that are opened, is listened to; memory is limited.
+It loads each checkpoint into a buffer like the saved one. Either the load raises a typed error and leaves the buffer
+unchanged, or the buffer is usable. An audit hook reports code that runs and files that are opened. Memory is limited.
 """
 
 from __future__ import annotations
@@ -49,9 +48,10 @@ FORBIDDEN = (
 
 
 class Training:
-    """A collector that is saved in the midst of an episode; its environment's attributes are its state.
+    """A collector that is saved in mid-episode; the attributes of its environment are its state.
 
-    They keep their kinds: numbers, arrays and rows of numbers stand for each other, None for data.
+    Each attribute must keep its kind of value. All types of `NUMBERS` may replace each other, and None may replace
+    data.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Training:
 
     def loads(self, path: Path) -> None:
         before = self._attributes()
-        # What the class has, too, may go: that is in its place then.
+        # An attribute that its class also defines may disappear, because the class's value replaces it.
         classes = {(type(env).__name__, name) for env, name in self._named() if hasattr(type(env), name)}
         self._checkpoint.load(path)
         after = self._attributes()
@@ -103,26 +103,26 @@ class Training:
 
 NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, tuple, list, torch.Tensor)
 MADE: dict[str, Callable[[], Any]] = {
-    **{name: make for name, make in SPECIMENS.items() if name != "mapped"},  # which has files of its own
+    **{name: make for name, make in SPECIMENS.items() if name != "mapped"},  # it has private files
     "training": Training,
 }
 NAMES = tuple(MADE)
 
 
 def made_and_used(name: str) -> Any:
-    """Return one to be saved."""
+    """Return a specimen to be saved."""
     return Training() if name == "training" else filled(name)
 
 
 class Watch:
-    """What Python reports while something is loaded.
+    """The audit events that Python reports during a load.
 
     Args:
         below: the folder in which files may be opened.
     """
 
     def __init__(self, below: Path) -> None:
-        # How much memory there is the library asks for itself.
+        # The library itself reads the amount of free memory from /proc and /sys.
         self._allowed, self._is_on = (f"{below}/", "/proc/", "/sys/fs/cgroup/"), False
         self.events: list[str] = []
         sys.addaudithook(self._hear)
@@ -135,7 +135,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Listen within a ``with`` block."""
+        """Record events within a ``with`` block."""
         self.events.clear()
         self._is_on = True
         try:
@@ -148,19 +148,19 @@ class Drill:
     """Loads checkpoints of all specimens.
 
     Args:
-        folder: where.
+        folder: folder of the checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._watch = Watch(folder)
-        self._targets: dict[str, Any] = {}  # what is loaded into
+        self._targets: dict[str, Any] = {}  # the objects that load the checkpoints
         self._places: dict[str, Path] = {}
         self._files: dict[str, Files] = {}
         self.outcomes: Counter[str] = Counter()
         self.longest_s = 0.0
         folder.mkdir()
-        repr(torch.ones(2))  # imports what messages need
+        repr(torch.ones(2))  # imports the modules that messages need
         for name in NAMES:
             made = made_and_used(name)
             made.dumps(folder / name)
@@ -169,12 +169,12 @@ class Drill:
             self._targets[name] = MADE[name]()
             self._targets[name].loads(folder / name)
             self._use(name)
-            with self._watch.on():  # what it imports late it has imported by now
+            with self._watch.on():  # the first load above made all late imports
                 self._targets[name].loads(folder / name)
         assert not self._watch.events, self._watch.events
 
     def run(self, draw: random.Random, mutations: Any, name: str) -> str:
-        """Mutate a specimen's checkpoint, load it; return what came of it."""
+        """Mutate a specimen's checkpoint and load it; return the outcome."""
         mutation = draw.choice(mutations)
         files = dict(self._files[name])
         mutation(draw, files)
@@ -212,10 +212,10 @@ class Drill:
         try:
             return f"loaded, {self._use(name)}"
         finally:
-            self._targets[name] = MADE[name]()  # a whole one again, and empty
+            self._targets[name] = MADE[name]()  # an intact, empty one for the next load
 
     def _use(self, name: str) -> str:
-        """Use a buffer that was loaded: its records may not suit what it does with them, but the process lives."""
+        """Use a loaded buffer. Its records may cause errors, but the process must survive."""
         target = self._targets[name]
         try:
             if name == "storages":
@@ -228,12 +228,12 @@ class Drill:
 
 
 def digest(target: Any) -> int:
-    """Return a number that tells states apart."""
+    """Return a hash that distinguishes states."""
     return hash(repr(as_values(target.state_dict())))
 
 
 def main(folder: Path, mutations: int, flips: int, seed: int) -> dict[str, Any]:
-    """Load that many; return what came of them."""
+    """Load mutated and flipped checkpoints, `mutations` and `flips` of them; return the outcomes."""
     drill = Drill(folder)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, resource.RLIM_INFINITY))
@@ -250,7 +250,7 @@ def main(folder: Path, mutations: int, flips: int, seed: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     faulthandler.enable()
-    warnings.simplefilter("ignore")  # of entries that aren't stored, say
+    warnings.simplefilter("ignore")  # for example of entries that aren't stored
     torch.set_num_threads(1)
     arguments = [int(argument) for argument in sys.argv[2:]]
     print(json.dumps(main(Path(sys.argv[1]), *arguments)))

@@ -1,7 +1,7 @@
-"""A program that gets SIGINT twice in most batches: `python -m tests.chaos.interrupting KIND ROUNDS SEED`.
+"""A program that receives SIGINT twice in most batches: `python -m tests.chaos.interrupting KIND ROUNDS SEED`.
 
-A thread sends the signals at random moments. The second one often comes while the first one is being cleaned up. Every
-batch has to hold transitions of the environments and nothing else; see `tests.chaos.oracle`.
+A thread sends the signals at random moments. The second signal often comes during the clean-up of the first. Every
+batch must hold transitions of the environments only; see `tests.chaos.oracle`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WORKERS = 2
 STEPS = 8
 NAP_S = 0.002
 MOST_S = 0.05
-"""By when the first signal comes, and, after that, the second one."""
+"""Latest time of the first signal, and of the second signal after it."""
 KINDS = ("parallel", "serial", "pool", "sync", "async")
 
 
 class Rows(Record):
-    """What was delivered, of trajectories that an interrupt may have cut anywhere."""
+    """The delivered rows of trajectories that an interrupt may have cut at any step."""
 
     def _check_order(self, root: np.ndarray) -> None:
         names = self.column("id")
@@ -55,7 +55,7 @@ def collector_of(kind: str) -> Any:
 
 
 def two_signals(moments: tuple[float, float], done: threading.Event) -> None:
-    """Send SIGINT after some seconds, and again after some more, unless the batch is there before."""
+    """Send SIGINT after `moments[0]` seconds and again after `moments[1]` more, unless the batch comes before."""
     for seconds in moments:
         if done.wait(seconds):
             return
@@ -63,14 +63,14 @@ def two_signals(moments: tuple[float, float], done: threading.Event) -> None:
 
 
 def main(kind: str, rounds: int, seed: int) -> dict[str, int]:
-    """Collect; return what happened how often."""
+    """Collect and return the counts of batches, interrupts and new collectors."""
     draws, record = random.Random(seed), Rows()
     found = {"batches": 0, "interrupted": 0, "renewed": 0}
     collector = collector_of(kind)
     record.add(collector.next())
     for _ in range(rounds):
         done = threading.Event()
-        # An asynchronous batch may be there at once: some first signals have to come early.
+        # An asynchronous batch may be ready at once, so some first signals have to come early.
         first = draws.choice((1e-4, 1e-3, 1e-2, MOST_S)) * draws.random()
         moments = (first, draws.choice((0.0, 1e-4, 1e-3, 1e-2)) * draws.random())
         thread = threading.Thread(target=two_signals, args=(moments, done))
@@ -85,7 +85,7 @@ def main(kind: str, rounds: int, seed: int) -> dict[str, int]:
             found["interrupted"] += 1
         while True:
             try:
-                thread.join()  # a signal may still be on its way
+                thread.join()  # a signal may still be pending
                 time.sleep(0)
                 break
             except KeyboardInterrupt:
@@ -95,7 +95,7 @@ def main(kind: str, rounds: int, seed: int) -> dict[str, int]:
             record.add(batch)
         try:
             record.add(collector.next())
-        except GleanError:  # an error that says why, and a new one
+        except GleanError:  # the batch failed with a clear error, so the collector is replaced
             with suppress(GleanError):
                 collector.shutdown()
             record.check()

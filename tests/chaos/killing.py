@@ -1,7 +1,7 @@
-"""A program that is killed while it dumps, over and over: `python -m tests.chaos.killing FOLDER KILLS SEED`.
+"""A program that is killed while it dumps, repeatedly: `python -m tests.chaos.killing FOLDER KILLS SEED`.
 
-A child goes on from the last checkpoint: it extends, dumps, and says so, until it's killed at some instant. Then the
-checkpoint is loaded: it has to be the last one that was complete, or the one under way, and nothing else.
+A child continues from the last checkpoint: it extends, dumps, and reports, until it is killed at a random moment. Then
+the program loads the checkpoint. It must be the last complete one, or the one being written.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ FORMS = (
 
 
 def rows(numbers: torch.Tensor) -> TensorDict:
-    """Return records that tell their numbers in every entry."""
+    """Return records that contain their number in every entry."""
     observation = numbers[:, None].expand(-1, 8).double()
     after = {"observation": observation + 1, "done": numbers[:, None] % 9 == 8, "reward": -observation}
     return TensorDict({"observation": observation, "number": numbers, "next": after}, [len(numbers)])
 
 
 def buffer_of(number: int = 0) -> ReplayBuffer:
-    """Return a buffer, to be saved as the `number`-th."""
+    """Return a buffer for the `number`-th dump."""
     return ReplayBuffer(
         storage=LazyTensorStorage(CAPACITY), batch_size=4, checkpointer=FORMS[number % len(FORMS)]()
     )
 
 
 def loaded(folder: Path) -> tuple[int, ReplayBuffer]:
-    """Return how many dumps the last checkpoint saw, and the buffer; each record is looked at."""
+    """Return the number of dumps before the last checkpoint, and the loaded buffer with all records checked."""
     buffer = buffer_of()
     try:
         buffer.loads(folder)
@@ -69,7 +69,7 @@ def loaded(folder: Path) -> tuple[int, ReplayBuffer]:
 
 
 def dump_for_ever(folder: Path, said: int) -> None:
-    """Extend and dump, by turns in the background while going on; say each number once its dump is complete."""
+    """Extend and dump, alternately in the background; report each number once its dump is complete."""
     number, buffer = loaded(folder)
 
     def extend() -> None:
@@ -89,7 +89,7 @@ def dump_for_ever(folder: Path, said: int) -> None:
 
 
 def killed(folder: Path, seconds: float) -> int:
-    """Start a child, kill it after that time; return the last number that it said, 0 for none."""
+    """Start a child and kill it after `seconds`; return the last number that it reported, 0 for none."""
     listen, said = os.pipe()
     child = os.fork()
     if child == 0:
@@ -106,7 +106,7 @@ def killed(folder: Path, seconds: float) -> int:
 
 
 def refused(folder: Path) -> str:
-    """Dump while another process, which is about to complete a dump of its own, holds the folder; return the error."""
+    """Dump while another process holds the folder, just before its own dump is complete; return the error."""
     (ready, reached), (wait, go_on) = os.pipe(), os.pipe()
 
     def pause() -> None:
@@ -138,7 +138,7 @@ def refused(folder: Path) -> str:
 
 
 def main(folder: Path, kills: int, seed: int) -> dict[str, Any]:
-    """Kill that often; return what happened."""
+    """Kill `kills` children; return the counts."""
     draw, last, under_way, longest = random.Random(seed), 0, 0, 0.02
     for _ in range(kills):
         before = last
@@ -148,7 +148,7 @@ def main(folder: Path, kills: int, seed: int) -> dict[str, Any]:
         under_way += last > acknowledged
         longest = (
             longest * 1.5 if last == before else max(0.02, longest * 0.9)
-        )  # about as long as a dump takes
+        )  # approaches the duration of a dump
         left = [name for name in files.names(folder) if name[:5] not in ("LOCK", "ckpt-")]
         assert len(left) <= 2, left
     return {"kills": kills, "dumps": last, "completed unheard": under_way, "refused": refused(folder)}

@@ -1,4 +1,4 @@
-"""A learner that borrows batches from its nodes, and says who they are; run as a program, it goes on until it dies."""
+"""A learner that borrows batches from its nodes and prints their process numbers; it runs until it is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.collectors.distributed.helpers import Says, environments
 
 
 def main() -> None:
-    """Collect, and print the processes of the nodes after the first batches."""
+    """Collect, and print the process numbers of the nodes after the first batches."""
     ray = rays.prepare()
     ray.init(**rays.CONFIG)
     collector = RayCollector(environments(2), Says(), frames_per_batch=600, remote_configs={"num_cpus": 0})

@@ -1,6 +1,6 @@
-"""Checkpoints that somebody damaged: by accident, or knowing well how checksums are made.
+"""Damaged checkpoints: by accident, or by an attacker who can compute checksums.
 
-A checkpoint is its files here, by name. A mutation changes some of them in place.
+Here a checkpoint is a dictionary of its files by name. A mutation changes some of them in place.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def deep(depth: int) -> Any:
-    """Return a list within a list, and so on."""
+    """Return lists nested to this depth."""
     found: Any = 1
     for _ in range(depth):
         found = [found]
@@ -106,7 +106,7 @@ def deep(depth: int) -> Any:
 
 
 def signed(text: str) -> bytes:
-    """Return a manifest whose hash fits, whatever it says; its hash is zeros now."""
+    """Return a manifest with a matching hash. In `text` the hash is still zeros."""
     data = text.encode()
     return data.replace(b"0" * 64, hashlib.sha256(data).hexdigest().encode(), 1)
 
@@ -122,7 +122,7 @@ def text_of(body: Any) -> str:
 
 
 def places(tree: Any) -> list[tuple[Any, Any]]:
-    """Return every container and key in a tree of JSON."""
+    """Return every (container, key) pair in a tree of JSON."""
     found: list[tuple[Any, Any]] = []
     ahead = [tree]
     while ahead:
@@ -134,7 +134,7 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def change_the_tree(draw: random.Random, files: Files) -> None:
-    """Change the manifest by its grammar, once or a few times, and sign it."""
+    """Change the manifest within JSON's grammar, once or several times, and sign it."""
     body = body_of(files)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         found = [place for place in places(body) if place[1] != "sha256"]
@@ -163,7 +163,7 @@ def change_the_tree(draw: random.Random, files: Files) -> None:
 
 
 def change_the_text(draw: random.Random, files: Files) -> None:
-    """Change the manifest's text beyond JSON's grammar, and sign it."""
+    """Change the manifest's text against JSON's grammar, and sign it."""
     text, kind = text_of(body_of(files)), draw.randrange(7)
     numbers = [i for i, letter in enumerate(text) if letter.isdigit() and i > 80]
     at = draw.choice(numbers)
@@ -194,7 +194,7 @@ def change_the_text(draw: random.Random, files: Files) -> None:
 
 
 def change_the_data(draw: random.Random, files: Files) -> None:
-    """Change bytes of a data file, and what the manifest says of them."""
+    """Change bytes of a data file, and the manifest's entry for this file."""
     body = body_of(files)
     if not body["files"]:
         return change_the_tree(draw, files)
@@ -222,7 +222,7 @@ def change_the_data(draw: random.Random, files: Files) -> None:
 
 
 def change_the_extents(draw: random.Random, files: Files) -> None:
-    """Change where the manifest says that something stands, or what its checksum is."""
+    """Change the position of an extent in the manifest, or its checksum."""
     body = body_of(files)
     name, dtype = draw.choice((("extents", "<i8"), ("extents", "<i8"), ("crc32", "<u4")))
     numbers = numbers_of(body, name, dtype)
@@ -239,7 +239,7 @@ def change_the_extents(draw: random.Random, files: Files) -> None:
 
 
 def numbers_of(body: dict[str, Any], name: str, dtype: str) -> Any:
-    """Return the numbers of a table of the manifest."""
+    """Return the numbers in a table of the manifest."""
     return np.frombuffer(base64.b64decode(body[name]), dtype).copy()
 
 
@@ -256,7 +256,7 @@ def flip_a_bit(draw: random.Random, files: Files) -> None:
 
 
 def damage(draw: random.Random, files: Files) -> None:
-    """Change any file as a broken disk does."""
+    """Change a file as a broken disk may do."""
     name, kind = draw.choice(list(files)), draw.randrange(6)
     data = files[name]
     begin, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
@@ -276,7 +276,7 @@ def damage(draw: random.Random, files: Files) -> None:
 
 
 def change_an_attribute(draw: random.Random, files: Files) -> None:
-    """Give an attribute of an environment another value, of any kind, or take it away, or add one, and sign it."""
+    """Replace, delete or add an attribute of an environment, and sign the manifest."""
     body = body_of(files)
     held = [holder["attributes"] for holder, key in places(body) if key == "attributes"]
     if not held:
@@ -304,6 +304,6 @@ SIGNED: tuple[Mutation, ...] = (
     change_the_data,
     change_the_extents,
 )
-"""Mutations after which a checkpoint may be one of something else."""
+"""Mutations with a valid hash, after which a checkpoint may load with other content."""
 UNSIGNED: tuple[Mutation, ...] = (flip_a_bit, damage)
-"""Mutations after which a checkpoint is found to be damaged, or is the same."""
+"""Mutations after which a checkpoint is detected as damaged, unless it is unchanged."""

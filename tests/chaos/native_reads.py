@@ -1,7 +1,7 @@
-"""The native reader on a disk that fails: a library of ours stands before the system's calls, in a process of its own.
+"""The native reader on a failing disk: a preloaded library replaces the system calls, in a separate process.
 
-Run as a program, it loads a checkpoint again and again while the n-th `open` or `preadv` of the core fails, for every
-n, and prints how often. Python itself makes other calls (`openat`, `preadv2`).
+Run as a program, it loads a checkpoint repeatedly. In load n, the core's n-th `open` or `preadv` fails. It prints the
+number of loads. Python itself makes other system calls (`openat`, `preadv2`), which never fail.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def build(folder: Path) -> Path:
 
 
 def run(shim: Path, folder: Path) -> str:
-    """Return what the drill says, in a process that has the library."""
+    """Return the output of the drill, in a process with the preloaded library."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.native_reads", shim, folder],
         env={**os.environ, "LD_PRELOAD": str(shim)},
@@ -87,14 +87,14 @@ def run(shim: Path, folder: Path) -> str:
 
 
 def main(shim: str, folder: str) -> None:
-    """Load with every failure at every call."""
+    """Load with every kind of failure at every call."""
     library = ctypes.CDLL(shim)
 
     def word(name: str) -> ctypes.c_int:
         return ctypes.c_int.in_dll(library, f"shim_{name}")
 
     rows, kept = 20_000, Path(folder)
-    writer.FILE_BYTES = 1 << 16  # so that there are several
+    writer.FILE_BYTES = 1 << 16  # so that the checkpoint has several files
     saved, other = (ReplayBuffer(storage=LazyTensorStorage(rows), batch_size=4) for _ in range(2))
     saved.extend(TensorDict({"x": torch.randn(rows, 8), "n": torch.arange(rows)}, [rows]))
     other.extend(TensorDict({"x": torch.zeros(rows // 2, 8), "n": torch.arange(rows // 2)}, [rows // 2]))

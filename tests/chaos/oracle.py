@@ -1,9 +1,9 @@
-"""Environments whose observations say where they come from, and what follows from that for any set of batches.
+"""Environments whose observations identify their origin, and the rules that any set of their batches obeys.
 
-An observation is `(seed, stream, episode, step, life, action, mix)`, int64: the seed of the last reset that had one (-1
-before), the number that the environment was made with, which of its episodes, which step of that, when it was made (so
-that the successor of a killed worker's is another one), the bits of the action that led here, and a mix of all these.
-So rows alone tell what is lost, repeated, torn or crossed.
+An observation is `(seed, stream, episode, step, life, action, mix)`, int64. `seed` is the seed of the last reset that
+had one (-1 before). `stream` is the number of the environment. `life` is the time of its construction, so that the
+successor of a killed worker's environment has another one. `action` holds the bits of the last action, and `mix` mixes
+all other columns. So rows alone show lost, repeated, torn or swapped data.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tests.fakes import Script
 SEED, STREAM, EPISODE, STEP, LIFE, ACTION, MIX = range(7)
 WIDTH = 7
 STEPS, LIFE_STEPS, PROCESS, FIRST_STEP_NS = range(4)
-"""Columns of a `Tally`: steps ever made; those of the latest life, its process, and when it made the first one."""
+"""Columns of a `Tally`: all steps so far; steps, process and time of the first step of the latest life."""
 COUNTS = 4
 ODD = np.random.default_rng(7).integers(1 << 62, size=MIX) * 2 + 1
 SCRIPT = Script(seed=11, low=1, high=40)
 
 
 class Tally:
-    """Counts in a file that environments write to and tests read, whatever became of the workers.
+    """Counts in a file that environments write and tests read, even after the workers are gone.
 
     Args:
         path: the file.
-        streams: how many environments there are; None opens a file that is there.
+        streams: number of environments; None opens an existing file.
     """
 
     def __init__(self, path: Path, streams: int | None = None) -> None:
@@ -50,26 +50,26 @@ class Tally:
 
     @property
     def steps(self) -> int:
-        """The steps of all environments."""
+        """Return the steps of all environments."""
         return int(self.counts[:, STEPS].sum())
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """Mix the first columns of observations; a sum of products that wrap."""
+    """Mix the first columns of observations, as a sum of products that wrap."""
     with np.errstate(over="ignore"):
         mix: np.ndarray = (values[..., :MIX] * ODD).sum(-1)
     return mix
 
 
 class SelfCheckingEnv(gym.Env[Any, Any]):
-    """See the module.
+    """An environment with the observations of this module.
 
     Args:
         stream: its number.
-        tally: where it counts.
-        fault: what goes wrong with it.
-        nap_s: how long a step takes.
-        script: what happens in its episodes.
+        tally: file of its counts.
+        fault: a fault that happens to it.
+        nap_s: duration of a step.
+        script: lengths and endings of its episodes.
     """
 
     action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -101,7 +101,7 @@ class SelfCheckingEnv(gym.Env[Any, Any]):
         return self._emit("reset"), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Advance by one step, whatever the action."""
+        """Advance by one step. The observation holds the action's bits."""
         self._action = int(np.ascontiguousarray(action, np.float32).view(np.int64)[0])
         self._step += 1
         self._calls["step"] += 1
@@ -130,19 +130,19 @@ def oracle(stream: int = 0, **kwargs: Any) -> GymWrapper:
 
 
 def makers(count: int, **kwargs: Any) -> list[Any]:
-    """Return functions that make so many environments."""
+    """Return functions that make `count` environments."""
     return [partial(oracle, stream, **kwargs) for stream in range(count)]
 
 
 @dataclass
 class Record:
-    """All that a collector delivered, in order; `check` says whether it can be true."""
+    """All rows that a collector delivered, in order; `check` verifies them."""
 
     script: Script = SCRIPT
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
 
     def add(self, batch: TensorDictBase) -> int:
-        """Take a batch in; return how many frames of it count."""
+        """Add a batch; return the number of its real frames."""
         frames = 0
         for row in rows_of(batch):
             part = {
@@ -164,16 +164,16 @@ class Record:
 
     @property
     def frames(self) -> int:
-        """How many frames were delivered."""
+        """Return the number of delivered frames."""
         return sum(len(part["id"]) for part in self.parts)
 
     @property
     def lives(self) -> int:
-        """How many environments have rows here, successors of killed ones included."""
+        """Return the number of environments with rows here, including successors of killed ones."""
         return len(np.unique(self.column("root")[:, [STREAM, LIFE]], axis=0))
 
     def check(self) -> None:
-        """Fail unless each row is whole and right, none is there twice, and none is missing in between."""
+        """Fail unless each row is whole, right and unique, and no row in between is missing."""
         root, after = self.column("root"), self.column("next")
         for name, rows in (("root", root), ("next", after)):
             torn = np.flatnonzero(mixed(rows) != rows[:, MIX])
@@ -198,7 +198,7 @@ class Record:
         assert not wrong.any(), f"flags: {_first(wrong, after, flags, expected)}"
 
     def _check_order(self, root: np.ndarray) -> None:
-        """Within a life, each row follows the one before, or begins a later episode after one that was done."""
+        """Check that each row of a life follows the row before, or begins a later episode after a done row."""
         order = np.lexsort((np.arange(len(root)), root[:, LIFE], root[:, STREAM]))
         rows, done = root[order], self.column("done")[order]
         before, now = rows[:-1], rows[1:]

@@ -1,7 +1,7 @@
-"""Buffers of every kind, histories of them, and what they draw: the cases of the restore matrix.
+"""The cases of the restore matrix: buffers of every kind, random histories of them, and their draws.
 
 A case names a sampler, a storage, whether the buffer is shared, its prefetch and its number of dimensions. A history is
-a seed: the same one makes the same calls on any buffer of the case.
+a seed: the same seed makes the same calls on any buffer of the case.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gleanrl.data.replay_buffers import (
 )
 from gleanrl.errors import GleanError
 
-STEPS = 13  # time steps that fit
+STEPS = 13  # time steps that fit into a storage
 BATCHES = {1: (), 2: (2,), 3: (2, 2)}
 SIZE = 6
 
@@ -90,7 +90,7 @@ TARGETS = ("new", "used", "itself")
 
 
 class Case(NamedTuple):
-    """A kind of buffer, and how it is restored."""
+    """A kind of buffer, and the way in which it is restored."""
 
     sampler: str
     storage: str
@@ -106,7 +106,7 @@ class Case(NamedTuple):
 
     @property
     def is_legal(self) -> bool:
-        """Whether the library offers such a buffer."""
+        """Return whether the library offers such a buffer."""
         samplers = ENSEMBLES.get(self.sampler, (self.sampler,))
         if self.storage in LISTS and (self.ndim > 1 or any(name not in ANY_RECORDS for name in samplers)):
             return False
@@ -122,7 +122,7 @@ def all_cases() -> list[Case]:
 
 
 def some_cases() -> list[Case]:
-    """Return cases such that each sampler meets each value of each other axis, and each storage each one, too."""
+    """Return cases in which each sampler and each storage meets each value of every other axis."""
     cases, met, kept = all_cases(), set[Any](), []
     random.Random(0).shuffle(cases)
     for case in cases:
@@ -136,7 +136,7 @@ def some_cases() -> list[Case]:
 
 
 def rows(ndim: int, first: int, steps: int, draws: random.Random) -> TensorDict:
-    """Return records ``[*batch, steps]`` of short trajectories; no two calls with other first numbers share an id."""
+    """Return records ``[*batch, steps]`` of short trajectories. Calls with different `first` share no trajectory id."""
     batch = BATCHES[ndim]
     size = [*batch, steps]
     streams = torch.arange(torch.Size(batch).numel() or 1).view(*batch, 1) if batch else torch.tensor([0])
@@ -156,18 +156,18 @@ def rows(ndim: int, first: int, steps: int, draws: random.Random) -> TensorDict:
 
 
 def blank(ndim: int) -> TensorDict:
-    """Return time-first memory for a `TensorStorage`."""
+    """Return empty memory for a `TensorStorage`, with time as the first dimension."""
     order = [ndim - 1, *range(ndim - 1)]
     return rows(ndim, 0, STEPS, random.Random(0)).permute(*order).clone().zero_()
 
 
 def same_goal(part: Any) -> torch.Tensor:
-    """Return rewards in hindsight."""
+    """Return rewards for hindsight goals."""
     return (part["achieved_goal"] == part["desired_goal"]).float()
 
 
 def made(case: Case, sampler: str | None = None) -> Any:
-    """Return a new buffer of a case; of an ensemble's member with this sampler."""
+    """Return a new buffer of a case. `sampler` is given for a member of an ensemble."""
     if sampler is None and case.sampler in ENSEMBLES:
         members = [made(case, name) for name in ENSEMBLES[case.sampler]]
         return ReplayBufferEnsemble(*members, batch_size=2 * SIZE)
@@ -190,11 +190,11 @@ def made(case: Case, sampler: str | None = None) -> Any:
 
 
 class History:
-    """Random calls on a buffer; those of one seed are the same on each buffer of a case.
+    """Random calls on a buffer. The same seed makes the same calls on each buffer of a case.
 
     Args:
         case: the kind of buffer.
-        seed: which calls.
+        seed: determines the calls.
         first: the number of the first record.
     """
 
@@ -203,7 +203,7 @@ class History:
 
     @property
     def place(self) -> tuple[Any, int]:
-        """The place in the history; can be set."""
+        """The position in the history; can be set."""
         return self.draws.getstate(), self.written
 
     @place.setter
@@ -212,11 +212,11 @@ class History:
         self.written = place[1]
 
     def run(self, buffer: Any, calls: int) -> list[Any]:
-        """Make so many calls and return what came of each."""
+        """Make `calls` calls and return their results."""
         return [self.call(buffer) for _ in range(calls)]
 
     def call(self, buffer: Any) -> Any:
-        """Make one call on a buffer, or on a member of an ensemble, and return what came of it."""
+        """Make one call on a buffer or on an ensemble's member, and return its result."""
         draws = self.draws
         name = draws.choices(
             ("extend", "add", "sample", "update", "item", "empty", "other size"), (3, 2, 8, 3, 1, 0.3, 1)
@@ -257,7 +257,7 @@ class History:
 
 
 def drawn(buffer: Any, size: int | None) -> Any:
-    """Return a batch with its info, or the error: nothing is left, parts of an ensemble differ in length."""
+    """Return a batch with its info, or the text of a library error (for example if no record is left)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "sample: batch_size")
         try:
@@ -267,7 +267,7 @@ def drawn(buffer: Any, size: int | None) -> Any:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield the keys and tensors of what a call gave, in order."""
+    """Yield the keys and tensors of a call's result, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif hasattr(value, "items") and not isinstance(value, type):
@@ -283,7 +283,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two results of calls are the same, bit by bit; generations may differ, which only grow."""
+    """Return whether two results are equal, bit by bit. Generations may differ, because they only grow."""
     pairs = [list(_counted(leaves(value))) for value in (first, second)]
     if len(pairs[0]) != len(pairs[1]):
         return False
@@ -294,7 +294,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def _counted(parts: Iterator[Any]) -> Iterator[Any]:
-    """Leave out generations: a buffer that held something before counts on."""
+    """Skip generations: a buffer that held records before counts from there."""
     for part in parts:
         if isinstance(part, str) and part in ("generation", "_generation"):
             next(parts)

@@ -1,9 +1,10 @@
-"""Trainings that are killed and go on: `python -m tests.chaos.resuming cells|chain FOLDER COUNT`.
+"""Trainings that are killed and resume: `python -m tests.chaos.resuming cells|chain FOLDER COUNT`.
 
-`cells`: after each batch a program saves and is killed; a process that never collected loads that and goes on to the
-end. The hash of all that follows, batches, samples, priorities and random numbers, has to be that of a program that
-nobody killed. `chain`: a training is killed at random instants, as often as it is told, and has to end with the very
-weights of one that nobody killed.
+`cells`: after each batch a program saves and is killed. A new process loads the checkpoint and runs to the end. The
+hash of all later data (batches, samples, priorities, random numbers) must equal the hash of an unbroken run.
+
+`chain`: a training is killed COUNT times at random moments. Its final weights must equal the weights of an unbroken
+run.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ STORAGES: dict[str, Callable[[], Any]] = {
 
 
 def cells() -> list[tuple[str, str, str]]:
-    """Return half of all combinations: every pair of two kinds is among them, but for slices of lists, which aren't."""
+    """Return half of all combinations, with every pair of two kinds. Slices of lists are unsupported and left out."""
     numbered = product(enumerate(ENVS), enumerate(SAMPLERS), enumerate(STORAGES))
     half = [
         (env, sampler, storage) for (i, env), (j, sampler), (k, storage) in numbered if (i + j + k) % 2 == 0
@@ -89,10 +90,11 @@ def cells() -> list[tuple[str, str, str]]:
 
 
 class Cell:
-    """A program of a cell, as each process makes it anew."""
+    """The program of a cell; each process creates it anew."""
 
     def __init__(self, env: str, sampler: str, storage: str) -> None:
-        torch.manual_seed(os.getpid())  # a process of its own: nothing of the past is in its generators
+        # other generators in each process, so that only the checkpoint restores them
+        torch.manual_seed(os.getpid())
         np.random.seed(os.getpid())
         self.collector = SyncDataCollector(ENVS[env](), None, frames_per_batch=12, total_frames=12 * BATCHES)
         self.prioritized = sampler.startswith("prioritized")
@@ -110,7 +112,7 @@ class Cell:
         self.collector.set_seed(seed)
 
     def step(self) -> bytes:
-        """Do what follows a batch; return the hash of all that came of it."""
+        """Collect and use one batch; return the hash of all results."""
         found = hashlib.sha256()
         batch = self.collector.next()
         assert batch is not None
@@ -140,7 +142,7 @@ def note(found: Any, batch: Any) -> None:
 
 
 def forked(work: Callable[[], str | None], killed: bool = False, within: float = 0.0) -> str | None:
-    """Return what `work` returns in a process of its own; None if it was killed."""
+    """Return the result of `work` in a child process, or None if it was killed."""
     listen, said = os.pipe()
     child = os.fork()
     if child == 0:
@@ -148,7 +150,7 @@ def forked(work: Callable[[], str | None], killed: bool = False, within: float =
             if within:
                 signal.setitimer(
                     signal.ITIMER_REAL, within
-                )  # the signal's own action, which ends the process at once
+                )  # the default action of SIGALRM ends the process at once
             result = work()
             os.write(said, json.dumps(result).encode())
             if killed:
@@ -168,7 +170,7 @@ def forked(work: Callable[[], str | None], killed: bool = False, within: float =
 
 
 def check_cell(names: tuple[str, str, str], folder: Path) -> int:
-    """Save after each batch, be killed, and go on elsewhere; return how many streams were compared."""
+    """Save after each batch, get killed, resume in another process; return the number of compared streams."""
 
     def unbroken() -> str:
         cell, digests = Cell(*names), []
@@ -200,7 +202,7 @@ def check_cell(names: tuple[str, str, str], folder: Path) -> int:
 
 
 class Greedy(nn.Module):
-    """The action of the higher value, or sometimes any."""
+    """Returns the action of the higher value, or sometimes a random one."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -212,7 +214,7 @@ class Greedy(nn.Module):
 
 
 def train(folder: Path | None) -> str:
-    """Train, from the last checkpoint of the folder if there is one; return the hash of the weights at the end."""
+    """Train, from the folder's last checkpoint if there is one; return the hash of the final weights."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
@@ -251,7 +253,7 @@ def train(folder: Path | None) -> str:
 
 
 def check_chain(folder: Path, kills: int) -> dict[str, Any]:
-    """Kill a training that often, anew where it comes to its end before; return what happened."""
+    """Kill a training `kills` times, and restart it whenever it reaches its end before; return the counts."""
     draw, done, ends, within = random.Random(7), 0, 0, 0.15
     expected = forked(lambda: train(None))
     place = folder / "0"
@@ -259,7 +261,7 @@ def check_chain(folder: Path, kills: int) -> dict[str, Any]:
         found = forked(partial(train, place), within=draw.uniform(0.01, within))
         if found is None:
             done += 1
-            within *= 1.02  # so that it comes to an end at last, however slow the machine is
+            within *= 1.02  # so that it reaches its end at last, also on a slow machine
             continue
         assert found == expected, f"other weights after {done} kills"
         ends, within = ends + 1, 0.15

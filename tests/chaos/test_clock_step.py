@@ -1,4 +1,4 @@
-"""The time of day is set while a training runs: nothing of it depends on that."""
+"""A training doesn't depend on the system clock, which is set while it runs."""
 
 from __future__ import annotations
 

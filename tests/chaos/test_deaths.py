@@ -1,4 +1,4 @@
-"""Workers that are killed at random instants: nothing hangs, and what was delivered is whole, once, in order."""
+"""With workers killed at random moments nothing hangs, and all delivered rows are whole, unique and in order."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SECONDS, THROUGHPUT = 20, 0.95
 
 
 class Killer(threading.Thread):
-    """Kills workers of a collector at random instants, each time one to three, until it has done enough.
+    """Kills one to three random workers of a collector at random moments, until it has killed enough.
 
-    Most have finished a share since they were made. The others are killed while they're being made; how long it takes
-    to replace those isn't counted, since the second loss in a row is followed by a pause.
+    Most victims have finished a share since their start. Other victims are killed during their start. The time to
+    replace these isn't counted, because the second loss in a row is followed by a pause.
 
     Args:
-        collector: whose workers.
-        tally: where their environments count.
-        kills: how many of them.
+        collector: collector of the workers.
+        tally: the counts of their environments.
+        kills: number of kills.
     """
 
     def __init__(self, collector, tally: Tally, kills: int) -> None:
@@ -56,12 +56,12 @@ class Killer(threading.Thread):
             self.error = error
 
     def _works(self, index: int) -> bool:
-        """Whether a worker has finished a share since it was made."""
+        """Return whether a worker has finished a share since its start."""
         count = self._tally.counts[index]
         return bool(count[PROCESS] == self._collector.processes[index] and count[LIFE_STEPS] > STEPS)
 
     def _kill(self, victims: list[int]) -> tuple[list[float], list[float]]:
-        """Kill workers; return how long it took until others were in their places, and until these made a step."""
+        """Kill workers; return the seconds until their successors existed, and until these made a step."""
         self._left -= len(victims)
         former = {index: self._collector.processes[index] for index in victims}
         begin, detected, first_frames = time.monotonic(), [], []
@@ -82,7 +82,7 @@ class Killer(threading.Thread):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nap_s", [0.0, NAP_S])
 def test_killed_workers_are_replaced(kind, nap_s, tmp_path):
-    """How long it takes is judged where the environments leave processors free: to die takes a turn of one, too."""
+    """The times are checked only if the environments leave processors idle, because a dying process needs one, too."""
     kills = scaled(KILLS)
     tally, record = Tally(tmp_path / "tally", WORKERS), Record()
     options = {"on_worker_error": "restart", "max_restarts": kills, "timeouts": patience()}
@@ -90,7 +90,7 @@ def test_killed_workers_are_replaced(kind, nap_s, tmp_path):
         killer = Killer(collector, tally, kills)
         killer.start()
         longest, after = 0.0, 0
-        while after < 2 * WORKERS:  # some batches more, when the last one was replaced
+        while after < 2 * WORKERS:  # a few more batches after the last replacement
             begin = time.monotonic()
             record.add(collector.next())
             longest = max(longest, time.monotonic() - begin)
@@ -108,7 +108,7 @@ def test_killed_workers_are_replaced(kind, nap_s, tmp_path):
     print(kind, f"nap {nap_s * 1e3:g} ms", figures)
     record.check()
     assert stats.delivered == record.frames
-    # Each that was killed may have made a step that nobody had counted yet.
+    # Each killed worker may have made one step that was not yet counted.
     assert 0 <= tally.steps - stats.stepped <= kills
     assert sum(worker.restarts for worker in stats.workers) == kills
     assert record.lives > kills // 2 and longest < HANG_S
@@ -121,7 +121,7 @@ def test_killed_workers_are_replaced(kind, nap_s, tmp_path):
 @pytest.mark.skipif(SHARE < 1, reason="speed is judged in full drills only")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kill_a_second_costs_little(kind, tmp_path):
-    """Seconds with a kill and seconds without one take turns."""
+    """Seconds with a kill and seconds without one alternate."""
     tally = Tally(tmp_path / "tally", WORKERS)
     rates: dict[bool, list[float]] = {True: [], False: []}
     options = {"on_worker_error": "restart", "max_restarts": SECONDS, "timeouts": patience()}

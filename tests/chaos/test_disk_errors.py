@@ -1,4 +1,4 @@
-"""Every act of a dump and of a load fails once, or from then on: a typed error, and the checkpoint from before."""
+"""If any act of a dump or a load fails, once or permanently, a typed error is raised and the old checkpoint is kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def state(number: int) -> dict[str, Any]:
 
 
 def number_on(disk: Disk) -> int:
-    """Return the number of the checkpoint that is loaded, all of which is right."""
+    """Return the number of the loaded checkpoint, after checking all of its content."""
     with disk.mounted():
         found = Folder(FOLDER).load().state
     assert all(map(torch.equal, found["tensors"], state(found["number"])["tensors"]))
@@ -90,10 +90,11 @@ def test_a_dump_whose_nth_act_fails(error: str, for_ever: bool) -> None:
                 raised = found
         disk.before = lambda number, name: None
         assert not disk.num_open or isinstance(raised, KeyboardInterrupt)
-        if raised is None or isinstance(raised, UserWarning):  # of older ones that couldn't be removed
+        # a warning that an older checkpoint couldn't be removed
+        if raised is None or isinstance(raised, UserWarning):
             assert number_on(disk) == 2
         elif isinstance(raised, OSError):
-            # A disk that stays broken can't be rid of what got its name, but not its sync.
+            # On a disk that stays broken, a checkpoint that has its name but no sync can't be removed.
             assert number_on(disk) == 1 or for_ever
             assert names(disk) == ["LOCK", "ckpt-"] or for_ever
         else:

@@ -1,4 +1,4 @@
-"""The same seed gives the same trajectories, however environments are spread over workers."""
+"""The same seed gives the same trajectories for any distribution of the environments over workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def several(count: int) -> SerialEnv:
 
 
 def leaning() -> TensorDictModule:
-    """Push to where the pole falls."""
+    """Return a policy that pushes in the direction of the falling pole."""
     return TensorDictModule(lambda x: (x[..., 2] > 0).long(), in_keys=["observation"], out_keys=["action"])
 
 
@@ -46,7 +46,7 @@ def collector_of(kind: str, workers: int) -> Any:
 
 
 def trajectories(kind: str, workers: int = 1) -> set[str]:
-    """Return what each trajectory is that ends within so many steps of its environment, without the ids."""
+    """Return the trajectories, without ids, that end within the first `BATCHES` batches of their worker."""
     collector, rows, taken = collector_of(kind, workers), defaultdict(list), defaultdict(int)
     collector.set_seed(SEED)
     batches = iter(collector)
@@ -78,7 +78,7 @@ def test_workers(kind: str, workers: int, expected: set[str]) -> None:
 
 @pytest.mark.skipif(SHARE < 1, reason="in full drills only")
 def test_environments_in_processes(expected: set[str]) -> None:
-    """A third of the environments: those with the first seeds."""
+    """It has a third of the environments, with the first seeds."""
     assert trajectories("parallel") < expected
 
 

@@ -1,4 +1,4 @@
-"""Every fault at every moment, in every collector with workers, raised or restarted: each has its outcome, in time."""
+"""Every fault at every moment, in every collector with workers, has its documented outcome in time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RAISED = {
 
 
 def cells() -> list[tuple[str, ...]]:
-    """Of each fault the same share, the same ones in every run."""
+    """Return the same share of each fault's cells, identical in every run."""
     rest = list(product(MOMENTS, KINDS, POLICIES))
     return [
         (fault, *cell)
@@ -45,9 +45,10 @@ def cells() -> list[tuple[str, ...]]:
 
 
 def allowed(kind: str, fault: Fault) -> tuple[Timeouts, Timeouts]:
-    """How long workers may take, and those of an environment's own: little only where that is what is tried.
+    """Return the timeouts of a collector's workers and of an environment's workers.
 
-    What hangs among an environment's own workers is noticed by the environment.
+    They are short only if the fault is a hang. A hang among an environment's own workers is noticed by the environment
+    first, so the collector waits longer.
     """
     if fault.kind not in ("hang", "stop"):
         return patience(), patience()
@@ -56,7 +57,7 @@ def allowed(kind: str, fault: Fault) -> tuple[Timeouts, Timeouts]:
 
 
 def made(kind: str, fault: Fault, timeouts: Timeouts):
-    """Two workers, or one, whose last environment has the fault."""
+    """Return makers of which the last makes an environment with the fault."""
     if kind == "one":
         return makers(1, fault=fault)
     first, second = makers(2)[0], makers(2, fault=fault)[1]
@@ -70,10 +71,10 @@ STARTING = ("construction", "first reset")
 
 
 def is_replaced(fault: str, moment: str, kind: str) -> bool:
-    """Whether a worker is lost by a fault, so that another one can take its place.
+    """Return whether a fault loses a worker of the collector, so that another one can replace it.
 
-    One that can't be made is. What an environment raises afterwards is the program's to know, and so is what becomes
-    of an environment's own workers: the collector's live.
+    A worker that fails to start is replaced. Later errors of an environment are passed to the program. So are losses
+    among an environment's own workers, because the collector's worker survives them.
     """
     return moment in STARTING or (fault not in ("raise", "memory", "data") and kind != "nested")
 
@@ -108,6 +109,6 @@ def test_fault(fault_kind, moment, kind, policy, tmp_path):
     if record.parts:
         record.check()
     limit = LIMIT_S * SLACK
-    if fault_kind in ("hang", "stop"):  # who got on in the midst of its time has it all again
+    if fault_kind in ("hang", "stop"):  # the timeout restarts whenever the worker makes progress
         limit += 2 * (timeouts.start_s if moment in STARTING else inner.work_s)
     assert elapsed < limit, f"{elapsed:.1f} s"

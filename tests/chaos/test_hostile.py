@@ -1,4 +1,4 @@
-"""Checkpoints that were damaged or forged: a typed error and a buffer that is what it was; never anything else."""
+"""Loading a damaged or forged checkpoint raises a typed error, leaves the buffer unchanged, and has no other effect."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_mutated_checkpoints_are_refused_or_loaded(tmp_path: Path) -> None:
 
 
 class Touch:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
@@ -73,7 +73,7 @@ def zipped(value: Any) -> bytes:
 
 
 def replaced(name: str, make: Callable[[Path], Any]) -> Callable[[Path, Path], None]:
-    """Return a forgery that puts something else in the place of a file."""
+    """Return a forgery that replaces a file by another kind of file."""
 
     def forge(place: Path, marker: Path) -> None:
         (place / name).unlink()
@@ -83,7 +83,7 @@ def replaced(name: str, make: Callable[[Path], Any]) -> Callable[[Path, Path], N
 
 
 def told(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path, Path], None]:
-    """Return a forgery of what the manifest says."""
+    """Return a forgery that changes the content of the manifest."""
 
     def forge(place: Path, marker: Path) -> None:
         path = place / "manifest.json"
@@ -225,7 +225,7 @@ def test_hdf5_sees_no_file_that_was_damaged(tmp_path: Path, monkeypatch: pytest.
         path.write_bytes(damaged)
         error: type[Exception] = CorruptCheckpointError
         words = "hash doesn't fit"
-        if hdf5.is_foreign(np.frombuffer(damaged, np.uint8)):  # both of its signatures are gone
+        if hdf5.is_foreign(np.frombuffer(damaged, np.uint8)):  # both of the file's signatures are damaged
             error, words = IncompatibleCheckpointError, "another program wrote it"
         with pytest.raises(error, match=words):
             form.loads(saved.storage, path)

@@ -1,4 +1,4 @@
-"""Real signals: SIGINT twice at random moments, in programs of their own that look at every row they get."""
+"""Programs that receive SIGINT twice at random moments deliver right rows only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps of buffers in processes that are killed; and in two processes at once."""
+"""Dumps stay complete if their process is killed, and two processes never dump into one folder at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many workers on few cores, and a learner that doesn't come."""
+"""Collectors work with many workers on few cores, and with a learner that pauses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_files() -> int:
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_workers(kind):
     workers, record = scaled(WORKERS), Record()
-    with running(kind, makers(1), steps=5) as collector:  # starts the launcher
+    with running(kind, makers(1), steps=5) as collector:  # starts the fork server
         collector.next()
     before, begin = open_files(), time.monotonic()
     with running(kind, makers(workers), steps=5) as collector:
@@ -44,7 +44,7 @@ def test_many_workers(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_learner_that_pauses(kind, tmp_path):
-    """Workers fill what they have and wait; nobody takes that for a hang, and nothing is lost."""
+    """Workers fill their blocks and wait. The collector doesn't report this as a hang, and no frame is lost."""
     workers, steps, time_of_learner = 4, 50, clock.FakeClock()
     tally, record = Tally(tmp_path / "tally", workers), Record()
     with (
@@ -61,7 +61,7 @@ def test_a_learner_that_pauses(kind, tmp_path):
         wait_for(at_rest, "workers that wait")
         made = tally.steps
         time_of_learner.advance(600.0)
-        assert at_rest() and tally.steps == made  # without a grant there is no step
+        assert at_rest() and tally.steps == made  # no worker steps without a grant
         assert made - record.frames <= workers * steps * (BLOCKS + 1)
         for _ in range(4 * workers):
             record.add(collector.next())

@@ -1,4 +1,4 @@
-"""Short reads, interrupted ones and failing disks, under the core's own calls."""
+"""The native reader handles short reads, interrupted reads and failing disks."""
 
 from __future__ import annotations
 

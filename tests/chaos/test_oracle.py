@@ -1,4 +1,4 @@
-"""The oracle of the drills: what a collector delivers is right, and whatever is wrong with it is seen."""
+"""The oracle of the drills accepts right rows and detects each planted mistake."""
 
 from __future__ import annotations
 

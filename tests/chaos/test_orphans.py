@@ -1,4 +1,4 @@
-"""A program that is killed leaves nothing: no process, no shared memory, no temporary file."""
+"""A killed program leaves no process, no shared memory and no temporary file."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.leaks import shared_memory
 
 pytestmark = pytest.mark.timeout(1800)
 
-PARENTS, TOGETHER = scaled(200 if SHARE >= 1 else 100), 10  # each imports torch, which takes seconds
+PARENTS, TOGETHER = scaled(200 if SHARE >= 1 else 100), 10  # each program imports torch, which takes seconds
 GONE_S = 2.0
 MARK = "GLEANRL_TESTS_ORPHAN"
 
 
 class Hung(SelfCheckingEnv):
-    """Never comes back from its 30th step."""
+    """Hangs in its 30th step."""
 
     def step(self, action):
         if self._calls["step"] == 30:
@@ -41,7 +41,7 @@ def hung(stream: int) -> GymWrapper:
 
 
 def be_a_program(kind: str, hangs: bool, folder: Path, mark: str) -> None:
-    """Collect until somebody kills this process."""
+    """Collect until this process is killed."""
     os.environ |= {MARK: mark, "TMPDIR": str(folder)}
     envs = [*makers(1), partial(hung, 1)] if hangs else makers(2)
     collector = collector_of(kind, envs, steps=25)
@@ -51,7 +51,7 @@ def be_a_program(kind: str, hangs: bool, folder: Path, mark: str) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes whose environment variables have the mark."""
+    """Return the processes whose environment variables have the mark."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -63,7 +63,7 @@ def marked(mark: str) -> list[int]:
 
 
 def ended(pid: int) -> bool:
-    """Return whether a process is gone, or only waits for its parent to collect its exit code."""
+    """Return whether a process is gone or a zombie."""
     return state_of(pid) in ("", "Z")
 
 
@@ -79,7 +79,7 @@ def started(number: int, folder: Path) -> tuple[Any, str, Path]:
 
 
 def end(process: Any, mark: str, folder: Path) -> float:
-    """Kill a program, after which nothing is left of it; return how long that took."""
+    """Kill a program and check that nothing of it is left; return the seconds that its end took."""
     members = marked(mark)
     assert len(members) >= 3, "launcher and two workers"
     os.kill(process.pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Power cuts at any moment of a series of dumps: whatever a disk kept, the last complete checkpoint is there, whole.
+"""After a power cut at any moment of a series of dumps, the last complete checkpoint is intact.
 
-The dumps run on a disk in memory. What it may have kept is enumerated, and loaded. States that look alike to `load`
-(it opens nothing but checkpoints, which is checked) are loaded once.
+The dumps run on a disk in memory. The tests enumerate and load every state in which the disk may be. Disks that `load`
+can't distinguish are loaded once: it opens checkpoints only, which the tests check.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def state(number: int, tensors: int) -> dict[str, Any]:
-    """Return what is saved: the first tensor is always the same, and its file is linked from dump to dump."""
+    """Return a state to save. Its first tensor never changes, so the tensor's file is linked from dump to dump."""
     return {
         "number": number,
         "tensors": [torch.arange(i, i + 8) * (number if i else 1) for i in range(tensors)],
@@ -43,7 +43,7 @@ def state(number: int, tensors: int) -> dict[str, Any]:
 
 
 def dumped(disk: Disk, numbers: range, tensors: int, keep: int) -> list[int]:
-    """Dump one state after the other; return how long the journal was after each."""
+    """Dump the states in order; return the length of the journal after each."""
     lengths = []
     with disk.mounted():
         for number in numbers:
@@ -53,7 +53,7 @@ def dumped(disk: Disk, numbers: range, tensors: int, keep: int) -> list[int]:
 
 
 def seen(content: dict[int, Content]) -> Any:
-    """Return what `load` can see of a disk: what stands under the names of checkpoints."""
+    """Return the part of a disk that `load` can see: the content under the names of checkpoints."""
     tree: Any = content[ROOT]
     for name in FOLDER.parts[1:]:
         if name not in tree:
@@ -68,7 +68,7 @@ def seen(content: dict[int, Content]) -> Any:
 
 
 class Judge:
-    """Says what loading finds on the disks of one `Remains`, which gives the same objects for the same contents.
+    """Loads the disks of one `Remains`, which yields the same objects for the same contents.
 
     Args:
         verify: whether checksums are compared.
@@ -79,7 +79,7 @@ class Judge:
         self._known: dict[Any, int | str] = {}
 
     def outcome(self, content: dict[int, Content]) -> int | str:
-        """Return the number of the state that is loaded, 0 for none, or what is wrong."""
+        """Return the number of the loaded state, 0 for none, or a description of the damage."""
         key = seen(content)
         if key not in self._known:
             self._known[key] = self._loaded(Disk(content))
@@ -100,12 +100,15 @@ class Judge:
 
     @property
     def loads(self) -> int:
-        """Return how many disks were loaded."""
+        """Return the number of loaded disks."""
         return len(self._known)
 
 
 def cuts(disk: Disk, lengths: list[int], remains: Remains) -> Iterator[tuple[int, dict[int, Content]]]:
-    """Yield what a cut may leave, and the dump during which, from 0: what isn't yielded is a part of what is."""
+    """Yield each disk that a cut may leave, with the number of the dump that it interrupts, from 0.
+
+    Between two syncs the journal only adds possible disks, so the disks before each sync include all earlier ones.
+    """
     position = 0
     for dump, length in enumerate(lengths):
         while position < length:
@@ -121,7 +124,7 @@ def cuts(disk: Disk, lengths: list[int], remains: Remains) -> Iterator[tuple[int
 def judged(
     disk: Disk, lengths: list[int], remains: Remains, judge: Judge, most: int | None = None
 ) -> tuple[int, Counter[int | str]]:
-    """Return how many different disks were looked at, and how often something was wrong."""
+    """Return the number of distinct disks, and the counts of each wrong outcome."""
     different: set[int] = set()
     wrong: Counter[int | str] = Counter()
     for dump, content in islice(cuts(disk, lengths, remains), most):
@@ -134,7 +137,7 @@ def judged(
 
 @pytest.mark.timeout(1800)
 def test_no_cut_loses_or_damages_what_was_complete() -> None:
-    tensors, more = (4, 3) if SHARE >= 1 else (3, 0)  # all files of a dump are on their way at the same time
+    tensors, more = (4, 3) if SHARE >= 1 else (3, 0)  # the files of a dump are written at the same time
     begin, loads, count = time.monotonic(), 0, 0
     for keep, dumps in ((1, 3), (2, 4)):
         disk, judge = Disk(), Judge()
@@ -147,7 +150,7 @@ def test_no_cut_loses_or_damages_what_was_complete() -> None:
 
 
 def test_files_that_hold_more_than_is_needed_are_as_safe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is linked as long as somebody needs the first of its arrays; the others change with each dump."""
+    """A file is linked as long as the first of its arrays is needed, while its other arrays change with each dump."""
     make_files_small(monkeypatch, 200)
     monkeypatch.setattr(earlier, "_GARBAGE", 9)
     disk = Disk()
@@ -182,7 +185,7 @@ def test_dumps_go_on_after_any_cut_and_may_be_cut_again() -> None:
 
 
 def renamed_in_place(rename: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
-    """Return a rename that gives a checkpoint the name that the earlier one had."""
+    """Return a rename that reuses the earlier checkpoint's name."""
 
     def in_place(path: Path, to: Path) -> None:
         earlier = [name for name in files.names(to.parent) if name.startswith("ckpt-")]
@@ -212,7 +215,7 @@ def test_a_protocol_that_uses_a_name_again_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_a_disk_that_only_says_that_it_syncs_needs_checksums() -> None:
-    """With them nothing wrong is ever loaded; without them it is."""
+    """With checksums a damaged checkpoint is never loaded; without them it is."""
     disk = Disk()
     lengths = dumped(disk, range(1, 2), 2, keep=1)
     never = lambda is_directory: False  # noqa: E731

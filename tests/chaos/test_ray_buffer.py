@@ -1,4 +1,4 @@
-"""Writers of a buffer in an actor are killed at any moment: no half record, none twice, no confirmed one is lost."""
+"""If writers of a buffer in an actor are killed, no record is torn or repeated, and no confirmed record is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 500
 
 
 def write(buffer: Any, writer: int, path: Path) -> None:
-    """Store records until killed, and note how many were confirmed."""
+    """Store records until the process is killed, and log the number of confirmed records."""
     confirmed = 0
     while True:
         count = 1 + (confirmed * 31 + writer) % 60
@@ -52,7 +52,7 @@ def test_writers_are_killed(ray_session, tmp_path):
     for _ in range(kills):
         place = int(torch.randint(len(running), (), generator=generator))
         while not len(buffer):
-            pass  # the first one is starting
+            pass  # the first writer is starting
         for _ in range(int(torch.randint(SAMPLES, (), generator=generator))):
             check_rows(buffer.sample())
         ray_session.cancel(running[place], force=True)

@@ -1,4 +1,4 @@
-"""Nodes are taken away, and their actors killed: frames are counted, and the learner goes on; full stores wait."""
+"""If nodes are removed or actors are killed, frames are counted and the learner continues; full stores only delay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(3600)
 
 REMOVALS, KILLS = 20, 200
 MOST_KILLS = 1
-"""Where it isn't the full number: each one is a process that starts."""
+"""Number of kills in short runs. Each kill starts a process."""
 FRAMES, BATCHES = 20, 60
 
 
@@ -46,7 +46,7 @@ def test_a_learner_is_killed():
     deadline = Deadline(60.0)
     while any(
         Path(f"/proc/{node}/exe").exists() for node in nodes
-    ):  # with them goes the memory, which has no name
+    ):  # the memory has no name and is freed with its processes
         assert not deadline.passed(), "the nodes outlive their learner"
         sleep(0.1)
 
@@ -82,7 +82,7 @@ def test_actors_are_killed(ray_session):
         while sum(worker.restarts for worker in collector.stats().workers) < restarts:
             collect()
         while any(node.down for node in fleet.now.nodes):
-            fleet.wait()  # the cores are for what starts
+            fleet.wait()  # the new node needs the cores to start
     while {*rows(batches[-2:])} != {0, 1}:
         collect()
     stats = collector.stats()

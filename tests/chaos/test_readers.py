@@ -1,4 +1,4 @@
-"""Loads in one process while another one dumps into the same folder: each finds a complete checkpoint."""
+"""A load finds a complete checkpoint while another process dumps into the same folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def made(kind: str) -> ReplayBuffer:
 def saving_and_loading(
     kind: str, path: str, buffer: ReplayBuffer
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return the two calls of one kind of checkpoint."""
+    """Return the functions that save and load one kind of checkpoint."""
     if kind in ("storage", "file"):
         form, place = buffer.storage.checkpointer, f"{path}/records.h5" if kind == "file" else path
         return lambda: form.dumps(buffer.storage, place), lambda: form.loads(buffer.storage, place)
@@ -54,16 +54,16 @@ def saving_and_loading(
 
 
 def main(path: str) -> None:
-    """Dump one number after another, each kind until a line comes."""
+    """Dump numbers in order, for each kind of checkpoint until a line arrives on stdin."""
     for kind in KINDS:
         save, _ = saving_and_loading(kind, f"{path}/{kind}", buffer := made(kind))
         for number in itertools.count(1):
-            if number == 1 or number % 8 == 0:  # the other dumps link to the files of the one before
+            if number == 1 or number % 8 == 0:  # other dumps link to the files of the dump before
                 buffer.extend(torch.full((ROWS,), number))
             else:
                 buffer.extend(torch.tensor([number]))
             save()
-            if number == 2:  # so that the first one is complete, also one in the background
+            if number == 2:  # then the first one is complete, even in the background
                 print(kind, flush=True)
             if number > 2 and select.select([sys.stdin], [], [], 0)[0]:
                 sys.stdin.readline()
@@ -87,11 +87,11 @@ def test_loads_during_dumps_of_another_process_find_a_complete_checkpoint(tmp_pa
 
 
 def loaded(kind: str, path: str) -> set[int]:
-    """Load many times; return the numbers of the dumps that were found, each whole and none older than before."""
+    """Load many times; return the numbers of the dumps found. Each must be whole and no older than the one before."""
     _, load = saving_and_loading(kind, path, buffer := made(kind))
     newest, numbers = 0, set[int]()
     for _ in range(scaled(LOADS)):
-        load()  # a warning is an error
+        load()  # a warning would be an error
         found = buffer[:]
         assert len(found) == ROWS and newest <= int(found.max())
         newest = int(found.max())

@@ -1,4 +1,4 @@
-"""A buffer that is restored in the middle of its life draws what the original draws.
+"""A buffer that is restored in mid-use draws the same samples as the original.
 
 In `make test` each sampler and each storage meets each value of the other axes; `make chaos` runs every combination.
 """

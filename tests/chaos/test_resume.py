@@ -1,4 +1,4 @@
-"""Programs that are killed go on from their checkpoint, bit by bit, in another process."""
+"""Killed programs resume from their checkpoint in another process, with identical results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are killed in the midst of a call of a shared buffer: the others go on at once, on whole rows."""
+"""If a process is killed in a call of a shared buffer, other processes continue at once, with whole rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CALLS: dict[str, Callable[[ReplayBuffer, int], object]] = {
 
 
 def started(buffer: ReplayBuffer, calls: list[str], plan: dict[str, At], begun: int) -> int:
-    """Start a process that makes these calls over and over, until a fault point's visit ends it or somebody does."""
+    """Start a process that repeats these calls until it is killed, from outside or at a fault point."""
     child = os.fork()
     if child:
         return child
@@ -48,7 +48,7 @@ def started(buffer: ReplayBuffer, calls: list[str], plan: dict[str, At], begun: 
 
 
 def test_a_sample_follows_at_once():
-    """By turns a kill at each fault point of a write, one while a lost write is taken back, and one at any instant."""
+    """Kill a process at fault points of a write, while it undoes a lost write, or at random moments, in rotation."""
     draw, buffer, waits = random.Random(11), made(SIZE, 70), []
     kills, before = scaled(KILLS), buffer.stats().rows_written
     heard, begun = os.pipe()
@@ -64,7 +64,7 @@ def test_a_sample_follows_at_once():
             first = "segment.begun" if point == "segment.undo" else point
             child = started(buffer, calls, {first: At(die, draw.randint(1, 9))}, begun)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, calls
-        if point == "segment.undo":  # whoever comes next takes the write back, and is killed as well
+        if point == "segment.undo":  # the next caller undoes the write and is killed as well
             child = started(buffer, ["sample"], {point: At(die)}, begun)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         begin = time.monotonic()

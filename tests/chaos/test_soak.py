@@ -1,4 +1,4 @@
-"""A day's work in minutes: what a process holds doesn't grow, however much it collects, draws, saves and restores."""
+"""The resources of a process don't grow, however much it collects, draws, saves and restores."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ STEPS, RESETS, SAMPLES, LIVES, SAVES = 20_000_000, 100_000, 10_000_000, 1_000, 1
 ENVS, ROWS, BATCH, CAPACITY = 64, 100, 1_000, 20_000
 SAVE_EVERY_S = 600.0
 ALLOWED_MB, ALLOWED_MB_PER_MILLION = 8.0, 1.0
-"""What the allocator may need beside the slope that the steps are allowed."""
+"""Memory for the allocator, in addition to the slope allowed for the steps."""
 
 
 class Walkers(EnvBase):
-    """Many walkers at once; each ends after as many steps as make the stated number of resets."""
+    """Many walkers at once. Their episode lengths give the required number of resets."""
 
     def __init__(self) -> None:
         super().__init__(batch_size=(ENVS,))
@@ -64,16 +64,16 @@ class Walkers(EnvBase):
         return TensorDict({"observation": self._at} | ends, [ENVS])
 
     def _set_seed(self, seed: int | None) -> None:
-        """Nothing here is random."""
+        """Do nothing, because the environment draws no random numbers."""
 
 
 def few(number: int) -> int:
-    """Return the share of a number of slow things: a fifth of the others' share where not all is run."""
+    """Return the share of a number of slow actions: in short runs a fifth of the usual share."""
     return scaled(number if SHARE >= 1 else number // 5)
 
 
 def resident_mb() -> float:
-    """Return the memory of this process."""
+    """Return the resident memory of this process in MB."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
@@ -84,8 +84,11 @@ def threads() -> int:
 
 @contextmanager
 def nothing_grows(what: str) -> Iterator[Callable[[float], None]]:
-    """Fail where memory grows, or anything else is held at the end that wasn't at the start; what it gives is called
-    with the share of the work that is done: memory counts from a fifth on, when everything was used once."""
+    """Fail if memory grows, or if a resource is held at the end that was not held at the start.
+
+    Yields a function that takes the completed share of the work. Memory is compared from a fifth on, after each part of
+    the work has run once.
+    """
     begin, holdings, running, memory = time.monotonic(), Holdings.now(), threads(), []
 
     def done(share: float) -> None:
@@ -101,7 +104,7 @@ def nothing_grows(what: str) -> Iterator[Callable[[float], None]]:
 
 
 def test_steps_resets_and_samples(tmp_path):
-    """Batches go into a buffer, draws come out of it, and their priorities back."""
+    """Steps, resets, samples and updates of priorities leave nothing behind."""
     steps, env = scaled(STEPS) // (ENVS * ROWS) * (ENVS * ROWS), Walkers()
     buffer = TensorDictPrioritizedReplayBuffer(
         alpha=0.6, beta=0.4, storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, prefetch=2
@@ -124,7 +127,7 @@ def test_steps_resets_and_samples(tmp_path):
 
 
 def test_lives(tmp_path):
-    """Collectors, environments and buffers that are made and ended, some in the middle of their work."""
+    """Collectors, environments and buffers are created and ended, some in the middle of their work."""
 
     def live(number: int) -> None:
         kind = (MultiSyncDataCollector, MultiaSyncDataCollector, SyncDataCollector)[number % 3]
@@ -143,7 +146,7 @@ def test_lives(tmp_path):
             collector.shutdown()
 
     lives = few(LIVES)
-    for number in range(6):  # each kind once, with everything that a first use starts
+    for number in range(6):  # each kind once, because a first use starts processes
         live(number)
     gc.collect()
     with nothing_grows(f"{lives} lives") as done:
@@ -153,7 +156,7 @@ def test_lives(tmp_path):
 
 
 def test_saves(tmp_path):
-    """Checkpoints every ten minutes for months, on a clock that is moved, and one restored now and then."""
+    """Checkpoints every ten minutes for months, on a fake clock, with a restore from time to time."""
     saves, time_of_day = few(SAVES), clock.FakeClock()
     collector = SyncDataCollector(lambda: GymEnv("CartPole-v1"), None, frames_per_batch=10, total_frames=-1)
     buffer = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=5)

@@ -1,4 +1,4 @@
-"""Too few open files, too little memory: it works, or there's an error with a name, and nothing is left."""
+"""With too few open files or too little memory, collection works or raises a clear error, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _CLONE_NEWNS = 0x20000
 
 
 def few_files(number: int) -> None:
-    """Let this process open so many files."""
+    """Limit this process to `number` open files."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def little_memory(megabytes: int) -> None:
-    """Let this process have so much more memory than it has."""
+    """Limit this process to `megabytes` more memory than it uses now."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (used + (megabytes << 20), hard))
 
 
 def little_shared_memory(kilobytes: int) -> None:
-    """Give this process a /dev/shm of its own, of that size."""
+    """Give this process a private /dev/shm of `kilobytes`."""
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
         raise PermissionError("this process may not have mounts of its own")
     for command in (
@@ -49,7 +49,7 @@ def little_shared_memory(kilobytes: int) -> None:
 
 
 def collect_after(starve: Callable[[int], None], amount: int, answer: Connection) -> None:
-    """Collect with too little of something; say what came of it."""
+    """Collect with too little of a resource; send the outcome."""
     try:
         starve(amount)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -71,7 +71,7 @@ def collect_after(starve: Callable[[int], None], amount: int, answer: Connection
 
 
 def outcome(starve: Callable[[int], None], amount: int) -> str:
-    """What came of it, in a process of its own."""
+    """Return the outcome in a separate process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gleanrl.envs", "gleanrl.collectors"])
     ours, theirs = context.Pipe(duplex=False)

@@ -1,7 +1,7 @@
-"""Rows that are sampled while others are written: each is one that a writer wrote, whole, and no older than it may be.
+"""Each row that is sampled during writes is whole, was written, and is no older than allowed.
 
-A row holds its writer's number and how many rows this one wrote before it, and further columns that follow from the
-two. Writers say how far they are once a write has ended: what they had overwritten before a sample began isn't in it.
+A row holds its writer's number, the count of this writer's earlier rows, and columns that follow from both. Writers
+publish their progress after each write. A sample contains no row that was overwritten before the sample began.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ pytestmark = pytest.mark.timeout(1800)
 
 WRITERS, SAMPLERS, CAPACITY, BATCH = 4, 4, 20_000, 4096
 MOST = 600
-"""Rows of a write: together with others they go around the end of the ring at every place."""
+"""Most rows of a write. Together the writes cross the end of the ring at every slot."""
 WIDTH = 6
 FACTORS = torch.arange(1, WIDTH + 1) * 0x9E3779B97F4A7C1
 
 
 def rows(writer: int, first: int, count: int) -> TensorDict:
-    """Return rows of a writer, in order."""
+    """Return consecutive rows of a writer."""
     number = torch.arange(first, first + count)
     key = writer + number * WRITERS
     return TensorDict({"key": key, "mix": key[:, None] * FACTORS, "next": {"key": ~key}}, [count])
 
 
 def check(batch: TensorDict, written: np.ndarray) -> None:
-    """Raise unless every row is whole, and was in the buffer, or came later.
+    """Raise unless every row is whole and was stored when the sample began, or later.
 
     Args:
         batch: rows.
-        written: how many rows each writer had written, at least, before they were sampled.
+        written: least number of rows that each writer had written when the sample began.
     """
     key = batch["key"]
     assert torch.equal(batch["mix"], key[:, None] * FACTORS), "a torn row, or one that nobody wrote"
@@ -50,7 +50,7 @@ def check(batch: TensorDict, written: np.ndarray) -> None:
 
 
 class Board:
-    """What all say of how far they are, and whether writers are to go on: in memory that forked processes share."""
+    """The progress of all threads or processes and a stop flag, in memory that forked processes share."""
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -59,7 +59,7 @@ class Board:
         self.stop = np.frombuffer(memory, np.int64, 1, 1024)
 
     def write(self, buffer: ReplayBuffer, writer: int) -> None:
-        """Write until it's enough."""
+        """Write until the stop flag is set."""
         count = 1 + 131 * writer
         while not self.stop[0]:
             count = 1 + (count * 7 + 13) % MOST
@@ -67,7 +67,7 @@ class Board:
             self.written[writer] += count
 
     def sample(self, buffer: ReplayBuffer, sampler: int, wanted: int, updates: bool = False) -> None:
-        """Sample that many rows, and look at them."""
+        """Sample `wanted` rows and check them."""
         while self.sampled[sampler] < wanted:
             written = self.written.copy()
             batch, info = buffer.sample(return_info=True)
@@ -79,7 +79,7 @@ class Board:
 
 
 def test_processes():
-    """Processes that share a buffer."""
+    """Processes that share a buffer sample whole rows."""
     board, wanted = Board(), scaled(9 * 10**7)
     buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, shared=True)
     buffer.extend(rows(0, 0, CAPACITY))
@@ -98,7 +98,7 @@ def test_processes():
 
 
 def test_threads_that_update_priorities():
-    """Threads of one process, some of which change priorities."""
+    """Threads of one process sample whole rows while some of them update priorities."""
     board, wanted = Board(), scaled(10**7)
     buffer = PrioritizedReplayBuffer(
         alpha=0.7, beta=0.9, storage=LazyTensorStorage(CAPACITY), batch_size=BATCH

@@ -1,4 +1,4 @@
-"""Weights that change while policies run: each call sees one version whole, and rows say which."""
+"""While weights change during a policy's calls, each call uses one whole version, which its rows name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = ("collector", "policy_version")
 
 
 class Ends(nn.Module):
-    """All weights have one value; the action is the smallest and the largest of them."""
+    """A policy whose weights all have one value; the action is the smallest and the largest of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Ends(nn.Module):
         return torch.stack([low, high]).expand(*observation.shape[:-1], 2)
 
     def fill(self, value: int) -> None:
-        """Give all weights a value."""
+        """Set all weights to a value."""
         with torch.no_grad():
             for part in self.parts:
                 part.fill_(value)
