@@ -178,7 +178,7 @@ def test_checkpoints_of_other_kinds_are_refused(tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(5))
     buffer.extend(torch.arange(3))
     buffer.dumps(tmp_path)
-    with pytest.raises(IncompatibleCheckpointError, match="it's a ReplayBuffer"):
+    with pytest.raises(IncompatibleCheckpointError, match="got one of a ReplayBuffer"):
         Checkpoint(buffer=buffer).load(tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_a_folder_keeps_to_one_kind(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.commit("thing", state(1))
     with pytest.raises(
-        CheckpointError, match="it holds checkpoints of a thing, which those of a matter would"
+        CheckpointError, match="expected checkpoints of a matter, got a folder with checkpoints of a thing"
     ):
         folder.commit("matter", state(2))
     assert folder.load().state["number"] == 1 and len(checkpoints(tmp_path)) == 1
@@ -204,7 +204,7 @@ def test_a_load_beside_a_dump_still_reports_a_damaged_checkpoint(tmp_path: Path)
     folder.commit("thing", state(0))
     with (
         fault_points.inject({"fs.open": replace}),
-        pytest.raises(CorruptCheckpointError, match="manifest: its hash doesn't fit"),
+        pytest.raises(CorruptCheckpointError, match="manifest: its hash is wrong"),
     ):
         folder.load()
     folder.commit("thing", state(2), keep=3)
@@ -339,7 +339,9 @@ def test_a_folder_of_another_library_is_named(tmp_path: Path) -> None:
         IncompleteCheckpointError, match="'observation.memmap', 'storage_metadata.json', which no dump"
     ):
         Folder(tmp_path).load()
-    with pytest.raises(IncompleteCheckpointError, match="it is one itself: give the folder above it"):
+    with pytest.raises(
+        IncompleteCheckpointError, match="is a checkpoint itself: give the folder that contains it"
+    ):
         Folder(Folder(tmp_path).commit("thing", state(0))).load()
 
 
@@ -348,7 +350,7 @@ def test_links_are_no_checkpoints_and_go_when_it_is_their_turn(tmp_path: Path) -
     folder.commit("thing", state(0))
     (folder.path / f"ckpt-00000007-{'0' * 32}").symlink_to(away)
     (folder.path / f"tmp-{'0' * 32}").symlink_to(away)
-    with pytest.warns(UserWarning, match="isn't a folder"):
+    with pytest.warns(UserWarning, match="expected a folder, got a file or a link"):
         assert folder.load().state["number"] == 0
     folder.commit("thing", state(1))
     assert folder.load().state["number"] == 1 and len(checkpoints(folder.path)) == 1

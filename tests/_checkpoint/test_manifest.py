@@ -109,7 +109,7 @@ def test_what_is_signed_is_checked_all_the_same(changes: dict[str, Any]) -> None
 
 
 def test_a_later_format_is_named() -> None:
-    with pytest.raises(IncompatibleCheckpointError, match=f"format {FORMAT + 1}"):
+    with pytest.raises(IncompatibleCheckpointError, match=f"got {FORMAT + 1}: a later release"):
         Manifest.decoded(signed(body(format=FORMAT + 1)))
 
 

@@ -61,7 +61,7 @@ def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
     found = arrays_from(reader, places, [data.size for data in given])
     assert all(map(np.array_equal, found, given))
     for name in ("../x.h5", "x.bin", ".h5", "a/b.h5", ""):
-        with pytest.raises(CheckpointError, match="name of a file"):
+        with pytest.raises(CheckpointError, match="expected a name that matches"):
             writer.attach(Attachment(name, first))
 
 

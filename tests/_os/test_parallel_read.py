@@ -27,8 +27,8 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
     assert read_files([fine, reading(path, 5, *sums)], 3, 2) is None
     assert bytes(memory) == b"abcde\0"
     for other, what in [
-        (reading(path, 5, sums[0], 0), "bytes 3 to 5 aren't what was written"),
-        (reading(path, 5, 0, sums[1]), "bytes 0 to 3 aren't what was written"),
+        (reading(path, 5, sums[0], 0), "bytes 3 to 5 don't match their checksum"),
+        (reading(path, 5, 0, sums[1]), "bytes 0 to 3 don't match their checksum"),
         (reading(path, 6), "it became shorter: 5 bytes"),
         (reading(tmp_path, 5), "Invalid argument"),
     ]:
@@ -36,7 +36,7 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
         assert damage == (other.path, what)
     part = reading(path, 4, zlib.crc32(b"bcd"), 0)._replace(offset=1)
     damage = read_files([part], 3, 1)
-    assert damage == (part.path, "bytes 4 to 5 aren't what was written")
+    assert damage == (part.path, "bytes 4 to 5 don't match their checksum")
 
 
 @pytest.mark.parametrize("name", ["fs.open", "fs.read"])

@@ -88,7 +88,7 @@ def test_progress(pair):
 def test_memory_that_is_not_there(pair, monkeypatch):
     first, _ = pair
     monkeypatch.setattr(module, "available_memory", lambda: 1000)
-    with pytest.raises(CapacityError, match="shared memory: .* bytes can't be had"):
+    with pytest.raises(CapacityError, match="shared memory: .* bytes can't be reserved"):
         first.region("rows", rows(1 << 20))
     monkeypatch.undo()
     assert first.region("other", rows(5)).start == 0, "nothing has changed"

@@ -26,7 +26,7 @@ def test_a_killed_worker_is_noticed_with_its_signal(doomed, number):
     answer = lost(crew)
     assert answer.worker == 1 and isinstance(answer.error, WorkerCrashedError)
     assert f"was killed by {number.name} at item 7, step 0" in str(answer.error)
-    assert ("for want of memory" in str(answer.error)) == (number == signal.SIGKILL)
+    assert ("ran out of memory" in str(answer.error)) == (number == signal.SIGKILL)
     assert ("in die" in str(answer.error)) == (number in (signal.SIGSEGV, signal.SIGABRT))
     assert "MB" in str(answer.error)
     assert clock.monotonic() - begin < 30, "noticed by its end: one that hangs has 60 s"
@@ -61,7 +61,7 @@ def test_a_hung_worker_shows_its_stack(doomed, hang):
     hang(crew)
     error = lost(crew).error
     assert isinstance(error, WorkerTimeoutError) and isinstance(error, TimeoutError)
-    assert "hasn't got on for 0.3 s at item 7" in str(error)
+    assert "made no progress for 0.3 s at item 7" in str(error)
     assert "servants.py" in str(error) and "in hang" in str(error)
 
 

@@ -198,7 +198,7 @@ def test_files_are_cut_and_extended_at_every_edge_of_a_block(tmp_path: Path) -> 
         for edge in sorted(edges - {-1, len(data)}):
             path.write_bytes(data[:edge] if edge < len(data) else data + bytes(edge - len(data)))
             with pytest.raises(
-                CorruptCheckpointError, match=f"{path.name}: {edge} bytes instead of {len(data)}"
+                CorruptCheckpointError, match=f"{path.name}: expected {len(data)} bytes, got {edge}"
             ):
                 folder.load(verify=False)
             assert path.stat().st_size == edge
@@ -224,7 +224,7 @@ def test_hdf5_sees_no_file_that_was_damaged(tmp_path: Path, monkeypatch: pytest.
         damaged = files.get(path.name, b"")
         path.write_bytes(damaged)
         error: type[Exception] = CorruptCheckpointError
-        words = "hash doesn't fit"
+        words = "with a wrong hash"
         if hdf5.is_foreign(np.frombuffer(damaged, np.uint8)):  # both of the file's signatures are damaged
             error, words = IncompatibleCheckpointError, "another program wrote it"
         with pytest.raises(error, match=words):

@@ -175,7 +175,7 @@ def test_another_environment_begins_anew() -> None:
     batch = first.next()
     assert batch is not None and not batch["next", "done"][-1]
     second = make(GymEnv("Pendulum-v1"), None)
-    with pytest.warns(UserWarning, match=r"1 trajectories end .*shape: the state has .*\[4\]"):
+    with pytest.warns(UserWarning, match=r"1 trajectories end .*shape: expected .*, the state has .*\[4\]"):
         second.load_state_dict(first.state_dict())
     assert second.next() is not None and second.stats().cut == 1
 

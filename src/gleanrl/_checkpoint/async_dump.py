@@ -85,7 +85,8 @@ class Dump:
     def _check_process(self) -> None:
         if self._process != os.getpid():
             raise UnsupportedError(
-                f"dumps: process {self._process} writes this checkpoint, from which this one was forked; ask there"
+                f"dumps: process {self._process} writes this checkpoint, and this process is a fork of it: "
+                "call done() and wait() in the process that called dumps"
             )
 
     def __repr__(self) -> str:

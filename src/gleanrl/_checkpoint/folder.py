@@ -120,8 +120,8 @@ class Folder:
         newest = self._newest(older)
         if newest is not None and newest.kind != kind:
             raise CheckpointError(
-                f"{self.path}: it holds checkpoints of a {newest.kind}, which those of a {kind} would "
-                "replace: use another folder"
+                f"{self.path}: expected checkpoints of a {kind}, got a folder with checkpoints of a {newest.kind}, "
+                "which the new one would replace: use another folder"
             )
         number = older[0][0] + 1 if older else 1
         draft = self.path / f"tmp-{uuid.uuid4().hex}"
@@ -151,7 +151,8 @@ class Folder:
         manifest = Manifest(kind, tree, *writer.write(), _libraries()).encoded()
         if len(manifest) > MOST_BYTES:
             raise CheckpointError(
-                f"the state has {len(manifest)} bytes beside its tensors; {MOST_BYTES} can be read"
+                f"expected a state of at most {MOST_BYTES} bytes without its tensors, got {len(manifest)}: "
+                "store large data as tensors"
             )
         writer.add(_MANIFEST, manifest)
         writer.sync()
@@ -210,8 +211,8 @@ class Folder:
             return files.names(self.path)
         except NotADirectoryError as cause:
             raise CheckpointError(
-                f"{self.path}: expected a folder of checkpoints, got a file (or a path below one): give the folder "
-                "that a dump makes, or has made; H5StorageCheckpointer().loads(storage, path) reads a file of its dumps"
+                f"{self.path}: expected a folder of checkpoints, got a file, or a path below a file: give the folder "
+                "of a dump; for a file of H5StorageCheckpointer, call H5StorageCheckpointer().loads(storage, path)"
             ) from cause
 
     def _collect(self, names: list[str]) -> None:
@@ -278,8 +279,8 @@ class Folder:
         while (listed := self._checkpoints(self._names())) != before:
             if listings == _MOST_LISTINGS:
                 raise CheckpointError(
-                    f"{self.path}: a writer removed the newest checkpoint while it was read, {listings} times, since "
-                    "it writes faster than this process reads; let it keep more (keep=3), or load while it rests"
+                    f"{self.path}: a writer removed the newest checkpoint while it was read, {listings} times, because "
+                    "it writes faster than this process reads: keep more checkpoints (keep=3), or load between writes"
                 )
             before, skipped, listings = listed, {}, listings + 1
             for _, path in listed:
@@ -313,7 +314,9 @@ def expecting(
 
     def checked(found: str, state: Any) -> None:
         if found != kind or not isinstance(state, dict):
-            raise IncompatibleCheckpointError(f"{path}: expected a {kind}, it's a {found}")
+            raise IncompatibleCheckpointError(
+                f"{path}: expected a checkpoint of a {kind}, got one of a {found}"
+            )
         take(state)
 
     return checked
@@ -337,13 +340,13 @@ def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None
 def _hint(names: Sequence[str]) -> str:
     """Return a hint for the error about a folder that holds other entries but no checkpoint."""
     if _MANIFEST in names:
-        return ", it is one itself: give the folder above it"
+        return "; this folder is a checkpoint itself: give the folder that contains it"
     others = sorted(name for name in names if name != _LOCK and not _LEFTOVER.fullmatch(name))
     if not others:
         return ""
     return (
         f"; it holds {', '.join(map(repr, others[:_SHOWN]))}{', …' if others[_SHOWN:] else ''}, which no dump of this "
-        "library wrote: data of another library are loaded there, and extended into a buffer here"
+        "library wrote: load data of another library with that library, and extend a buffer with them"
     )
 
 
@@ -367,11 +370,11 @@ def _note(folder: Path, manifest: bytes, written: Earlier) -> None:
 def _manifest_bytes(path: Path) -> bytes:
     try:
         if not files.is_dir(path.parent):
-            raise CorruptCheckpointError(f"{path.parent}: it isn't a folder")
+            raise CorruptCheckpointError(f"{path.parent}: expected a folder, got a file or a link")
         with files.reading(path) as file:
             size = files.size_of(file)
             if size > MOST_BYTES:
-                raise CorruptCheckpointError(f"{path}: {size} bytes are too many")
+                raise CorruptCheckpointError(f"{path}: expected at most {MOST_BYTES} bytes, got {size}")
             data = np.empty(size, np.uint8)
             files.read_into(file, data, 0)
     except OSError as cause:

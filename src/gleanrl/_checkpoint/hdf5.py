@@ -138,7 +138,7 @@ def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:
         MissingLibraryError: h5py isn't installed.
     """
     if data[:_HEAD_BYTES].tobytes() != _head(hashlib.sha256(data[_HEAD_BYTES:].data)):
-        raise CorruptCheckpointError("an HDF5 file whose hash doesn't fit")
+        raise CorruptCheckpointError("an HDF5 file with a wrong hash: it is damaged or incomplete")
     h5py = _util.h5py()
     try:
         with h5py.File(io.BytesIO(data.data), "r") as root:
@@ -150,7 +150,7 @@ def decoded(data: Array) -> tuple[Any, dict[str, torch.Tensor]]:
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError) as cause:
         if isinstance(cause, CheckpointError):
             raise
-        raise CorruptCheckpointError(f"an HDF5 file that isn't a checkpoint's: {cause}") from cause
+        raise CorruptCheckpointError(f"an HDF5 file that isn't a checkpoint: {cause}") from cause
 
 
 def _array(files: _Datasets, number: Any, size: int) -> Array:
@@ -181,10 +181,14 @@ class _Datasets:
         found = self._root
         for part in name.split("/"):
             if not isinstance(found.get(part, getlink=True), self._h5py.HardLink):
-                raise CorruptCheckpointError(f"{name!r} of an HDF5 file isn't there, or leads elsewhere")
+                raise CorruptCheckpointError(
+                    f"{name!r} of an HDF5 file: expected an object of this file, got none or a link"
+                )
             found = found[part]
         if not isinstance(found, self._h5py.Dataset) or found.is_virtual or found.external is not None:
-            raise CorruptCheckpointError(f"{name!r} of an HDF5 file isn't a dataset with data of its own")
+            raise CorruptCheckpointError(
+                f"{name!r} of an HDF5 file: expected a dataset with its data in this file"
+            )
         plan = found.id.get_create_plist()
         filters = {plan.get_filter(number)[0] for number in range(plan.get_nfilters())}
         if (
@@ -192,11 +196,17 @@ class _Datasets:
             or found.ndim != (1 if shape is None else len(shape))
             or not filters <= _FILTERS
         ):
-            raise CorruptCheckpointError(f"{name!r} of an HDF5 file is of another kind")
+            raise CorruptCheckpointError(
+                f"{name!r} of an HDF5 file: expected {dtype} without filters of plugins, got {found.dtype} in "
+                f"{found.ndim} dimensions with the filters {sorted(filters)}"
+            )
         if (
             shape is not None and found.shape != shape
         ) or found.nbytes > _MOST_RATIO * found.id.get_storage_size():
-            raise CorruptCheckpointError(f"{name!r} of an HDF5 file is of another size")
+            raise CorruptCheckpointError(
+                f"{name!r} of an HDF5 file: expected the shape {shape or 'of any length'}, got {found.shape} in "
+                f"{found.id.get_storage_size()} bytes"
+            )
         read: Array = np.empty(found.shape, dtype)
         if read.size:
             found.read_direct(read)

@@ -191,20 +191,24 @@ def migrated(tree: Tree, newest: int, steps: Migrations, what: str) -> Tree:
     """
     version = tree.get("format")
     if type(version) is not int or version < 0:
-        raise CorruptCheckpointError(f"{what}: 'format' isn't an integer of 0 or more")
+        raise CorruptCheckpointError(
+            f"{what}: expected an integer of 0 or more as 'format', got {version!r:.50}"
+        )
     if version > newest:
         raise IncompatibleCheckpointError(
-            f"{what}: format {version}; this library reads {newest}: a later one wrote it"
+            f"{what}: expected format {newest} or an earlier one, got {version}: a later release of gleanrl wrote it"
         )
     for step in range(version, newest):
         if step not in steps:
             raise IncompatibleCheckpointError(
-                f"{what}: format {version}, which no release wrote; this library reads {newest}"
+                f"{what}: format {version}, which no release wrote; expected format {newest} or an earlier release's"
             )
         try:
             tree = steps[step](tree)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as cause:
-            raise CorruptCheckpointError(f"{what}: it isn't of format {step}: {cause!r}") from cause
+            raise CorruptCheckpointError(
+                f"{what}: expected a tree of format {step}, got another one: {cause!r}"
+            ) from cause
     return tree
 
 
@@ -277,14 +281,14 @@ class Manifest:
             not data.startswith(_BEGIN)
             or data[start:].split(b'"', 1)[0] != hashlib.sha256(blank).hexdigest().encode()
         ):
-            raise CorruptCheckpointError("manifest: its hash doesn't fit")
+            raise CorruptCheckpointError("manifest: its hash is wrong: it is damaged or incomplete")
         body = migrated(tree_codec.decoded(data, "manifest"), FORMAT, MANIFESTS, "manifest")
         files, libraries = body.get("files"), body.get("libraries")
         if not isinstance(files, list) or not isinstance(libraries, dict) or "state" not in body:
             raise CorruptCheckpointError("manifest: files, libraries or state are missing")
         found = tuple(_data_file(entry, number) for number, entry in enumerate(files))
         if len({file.name for file in found}) != len(found):
-            raise CorruptCheckpointError("manifest: a file stands there twice")
+            raise CorruptCheckpointError("manifest: two files have the same name")
         return cls(_text(body, "kind"), body["state"], found, _extents(body, found), libraries)
 
 
@@ -333,17 +337,21 @@ def file_name(number: int) -> str:
 def _text(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str):
-        raise CorruptCheckpointError(f"manifest: {name!r} isn't a string")
+        raise CorruptCheckpointError(f"manifest: expected a string as {name!r}, got a {type(value).__name__}")
     return value
 
 
 def _data_file(entry: Any, number: int) -> DataFile:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not (name == file_name(number) or ATTACHED.fullmatch(name)):
-        raise CorruptCheckpointError(f"manifest: file {number} isn't called {file_name(number)}")
+        raise CorruptCheckpointError(
+            f"manifest: expected file {number} to be called {file_name(number)}, got {name!r:.100}"
+        )
     size = entry.get("size")
     if type(size) is not int or size < 0:
-        raise CorruptCheckpointError(f"manifest: the size of {name} isn't an integer of 0 or more")
+        raise CorruptCheckpointError(
+            f"manifest: expected an integer of 0 or more as the size of {name}, got {size!r:.50}"
+        )
     return DataFile(name, size)
 
 
@@ -362,16 +370,18 @@ def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> Extents:
     numbers, offset, size = table.T
     if table.size:
         if numbers.min() < 0 or offset.min() < 0 or size.min() < 1 or numbers.max() >= len(files):
-            raise CorruptCheckpointError("manifest: an extent of nothing, or of no file")
+            raise CorruptCheckpointError("manifest: an extent is empty, or of a file that isn't listed")
         room = np.array([file.size for file in files], np.int64)[numbers] - offset
         if (size > room).any():
-            raise CorruptCheckpointError("manifest: an extent where there's nothing")
+            raise CorruptCheckpointError("manifest: an extent ends behind the end of its file")
         before, after = (ordered := table[np.lexsort((offset, numbers))])[:-1], ordered[1:]
         if ((after[:, 0] == before[:, 0]) & (after[:, 1] - before[:, 1] < before[:, 2])).any():
             raise CorruptCheckpointError("manifest: extents overlap")
     found = Extents(table, checksums)
     if found.blocks.sum() != checksums.size:
-        raise CorruptCheckpointError("manifest: extents have other checksums than they need")
+        raise CorruptCheckpointError(
+            f"manifest: expected {found.blocks.sum()} checksums, got {checksums.size}"
+        )
     return found
 
 

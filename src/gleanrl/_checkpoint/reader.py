@@ -57,7 +57,7 @@ class FileReader:
             except OSError as cause:
                 raise CorruptCheckpointError(f"{path}: {cause}") from cause
             if size != file.size:
-                raise CorruptCheckpointError(f"{path}: {size} bytes instead of {file.size}")
+                raise CorruptCheckpointError(f"{path}: expected {file.size} bytes, got {size}")
 
     def fill(self, tree: Any, unread: bool = False) -> None:
         """Read the arrays of a state's tree, and replace each reference in the tree by its array.
@@ -86,7 +86,7 @@ class FileReader:
             return None
         for number in numbers:
             if number in self._reached or number in self._later:
-                raise CorruptCheckpointError(f"an array in extent {number}, where another one stands")
+                raise CorruptCheckpointError(f"an array in extent {number}, which holds another array")
             self._later.add(number)
         return Unread(torch.uint8, (size,), tuple(self._reading(number, _NOTHING) for number in numbers))
 
@@ -98,7 +98,7 @@ class FileReader:
             gap = offset - self._reached.get(number, 0)
             if gap < 0 or number in self._later:
                 raise CorruptCheckpointError(
-                    f"an array at {[number, offset, count]}, where another one stands"
+                    f"an array at {[number, offset, count]}, which overlaps another array"
                 )
             # The bytes before the array are read to nowhere, so that the checksums of whole blocks can be compared.
             pieces.setdefault(number, []).extend([(0, gap), (at, count)] if gap else [(at, count)])
@@ -110,17 +110,19 @@ class FileReader:
         """Return the extent, the offset in it and the bytes of each piece of an array."""
         found: list[tuple[int, int, int]] = []
         if not isinstance(noted, list):
-            raise CorruptCheckpointError("an array without a place")
+            raise CorruptCheckpointError(f"expected a list of the places of an array, got {noted!r:.50}")
         for piece in noted:
             if (
                 not isinstance(piece, list)
                 or len(piece) != 3
                 or not all(type(n) is int and n >= 0 for n in piece)
             ):
-                raise CorruptCheckpointError(f"an array at {piece!r:.50}")
+                raise CorruptCheckpointError(
+                    f"expected [extent, offset, bytes] of an array, got {piece!r:.50}"
+                )
             number, offset, count = piece
             if number >= len(self._extents) or offset + count > self._extents[number].size or not count:
-                raise CorruptCheckpointError(f"an array at {piece}, where there's nothing")
+                raise CorruptCheckpointError(f"an array at {piece}, which isn't inside an extent")
             found.append((number, offset, count))
         return found
 
@@ -147,7 +149,7 @@ class FileReader:
         """
         found = array.shape[0] if isinstance(array, Unread) else getattr(array, "size", None)
         if found != size:
-            raise CorruptCheckpointError(f"an array of {size} bytes that stands in others")
+            raise CorruptCheckpointError(f"expected an array of {size} bytes, got {found}")
         return array
 
     def rows(self, first: int, layout: SegmentLayout, identity: str) -> Stored:
@@ -164,9 +166,13 @@ class FileReader:
         numbers = range(first, first + layout.count)
         fits = layout.count <= len(self._extents) and numbers.stop <= len(self._extents)
         if not fits or any(number in self._reached or number in self._later for number in numbers):
-            raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop}, where others stand")
+            raise CorruptCheckpointError(
+                f"rows in extents {first} to {numbers.stop}, which don't exist or hold other data"
+            )
         if self._extents.sizes[first : numbers.stop].tolist() != layout.sizes():
-            raise CorruptCheckpointError(f"rows in extents {first} to {numbers.stop} that have other sizes")
+            raise CorruptCheckpointError(
+                f"rows in extents {first} to {numbers.stop}, whose sizes don't match the layout"
+            )
         self._later.update(numbers)
         stored = Stored([self._reading(number, _NOTHING) for number in numbers], layout, identity)
         self._rows.append(stored)

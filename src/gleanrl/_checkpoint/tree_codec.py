@@ -63,16 +63,16 @@ def decoded(data: bytes, what: str) -> dict[str, Any]:
             parse_float=_float,
         )
     except (UnicodeDecodeError, ValueError, RecursionError) as cause:
-        raise CorruptCheckpointError(f"{what}: it isn't what was written: {cause}") from cause
+        raise CorruptCheckpointError(f"{what}: expected the JSON of a checkpoint: {cause}") from cause
     if not isinstance(found, dict):
-        raise CorruptCheckpointError(f"{what}: expected an object")
+        raise CorruptCheckpointError(f"{what}: expected a JSON object, got a {type(found).__name__}")
     return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
@@ -415,14 +415,14 @@ class Decoder:
 
     def _segmented(self, tree: dict[str, Any], depth: int) -> Segmented:
         if self._rows is None:
-            raise CorruptCheckpointError("rows in segments, where there can't be any")
+            raise CorruptCheckpointError("rows in segments, which this file can't contain")
         layout, first, identity = layout_of(tree)
         return self._rows(first, layout, identity)
 
     def _attachment(self, tree: dict[str, Any], depth: int) -> Attachment:
         data = self._fetch(tree["$file"], *_sizes([tree["size"]]))
         if isinstance(data, Unread):
-            raise CorruptCheckpointError("an attachment where a column belongs")
+            raise CorruptCheckpointError("an attachment in the place of a column")
         return Attachment(str(tree["name"]), data)
 
     def _decoded_tensordict(self, tree: dict[str, Any], depth: int) -> TensorDict:
@@ -445,7 +445,7 @@ class Decoder:
         for key_tree, part in _list(tree["$map"]):
             key = self.value(key_tree, depth)
             if key in found or key != key:
-                raise CorruptCheckpointError("a key stands there twice, or isn't equal to itself")
+                raise CorruptCheckpointError("a key occurs twice, or isn't equal to itself")
             found[key] = self.value(part, depth)
         return found
 
@@ -483,7 +483,7 @@ def layout_of(tree: Mapping[str, Any]) -> tuple[SegmentLayout, int, str]:
     first, rows, step = _sizes([tree["$rows"], tree["rows"], tree["step"]])
     identity, fields = tree["id"], tree["fields"]
     if not step or not isinstance(identity, str) or not _IDENTITY.fullmatch(identity):
-        raise CorruptCheckpointError("rows without a name, or in segments without any")
+        raise CorruptCheckpointError("rows without a valid identity, or in segments of 0 rows")
     return (
         SegmentLayout(tuple((_DTYPES[name], tuple(_sizes(shape))) for name, shape in fields), rows, step),
         first,
@@ -493,7 +493,7 @@ def layout_of(tree: Mapping[str, Any]) -> tuple[SegmentLayout, int, str]:
 
 def _special(text: Any) -> float:
     if text not in ("nan", "inf", "-inf"):
-        raise CorruptCheckpointError(f"{text!r} isn't a float that JSON lacks")
+        raise CorruptCheckpointError(f"expected 'nan', 'inf' or '-inf', got {text!r:.50}")
     return float(text)
 
 

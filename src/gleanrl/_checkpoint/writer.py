@@ -169,7 +169,9 @@ class FileWriter:
         """
         name, content = attachment.name, attachment.content
         if not ATTACHED.fullmatch(name):
-            raise CheckpointError(f"{name!r} isn't a name of a file: expected {ATTACHED.pattern}")
+            raise CheckpointError(
+                f"attachment: expected a name that matches {ATTACHED.pattern}, got {name!r:.200}"
+            )
 
         def fill(file: NewFile) -> tuple[int, ...]:
             if callable(content):

@@ -76,7 +76,7 @@ class Launcher:
         try:
             pid, descriptors = self._ask(START, Deadline(_ANSWER_S), held, given)
         except OSError as cause:
-            raise LaunchError(f"the process that starts workers has ended: {cause}") from cause
+            raise LaunchError(f"no worker can be started: {cause}") from cause
         return Started(pid, descriptors[0])
 
     def exit_code(self, pid: int) -> int | None:
@@ -122,7 +122,7 @@ class Launcher:
                 if asked == number:
                     return value, descriptors
                 if not asked:
-                    raise LaunchError("the connection to it was closed")
+                    raise LaunchError("the process that starts workers has ended")
                 if descriptors:
                     held.close(*descriptors)
 

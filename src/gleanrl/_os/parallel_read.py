@@ -120,7 +120,7 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
     what = (
         os.strerror(detail),
         f"it became shorter: {detail} bytes",
-        f"bytes {detail} to {end} aren't what was written",
+        f"bytes {detail} to {end} don't match their checksum",
     )
     return Damage(file.path, what[kind])
 

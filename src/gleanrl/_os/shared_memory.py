@@ -95,7 +95,7 @@ class SharedMemory:
             opened = next(memory_of(pid, descriptor))
         except FileNotFoundError as cause:
             raise FileNotFoundError(
-                f"shared memory of process {pid}: it has ended, or let go of it; unpickle while it lives"
+                f"shared memory of process {pid}: the process has ended or closed it; unpickle it before that"
             ) from cause
         new._take(opened, num_bytes)
         return new

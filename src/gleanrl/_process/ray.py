@@ -62,7 +62,7 @@ class RayRuntime:
                     self.ray.init(**config)
                 _started = _Session(self._running, config)
             elif config and (self._running, config) != (_started.name, _started.config):
-                warnings.warn("ray_init_config: Ray runs already, and is used as it is", stacklevel=3)
+                warnings.warn("ray_init_config: Ray runs already, so this has no effect", stacklevel=3)
             self._session = self._running
             if self._session == _started.name:
                 _started.users += 1

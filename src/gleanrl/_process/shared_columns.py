@@ -213,4 +213,4 @@ def _reserve(descriptor: int, start: int, size: int) -> None:
             raise OSError(f"{left} bytes are left")
         os.posix_fallocate(descriptor, start, size)
     except OSError as cause:
-        raise CapacityError(f"shared memory: {size} bytes can't be had: {cause}") from cause
+        raise CapacityError(f"shared memory: {size} bytes can't be reserved: {cause}") from cause

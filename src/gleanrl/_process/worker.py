@@ -64,7 +64,7 @@ class Timeouts:
             if value is not None and not (_is_number(value) and value > 0):
                 raise InvalidArgumentError(f"{name}: expected seconds above 0, or None, got {value!r}")
         if not (_is_number(self.close_s) and self.close_s >= 0):
-            raise InvalidArgumentError(f"close_s: expected seconds, got {self.close_s!r}")
+            raise InvalidArgumentError(f"close_s: expected seconds of 0 or more, got {self.close_s!r}")
 
 
 def _is_number(value: Any) -> bool:
@@ -220,7 +220,7 @@ class Worker:
         lines = [f"worker {self.index} (process {self.pid}) {describe_exit(code)} {doing}"]
         peak = self.progress[MEMORY]
         if code == -signal.SIGKILL:
-            lines.append("if nobody killed it, the system did for want of memory")
+            lines.append("unless another process killed it, the system ran out of memory")
         if peak:
             lines.append(f"it had used up to {peak >> 20} MB")
         stack = self._stacks.take().partition("\n\nExtension modules:")[0]
@@ -234,7 +234,7 @@ class Worker:
             seconds: its time limit.
         """
         return WorkerTimeoutError(
-            f"worker {self.index} (process {self.pid}) hasn't got on for {seconds:g} s {doing}\n{self.stack()}"
+            f"worker {self.index} (process {self.pid}) made no progress for {seconds:g} s {doing}\n{self.stack()}"
         )
 
     def stack(self) -> str:

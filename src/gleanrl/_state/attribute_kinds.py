@@ -123,7 +123,8 @@ def attributes(value: Any) -> dict[str, Any]:
     pointers += cls.__weakrefoffset__ != 0 and not cls.__flags__ & _MANAGED_WEAKREFS
     if cls.__itemsize__ or cls.__basicsize__ > object.__basicsize__ + _POINTER * pointers:
         raise UnsupportedError(
-            f"a {class_name(value)} isn't made of attributes; define get_state() and set_state(state) where it's used"
+            f"a {class_name(value)} has state outside of its attributes; "
+            "define get_state() and set_state(state) on the object that uses it"
         )
     found = {name: getattr(value, name) for name in names if hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}
@@ -295,7 +296,8 @@ class _Saver:
         alone = tensor.is_leaf and type(tensor) in (torch.Tensor, torch.nn.Parameter)
         if not alone or tensor.layout is not torch.strided or tensor.is_meta:
             raise UnsupportedError(
-                f"{where}: a {class_name(tensor)}, or one of a graph or without values, can't be saved"
+                f"{where}: expected a dense torch.Tensor with values and without a graph (detach() it), "
+                f"got a {class_name(tensor)}"
             )
         found = tensor.detach()
         if found.device.type == "cpu" and found.numel():

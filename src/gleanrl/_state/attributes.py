@@ -226,7 +226,7 @@ class _Reader:
 
     def _wrong(self, where: str, expected: str, now: Any) -> SchemaError:
         found = "nothing" if now is MISSING else f"{now!r:.100}"
-        return SchemaError(f"load_state_dict: {where}: the state has {expected}, there is {found}")
+        return SchemaError(f"load_state_dict: {where}: expected {found}, the state has {expected}")
 
     def _constant(self, number: int, node: Any, now: Any, where: str) -> Any:
         if isinstance(now, Enum):
@@ -402,7 +402,7 @@ def _array_of(node: Any) -> Any:
     text = str(node["text"])
     # NumPy evaluates parts of other dtype strings as code, so a foreign state could run some.
     if not _TEXT.fullmatch(text):
-        raise SchemaError(f"load_state_dict: {text!r:.50} isn't a dtype of text")
+        raise SchemaError(f"load_state_dict: expected NumPy's name of a dtype of text, got {text!r:.50}")
     return np.frombuffer(data.tobytes(), text).reshape(_listed(node["shape"], "shape"))
 
 

@@ -117,7 +117,7 @@ def check_position(state: Any) -> None:
     most = {_TWISTER: 624, "Philox": 4}.get(kind)
     place = state["state"]["pos"] if kind == _TWISTER else state.get("buffer_pos", 0)
     if most is not None and not 0 <= place <= most:
-        raise ValueError(f"position {place} of {most} in a {kind}")
+        raise ValueError(f"expected a position in [0, {most}] of a {kind}, got {place}")
 
 
 def _numpy(state: tuple[torch.Tensor, int, int, float]) -> tuple[Any, ...]:

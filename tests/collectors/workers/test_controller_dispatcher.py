@@ -158,7 +158,7 @@ class Hanging(CountingEnv):
 def test_a_hung_worker_is_reported_with_its_stack_or_replaced(kind: str, tmp_path: Path) -> None:
     short = Timeouts(work_s=0.5)
     hanging = [partial(Hanging, tmp_path / "first")] * 2
-    message = r"hasn't got on for 0.5 s in step \d of its share[\s\S]*in _step"
+    message = r"made no progress for 0.5 s in step \d of its share[\s\S]*in _step"
     with (
         collecting(kind, hanging, timeouts=short) as collector,
         pytest.raises(WorkerTimeoutError, match=message),

@@ -239,6 +239,7 @@ def test_a_part_goes_on_from_files_of_its_own(sampler, tmp_path):
     empty.storage.load(tmp_path / "storage")
     assert (empty[:] == saved[:]).all()
     with pytest.raises(
-        IncompatibleCheckpointError, match="expected a RandomSampler, it's a RoundRobinWriter"
+        IncompatibleCheckpointError,
+        match="expected a checkpoint of a RandomSampler, got one of a RoundRobinWriter",
     ):
         empty.sampler.loads(tmp_path / "writer")

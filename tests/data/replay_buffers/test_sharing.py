@@ -239,7 +239,7 @@ def test_a_name_of_memory_that_is_gone():
         os.write(read[1], pickle.dumps(made(4, 2)))
 
     assert in_child(give) == 0
-    with pytest.raises(FileNotFoundError, match="it has ended, or let go of it"):
+    with pytest.raises(FileNotFoundError, match="the process has ended or closed it"):
         pickle.loads(os.read(read[0], 1 << 16))
     del pickled
     for end in read:

@@ -167,7 +167,7 @@ def test_a_hung_worker(make, where):
         collect(env)
     assert isinstance(caught.value, TimeoutError)
     words = str(caught.value)
-    assert "hasn't got on for 0.5 s during the step of environment 1" in words
+    assert "made no progress for 0.5 s during the step of environment 1" in words
     assert "awkward.py" in words and "in wait" in words
     with pytest.raises(ClosedError):
         env.reset()

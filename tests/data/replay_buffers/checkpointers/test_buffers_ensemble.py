@@ -46,7 +46,8 @@ def test_samples_of_an_ensemble_go_on(tmp_path: Path) -> None:
     for _ in range(5):
         assert (first.sample() == other.sample()).all()
     with pytest.raises(
-        IncompatibleCheckpointError, match="expected a ReplayBuffer, it's a ReplayBufferEnsemble"
+        IncompatibleCheckpointError,
+        match="expected a checkpoint of a ReplayBuffer, got one of a ReplayBufferEnsemble",
     ):
         other[0].loads(tmp_path)
 
