@@ -108,7 +108,7 @@ def test_asking_says_what_to_use():
         UnservedMemberError, match=r"^ReplayBuffer\.read_all_in_order isn't served: read rb\[:end\]"
     ):
         buffer.read_all_in_order()
-    with pytest.raises(AttributeError, match="every slot is counted"):
+    with pytest.raises(AttributeError, match="counts the generation of every slot"):
         RoundRobinWriter().generations_of(0)
     assert not hasattr(buffer, "query") and getattr(buffer, "query", None) is None
 

@@ -165,21 +165,23 @@ KEYWORDS: dict[str, dict[str, str]] = {
     "WorkersCollector": {"replay_buffer_chunk": "extend_buffer"},
 }
 
-# Keywords of public constructors that aren't served: {"class": {"keyword": what to use instead}}.
+# Keywords of public constructors that aren't served: {"class": {"keyword": advice}}.
 _OF_COLLECTORS = {
     "auto_register_policy_transforms": UnservedKeyword(
         "append InitTracker() to the environment; the state of recurrent policies is kept without a primer"
     ),
     "compact_obs": UnservedKeyword(
-        "batches hold next observations; leave them out with postproc=lambda batch: batch.exclude(('next', "
+        "batches hold next observations; drop them with postproc=lambda batch: batch.exclude(('next', "
         "'observation'))",
         off=False,
     ),
-    "weight_recv_schemes": UnservedKeyword("nobody sends weights but update_policy_weights_"),
-    "weight_sync_schemes": UnservedKeyword(
-        "update_policy_weights_ sends weights through shared memory; for a way of your own pass weight_updater="
+    "weight_recv_schemes": UnservedKeyword(
+        "update_policy_weights_ sends weights, and workers need no scheme to receive them"
     ),
-    "worker_idx": UnservedKeyword("the numbers of workers are given by their places in create_env_fn"),
+    "weight_sync_schemes": UnservedKeyword(
+        "update_policy_weights_ sends weights through shared memory; for another way pass weight_updater="
+    ),
+    "worker_idx": UnservedKeyword("a worker's number is its position in create_env_fn"),
 }
 _OF_AUTORESET = {
     "missing_obs_value": UnservedKeyword(
@@ -192,40 +194,44 @@ _OF_LAZY_STORAGES = {
 }
 _OF_SLICE_SAMPLERS = {
     "fragmented": UnservedKeyword(
-        "steps of a trajectory have to stand one after the other: write each environment's into a column of its own, "
-        "with a storage of ndim=2",
+        "a trajectory's steps must be contiguous: use a storage with ndim=2, and write each environment to its own "
+        "column",
         off=False,
     ),
-    "step_key": UnservedKeyword("it's for fragmented=True", off="step_count"),
+    "step_key": UnservedKeyword("only fragmented=True uses it, which isn't served", off="step_count"),
 }
 _OF_RING_WRITERS = {
-    "track_generations": UnservedKeyword("they are always counted: rb.generation(index)", off=(False, True))
+    "track_generations": UnservedKeyword(
+        "generations are always counted; read them by rb.generation(index)", off=(False, True)
+    )
 }
 _OF_BATCHES = {
     "metadata_from_workers": UnservedKeyword(
-        "specs are read before there are workers; pass EnvCreator(make_env) to read them once for several batches",
+        "specs are read before the workers start; pass EnvCreator(make_env) to read them once for several batches",
         off=False,
     ),
     "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)", off=10.0),
 }
-_ON_THE_CPU = UnservedKeyword("priorities live on the CPU", off=("cpu", torch.device("cpu")))
+_ON_THE_CPU = UnservedKeyword("priorities are stored on the CPU", off=("cpu", torch.device("cpu")))
 _OF_PRIORITIES = {
     "sampler_device": _ON_THE_CPU,
-    "sync": UnservedKeyword("a write and its priorities are always one step", off=True),
+    "sync": UnservedKeyword("records and their priorities are always written together", off=True),
 }
 _WITHOUT_REPLACEMENT = "SamplerWithoutReplacement and SliceSamplerWithoutReplacement draw without replacement"
-_IN_THE_BUFFERS = "give it to the buffers of the ensemble"
+_IN_THE_BUFFERS = "pass it to the buffers of the ensemble"
 _IS_NEW = "VecNormV2 takes it"
-_USE_A_BUFFER = UnservedKeyword("write to the buffers themselves: ensemble[number] is one")
+_USE_A_BUFFER = UnservedKeyword("write to one of the buffers: ensemble[number] returns it")
 _USE_WORKERS = UnservedKeyword(
     "use MultiSyncDataCollector or MultiaSyncDataCollector with [create_env_fn] * num_workers"
 )
-_THROUGH_RAY = "data travel through Ray's object store"
-_USE_RAY = "a RayReplayBuffer is the buffer in an actor"
+_THROUGH_RAY = "Ray's object store carries the data; no other transport is needed"
+_USE_RAY = "use RayReplayBuffer for a buffer in an actor"
 _PLACED_BY_RAY = "Ray places the nodes and carries the batches; see ray_init_config and remote_configs"
 _OF_RAY = {
     **_OF_COLLECTORS,
-    "use_env_creator": UnservedKeyword("environments reach the nodes by cloudpickle as they are", off=False),
+    "use_env_creator": UnservedKeyword(
+        "cloudpickle sends environments to the nodes without an EnvCreator", off=False
+    ),
 }
 _OF_DISTRIBUTED = {
     **_OF_RAY,
@@ -242,25 +248,25 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     "EnvMetaData": {
         **dict.fromkeys(
             ("batch_locked", "device_map", "env_str", "tensordict"),
-            UnservedKeyword("get_env_metadata(env) makes one"),
+            UnservedKeyword("get_env_metadata(env) returns an EnvMetaData"),
         ),
-        "supports_set_state": UnservedKeyword("get_env_metadata(env) makes one", off=False),
+        "supports_set_state": UnservedKeyword("get_env_metadata(env) returns an EnvMetaData", off=False),
     },
     "CatFrames": {
-        "future": UnservedKeyword("draw slices, which hold the frames that follow", off=False),
-        "mask_key": UnservedKeyword("StepCounter() says how many frames an episode has before a step"),
+        "future": UnservedKeyword("draw slices, which include the following frames", off=False),
+        "mask_key": UnservedKeyword("StepCounter() counts the frames of an episode before each step"),
     },
-    "Compose": {"transforms": UnservedKeyword("give them one by one: Compose(*transforms)")},
-    "ContinuousBox": {"device": UnservedKeyword("give low and high on that device")},
+    "Compose": {"transforms": UnservedKeyword("pass them one by one: Compose(*transforms)")},
+    "ContinuousBox": {"device": UnservedKeyword("pass low and high on that device")},
     "EnvBase": {
         "policy": UnservedKeyword(
-            "give it to the collector or to rollout, which keep the state of a recurrent one; for an argument of a "
-            "gymnasium environment write GymWrapper(gymnasium.make(name, policy=...))"
+            "pass it to the collector or to rollout, which keep a recurrent policy's state; pass an argument of a "
+            "gymnasium environment by GymWrapper(gymnasium.make(name, policy=...))"
         ),
     },
     "GymLikeEnv": {
         "convert_actions_to_numpy": UnservedKeyword(
-            "gymnasium environments get NumPy arrays; one that needs tensors makes them in a "
+            "gymnasium environments get NumPy arrays; to get tensors, convert the action in a "
             "gymnasium.ActionWrapper",
             off=True,
         )
@@ -293,7 +299,7 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     },
     "Sampler": {"replacement": UnservedKeyword(_WITHOUT_REPLACEMENT, off=True)},
     "SamplerEnsemble": {
-        "replacement": UnservedKeyword("give samplers that draw without replacement", off=True)
+        "replacement": UnservedKeyword("pass samplers that draw without replacement", off=True)
     },
     "SamplerWithoutReplacement": {
         "replacement": UnservedKeyword("RandomSampler draws with replacement", off=False)
@@ -301,7 +307,7 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     "TensorDictPrimer": dict.fromkeys(
         ("batch_size", "device", "shape"),
         UnservedKeyword(
-            "give a composite that has it: TensorDictPrimer(Composite(..., shape=..., device=...))"
+            "pass a composite that has it: TensorDictPrimer(Composite(..., shape=..., device=...))"
         ),
     ),
     "TensorDictPrioritizedReplayBuffer": _OF_PRIORITIES,
@@ -322,7 +328,7 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     "ReplayBuffer": {
         "consume_after_n_samples": UnservedKeyword("pass sampler=ConsumingSampler(max_sample_count=n)"),
         "sample_unit": UnservedKeyword(
-            "the sampler says what is drawn: SliceSampler for slices, RandomSampler for transitions"
+            "choose it by the sampler: SliceSampler draws slices, RandomSampler draws transitions"
         ),
         "service_backend": UnservedKeyword(_USE_RAY, off="direct"),
         "service_backend_options": UnservedKeyword(_USE_RAY),
@@ -330,33 +336,33 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         "transport_options": UnservedKeyword(_USE_RAY),
         "use_ray_service": UnservedKeyword(_USE_RAY, off=False),
     },
-    "GymEnv": {"backend": UnservedKeyword("environments are gymnasium's", off="gymnasium")},
+    "GymEnv": {"backend": UnservedKeyword("gymnasium is the only backend", off="gymnasium")},
     "GymWrapper": {
         **_OF_AUTORESET,
         "num_workers": UnservedKeyword("use ParallelEnv(num_workers, lambda: GymEnv(...))", off=1),
     },
     "LazyMemmapStorage": {
         "auto_cleanup": UnservedKeyword(
-            "files without a scratch_dir go with the process, those in one stay until you remove them"
+            "files without a scratch_dir are deleted with the storage; delete files in a scratch_dir yourself"
         ),
         **_OF_LAZY_STORAGES,
     },
     "LazyTensorStorage": {
-        "cleanup_memmap": UnservedKeyword("its records are in memory; LazyMemmapStorage has files", off=True),
+        "cleanup_memmap": UnservedKeyword(
+            "this storage keeps its records in memory and has no files; LazyMemmapStorage has", off=True
+        ),
         **_OF_LAZY_STORAGES,
     },
     "ParallelEnv": _OF_BATCHES,
     "DistributedDataCollector": {
         **_OF_DISTRIBUTED,
-        "update_interval": UnservedKeyword("max_weight_update_interval is it"),
+        "update_interval": UnservedKeyword("use max_weight_update_interval"),
     },
     "DistributedSyncDataCollector": _OF_DISTRIBUTED,
     "RPCDataCollector": {
         **_OF_DISTRIBUTED,
         "tensorpipe_options": UnservedKeyword(_PLACED_BY_RAY),
-        "visible_devices": UnservedKeyword(
-            "Ray gives nodes their devices: ask for num_gpus in remote_configs"
-        ),
+        "visible_devices": UnservedKeyword("Ray assigns devices to nodes: set num_gpus in remote_configs"),
     },
     "RayCollector": _OF_RAY,
     "SyncDataCollector": {
@@ -366,7 +372,7 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         "num_collectors": _USE_WORKERS,
         "sync": _USE_WORKERS,
         "track_traj_ids": UnservedKeyword(
-            "batches hold ids, at no cost; leave them out with postproc=lambda batch: batch.exclude('collector')",
+            "batches hold ids at no cost; drop them with postproc=lambda batch: batch.exclude('collector')",
             off=True,
         ),
         "traj_pool": UnservedKeyword("ids of trajectories are unique over all workers"),

@@ -26,15 +26,15 @@ class UnservedMembers(NamedTuple):
     """What to use instead."""
 
 
-_BY_NAME = "set it at construction"
-_ON_NEW = "the buffer stamps what it serves: compare rb.generation(index) with the batch's ``_generation``"
+_BY_NAME = "pass it to the constructor"
+_ON_NEW = "to detect overwritten records, compare rb.generation(index) with the batch's ``_generation``"
 _IN_PLACE = "write records, or a column of them: rb[index] = records, rb[key] = column"
-_HERE = "a buffer of this process is always there; its threads end with it"
-_LATER = "for who wants to look at what a collector would return: next(iter(collector))"
-_OWN_WEIGHTS = "weights are sent by update_policy_weights_, and your own way by a weight_updater"
-_KEYWORD = "a keyword of the constructor: keep what you gave it"
-_BACK = "to_observation_norm() makes a transform that has an inverse"
-_A_BUFFER = "use the buffers: ensemble[number] is one"
+_HERE = "a buffer in this process needs no start or end; its threads end with it"
+_LATER = "to look at a batch of the collector, take one: next(iter(collector))"
+_OWN_WEIGHTS = "update_policy_weights_ sends weights; for another way pass weight_updater="
+_KEYWORD = "an argument of the constructor, which the object doesn't show; keep the value that you passed"
+_BACK = "to_observation_norm() returns a transform that has an inverse"
+_A_BUFFER = "use one of the buffers: ensemble[number] returns it"
 _BY_PRIORITY = ("PrioritizedSampler", "PrioritizedSliceSampler")
 _OF_SLICES = ("SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
 _PRIORITIZED = ("PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer")
@@ -49,48 +49,49 @@ UNSERVED_MEMBERS = (
     UnservedMembers(
         "DataCollectorBase",
         "disable_profile enable_profile profile_config",
-        "profile the program, with torch.profiler say; collector.stats() has the counters",
+        "profile the program, for example with torch.profiler; collector.stats() returns the counters",
     ),
     UnservedMembers("DataCollectorBase", "set_post_collect_hook", f"post_collect_hook: {_BY_NAME}"),
     UnservedMembers("DataCollectorBase", "fake_tensordict", _LATER),
-    UnservedMembers("DataCollectorBase", "verbose", "progress=True shows how far it is"),
-    UnservedMembers(
-        "DataCollectorBase", "worker_idx", "workers are numbered by their place in create_env_fn"
-    ),
+    UnservedMembers("DataCollectorBase", "verbose", "progress=True shows the counters"),
+    UnservedMembers("DataCollectorBase", "worker_idx", "a worker's number is its position in create_env_fn"),
     UnservedMembers(
         "DataCollectorBase",
         "shutdown(raise_on_error) stats(workers)",
-        "shutdown raises what went wrong; stats() has each worker's counters",
+        "shutdown always raises errors; stats() always includes each worker's counters",
     ),
     UnservedMembers(
         "DataCollectorBase",
         "compiled_policy cudagraphed_policy get_weights_fn no_cuda_sync policy_weights trust_policy",
         _KEYWORD,
     ),
-    UnservedMembers("SyncDataCollector", "device", "env_device, policy_device and storing_device are it"),
+    UnservedMembers("SyncDataCollector", "device", "use env_device, policy_device or storing_device"),
     UnservedMembers(
         "WorkersCollector",
         "getattr_env getattr_policy map_fn",
-        "workers are other processes: read what you made them with; their counters are in stats()",
+        "workers are other processes; use the environment and policy that you passed, and counters from stats()",
     ),
     UnservedMembers(
-        "WeightUpdaterBase", "collectors increment_version", "versions count by themselves: policy_version"
+        "WeightUpdaterBase", "collectors increment_version", "the collector counts versions: policy_version"
     ),
     # Buffers
     *(
         UnservedMembers(owner, names, why)
         for owner in ("ReplayBuffer", "ReplayBufferEnsemble")
         for names, why in (
-            ("as_remote client is_alive service_backend", f"{_HERE}; RayReplayBuffer is one elsewhere"),
+            (
+                "as_remote client is_alive service_backend",
+                f"{_HERE}; for another process use RayReplayBuffer",
+            ),
             ("start shutdown synchronize", _HERE),
-            ("can_sample", "ask for len(rb); a rate limiter makes sample wait until there is enough"),
+            ("can_sample", "use len(rb); with a rate limiter, sample waits for enough records"),
             ("query", "split rb[:] by split_trajectories, or sample slices"),
             ("read_all_in_order write_all", "read rb[:end], and write rb[:end] = records"),
             ("set_ set_at_ update_", _IN_PLACE),
             ("submit_update_if_present update_if_present", f"{_IN_PLACE}; {_ON_NEW}"),
         )
     ),
-    *(UnservedMembers(owner, "prioritized_sampler", "it's rb.sampler") for owner in _PRIORITIZED),
+    *(UnservedMembers(owner, "prioritized_sampler", "use rb.sampler") for owner in _PRIORITIZED),
     UnservedMembers(
         "ReplayBufferEnsemble",
         "dim_extend end_streams initialized mark_update next register_load_hook register_save_hook set_sampler "
@@ -98,27 +99,29 @@ UNSERVED_MEMBERS = (
         _A_BUFFER,
     ),
     UnservedMembers("Storage", "supports_conditional_update", _ON_NEW),
-    UnservedMembers("LazyMemmapStorage", "cleanup", "files of a storage without a scratch_dir go with it"),
+    UnservedMembers(
+        "LazyMemmapStorage", "cleanup", "files of a storage without a scratch_dir are deleted with it"
+    ),
     UnservedMembers("LazyMemmapStorage", "existsok", _KEYWORD),
-    UnservedMembers("CompressedListStorage", "to_bytestream", "give compression_fn and decompression_fn"),
+    UnservedMembers("CompressedListStorage", "to_bytestream", "pass compression_fn and decompression_fn"),
     UnservedMembers(
         "StorageEnsemble",
         "add attach checkpointer contains extend flatten ndim register_load_hook register_save_hook shape "
         "supports_conditional_update",
-        "use its storages: ensemble[number] is one",
+        "use one of the storages: ensemble[number] returns it",
     ),
     UnservedMembers(
         "StorageCheckpointerBase",
         "register_load_hook register_save_hook",
-        "register hooks with the buffer, which takes the checkpointer of that form",
+        "register hooks at the buffer, which then uses the checkpointer for this form",
     ),
     UnservedMembers(
         "StorageEnsembleCheckpointer",
         "register_load_hook register_save_hook",
-        "register hooks with the buffers, which take the checkpointer of that form",
+        "register hooks at the buffers, which then use the checkpointer for this form",
     ),
-    UnservedMembers("Sampler", "can_sample", "ask for len(rb)"),
-    *(UnservedMembers(owner, "device", "priorities live on the CPU") for owner in _BY_PRIORITY),
+    UnservedMembers("Sampler", "can_sample", "use len(rb)"),
+    *(UnservedMembers(owner, "device", "priorities are stored on the CPU") for owner in _BY_PRIORITY),
     *(
         UnservedMembers(
             owner,
@@ -130,10 +133,12 @@ UNSERVED_MEMBERS = (
     UnservedMembers(
         "SamplerEnsemble",
         "add can_sample default_priority dumps extend loads mark_update update_priority",
-        "use its samplers: ensemble[number] is one",
+        "use one of the samplers: ensemble[number] returns it",
     ),
     UnservedMembers(
-        "Writer", "generations_of tracks_generations", "every slot is counted: rb.generation(index)"
+        "Writer",
+        "generations_of tracks_generations",
+        "the storage counts the generation of every slot: rb.generation(index)",
     ),
     UnservedMembers("RoundRobinWriter", "write_at", _IN_PLACE),
     UnservedMembers(
@@ -146,19 +151,21 @@ UNSERVED_MEMBERS = (
     UnservedMembers(
         "TensorSpec",
         "SPEC_HANDLED_FUNCTIONS implements_for_spec make_neg_dim index",
-        "specs are values: make another one of the shape; index tensors by spec.to_numpy, or by the action itself",
+        "make a new spec with the other shape; index tensors by spec.to_numpy(action), or by the action itself",
     ),
-    UnservedMembers("MultiCategorical", "n set_provisional_n", "the numbers are spec.nvec"),
-    UnservedMembers("MultiOneHot", "n", "the number of bits is spec.shape[-1]"),
-    UnservedMembers("Stacked", "space", "its members have one each: spec[0].space"),
+    UnservedMembers("MultiCategorical", "n set_provisional_n", "spec.nvec holds the numbers of choices"),
+    UnservedMembers("MultiOneHot", "n", "spec.shape[-1] is the number of bits"),
+    UnservedMembers("Stacked", "space", "each member has a space: spec[0].space"),
     UnservedMembers(
         "StackedComposite",
         "names ones_update rand_update refine_names zeros_update",
-        "use td.update(spec.rand()), and so on",
+        "use td.update(spec.rand()), td.update(spec.zero()) or td.update(spec.one())",
     ),
     # Environments
     UnservedMembers(
-        "EnvBase", "collector register_collector", "an environment doesn't know who collects from it"
+        "EnvBase",
+        "collector register_collector",
+        "an environment has no reference to its collector; keep your own",
     ),
     UnservedMembers(
         "EnvBase", "auto_complete_done_specs", "flags that are missing in the done spec are always added"
@@ -166,51 +173,55 @@ UNSERVED_MEMBERS = (
     UnservedMembers(
         "EnvBase", "configure_parallel make_parallel", "use ParallelEnv(num_workers, create_env_fn)"
     ),
-    UnservedMembers("EnvBase", "eager", "nothing is compiled unless you compile it"),
+    UnservedMembers("EnvBase", "eager", "an environment is eager unless you compile it"),
     UnservedMembers(
         "EnvBase",
         "rollout(actions) rollout(storing_device) rollout(set_state)",
-        "give a policy that returns the actions; .to(device) moves what comes back; reset(td, set_state=True) "
-        "before, and auto_reset=False",
+        "pass a policy that returns the actions; move the result by .to(device); call reset(td, set_state=True) "
+        "first, and pass auto_reset=False",
     ),
-    UnservedMembers("GymLikeEnv", "git_url libname", "ask the package: importlib.metadata.metadata(name)"),
-    UnservedMembers("GymLikeEnv", "validated", "check_env_specs(env) looks at what it returns"),
-    UnservedMembers("GymLikeEnv", "info_dict_reader", "keep what you give to set_info_dict_reader"),
-    UnservedMembers("GymLikeEnv", "available_envs", "GymEnv.available_envs lists them"),
+    UnservedMembers("GymLikeEnv", "git_url libname", "use importlib.metadata.metadata(name)"),
+    UnservedMembers("GymLikeEnv", "validated", "check_env_specs(env) checks the data that it returns"),
     UnservedMembers(
-        "GymWrapper", "rebuild_with_kwargs", "make another one: GymWrapper(gymnasium.make(name, ...))"
+        "GymLikeEnv", "info_dict_reader", "keep the reader that you pass to set_info_dict_reader"
+    ),
+    UnservedMembers("GymLikeEnv", "available_envs", "use GymEnv.available_envs"),
+    UnservedMembers(
+        "GymWrapper", "rebuild_with_kwargs", "make a new one: GymWrapper(gymnasium.make(name, ...))"
     ),
     *(
         UnservedMembers(owner, names, why)
         for owner in ("SerialEnv", "ParallelEnv")
         for names, why in (
-            ("non_blocking select_and_clone", "what is returned is always a copy"),
+            ("non_blocking select_and_clone", "step and reset always return copies"),
             ("create_env_fn create_env_kwargs num_threads policy_proof serial_for_single", _KEYWORD),
         )
     ),
-    UnservedMembers("TransformedEnv", "set_missing_tolerance", "a transform has it: env.transform[0]"),
+    UnservedMembers("TransformedEnv", "set_missing_tolerance", "call it on a transform: env.transform[0]"),
     UnservedMembers("PendulumEnv", "angle_normalize", "(angle + torch.pi) % (2 * torch.pi) - torch.pi"),
     UnservedMembers("PendulumEnv", "make_composite_from_td", "import it from gleanrl.envs"),
-    UnservedMembers("PendulumEnv", "metadata", "it doesn't render; gymnasium's Pendulum-v1 does"),
+    UnservedMembers(
+        "PendulumEnv", "metadata", "this environment doesn't render; gymnasium's Pendulum-v1 does"
+    ),
     UnservedMembers("TicTacToeEnv", "full get_action_mask win", "read the board and the mask of the batch"),
     UnservedMembers("EnvMetaData", "clone expand metadata_from_env tensordict", "use get_env_metadata"),
-    UnservedMembers("EnvCreator", "init_", "it is ready once it is made"),
+    UnservedMembers("EnvCreator", "init_", "the constructor does all initialization"),
     # Transforms
-    UnservedMembers("Transform", "transform_fake_tensordict", "specs say it all"),
+    UnservedMembers("Transform", "transform_fake_tensordict", "the transformed specs describe the data"),
     UnservedMembers("CatFrames", "future inplace mask_key unfolding", "call the transform on the batch"),
     UnservedMembers(
         "DensifyReward",
         "in_keys is_tdmodule_compatible out_keys out_keys_source reset_out_keys reset_parameters_recursive "
         "select_out_keys",
-        "it's a transform of buffers, no TensorDictModule: give it to transform=, or call it on the batch",
+        "it's a transform for buffers, not a TensorDictModule: pass it as transform=, or call it on the batch",
     ),
-    UnservedMembers("TensorDictPrimer", "device", "specs have it: primer.primers.device"),
-    UnservedMembers("UnsqueezeTransform", "unsqueeze_dim", "dim is it"),
+    UnservedMembers("TensorDictPrimer", "device", "use primer.primers.device"),
+    UnservedMembers("UnsqueezeTransform", "unsqueeze_dim", "use dim"),
     UnservedMembers("UnsqueezeTransform", "allow_positive_dim", _KEYWORD),
-    UnservedMembers("RewardClipping", "clamp_max clamp_min", "low and high are they"),
+    UnservedMembers("RewardClipping", "clamp_max clamp_min", "use low and high"),
     UnservedMembers("ActionDiscretizer", "action_key out_action_key", _KEYWORD),
     UnservedMembers("SelectTransform", "keep_done_keys keep_reward_keys", _KEYWORD),
-    UnservedMembers("SqueezeTransform", "squeeze_dim unsqueeze_dim", "dim is it"),
+    UnservedMembers("SqueezeTransform", "squeeze_dim unsqueeze_dim", "use dim"),
     UnservedMembers("VecNorm", "denorm standard_normal", _BACK),
     UnservedMembers("VecNormV2", "denorm prefix standard_normal", _BACK),
 )
@@ -334,14 +345,14 @@ _WRAPPERS = {
     "unity_mlagents": ("UnityMLAgentsEnv UnityMLAgentsWrapper", "mlagents_envs"),
     "vmas": ("VmasEnv VmasWrapper", "vmas"),
 }
-_THEIR_ENV = "make TorchRL's own, which collectors, SerialEnv, ParallelEnv and TransformedEnv take"
-_THEIR_DATA = "TorchRL's own works with our batches"
+_THEIR_ENV = "make TorchRL's own; gleanrl's collectors, SerialEnv, ParallelEnv and TransformedEnv take it"
+_THEIR_DATA = "use TorchRL's own with gleanrl's batches"
 _THEIR_TRANSFORM = "put TorchRL's own into a TransformedEnv"
 _WEIGHTS = "update_policy_weights_ sends weights; for another way derive from WeightUpdaterBase"
 _TRAJECTORIES = (
     "split rb[:] by gleanrl.collectors.utils.split_trajectories, and choose among the trajectories"
 )
-_UNIT = "the sampler says what is drawn: SliceSampler draws slices, RandomSampler draws transitions"
+_UNIT = "choose it by the sampler: SliceSampler draws slices, RandomSampler draws transitions"
 _FROM_BUFFERS = "import the class from gleanrl.data.replay_buffers"
 
 UNSERVED = (
@@ -353,38 +364,38 @@ UNSERVED = (
     Unserved(
         "gleanrl.collectors",
         "DEFAULT_SLURM_CONF submitit_delayed_launcher",
-        "start a Ray cluster on the machines that Slurm gave (`ray start`), and pass "
+        "start a Ray cluster on the machines that Slurm allocated (`ray start`), and pass "
         "ray_init_config={'address': 'auto'}",
     ),
     Unserved(
         "gleanrl.collectors",
         "AsyncBatchedCollector",
-        "SyncDataCollector over a ParallelEnv asks the policy once for a batch of environments",
+        "use SyncDataCollector with a ParallelEnv, which calls the policy once for all environments",
     ),
     Unserved("gleanrl.collectors", "ProfileConfig", "profile the program, for example with torch.profiler"),
-    Unserved("gleanrl.collectors", "DEFAULT_EXPLORATION_TYPE", "it is ExplorationType.RANDOM"),
+    Unserved("gleanrl.collectors", "DEFAULT_EXPLORATION_TYPE", "use ExplorationType.RANDOM"),
     Unserved(
         "gleanrl.collectors",
         "INSTANTIATE_TIMEOUT WEIGHT_SYNC_TIMEOUT _MAX_IDLE_COUNT _MIN_TIMEOUT _TIMEOUT",
         "pass timeouts=gleanrl.envs.Timeouts(...) to the collector",
     ),
-    Unserved("gleanrl.collectors", "cudagraph_mark_step_begin", "torch.compiler has it"),
+    Unserved("gleanrl.collectors", "cudagraph_mark_step_begin", "import it from torch.compiler"),
     Unserved(
         "gleanrl.collectors",
         "_Interruptor _InterruptorManager _is_osx _main_async_collector",
-        "a part of TorchRL's workers; preemptive_threshold= ends the batches of slow workers",
+        "internal to TorchRL's workers; to end the batches of slow workers early pass preemptive_threshold=",
     ),
-    Unserved("gleanrl.collectors", "print_remote_collector_info", "collector.stats() has the counters"),
+    Unserved("gleanrl.collectors", "print_remote_collector_info", "print collector.stats()"),
     # Data
     Unserved(
         "gleanrl.data",
         "PromptGroupSampler StreamingSliceSampler",
-        "SamplerWithoutReplacement serves each record once an epoch; a class with its own sample() draws in any way",
+        "use SamplerWithoutReplacement for each record once an epoch; for other orders write a Sampler subclass",
     ),
     Unserved(
         "gleanrl.data",
         "CompressedListStorageCheckpointer",
-        "give no checkpointer: rb.dumps writes a CompressedListStorage",
+        "pass no checkpointer: rb.dumps can write a CompressedListStorage",
     ),
     Unserved("gleanrl.data", "DEFAULT_DONE_KEYS", "write the keys: ('done', 'terminated', 'truncated')"),
     Unserved(
@@ -395,16 +406,16 @@ UNSERVED = (
     Unserved(
         "gleanrl.data",
         "ConditionalUpdateResult",
-        "write rb[index] = records where rb.generation(index) is the batch's `_generation`",
+        "write rb[index] = records only for indices whose rb.generation(index) equals the batch's `_generation`",
     ),
     Unserved("gleanrl.data", "SampleUnit Sequence Transition", _UNIT),
     Unserved(
         "gleanrl.data",
         "StoreStorage",
-        "LazyMemmapStorage keeps records on disk, RayReplayBuffer in another process",
+        "use LazyMemmapStorage for records on disk, or RayReplayBuffer for records in another process",
     ),
     Unserved("gleanrl.data", "prefill_replay_buffer", "extend the buffer with batches of the data set"),
-    Unserved("gleanrl.data", "as_remote", "make a RayReplayBuffer"),
+    Unserved("gleanrl.data", "as_remote", "use RayReplayBuffer"),
     Unserved(
         "gleanrl.data",
         " ".join(
@@ -412,7 +423,7 @@ UNSERVED = (
             for kind in ("CudaMin", "CudaSum", "Min", "Sum")
             for bits in ("32", "64")
         ),
-        "priorities are in the compiled core; use PrioritizedSampler",
+        "use PrioritizedSampler, whose priorities are in the compiled core",
     ),
     Unserved(
         "gleanrl.data.replay_buffers.utils",
@@ -420,10 +431,8 @@ UNSERVED = (
         _FROM_BUFFERS,
     ),
     Unserved("gleanrl.data.replay_buffers.utils", "pin_memory_output", "pass pin_memory=True to the buffer"),
-    Unserved(
-        "gleanrl.data.replay_buffers.utils", "tree_iter", "torch.utils._pytree.tree_leaves gives the leaves"
-    ),
-    Unserved("gleanrl.data.replay_buffers.utils", "unravel_index", "torch.unravel_index is it"),
+    Unserved("gleanrl.data.replay_buffers.utils", "tree_iter", "use torch.utils._pytree.tree_leaves"),
+    Unserved("gleanrl.data.replay_buffers.utils", "unravel_index", "use torch.unravel_index"),
     Unserved("gleanrl.data.tensor_specs", "NO_DEFAULT_RL", "compare with None"),
     Unserved("gleanrl.data.tensor_specs", "invertible_dict", "use a dict and its inverse"),
     Unserved(
@@ -461,8 +470,12 @@ UNSERVED = (
         "derive from ModelBasedEnvBase, or make TorchRL's own",
     ),
     Unserved("gleanrl.envs", "BatchedEnvBase", "use SerialEnv or ParallelEnv, or derive from one of them"),
-    Unserved("gleanrl.envs", "lazy lazy_property", "SerialEnv and ParallelEnv start at their first reset"),
-    Unserved("gleanrl.envs", "clear_mpi_env_vars", "remove the variables of MPI from os.environ"),
+    Unserved(
+        "gleanrl.envs",
+        "lazy lazy_property",
+        "not needed: SerialEnv and ParallelEnv start at their first reset",
+    ),
+    Unserved("gleanrl.envs", "clear_mpi_env_vars", "delete MPI's variables from os.environ"),
     Unserved(
         "gleanrl.envs.libs.gym",
         "convert_box_spec convert_dict_spec convert_dict_spec2 convert_discrete_spec convert_multi_binary_spec "
@@ -470,7 +483,7 @@ UNSERVED = (
         "GymEnv converts spaces itself; register_gym_spec_conversion adds a conversion",
     ),
     Unserved(
-        "gleanrl.envs.libs.gym", "terminal_obs_reader", "set_info_dict_reader takes a reader of other info"
+        "gleanrl.envs.libs.gym", "terminal_obs_reader", "pass a reader of the info to set_info_dict_reader"
     ),
     # Transforms
     Unserved(
@@ -501,7 +514,7 @@ UNSERVED = (
 
 UNSERVED_MODULES = (
     UnservedModules(
-        "gleanrl", "services", "RayCollector and RayReplayBuffer are the services of other processes"
+        "gleanrl", "services", "use RayCollector and RayReplayBuffer, which run in other processes"
     ),
     UnservedModules("gleanrl", "weight_update", _WEIGHTS),
     UnservedModules(
@@ -516,7 +529,7 @@ UNSERVED_MODULES = (
     UnservedModules(
         "gleanrl.data",
         "datasets",
-        "extend a buffer with batches of TorchRL's own data sets, or pass one to OfflineToOnlineReplayBuffer",
+        "extend a buffer with batches of a TorchRL data set, or pass the data set to OfflineToOnlineReplayBuffer",
     ),
     UnservedModules("gleanrl.data", "map", f"maps and search trees are out of scope; {_THEIR_DATA}"),
     UnservedModules("gleanrl.data", "video vla", f"data of robots are out of scope; {_THEIR_DATA}"),
@@ -538,7 +551,7 @@ UNSERVED_MODULES = (
         UnservedModules("gleanrl.envs.libs", path, f"it needs the package {package}; {_THEIR_ENV}")
         for path, (_, package) in _WRAPPERS.items()
     ),
-    UnservedModules("gleanrl.envs.libs", "jax_utils utils", "use the package that it serves"),
+    UnservedModules("gleanrl.envs.libs", "jax_utils utils", "use the simulator's own package"),
     UnservedModules(
         "gleanrl.envs.model_based",
         "dreamer imagined world_model_env",

@@ -130,5 +130,5 @@ class TestAfterClose:
 
 
 def test_policy_is_refused_with_what_to_do_instead():
-    with pytest.raises(UnsupportedError, match="policy isn't served: give it to the collector"):
+    with pytest.raises(UnsupportedError, match="policy isn't served: pass it to the collector"):
         GymEnv("CartPole-v1", policy=lambda tensordict: tensordict)
