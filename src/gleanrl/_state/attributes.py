@@ -400,7 +400,7 @@ def _array_of(node: Any) -> Any:
     if not node["text"]:
         return data
     text = str(node["text"])
-    # NumPy evaluates parts of other dtype strings as code, so a foreign state could run some.
+    # NumPy compiles parts of other dtype strings as Python source, which must not happen to foreign text.
     if not _TEXT.fullmatch(text):
         raise SchemaError(f"load_state_dict: expected NumPy's name of a dtype of text, got {text!r:.50}")
     return np.frombuffer(data.tobytes(), text).reshape(_listed(node["shape"], "shape"))
