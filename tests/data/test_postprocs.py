@@ -1,4 +1,4 @@
-"""MultiStep against a slow plain oracle, and the mistakes it must not make."""
+"""MultiStep agrees with a slow, plain oracle, and avoids known mistakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADDED = ("steps_to_next_obs", "gamma", "nonterminal")
 
 
 def stream(length: int, ends: dict[int, str], envs: int = 1, column: bool = True) -> TensorDict:
-    """Return ``[envs, length]`` steps that observe (environment, episode, step); `ends` has flags by t."""
+    """Return ``[envs, length]`` steps that observe (environment, episode, step); `ends` maps t to its flag."""
     obs = torch.zeros(envs, length, 3, dtype=torch.int64)
     following = obs.clone()
     terminated, truncated = torch.zeros(2, envs, length, dtype=torch.bool)
@@ -47,7 +47,7 @@ def stream(length: int, ends: dict[int, str], envs: int = 1, column: bool = True
 
 
 def slow_multi_step(batch: TensorDictBase, gamma: float, n_steps: int) -> list[list[dict[str, Any]]]:
-    """Return for each step of ``[P, T]`` the fields of the n-step transition, walking step by step."""
+    """Return the fields of the n-step transition for each step of ``[P, T]``, computed step by step."""
     ids, mask = batch.get(("collector", "traj_ids"), None), batch.get(("collector", "mask"), None)
     following = batch["next"]
     length = batch.batch_size[1]
@@ -119,7 +119,7 @@ def test_every_batch_agrees_with_the_slow_oracle(
     with_ids: bool,
     column: bool,
 ) -> None:
-    # "cut" is an end that no flag tells of: only the id changes, as after `reset_at_each_iter`.
+    # "cut" is an end without a flag: only the id changes, as after `reset_at_each_iter`.
     batch = stream(length, ends, envs, column)
     if masked is not None:
         batch["collector", "mask"] = torch.tensor(masked)[: envs * length].reshape(envs, length)
@@ -152,8 +152,8 @@ def test_one_step_is_the_identity() -> None:
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 def test_flags_observation_and_discount_belong_to_one_step(flag: str) -> None:
-    # Episode of 4 steps: the target of step 1 (n = 3) is that of its end. A library that leaves the flags
-    # where they were bootstraps from the value of a terminal state there.
+    # In an episode of 4 steps, the target of step 1 (n = 3) is the last step. A library that doesn't move the flags
+    # with the observation bootstraps there from the value of a terminal state.
     out = MultiStep(0.5, 3)(stream(8, {3: flag}))[0]
     assert out["next", "done"].squeeze(-1).tolist() == [False, True, True, True, False, False, False, False]
     assert torch.equal(out["next", flag], out["next", "done"])
@@ -162,9 +162,9 @@ def test_flags_observation_and_discount_belong_to_one_step(flag: str) -> None:
 
 
 def test_the_n_step_target_is_the_value_of_a_known_chain() -> None:
-    # Reward 1 a step; V(s) = sum of the rest of the episode. Exact bootstrapping gives V, whatever n.
+    # The reward is 1 per step, and V(s) sums the rest of the episode. Exact bootstrapping gives V for any n.
     length, gamma = 9, 0.9
-    # The learner's value of the terminal state is wrong on purpose: nothing may use it.
+    # The learner's value of the terminal state is wrong on purpose, so that any use of it fails.
     value = torch.tensor(
         [(1 - gamma ** (length - t)) / (1 - gamma) for t in range(length)] + [100.0], dtype=torch.float64
     )
@@ -242,7 +242,7 @@ def test_deeper_batches_are_rows_of_time() -> None:
 def test_padding_of_split_trajectories_is_not_reached() -> None:
     batch = stream(4, {})
     batch["collector", "mask"] = torch.tensor([[True, True, False, False]])
-    batch["collector", "traj_ids"] = torch.zeros(1, 4, dtype=torch.int64)  # a padded id is the id 0
+    batch["collector", "traj_ids"] = torch.zeros(1, 4, dtype=torch.int64)  # a padded id equals the id 0
     out = check(batch, 0.5, 3)[0]
     assert out["steps_to_next_obs"].squeeze(-1).tolist() == [2, 1, 1, 1]
     assert out["nonterminal"].squeeze(-1).tolist() == [True, False, False, False]
@@ -297,7 +297,7 @@ def test_bad_arguments_are_value_errors_that_name_them(arguments: dict[str, Any]
 
 
 def bad_batches() -> dict[str, tuple[TensorDict, type[GleanError], str]]:
-    """Return for each mistake a batch, the error and a part of its message."""
+    """Return a batch, the error and a part of its message for each mistake."""
     good = stream(3, {})
     disagreeing = torch.zeros(1, 3, 2, dtype=torch.bool)
     disagreeing[0, 1, 0] = True

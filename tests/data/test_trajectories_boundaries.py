@@ -1,4 +1,4 @@
-"""The rule for the end of a trajectory inside a batch, against a slow plain oracle."""
+"""The rule for the end of a trajectory in a batch agrees with a slow, plain oracle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flags(*values: int) -> torch.Tensor:
 def slow_ends(
     done: torch.Tensor, ids: torch.Tensor | None, mask: torch.Tensor | None, steps: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return what `trajectory_ends` should say of ``[P, T]`` rows, one step after the other."""
+    """Return the result of `trajectory_ends` for rows ``[P, T]``, computed step by step."""
     rows, length = done.shape
     ends = torch.zeros(rows, length, dtype=torch.bool)
     for row in range(rows):
@@ -122,7 +122,7 @@ def test_no_steps_no_ends() -> None:
 
 
 def bad_batches() -> dict[str, tuple[Any, dict[str, Any], type[GleanError], type[Exception], str]]:
-    """Return batch, arguments, our error, the Python error and a part of the message."""
+    """Return the batch, the arguments, the library's error, the Python error and a part of the message."""
     time_missing = torch.zeros(2, 3, 1, dtype=torch.bool)
     time_missing[0, 1] = True
     done = {"next": {"done": flags(0, 0, 0)}}

@@ -1,4 +1,4 @@
-"""Picking steps out of an entry, for every dtype."""
+"""Steps of an entry are selected, for every dtype."""
 
 from __future__ import annotations
 

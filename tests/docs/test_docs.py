@@ -1,4 +1,4 @@
-"""The documentation is true: its examples run, the tests it names exist, its links and its pages are there."""
+"""The documentation is right: its examples run, and the tests, links and pages that it names exist."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def page_name(page: Path) -> str:
 
 
 def blocks(text: str) -> list[tuple[int, str]]:
-    """Return each block of Python and the line that it begins at."""
+    """Return each block of Python and the line at which it begins."""
     return [(text[: found.start(1)].count("\n"), found.group(1)) for found in BLOCK.finditer(text)]
 
 
 def run(text: str, name: str) -> None:
-    """Run the blocks of a page from top to bottom in one namespace; errors carry the page's line numbers."""
+    """Run the blocks of a page in order, in one namespace; errors show the page's line numbers."""
     namespace = {"__name__": name}
     for line, source in blocks(text):
         exec(compile("\n" * line + source, name, "exec"), namespace)
@@ -39,7 +39,7 @@ def body_of(file: Path) -> list[ast.stmt]:
 
 
 def has_test(path: str, names: list[str]) -> bool:
-    """Whether the file defines the test: a function, a method of a class, or a class that is a test itself."""
+    """Return whether the file defines the test: a function, a method of a class, or a test class."""
     body = body_of(ROOT / path)
     for name in names:
         found = [
@@ -61,7 +61,7 @@ def missing_tests(text: str) -> list[str]:
 
 
 def rows(text: str) -> list[str]:
-    """Return the rows of all tables, without heads and rules."""
+    """Return the rows of all tables, without header rows and separators."""
     lines = text.splitlines()
     return [
         line

@@ -1,4 +1,4 @@
-"""The demo is killed, and goes on when it's run again."""
+"""The demo resumes after it was killed."""
 
 from __future__ import annotations
 

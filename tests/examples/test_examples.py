@@ -1,4 +1,4 @@
-"""The short examples run, in seconds and without a warning, and show what they say."""
+"""The short examples run in seconds without a warning, and print the documented results."""
 
 from __future__ import annotations
 

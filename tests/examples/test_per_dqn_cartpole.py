@@ -1,4 +1,4 @@
-"""The example of prioritized replay: its loss, a short run, and that it learns."""
+"""The example of prioritized replay has the right loss, runs briefly, and learns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(monkeypatch: Any, capsys: Any, *arguments: str) -> str:
 
 
 class Sum(nn.Module):
-    """Values of both actions: the sum of the observation, and ten times that."""
+    """Returns the values of both actions: the sum of the observation, and ten times this sum."""
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         total = observation.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The example with Ray: a short run, on a Ray that runs already."""
+"""The example with Ray runs briefly, on a Ray cluster that is already running."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def test_a_short_run(monkeypatch: Any, capsys: Any, ray_session: Any) -> None:
     torch.set_num_threads(threads)
     out = capsys.readouterr().out
     assert "not solved" in out and "after 1,500 frames" in out
-    assert ray_session.is_initialized()  # whoever started it ends it
+    assert ray_session.is_initialized()  # only the program that started Ray ends it

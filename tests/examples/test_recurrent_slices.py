@@ -1,4 +1,4 @@
-"""The example of recurrent learning on slices: what its loss looks at, a short run, and that it learns."""
+"""The example of recurrent learning on slices has the right loss, runs briefly, and learns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(monkeypatch: Any, capsys: Any, *arguments: str) -> str:
 
 
 def slices(is_init: bool) -> TensorDict:
-    """Return two slices of five steps; the last two of the second one are padding."""
+    """Return two slices of five steps; the last two steps of the second slice are padding."""
     torch.manual_seed(0)
     observations = torch.randn(2, 6, 2)
     first = torch.zeros(2, 5, 1, dtype=torch.int8)
@@ -52,7 +52,7 @@ def test_which_steps_count(is_init: bool, counted: range) -> None:
         batch["next", "reward"][row, step] = reward
         return example["td_loss"](net, target, batch, burn_in=2, gamma=0.9).item()
 
-    # A step counts if its reward makes a difference.
+    # A step counts if its reward changes the loss.
     found = {
         (row, step) for row in range(2) for step in range(5) if loss(row, step, 9.0) != loss(row, step, 1.0)
     }
@@ -77,6 +77,6 @@ def test_a_short_run(monkeypatch: Any, capsys: Any) -> None:
 
 
 def test_it_learns(monkeypatch: Any, capsys: Any) -> None:
-    # Random actions last for 22 steps.
+    # Random actions last for 22 steps on average.
     out = run(monkeypatch, capsys, "--total-frames", "14000")
     assert float(out.split("mean return ")[1].split()[0]) > 35.0

@@ -1,4 +1,4 @@
-"""The examples with worker processes: what they compute, short runs, and that they learn."""
+"""The examples with worker processes compute the right values, run briefly, and learn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(name: str, monkeypatch: Any, capsys: Any, *arguments: str) -> str:
 
 
 def test_advantages_are_sums_of_errors_within_an_episode() -> None:
-    """Against the sum written out, with an episode that ends in the middle and one that is cut off."""
+    """The expected sum is written out for an episode that ends in the middle, and for one that is truncated."""
     example = runpy.run_path(str(EXAMPLES / "ppo_workers.py"))
     torch.manual_seed(0)
     critic = nn.Linear(4, 1)

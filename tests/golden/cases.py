@@ -1,4 +1,4 @@
-"""Collectors in the middle of episodes and buffers with state: made, brought there, and continued, by name."""
+"""Collectors in mid-episode and buffers with state: functions that create, use and continue them, by name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CAPACITY = 8
 
 
 class Drift(EnvBase):
-    """A user's environment: a point drifts by noise of a generator that the library owns."""
+    """A user's environment: a point drifts by noise from a generator that the library owns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,10 +129,10 @@ COLLECTORS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "tictactoe": lambda: (TicTacToeEnv(), None),
     "derived": lambda: (Drift(), None),
 }
-"""Environments and policies."""
+"""Environments and policies of the collectors."""
 
 RESTARTED = ("parallel",)
-"""Collectors whose state lacks the episodes under way: their environments are in other processes."""
+"""Collectors whose state lacks unfinished episodes, because their environments are in other processes."""
 
 
 def collector(name: str) -> SyncDataCollector:
@@ -146,7 +146,7 @@ def collector(name: str) -> SyncDataCollector:
 
 
 def collected(name: str, made: SyncDataCollector) -> dict[str, Any]:
-    """Return the next batch as plain values, and the frames so far; these alone where episodes begin anew."""
+    """Return the next batch as plain values with the frames so far. For `RESTARTED`, return the frames alone."""
     batch = as_values(next(iter(made)))
     return {"frames": made.state_dict()["frames"], **({} if name in RESTARTED else batch)}
 
@@ -160,7 +160,7 @@ class Record:
 
 
 def steps(begin: int, end: int) -> TensorDict:
-    """Return steps of trajectories of four, ``[end - begin]``."""
+    """Return steps of trajectories of length four, ``[end - begin]``."""
     number = torch.arange(begin, end)
     after = {
         "observation": number[:, None] + 1.0,
@@ -217,7 +217,7 @@ def records(name: str, begin: int, end: int) -> Any:
 
 
 def filled(name: str) -> ReplayBuffer:
-    """Return a buffer that was written to beyond its end, and sampled from."""
+    """Return a buffer that has wrapped and has been sampled."""
     torch.manual_seed(0)  # seeds the samplers
     made = BUFFERS[name]()
     if name != "immutable":
@@ -230,7 +230,7 @@ def filled(name: str) -> ReplayBuffer:
 
 
 def continued(name: str, made: ReplayBuffer) -> dict[str, Any]:
-    """Return the batches that a buffer samples before and after a write, and its content, as plain values."""
+    """Return the samples before and after a write and the content, as plain values."""
     first = as_values(made.sample())
     if name != "immutable":
         made.extend(records(name, 11, 13))
@@ -243,7 +243,7 @@ def continued(name: str, made: ReplayBuffer) -> dict[str, Any]:
 
 
 def as_values(value: Any) -> Any:
-    """Return tensors and containers of them as lists and dictionaries that JSON keeps; not-a-numbers are text."""
+    """Return tensors and their containers as lists and dictionaries for JSON; non-finite numbers become text."""
     if isinstance(value, torch.Tensor):
         numbers = value.double() if value.is_floating_point() else value
         return as_values(numbers.tolist())

@@ -1,4 +1,4 @@
-"""One object of each public class that can be pickled, and why the others can't."""
+"""One object of each public class that can be pickled, and the reasons why other classes can't."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE = 4
 
 @cache
 def public_classes() -> dict[str, type[Any]]:
-    """Return each class of the package that a public name denotes, by the shortest of its names."""
+    """Return each class of the package with a public name, by its shortest name."""
     found: dict[type[Any], str] = {}
     for name in sorted(listed(), key=lambda name: (name.count("."), name)):
         value = None if name in NOT_IMPORTED else resolved(name)
@@ -269,4 +269,4 @@ NOT_MADE = {
         *(collectors.CollectorStats, collectors.WorkerStats, extending.Draw),
     ),
 }
-"""Classes without an object here."""
+"""Classes without an object here, by the reason."""

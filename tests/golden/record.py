@@ -1,7 +1,7 @@
-"""Record states, checkpoints and pickles, and the values that follow: `python -m tests.golden.record`.
+"""Record states, checkpoints and pickles with the values that follow: `python -m tests.golden.record`.
 
-They were recorded before the modules of the package moved. States and pickles name classes by their modules: each has
-to load as long as the names in it are importable. A change that drops an attribute of an environment records anew.
+They were recorded before the package's modules moved. States and pickles name classes by their modules. Each must load
+as long as these names are importable. A change that removes an attribute of an environment needs a new recording.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOLDER = Path(__file__).with_name("recorded")
 EXPECTED = FOLDER / "expected.json"
 PICKLES = FOLDER / "pickles.gz"
 SAVED_TOGETHER = {"gym": "td_priorities", "transformed": "slices"}
-"""Collectors and buffers that `Checkpoint` saves."""
+"""Collectors and buffers that `Checkpoint` saves together."""
 
 
 def state_file(name: str) -> Path:
@@ -45,7 +45,7 @@ def write(file: Path, content: bytes) -> None:
 
 
 def packed(save: Callable[[Path], Any]) -> bytes:
-    """Return the folder that `save` fills as an archive."""
+    """Return the folder that `save` fills, as an archive."""
     archive = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=archive, mode="w:gz") as tar:
         save(Path(folder, "saved"))
@@ -73,7 +73,7 @@ def record_collector(name: str) -> dict[str, Any]:
     try:
         next(iter(made))
         state = made.state_dict()
-        if name not in SAVED_TOGETHER:  # the random generators of the process take most of the space
+        if name not in SAVED_TOGETHER:  # the random generators of the process would take most of the space
             state["source"]["place"]["generators"] = None
         content = io.BytesIO()
         torch.save(state, content)
@@ -99,7 +99,7 @@ def record_pickles() -> None:
 
 
 def shown(value: Any) -> str:
-    """Return the text of an object, without addresses and without seeds drawn at random."""
+    """Return the repr of an object, without addresses and random seeds."""
     return re.sub(r"0x[0-9a-f]+|seed=\d+", "?", repr(value))
 
 

@@ -1,4 +1,4 @@
-"""States, checkpoints and pickles that an earlier tree recorded load, and continue as they did there."""
+"""States, checkpoints and pickles that an earlier version recorded load and continue identically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OBJECTS: dict[str, tuple[bytes, str]] = pickle.loads(gzip.decompress(PICKLES.rea
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Return whether plain values are equal, floats but for the rounding of other processors."""
+    """Return whether plain values are equal. Floats may differ by the rounding of other processors."""
     if isinstance(expected, dict):
         return found.keys() == expected.keys() and all(same(found[key], expected[key]) for key in expected)
     if isinstance(expected, list):
@@ -78,7 +78,7 @@ def test_a_recorded_checkpoint_restores_collector_and_buffer(name, buffer_name, 
 
 
 def without_modules(text: str) -> str:
-    """Return the text of an object without the modules of its classes, which may have moved."""
+    """Return a repr without the modules of its classes, which may have moved."""
     return re.sub(r"\bgleanrl\.(\w+\.)+", "", text)
 
 

@@ -1,4 +1,4 @@
-"""An environment that keeps every rule of `check_env`, and variants that break one rule each."""
+"""An environment that obeys every rule of `check_env`, and variants that each break one rule."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.fakes_base import flag_spec
 
 
 class Walk(EnvBase):
-    """Random walks, one for each row of the batch, each with a generator of its own; over beyond +-3.
+    """Random walks, one per row of the batch with a private generator; a walk ends beyond +-3.
 
-    An episode begins somewhere within +-0.1.
+    An episode begins within +-0.1.
     """
 
     def __init__(self, batch_size: tuple[int, ...] = (3,), **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Transforms that break one rule of `check_transform` each, which their first line names."""
+"""Transforms that each break one rule of `check_transform`, which their first line names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH = TensorDict({"a": torch.arange(6.0), "b": torch.ones(6)}, [6])
 
 
 class Age(Transform):
-    """Right: adds how many steps old an episode is."""
+    """A right transform: it adds the number of steps since the reset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class OnlyOnRows(Age):
 
 
 class Halving(Transform):
-    """Right: stores halves, reads them doubled."""
+    """A right transform: it stores halves and reads doubles."""
 
     def __init__(self) -> None:
         super().__init__(["a"], ["a"], ["a"], ["a"])

@@ -1,4 +1,4 @@
-"""`check_env`: it passes what is right, and each rule catches what breaks it."""
+"""`check_env` accepts right environments, and each rule detects a violation."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ FAKES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FAKES)
 def test_our_environments_and_fakes(name: str) -> None:
-    """They count their resets: each run gets a fresh one. Nothing in them is random."""
+    """The fakes count their resets, so each run gets a fresh one. They draw no random numbers."""
     report = check_env(FAKES[name], num_steps=40, skip=["seed"])
     assert set(report.skipped) - {"seed"} <= {*ONLY_BATCHED, "rollout"}
     assert report.num_episodes >= 3

@@ -1,4 +1,4 @@
-"""Rules about data: what their errors name. That each catches its break is shown in `test_env.py`."""
+"""Errors of rules about data name the place. `test_env.py` shows that each rule detects its violation."""
 
 from __future__ import annotations
 

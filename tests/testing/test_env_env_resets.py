@@ -1,4 +1,4 @@
-"""Rules about partial resets and odd actions: where they skip, and which actions are odd."""
+"""Rules about partial resets and odd actions skip environments without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about episodes and seeds: what they must not mistake for a break."""
+"""Rules about episodes and seeds accept unusual but right environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.testing.broken import OtherPath, SelfResetting, Walk
 
 
 class Constant(Walk):
-    """Observes nothing that changes."""
+    """Observes a constant."""
 
     def packed(self) -> Any:
         out = super().packed()
@@ -23,7 +23,7 @@ class Constant(Walk):
 
 
 class OneBeginning(Walk):
-    """Begins every episode at the same place; nothing in it is random."""
+    """Begins every episode at the same place, and draws no random numbers."""
 
     def draw(self) -> torch.Tensor:
         return torch.full((self.rows, 1), 0.7)
@@ -35,7 +35,7 @@ class OneBeginning(Walk):
 
 
 class OneBeginningResetting(OneBeginning):
-    """The same, resetting by itself."""
+    """As `OneBeginning`, but resets itself."""
 
     _step = SelfResetting._step
 

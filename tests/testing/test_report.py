@@ -1,4 +1,4 @@
-"""What a suite found, for people."""
+"""The report of a suite is readable."""
 
 from __future__ import annotations
 

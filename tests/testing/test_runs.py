@@ -1,4 +1,4 @@
-"""Runs through the public protocol, and what is kept of them."""
+"""Runs use the public protocol and record the right values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check_sampler`: it passes what is right, and each rule catches what breaks it."""
+"""`check_sampler` accepts right samplers, and each rule detects a violation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_ours_keep_all_rules(make):
 
 
 class Untamed(Sampler):
-    """Draws slots that nobody checks."""
+    """Draws slots outside the stored rows."""
 
     def _draw(self, storage, batch_size):
         return RandomSampler._draw(RandomSampler(0), storage, batch_size)._replace(
@@ -48,7 +48,7 @@ class Untamed(Sampler):
 
 
 class Sharing(Sampler):
-    """Hands out its own order."""
+    """Returns its internal order."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ class Global(Sampler):
 
 
 class Counting(Sampler):
-    """Counts draws, and says nothing of it in its state."""
+    """Counts draws, and its state lacks the count."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ class Counting(Sampler):
 
 
 class Forward(SamplerWithoutReplacement):
-    """Never goes back but with a state."""
+    """Never returns to an earlier place, except by loading a state."""
 
     def place(self):
         return super().place()._replace(running=None)
@@ -91,14 +91,14 @@ class Forward(SamplerWithoutReplacement):
 
 
 class Stubborn(RandomSampler):
-    """Keeps rows that were overwritten, with their old generations."""
+    """Keeps overwritten rows in a draw, with their old generations."""
 
     def _redraw(self, storage, draw, stale):
         return draw
 
 
 class Remembering(RandomSampler):
-    """Draws from as many rows as it was told of last, or saw first."""
+    """Draws from the number of rows at its last notice or first draw."""
 
     size = None
 
@@ -111,7 +111,7 @@ class Remembering(RandomSampler):
 
 
 class Trusting(RandomSampler):
-    """Takes any state."""
+    """Accepts any state."""
 
     def parse(self, state):
         try:

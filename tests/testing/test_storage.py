@@ -1,4 +1,4 @@
-"""Storages that keep every rule, and for each rule one that breaks it."""
+"""`check_storage` accepts right storages, and each rule detects a violation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_our_own_storages_keep_every_rule(kind, records):
 
 
 class Holding(ListStorage):
-    """A fresh one isn't empty."""
+    """Isn't empty at first."""
 
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
@@ -46,14 +46,14 @@ class Holding(ListStorage):
 
 
 class Straight(ListStorage):
-    """Doesn't go around the end."""
+    """Doesn't wrap at its end."""
 
     def _copy_span(self, rows: list[Any], skipped: int, start: int, count: int) -> None:
         super()._copy_span(rows, skipped, start, min(count, self.max_size - start))
 
 
 class Lending(LazyTensorStorage):
-    """Hands out its own memory."""
+    """Returns its own memory."""
 
     def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
         whole = self.get(slice(None))
@@ -61,42 +61,42 @@ class Lending(LazyTensorStorage):
 
 
 class FirstWins(ListStorage):
-    """The first of equal slots wins."""
+    """Keeps the first of several records for one slot."""
 
     def _copy_slots(self, rows: list[Any], slots: torch.Tensor) -> None:
         super()._copy_slots(rows[::-1], slots.flip(0))
 
 
 class Silent(ListStorage):
-    """Doesn't say what changed."""
+    """Doesn't report changes."""
 
     def changed_since(self, version: Any) -> Any:
         return []
 
 
 class Lasting(ListStorage):
-    """Is never cleared."""
+    """Ignores `clear`."""
 
     def clear(self) -> None:
         """Do nothing."""
 
 
 class Tolerant(ListStorage):
-    """Takes anything."""
+    """Accepts any data."""
 
     def prepare(self, data: Any, **options: Any) -> Any:
         return super().prepare(data if data is not None and len(data) else [0], **options)
 
 
 class Trusting(ListStorage):
-    """Believes every state."""
+    """Accepts any state."""
 
     def parse(self, state: Any) -> Any:
         return super().parse({**super().state_dict(), **state})
 
 
 class Shallow(LazyTensorStorage):
-    """Copies share their columns."""
+    """Shares its columns with its copies."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         other = object.__new__(type(self))
@@ -105,7 +105,7 @@ class Shallow(LazyTensorStorage):
 
 
 class Shifted(ListStorage):
-    """Indexing is one off."""
+    """Reads with an index that is off by one."""
 
     def fetch(self, slots: torch.Tensor, paths: Any = None) -> list[Any]:
         return super().fetch(slots)

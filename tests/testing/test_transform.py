@@ -1,4 +1,4 @@
-"""`check_transform`: it passes what is right, and each rule catches what breaks it."""
+"""`check_transform` accepts right transforms, and each rule detects a violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check_writer`: it passes what is right, and each rule catches what breaks it."""
+"""`check_writer` accepts right writers, and each rule detects a violation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_ours_keep_all_rules(make):
 
 
 class Restless(RoundRobinWriter):
-    """Goes on whenever it is asked."""
+    """Moves its position whenever it is called."""
 
     asked = 0
 
@@ -33,7 +33,7 @@ class Restless(RoundRobinWriter):
 
 
 class Lying(TensorDictMaxValueWriter):
-    """Returns an index that isn't where the records are."""
+    """Returns an index that doesn't match the records."""
 
     def place(self, prepared):
         placed = super().place(prepared)
@@ -41,7 +41,7 @@ class Lying(TensorDictMaxValueWriter):
 
 
 class Counting(Writer):
-    """Keeps a position of its own."""
+    """Keeps a private position."""
 
     position = 0
 
@@ -55,7 +55,7 @@ class Counting(Writer):
 
 
 class Forgetful(RoundRobinWriter):
-    """Chooses by what no state has."""
+    """Chooses slots by a value that its state lacks."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ class Forgetful(RoundRobinWriter):
 
 
 class Careless(RoundRobinWriter):
-    """Takes anything as a state."""
+    """Accepts any state."""
 
     def parse(self, state, stored=None):
         return super().parse(state if isinstance(state, dict) else {"cursor": self.cursor}, stored)
@@ -102,7 +102,7 @@ def test_what_it_is_given():
 
 
 class Familiar(Writer):
-    """A ring by the protocol of other releases."""
+    """A ring with the protocol of other releases."""
 
     cursor = 0
 
@@ -129,7 +129,7 @@ class Familiar(Writer):
 
 
 class Elsewhere(Familiar):
-    """Says another index."""
+    """Returns another index."""
 
     def extend(self, data):
         return super().extend(data).flip(0)

@@ -1,4 +1,4 @@
-"""Parts as people wrote them for other releases: by the methods of those, and nothing else."""
+"""Samplers, writers and storages that users wrote for other releases, with the methods of those releases only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gleanrl.data.replay_buffers import Sampler, Storage, Writer
 
 
 class Told(Sampler):
-    """Draws from torch's global generator, and remembers what it was told."""
+    """Draws from torch's global generator and records the calls that it receives."""
 
-    def __init__(self):  # as many do, without a call of the base
+    def __init__(self):  # many such classes don't call the base constructor
         self.told = []
         self.weights = {}
 
@@ -47,7 +47,7 @@ class Told(Sampler):
 
 
 class Walk(Sampler):
-    """Walks through the storage; an epoch ends with the newest record."""
+    """Walks through the storage. An epoch ends with the newest record."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ class Walk(Sampler):
 
 
 class Ring(Writer):
-    """A ring with a cursor of its own."""
+    """A ring with its own cursor."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ class Ring(Writer):
 
 
 class Shelf(Storage):
-    """Keeps records in a dictionary; reads by int, slice, and lists of ints."""
+    """Keeps records in a dictionary, and reads by int, slice or list of ints."""
 
     def __init__(self, max_size):
         super().__init__(max_size)

@@ -1,4 +1,4 @@
-"""Small buffers of many segments, each in a file of its own."""
+"""Small buffers of many segments, each in a separate file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEGMENTS = ROWS // SEGMENT_ROWS
 
 
 def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let segments have a few hundred rows, and files of their own."""
+    """Make segments of a few hundred rows, each in a separate file."""
 
     def fitting(cls: type[SegmentLayout], fields: Any, rows: int, capacity: int) -> SegmentLayout:
         return cls(tuple(fields), rows, SEGMENT_ROWS)

@@ -1,4 +1,4 @@
-"""Rows that say where they came from: the observation is `(stream, episode, step)`."""
+"""Rows that identify their origin: the observation is `(stream, episode, step)`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEYS = 11
 
 
 def ted(num_steps: int, start: int = 0, streams: int | None = None) -> TensorDict:
-    """Rows of the eleven leaves of a collector's batch, `[T]` or `[P, T]`, from global step `start` on.
+    """Return rows with the eleven leaves of a collector's batch, `[T]` or `[P, T]`, from global step `start`.
 
     Step t of a stream is step `t % EPISODE` of episode `t // EPISODE`.
     """
@@ -57,14 +57,14 @@ def ted(num_steps: int, start: int = 0, streams: int | None = None) -> TensorDic
 
 
 def fill(storage: Any, data: Any, start: int = 0) -> None:
-    """Write many records to a storage by itself, from a time step on."""
+    """Write one or many records directly to a storage, beginning with a time step."""
     leaf = data if isinstance(data, list) or is_tensor_collection(data) else _pytree.tree_leaves(data)[0]
     many = isinstance(leaf, list) or getattr(leaf, "ndim", 0)
     storage.set(range(start, start + (len(leaf) if many else 1)), data)
 
 
 def clock(rows: TensorDict) -> torch.Tensor:
-    """The global step of each row, after checking that every leaf belongs to one and the same step."""
+    """Return the global step of each row, after checking that all leaves of a row belong to the same step."""
     stream, episode, step = rows["observation"].unbind(-1)
     t = (episode * EPISODE + step).long()
     assert torch.equal(rows["next", "observation"], rows["observation"] + torch.tensor([0.0, 0.0, 1.0]))
@@ -78,7 +78,7 @@ def clock(rows: TensorDict) -> torch.Tensor:
 
 
 def fingerprint(state: Any) -> str:
-    """A hash of nested state: every number, string and tensor in it, but which content it is, always another."""
+    """Return a hash of nested state, with every number, string and tensor except the unique content numbers."""
     digest = hashlib.sha256()
     for place, leaf in _pytree.tree_flatten_with_path(state)[0]:
         if {_pytree.MappingKey("version"), _pytree.MappingKey("content")} & set(place):

@@ -1,4 +1,4 @@
-"""Storages that are written at a chosen moment of a fetch."""
+"""Storages that another thread writes at a chosen moment of a fetch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gleanrl.data import LazyTensorStorage, ListStorage
 
 
 class OvertakenRows:
-    """Part of a storage during whose next fetch another thread calls `act`, once."""
+    """Part of a storage. During its next fetch, another thread calls `act` once."""
 
     act: Any = None
     fetched: tuple[int, ...] = ()
-    """How many rows each call fetched."""
+    """Number of rows that each call fetched."""
 
     def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
         found = super().fetch(slots, paths)  # type: ignore[misc]
@@ -30,8 +30,8 @@ class OvertakenRows:
 
 
 class Overtaken(OvertakenRows, LazyTensorStorage):
-    """Tensors."""
+    """A tensor storage that is written during a fetch."""
 
 
 class OvertakenList(OvertakenRows, ListStorage):
-    """Objects."""
+    """A list storage that is written during a fetch."""

@@ -1,4 +1,4 @@
-"""What processes do that share a buffer; rows say whose they are, and a torn one shows."""
+"""Helpers for processes that share a buffer. Rows name their writer and reveal tearing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 257
 
 
 def rows(writer: int, first: int, count: int) -> TensorDict:
-    """Rows of a writer, numbered; every value of a row tells both."""
+    """Return numbered rows of a writer; every value identifies the writer and the row."""
     t = torch.arange(first, first + count)
     key = t + 100_000 * writer
     done = (t % 5 == 4)[:, None]
@@ -28,7 +28,7 @@ def rows(writer: int, first: int, count: int) -> TensorDict:
 
 
 def check(batch: TensorDict) -> None:
-    """Raise unless every row is one that `rows` made."""
+    """Raise unless `rows` made every row."""
     key = batch["key"]
     assert (batch["wide"] == key[:, None]).all() and (batch["next", "key"] == key.double()).all(), (
         "a torn row"
@@ -37,7 +37,7 @@ def check(batch: TensorDict) -> None:
 
 
 def made(capacity: int, stored: int = 0, **options: object) -> ReplayBuffer:
-    """A shared buffer with rows of writer 0."""
+    """Return a shared buffer with rows of writer 0."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=16, shared=True, **options)
     for first in range(0, stored, capacity):
         buffer.extend(rows(0, first, min(capacity, stored - first)))
@@ -45,14 +45,14 @@ def made(capacity: int, stored: int = 0, **options: object) -> ReplayBuffer:
 
 
 def work(buffer: ReplayBuffer, writer: int, writes: int, count: int) -> None:
-    """Extend and sample by turns."""
+    """Extend and sample alternately."""
     for turn in range(writes):
         buffer.extend(rows(writer, turn * count, count))
         check(buffer.sample())
 
 
 def write_for_ever(buffer: ReplayBuffer, writer: int, begun: int) -> None:
-    """Write until killed; say when it began."""
+    """Write until killed; report the third write."""
     turn = 0
     while True:
         buffer.extend(rows(writer, turn * 7, 7))
@@ -62,9 +62,10 @@ def write_for_ever(buffer: ReplayBuffer, writer: int, begun: int) -> None:
 
 
 def forked(act: Callable[[], object]) -> int:
-    """Start a process that ends with 0 if `act` raises nothing, else with 1; return its number."""
+    """Start a process that exits with 0 if `act` raises nothing, else with 1; return its number."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from Python 3.12 on
+        # Python 3.12 and later warn about forks of processes with threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child:
         return child
@@ -77,22 +78,22 @@ def forked(act: Callable[[], object]) -> int:
 
 
 def ended(child: int) -> int:
-    """Wait for a process; return how it ended: its exit code, or the negative signal."""
+    """Wait for a process; return its exit code, or the negative number of its signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def in_child(act: Callable[[], object]) -> int:
-    """Run in a forked child; return how it ended."""
+    """Run `act` in a forked child; return its exit status as `ended` does."""
     return ended(forked(act))
 
 
 def die() -> None:
-    """End at once, as nothing can prevent."""
+    """Kill this process at once."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_at(point: str, act: Callable[[], object], spoil: Callable[[], object] | None = None) -> int:
-    """Run in a child that is killed at a fault point, after it spoiled something; return how it ended."""
+    """Run `act` in a child that is killed at a fault point, after `spoil`; return its exit status."""
 
     def end() -> None:
         if spoil is not None:

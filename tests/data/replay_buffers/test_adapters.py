@@ -1,4 +1,4 @@
-"""Views of parts: one object seen twice."""
+"""An adapter and its wrapped object share their attributes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.data.replay_buffers.familiar import Ring, Shelf, Told
 
 
 class Native(RandomSampler):
-    """Overrides what buffers call."""
+    """Overrides methods that buffers call."""
 
     def follow(self, storage):
         super().follow(storage)

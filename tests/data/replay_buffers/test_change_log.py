@@ -1,4 +1,4 @@
-"""Versions and the log, beside a list of all changes; followers that miss something."""
+"""The change log agrees with a list of all changes, and followers catch up after missed changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ring(Versioned):
 
 
 class Copy(Follower[Ring]):
-    """Follows and remembers what it was told; fails when it is told to."""
+    """Follows and records the changes that it receives; fails while `failing` is set."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -170,7 +170,7 @@ def test_which_slots_were_touched_by_many_changes():
     random = np.random.default_rng(0)
     for count in (1, 2, 7, 500):
         edges = np.sort(random.choice(3 * count + 2, 2 * count, replace=False))
-        edges[2::4] = edges[1::4][: len(edges[2::4])]  # some follow each other at once
+        edges[2::4] = edges[1::4][: len(edges[2::4])]  # makes some changes adjacent
         changes = [Change(start, stop, bool(stop % 2)) for start, stop in edges.reshape(-1, 2).tolist()]
         slots = torch.from_numpy(random.integers(0, 3 * count + 2, 200))
         written = {slot for start, stop, _ in changes for slot in range(start, stop)}

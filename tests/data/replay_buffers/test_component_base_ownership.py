@@ -1,4 +1,4 @@
-"""Parts belong to one buffer, and a buffer goes on with whatever its storage holds."""
+"""A component belongs to one buffer, and a buffer works with any content of its storage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PARTS = {
 def test_a_part_of_another_buffer_is_refused(name):
     part = PARTS[name]()
     first = ReplayBuffer(**{name: part})
-    if name != "storage":  # which buffers may share, see below
+    if name != "storage":  # buffers may share a storage, see below
         with pytest.raises(InvalidArgumentError, match=f"{name}: this .* belongs to another ReplayBuffer"):
             ReplayBuffer(**{name: part})
     second = ReplayBuffer()
@@ -112,7 +112,7 @@ def some(storage: type, numbers: range) -> object:
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 class TestAStorageThatChangedByItself:
-    """The buffer goes on behind the newest record that the storage holds; nothing forgotten comes back."""
+    """The buffer writes after the newest record in the storage, and no forgotten record returns."""
 
     def buffer(self, storage: type, sampler: object = None) -> ReplayBuffer:
         return ReplayBuffer(storage=storage(10), sampler=sampler)

@@ -1,4 +1,4 @@
-"""Reprs: what parts of buffers show of themselves."""
+"""The repr of a buffer's component shows its arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gleanrl.data import (
 
 
 class Own(Sampler):
-    """A sampler as users derive them."""
+    """A sampler as users may derive it."""
 
     def __init__(self, first: int, *rest: int, rule=None, **more: object) -> None:
         super().__init__()

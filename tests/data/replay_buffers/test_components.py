@@ -1,4 +1,4 @@
-"""Exchanging parts, and the state of all of them together."""
+"""Components can be exchanged, and their common state is saved and loaded."""
 
 from __future__ import annotations
 

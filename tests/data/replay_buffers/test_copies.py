@@ -1,4 +1,4 @@
-"""Pickles and deep copies of buffers: the same records, the same samples to come, nothing shared."""
+"""Pickles and deep copies of buffers have the same records and the same future samples, and share nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_copy_goes_on_by_itself(storage: Any, sampler: Any, written: int, dupl
     other = duplicate(buffer)
     assert len(other) == len(buffer) == min(written, 7)
     for made in (buffer, other):
-        made.add(records(100, 1)[0])  # to the same slot in both
+        made.add(records(100, 1)[0])  # written to the same slot in both
     for _ in range(5):
         assert same(buffer.sample(), other.sample())
     other.add(records(200, 1)[0])
@@ -75,7 +75,7 @@ def test_a_copy_counts_its_own_generations(storage: Any, duplicate: Any) -> None
 
 
 class Meanwhile:
-    """Samples a buffer, whose batches it returns as they are, while that is copied, as another thread may."""
+    """A transform that samples a buffer during its copy, as another thread may do. It returns batches unchanged."""
 
     buffer: ReplayBuffer | None = None
 
@@ -107,14 +107,14 @@ def test_what_was_drawn_ahead_of_a_clearing_is_not_copied(storage: Any, duplicat
     buffer = ReplayBuffer(storage=storage(7), batch_size=2, prefetch=2)
     buffer.extend([records(start, 1)[0] for start in range(7)])
     buffer.sample()
-    buffer.storage.clear()  # past the buffer
+    buffer.storage.clear()  # without the buffer's knowledge
     other = duplicate(buffer)
     other.extend([records(100, 1)[0]])
     assert set(other.sample()["x"].flatten().tolist()) == {100}
 
 
 class OnTop(RandomSampler):
-    """A user's sampler that builds on the one of the library."""
+    """A user's sampler derived from the library's."""
 
     def sample(self, storage: Any, batch_size: int) -> Any:
         return super().sample(storage, batch_size)
@@ -155,7 +155,7 @@ def test_files_of_ones_own_are_not_copied(tmp_path: Any) -> None:
 
 
 class Scale(torch.nn.Module):
-    """Multiplies what is read; its factor is a buffer."""
+    """Multiplies records on read; its factor is a torch buffer."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Under a default device other than the CPU (meta stands for an accelerator) a buffer does what it does without."""
+"""A buffer works the same under another default device (here "meta" simulates an accelerator)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.data.replay_buffers.oracle import fill, fingerprint, ted
 
 
 def use(storage: Any, sampler: Any, ndim: int, data: list[Any]) -> list[Any]:
-    """Call everything that a buffer has, and return what came of it."""
+    """Call all methods of a buffer and return the results."""
     kind = storage(20) if storage is ListStorage else storage(20, ndim=ndim)
     rb = ReplayBuffer(storage=kind, sampler=sampler(), batch_size=4)
     found: list[Any] = [rb.extend(part) for part in data]
@@ -84,4 +84,5 @@ def test_by_setting_it():
         fill(empty, torch.zeros(2, 0, device="cpu"))
         assert empty.get(slice(None)).shape == (2, 0) and empty.get([1]).device.type == "cpu"
     finally:
-        torch.set_default_device(None)  # what was there before: naming the CPU would leave a mode behind
+        # None restores the state from before. Naming the CPU would leave a torch mode installed.
+        torch.set_default_device(None)

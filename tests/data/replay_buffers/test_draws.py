@@ -1,4 +1,4 @@
-"""Draws of a buffer: at once, ahead, taken back, and what an interrupt leaves of them."""
+"""Draws of a buffer are made at once or ahead, undone, and consistent after an interrupt."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_permits_of_a_batch_that_nobody_gets_are_given_back(where: str, depth: i
         assert found.batches_sampled == 0
         assert found.rate_limiter is not None and found.rate_limiter.sampled == 0
     failing = False
-    if where != "fetch" or depth is None:  # else the next one may have been fetched already
+    if where != "fetch" or depth is None:  # otherwise the next batch may have been fetched already
         assert buffer.sample().shape == (2,)
 
 
@@ -145,7 +145,7 @@ def test_a_batch_that_is_fetched_again_takes_the_memory_of_the_first_one() -> No
             places.append(found.data_ptr())
             return found
 
-    rows = torch.ones(8, 1 << 18)  # a MB each
+    rows = torch.ones(8, 1 << 18)  # 1 MB per row
     buffer = ReplayBuffer(storage=Noting(8), batch_size=2)
     buffer.extend(rows)
     buffer.storage.act = lambda: buffer.extend(2 * rows)
@@ -158,7 +158,7 @@ def test_a_batch_that_is_fetched_again_takes_the_memory_of_the_first_one() -> No
 
 
 def one_trajectory(count: int = 40) -> TensorDict:
-    """Steps of one trajectory that isn't over, with their number as achieved goal."""
+    """Return steps of one unfinished trajectory, with their number as achieved goal."""
     t, flag = torch.arange(count), torch.zeros(count, 1, dtype=torch.bool)
     after = {
         "done": flag,
@@ -200,7 +200,7 @@ def end_by_id(buffer: Any) -> None:
 
 
 def crossings(buffer: Any, batches: int = 40) -> int:
-    """Count the slices that go on from step 9 to step 10, without an end between."""
+    """Return the number of slices that continue from step 9 to step 10 without an end in between."""
     found = 0
     for _ in range(batches):
         batch, info = buffer.sample(return_info=True)
@@ -268,7 +268,7 @@ def test_an_epoch_serves_each_trajectory_once_though_a_live_view_ends_some_withi
     seen = list[int]()
     for batch in buffer:
         seen += (batch["t"].view(-1, 4)[:, 0] // 8).tolist()
-        buffer[:]["next", "done"][3::8] = True  # ten of four, in the middle of the epoch
+        buffer[:]["next", "done"][3::8] = True  # ten trajectories of four steps, in the middle of the epoch
     assert sorted(seen) == [0, 1, 2, 3, 4]
     assert sorted(t for batch in buffer for t in batch["t"].tolist()) == [*range(40)]
 

@@ -1,4 +1,4 @@
-"""Mixtures of buffers: what comes from whom, in which shape, and what isn't possible."""
+"""Mixtures of buffers have the documented members, shapes and errors."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from gleanrl.errors import (
 )
 from tests.data.replay_buffers.oracle import clock, fill, ted
 
-COUNTS = (9, 14, 20)  # the second one has wrapped
+COUNTS = (9, 14, 20)  # the second and third buffer have wrapped
 
 
 def member(number: int, **options: Any) -> ReplayBuffer:
-    """A buffer of ten slots; its rows start at step 100 times its number."""
+    """Return a buffer of ten slots; its rows start at step 100 times its number."""
     rb = ReplayBuffer(**{"storage": LazyTensorStorage(10), "batch_size": 4, "seed": number, **options})
     rb.extend(ted(COUNTS[number], start=100 * number))
     return rb
@@ -145,7 +145,7 @@ def test_some_of_the_members(index, members):
 
 def test_records_inside_members():
     ensemble = three(transform=lambda batch: batch.set("seen", batch["next", "reward"] * 0 + 1))
-    # Slots 0 to 2 of the wrapped buffers hold their newest steps.
+    # Slots 0 to 2 of the wrapped buffers hold the newest of their steps that wrapped.
     rows = ensemble[:, :3]
     assert rows.batch_size == (3, 3) and rows["seen"].all()
     assert clock(rows.exclude("seen")).tolist() == [[0, 1, 2], [110, 111, 112], [210, 211, 212]]
@@ -245,7 +245,7 @@ def test_prioritized_members_keep_their_rules():
         rb.update_priority(torch.arange(10), torch.eye(10)[3 + number])
     ensemble = ReplayBufferEnsemble(*members, batch_size=8, sample_from_all=True)
     batch, info = ensemble.sample(return_info=True)
-    # eps leaves the others a share of 1e-8.
+    # eps gives all other rows a share of 1e-8.
     assert batch.tolist() == [[3] * 4, [104] * 4]
     assert info["_weight"].shape == (2, 4)
     ensemble.update_priority(info["index"], torch.tensor([[0.0] * 4, [2.0] * 4]), info["generation"])
@@ -257,7 +257,7 @@ def test_prioritized_members_keep_their_rules():
     mixed = ReplayBufferEnsemble(member(0), member(1), batch_size=2)
     mixed.update_priority(
         mixed.sample(return_info=True)[1]["index"], 1.0
-    )  # nobody has priorities: no warning
+    )  # no member has priorities: no warning
     with pytest.raises(SchemaError, match="expected 2 parts in priority, as in the index, got 3"):
         ensemble.update_priority(info["index"], torch.zeros(3, 4))
 

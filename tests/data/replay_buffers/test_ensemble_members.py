@@ -1,4 +1,4 @@
-"""Buffers made of parts that lie side by side."""
+"""Ensembles are made of buffers or of lists of components."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_parts_that_every_buffer_needs(missing):
         assemble(writers=None, collate_fns=None, **parts)
 
 
-# What batches of ensembles are in other releases as well
+# Batches of ensembles as in other releases
 
 
 def members(*data: TensorDict) -> list[ReplayBuffer]:
@@ -189,7 +189,8 @@ def test_parts_of_buffers_in_use_stand_for_these_buffers():
     assert again.sample()["x"].shape == (2, 2)
     one.extend(TensorDict({"x": torch.arange(4)}, [4]))
     assert len(ensemble) == 12
-    with pytest.raises(InvalidArgumentError, match="belongs to another"):  # read without its transform
+    # A read would bypass the transform of `one`.
+    with pytest.raises(InvalidArgumentError, match="belongs to another"):
         ReplayBufferEnsemble(storages=[one.storage, other.storage], samplers=samplers, batch_size=4)
     with pytest.raises(InvalidArgumentError, match="belongs to another"):
         ReplayBufferEnsemble(storages=[LazyTensorStorage(3)], samplers=[one.sampler], batch_size=4)

@@ -1,4 +1,4 @@
-"""An ensemble that is sampled while its members are written, exchanged among threads."""
+"""An ensemble can be sampled while threads write, exchange and use its members."""
 
 from __future__ import annotations
 

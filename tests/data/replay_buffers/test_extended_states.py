@@ -1,4 +1,4 @@
-"""Parts of ours derived with a state that says more: `state_dict` and `load_state_dict` by way of ``super()``."""
+"""Derived components extend the state in `state_dict` and `load_state_dict` through ``super()``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`HERReplayBuffer`: relabelled batches against a plain look at what is stored."""
+"""Batches that `HERReplayBuffer` relabels agree with a plain scan of the stored steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STRATEGIES = [strategy.value for strategy in HindsightStrategy]
 
 
 def data(first=0, count=20, length=5):
-    """Return steps whose achieved goal is their number, in trajectories of a length."""
+    """Return steps in trajectories of equal length, whose achieved goal is their number."""
     t = torch.arange(first, first + count)
     goal, x = torch.full((count, 1), WANTED), t.float()[:, None]
     done = (t % length == length - 1)[:, None]
@@ -92,9 +92,8 @@ def test_every_goal_of_the_strategy_comes_equally_often(strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_trajectories_around_the_end_of_the_ring(strategy):
     buffer = made(strategy, size=12)
-    for first in range(
-        0, 33, 3
-    ):  # steps 21 to 32: the first is inside a trajectory, the last one isn't finished
+    # The stored steps are 21 to 32: the first is inside a trajectory, and the last trajectory is unfinished.
+    for first in range(0, 33, 3):
         buffer.extend(data(first, 3))
     for _ in range(20):
         batch = buffer.sample()

@@ -1,4 +1,4 @@
-"""The lock of a buffer: shared, taken again, copied, and open in forked processes."""
+"""The lock of a buffer is reentrant, can be shared and copied, and is free in forked processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_forked_process_goes_on_though_another_thread_held_the_lock():
 
 
 class _OthersTurn(clock.SystemClock):
-    """While one sleeps others act."""
+    """A clock whose sleep runs another caller's action."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -87,7 +87,7 @@ def test_a_draw_that_waits_says_so():
     with buffer.sampler.guard():
         thread.start()
         while not buffer._gate.asked:
-            time.sleep(0)  # the other thread's turn
+            time.sleep(0)  # lets the other thread run
     thread.join()
     assert not buffer._gate.asked
 

@@ -1,4 +1,4 @@
-"""A data set and a growing buffer, sampled in a fixed proportion."""
+"""A data set and a growing buffer are sampled in a fixed proportion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of batches drawn ahead: its order, its depth, its threads and its pickles."""
+"""The queue of prefetched batches keeps order, depth and threads, and can be pickled."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_wants_one_more_than_its_depth_but_nothing_behind_an_epoch(depth):
 
 
 class Waiting(LazyTensorStorage):
-    """A storage whose fetches wait until two of them are at work."""
+    """A storage whose fetches wait until two of them run."""
 
     def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
         self.barrier.wait(timeout=20)
@@ -82,7 +82,7 @@ def test_threads_work_side_by_side_and_end_with_the_queue():
 
 
 class Timed(LazyTensorStorage):
-    """A storage whose fetches take as long as a clock says, and that counts the threads that make them."""
+    """A storage whose fetches advance a fake clock, and which records whether the main thread makes them."""
 
     def fetch(self, slots: torch.Tensor, paths: Any = None) -> Any:
         self.makers.append(threading.current_thread() is threading.main_thread())
@@ -107,7 +107,7 @@ def test_short_fetches_are_left_to_the_taker_and_long_ones_to_threads(monkeypatc
     storage.takes = 1e-2
     assert by_taker(2) == [True] * 2
     storage.takes = 1e-5
-    assert by_taker(2) == [True] * 2  # a few that were interrupted say nothing
+    assert by_taker(2) == [True] * 2  # a few slow fetches don't change the choice
     storage.takes = 1e-2
     assert by_taker(3 + 16 + 1 + 32 + 1) == [*[True] * 3, *[False] * 16, True, *[False] * 32, True]
     storage.takes = 1e-5

@@ -1,4 +1,4 @@
-"""Draws that wait for their records: fetching, noticing that they are gone, and states."""
+"""Tickets are draws that wait for their records: they fetch, detect overwritten records, and save their state."""
 
 from __future__ import annotations
 

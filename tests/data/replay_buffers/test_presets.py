@@ -1,4 +1,4 @@
-"""Buffers with parts made beforehand, and what buffers of TensorDicts do with priorities and added keys."""
+"""Preset buffers have the documented components, priorities and added keys."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_late_updates_go_by_the_generation_that_a_batch_carries():
     buffer.extend(rows(4))
     batch = buffer.sample()
     buffer.extend(rows(2))
-    buffer.sample()  # what was drawn last is new again; the old batch is late all the same
+    buffer.sample()  # the new records are drawn now, and updates of the old batch are still late
     batch["td_error"] = torch.full((8,), 9.0)
     late = int((batch["index"] < 2).sum())
     buffer.update_tensordict_priority(batch)

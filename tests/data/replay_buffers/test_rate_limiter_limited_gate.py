@@ -1,4 +1,4 @@
-"""Waiting at a rate limiter: who is woken when, time-outs, interrupts, forks, and what is refused."""
+"""Calls that wait at a rate limiter wake at the right time, time out, and survive interrupts and forks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def limited(ratio: float = 1, min_size: int = 1, tolerance: float = 0, **options
 
 
 def owing() -> ReplayBuffer:
-    """A buffer that lets nothing in before something is sampled."""
+    """Return a buffer that admits no insert before the next sample."""
     buffer = limited(batch_size=4)
     buffer.extend(torch.arange(8))
     return buffer
@@ -43,13 +43,13 @@ def counts(buffer: ReplayBuffer) -> tuple[int, int]:
 
 
 def waits(buffer: ReplayBuffer, count: int = 1) -> None:
-    """Return once so many calls wait."""
+    """Wait until `count` calls wait."""
     while len(buffer._gate.waiting) < count:  # type: ignore[attr-defined]
-        time.sleep(0)  # the other threads' turn
+        time.sleep(0)  # lets the other threads run
 
 
 class Calls:
-    """Calls in threads, which end in time or fail the test."""
+    """Runs calls in threads, which must end in time or fail the test."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
@@ -81,7 +81,7 @@ def calls() -> Iterator[Calls]:
 
 @pytest.fixture
 def company() -> Iterator[None]:
-    """Another thread, so that whoever waits doesn't wait in vain."""
+    """Run another thread, so that a waiting call isn't rejected as the only thread."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -119,7 +119,7 @@ class TestWaking:
         waits(buffer, 5)
         buffer.sample()
         for left in range(4, -1, -1):
-            buffer.sample()  # -1 is due: one is let in, then 3 are due
+            buffer.sample()  # -1 row is due: one call is admitted, then 3 rows are due
             while counts(buffer)[0] < 28 - 4 * left or len(buffer._gate.waiting) != left:
                 time.sleep(0)
             assert counts(buffer)[0] == 28 - 4 * left
@@ -128,7 +128,7 @@ class TestWaking:
         "change",
         [
             ReplayBuffer.empty,
-            lambda buffer: (buffer.storage.clear(), len(buffer)),  # whatever comes after it
+            lambda buffer: (buffer.storage.clear(), len(buffer)),  # the next call sees the change
             lambda buffer: buffer.load_state_dict(limited(batch_size=4).state_dict()),
         ],
     )
@@ -191,7 +191,7 @@ class TestWaking:
         assert inserters.end() == []
         found = list(seen)
         stop.set()
-        inserting.end()  # nobody waits for it any more
+        inserting.end()  # no caller waits for it any more
         calls.end()
         assert counts(buffer)[0] == sum(map(sum, sizes))
         for inserted, sampled in found:
@@ -236,7 +236,7 @@ class TestTimeouts:
 
     def test_the_only_thread_is_told_at_once(self) -> None:
         buffer = limited(timeout_s=None, batch_size=2)
-        child = os.fork()  # has one thread
+        child = os.fork()  # the child has one thread
         if child == 0:
             try:
                 buffer.sample()
@@ -266,7 +266,8 @@ class TestInterrupts:
 
         def press() -> None:
             waits(buffer)
-            while not heard.wait(0.02):  # a signal just before the wait isn't heard until the next one
+            # A signal that arrives just before the wait is handled only at the next signal.
+            while not heard.wait(0.02):
                 os.kill(os.getpid(), signal.SIGINT)
 
         former = signal.signal(signal.SIGINT, interrupt)
@@ -344,7 +345,7 @@ class TestActivities:
             threads.here.activity = activity
             buffer.extend(torch.arange(5))
 
-        calls.begin(buffer.sample)  # it waits before anybody inserts
+        calls.begin(buffer.sample)  # it waits before any insert
         waits(buffer)
         for activity in activities:
             in_another_thread(lambda activity=activity: insert(activity))
@@ -354,12 +355,12 @@ class TestActivities:
         activities[1].end()
         calls.end()
         assert counts(buffer) == (10, 4) and len(buffer.sample()) == 4
-        activities[0].begin()  # it goes on
+        activities[0].begin()  # the activity resumes
         calls.begin(buffer.sample)
         waits(buffer)
         activities[0].end()
         calls.end()
-        buffer.extend(torch.arange(5))  # somebody else inserts now
+        buffer.extend(torch.arange(5))  # another caller inserts now
         calls.begin(buffer.sample)
         waits(buffer)
         buffer.extend(torch.arange(100))

@@ -1,4 +1,4 @@
-"""Rate limiters: what they let in, by which counts, and that the counts are part of a buffer's state."""
+"""Rate limiters admit calls by their counts, which are part of a buffer's state."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def counts(buffer: Any) -> tuple[int, ...]:
 
 
 def place(buffer: ReplayBuffer) -> str:
-    """Where the sequence of samples stands, batches drawn ahead included."""
+    """Return the position in the sequence of samples, including prefetched batches."""
     state = buffer.state_dict()
     return repr([state["_sampler"]["generator"].tolist(), len(state.get("_prefetched", ()))])
 
 
 class Ratio(RuleBasedStateMachine):
-    """One thread, every call refused at once that would wait, against two plain counters."""
+    """One thread, with every waiting call rejected at once, compared with two plain counters."""
 
     @initialize(
         ratio=st.sampled_from([0.1, 1.0, 2.5, 8]),
@@ -207,7 +207,7 @@ def test_rows_that_are_not_stored_are_not_inserted():
 
 
 class Holds:
-    """Holds every record back."""
+    """Keeps all records."""
 
     def __call__(self, batch: Any) -> Any:
         return batch
@@ -250,7 +250,7 @@ def test_batches_drawn_ahead_count_when_they_are_handed_out_and_the_sequence_sta
     buffer = limited(SamplesPerInsert(1, 4, timeout_s=AT_ONCE), batch_size=4, prefetch=3, seed=0)
     for rb in (plain, buffer):
         rb.extend(torch.arange(12))
-    for handed_out in (4, 8, 12):  # the last of them runs ahead
+    for handed_out in (4, 8, 12):  # the last one is prefetched
         assert torch.equal(buffer.sample(), plain.sample()) and counts(buffer)[1] == handed_out
     for _ in range(3):
         with pytest.raises(RateLimiterTimeoutError):

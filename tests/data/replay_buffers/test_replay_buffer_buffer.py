@@ -1,4 +1,4 @@
-"""The buffer: writing, sampling, indexing, iterating, and what each call refuses."""
+"""The buffer writes, samples, indexes and iterates, and rejects invalid calls."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def test_a_failed_write_changes_nothing(call, ndim):
     before = fingerprint(rb.state_dict()), rb.stats(), rb._storage.version
     good = ted(2, 5, streams)
     bad = [
-        good.clone().set("extra", torch.zeros(*good.batch_size, 1)),  # by index it makes a column
+        # An assignment by index would create a column.
+        good.clone().set("extra", torch.zeros(*good.batch_size, 1)),
         good.exclude("action"),
         good.clone().set("observation", good["observation"].double()),
         good.clone().set(("next", "reward"), torch.zeros(*good.batch_size, 2)),

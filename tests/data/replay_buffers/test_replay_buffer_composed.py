@@ -1,4 +1,4 @@
-"""A buffer as the sum of its parts: how they are made, what they draw from, when they are made."""
+"""A buffer creates its components when needed, and draws with its generator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(count: int) -> TensorDict:
 
 
 class Doubled:
-    """A transform that a factory makes."""
+    """A transform that a factory creates."""
 
     def __call__(self, batch: TensorDict) -> TensorDict:
         return batch.set("x", batch["x"] * 2)
@@ -207,7 +207,7 @@ def test_the_generator_of_an_ensemble():
     assert torch.equal(one.sample()["observation"], draws[0][0])
 
 
-# When parts are made
+# The time at which components are created
 
 
 def test_a_transform_may_be_given_as_what_makes_it():

@@ -1,4 +1,4 @@
-"""The reading half of a buffer: batches drawn ahead and drawn again, chosen columns, what comes with a batch."""
+"""Buffers prefetch batches, repeat stale draws, select columns, and add the documented entries to a batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KINDS = pytest.mark.parametrize("kind", SAMPLERS)
 
 
 def rows(start: int, count: int) -> TensorDict:
-    """Rows all of whose columns say the same number; every fifth one ends a trajectory."""
+    """Return rows whose columns all hold the same number; every fifth row ends a trajectory."""
     t = torch.arange(start, start + count)
     data = {"t": t, "deep": {"twice": 2 * t, "row": t[:, None].expand(count, 50).clone()}}
     return TensorDict({**data, "next": {"done": (t % 5 == 4)[:, None]}}, [count])
@@ -57,7 +57,7 @@ def buffer_of(kind: str, storage: Any = LazyTensorStorage, **options: Any) -> Te
 
 
 def check(batch: TensorDict, buffer: Any) -> list[int]:
-    """Each row is whole and stands where it says; return which rows they are."""
+    """Check that each row is whole and is stored at its index; return the row numbers."""
     t = batch["t"]
     assert torch.equal(batch["deep", "twice"], 2 * t) and bool((batch["deep", "row"] == t[:, None]).all())
     assert torch.equal(buffer.storage.column(("t",))[batch["index"]], t), "not what is stored"
@@ -108,7 +108,7 @@ def test_a_copy_in_the_middle_goes_on(kind, how, ahead):
     buffer = buffer_of(kind, **ahead)
     buffer.extend(rows(100, 11))
     check(buffer.sample(), buffer)
-    buffer.extend(rows(200, 3))  # over some of what was drawn ahead
+    buffer.extend(rows(200, 3))  # overwrites some of the prefetched rows
     reference = buffer_of(kind, **ahead)
     reference.empty()
     reference.load_state_dict(buffer.state_dict())
@@ -318,7 +318,7 @@ def test_flags_in_the_info_of_slices_dont_depend_on_the_columns_fetched(make, ke
 
 
 class Doubled(ReplayBuffer):
-    """Doubles what it samples, in the way of other libraries' buffers."""
+    """Doubles its samples, in the way of other libraries' buffers."""
 
     def _sample(self, batch_size):
         batch, info = super()._sample(batch_size)
@@ -327,7 +327,7 @@ class Doubled(ReplayBuffer):
 
 
 class Tripled(ReplayBuffer):
-    """Triples what it samples."""
+    """Triples its samples."""
 
     def sample(self, batch_size=None, return_info=False):
         result = super().sample(batch_size, return_info)
@@ -358,7 +358,7 @@ def test_a_subclass_s_own_sampling_counts_everywhere(make, factor, depth):
 
 
 class Sized(ReplayBuffer):
-    """Negates what it samples, and always returns it alone."""
+    """Negates its samples, and always returns them without info."""
 
     def sample(self, batch_size=None):
         return -super().sample(batch_size)
@@ -380,12 +380,13 @@ def test_a_subclass_s_own_sample_may_take_less(make):
     assert sorted(x for batch in buffers[0] for x in batch.tolist()) == [-4, -3, -2, -1]
     assert next(iter(buffers[0])).tolist() != buffers[0].sample().tolist()
     mixture = ReplayBufferEnsemble(*buffers, batch_size=4, sample_from_all=True)
-    with pytest.raises(TypeError, match="positional argument"):  # it asks for sizes of its own, and for info
+    # The ensemble passes a size and requests info.
+    with pytest.raises(TypeError, match="positional argument"):
         mixture.sample()
 
 
 class Scaled(TensorDictReplayBuffer):
-    """Writes otherwise, behind the transforms."""
+    """Overrides writing after the transforms."""
 
     def _add(self, data):
         return super()._add(data * 10)
@@ -404,7 +405,7 @@ def test_a_users_add_and_extend_behind_the_transforms(ndim):
 
 
 class Shift:
-    """Adds one on the way in."""
+    """Adds one to written records."""
 
     def __call__(self, batch):
         return batch
@@ -414,7 +415,7 @@ class Shift:
 
 
 def rollout(episodes: int, length: int, ids: bool) -> TensorDict:
-    """Whole episodes; an observation is 100 times the episode's number, plus the step's."""
+    """Return whole episodes; an observation is 100 times the episode's number plus the step's number."""
     t = torch.arange(episodes * length)
     observation = (t // length * 100 + t % length).float()[:, None]
     done = (t % length == length - 1)[:, None]

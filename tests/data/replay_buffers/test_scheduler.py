@@ -1,4 +1,4 @@
-"""Schedules of sampler parameters."""
+"""Schedules change the parameters of samplers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that several processes extend and sample at once."""
+"""Several processes can extend and sample a buffer at once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_processes_extend_and_sample_at_once(way, stored):
         assert other.exitcode == 0
     assert len(buffer) == 100 and buffer.stats().rows_written == stored + 3 * writes * count
     check(buffer[:])
-    # Writes lie side by side, each whole, around the end of the ring.
+    # Each write is contiguous and whole, also around the end of the ring.
     key = buffer[:]["key"].roll(-buffer.storage.end)[100 % count :].view(-1, count)
     assert (key.diff(dim=1) == 1).all() and (key[:, 0] % 100_000 % count == 0).all()
 
@@ -96,7 +96,7 @@ def test_a_process_is_killed_while_it_writes_and_the_others_go_on():
                 except BaseException:
                     os._exit(1)
         assert os.read(seen, 1) == b"x"
-        for _ in range(turn):  # some work, so that the moment differs
+        for _ in range(turn):  # varies the moment of the kill
             check(buffer.sample())
         os.kill(victim, signal.SIGKILL)
         work(buffer, 99, 5, 4)

@@ -1,4 +1,4 @@
-"""Writers and samplers in threads: no torn row, no deadlock; and what a row costs in memory."""
+"""Writers and samplers in threads see no torn row and no deadlock; a row costs the documented memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH = 3000
 
 
 def stamped(value: int, count: int) -> TensorDict:
-    """Rows all of whose numbers are the row's own stamp: a torn row shows."""
+    """Return rows whose numbers are all the row's own stamp, so that a torn row is visible."""
     stamps = torch.arange(value, value + count, dtype=torch.int64)
     return TensorDict({"a": stamps[:, None].expand(count, WIDTH).clone(), "b": stamps.clone()}, [count])
 
@@ -146,7 +146,7 @@ def test_a_row_costs_its_columns_and_at_most_sixteen_bytes():
         rb.extend(chunk)
     rb.sample()
     grown = (resident() - before) / rows
-    # A percent of slack for pages and the allocator.
+    # One percent of slack for pages and the allocator.
     assert width * 0.9 < grown < (width + 16) * 1.01 + 1
 
 
@@ -164,7 +164,7 @@ def test_a_buffer_that_is_emptied_and_filled_with_less_during_the_fetch(sampler)
 
 
 class Forgetful(ListStorage):
-    """A list storage that somebody else empties just before a fetch reads it."""
+    """A list storage that another caller empties just before a fetch reads it."""
 
     act: Any = None
 
@@ -191,7 +191,7 @@ def test_objects_that_are_forgotten_before_the_fetch():
 
 
 class Overtaking:
-    """A buffer's lock which somebody else gets first when the reader takes it for the second time."""
+    """A buffer's lock that another caller acquires before the reader acquires it for the second time."""
 
     def __init__(self, lock: Any, act: Any) -> None:
         self.lock, self.act = lock, act

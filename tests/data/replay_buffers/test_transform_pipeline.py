@@ -1,4 +1,4 @@
-"""Transforms: which way they act, in which order, and what is found out at the first write."""
+"""Transforms run in the right direction and order, and the first write checks their result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.data.replay_buffers.oracle import clock, ted
 
 
 class Scale(nn.Module):
-    """Times `factor` on read, divided by it on write, the way torchrl's transforms are built."""
+    """Multiplies by `factor` on read and divides on write, built as TorchRL's transforms are."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The last stored step of trajectories that nobody goes on with."""
+"""The last stored step of abandoned trajectories is marked as truncated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gleanrl.data.replay_buffers import truncate
 
 
 def steps(ids: list[int], ends: tuple[int, ...] = ()) -> TensorDict:
-    """Return steps of these trajectories, of which those at the places `ends` end one."""
+    """Return steps of these trajectories; the steps at the positions `ends` are done."""
     done = torch.zeros(len(ids), 1, dtype=torch.bool)
     done[list(ends)] = True
     after = {"done": done, "truncated": torch.zeros_like(done), "terminated": done.clone()}
@@ -33,7 +33,7 @@ def steps(ids: list[int], ends: tuple[int, ...] = ()) -> TensorDict:
 
 
 def cut(buffer: Any) -> list[int]:
-    """Return at which positions trajectories are truncated, and done with it, terminated not being changed."""
+    """Return the positions of truncated steps, after checking that done is set and terminated is unchanged."""
     after = buffer[:]["next"]
     assert (after["done"] == (after["truncated"] | after["terminated"])).all()
     assert (after["agents", "done"] == after["done"]).all()
@@ -55,7 +55,7 @@ def test_the_newest_step_of_each_is_marked(storage: Any, rows: int, monkeypatch:
 def test_a_ring_is_looked_through_by_age() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=4)
     buffer.extend(steps([0, 1, 2, 3, 4, 5]))
-    buffer.extend(steps([5, 4, 4]))  # 5 4 4 | 3 4 5
+    buffer.extend(steps([5, 4, 4]))  # the slots are now 5 4 4 | 3 4 5
     buffer.end_trajectories([4, 5, 0])
     assert cut(buffer) == [0, 2]
 
@@ -92,10 +92,10 @@ def test_slices_end_there_and_priorities_stay() -> None:
 def test_records_in_a_list_are_looked_through_by_age(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truncate, "_RECORDS", records)
     buffer = TensorDictReplayBuffer(storage=ListStorage(6), batch_size=4)
-    buffer.end_trajectories([0])  # there is nothing yet
+    buffer.end_trajectories([0])  # the storage is still empty
     buffer.extend(steps([0, 1, 2, 3, 4, 5]))
     last = steps([5, 4, 4], ends=(0,))
-    buffer.extend([*last.unbind(0)])  # 5 4 4 | 3 4 5
+    buffer.extend([*last.unbind(0)])  # the slots are now 5 4 4 | 3 4 5
     buffer.end_trajectories([4, 5, 0])
     assert cut(buffer) == [2] and not last["next", "truncated"].any()
 
@@ -124,7 +124,7 @@ def test_records_in_a_list_are_fetched_many_at_a_time(monkeypatch: pytest.Monkey
     several = [steps([0, 1, 1]), steps([2]), steps([2, 0])]
     buffer.extend([*steps([9] * 5).unbind(0), *several])
     buffer.end_trajectories([1, 2])
-    assert fetched == [4, 1, 1]  # of the newest four, two end there
+    assert fetched == [4, 1, 1]  # two trajectories end within the newest four records
     after = [buffer.storage.get(slot)["next", "truncated"].flatten().tolist() for slot in (5, 6, 7)]
     assert after == [[False, False, True], [False], [True, False]]
 

@@ -1,4 +1,4 @@
-"""Stacking samples, loading all or none."""
+"""Samples are stacked, and states of several parts load completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit: right records pass, each kind of mistake is found at its first place."""
+"""`verify` accepts right records, and reports the first place of each kind of mistake."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_trajectory_that_is_cut_and_goes_on():
     data = steps(12)
     data["collector", "traj_ids"] = torch.zeros(
         12, dtype=torch.int64
-    )  # as `set_truncated=True` of a collector
+    )  # as after `set_truncated=True` of a collector
     assert stored(data).verify().ok
     data["observation"][4] += 0.5
     assert found(stored(data)) == [("ids", 1, 4)]
@@ -99,7 +99,7 @@ def test_nan_on_both_sides_is_the_same():
 def test_rows_that_look_further_ahead_have_another_next_observation():
     data = steps(8)
     data["next", "observation"][0] += 1
-    data["next", "done"][0] = data["next", "truncated"][0] = True  # of the later step
+    data["next", "done"][0] = data["next", "truncated"][0] = True  # flags of the later step
     assert not stored(data).verify().ok
     data["steps_to_next_obs"] = torch.ones(8, dtype=torch.int64)
     data["steps_to_next_obs"][0] = 2

@@ -1,4 +1,4 @@
-"""The writing half of a buffer: what it returns, what it tells the sampler, and what an error leaves behind."""
+"""Writes return their slots, inform the sampler, and leave a consistent buffer after an error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_what_writes_return():
 
 
 class Holding:
-    """A transform that holds back what comes in until it is told otherwise."""
+    """A transform that withholds all records until `hold` is False."""
 
     hold = True
 
@@ -233,7 +233,7 @@ def test_a_key_of_samples_is_left_out_of_writes():
 
 @pytest.mark.parametrize("ndim", [2, 3])
 def test_a_state_taken_before_the_first_write(ndim):
-    """How many slots there are isn't known yet: nothing may be counted for the size asked for."""
+    """The number of slots is still unknown, so no counter may assume the requested size."""
     shape = (3,) if ndim == 2 else (3, 2)
     made = [prioritized(10, ndim), prioritized(10, ndim)]
     made[1].load_state_dict(made[0].state_dict())
@@ -262,7 +262,7 @@ def test_emptying_keeps_the_schema_and_forgets_priorities_and_trajectories():
     assert slices.sample(20)["t"].view(-1, 2).tolist() == [[5, 6]] * 10
 
 
-# What other releases of this API do as well
+# Behaviour that other releases of this API have as well
 
 
 @pytest.mark.parametrize("given", [None, True, False])
@@ -315,7 +315,7 @@ def test_writes_return_one_index_for_each_row():
     assert masked.extend(steps).tolist() == [-1, 0, 1] and masked.extend(steps[:1]).tolist() == [-1]
     assert masked.add(steps[0]) == -1 and masked.add(steps[1]) == 2
     prioritized = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(5))
-    prioritized.update_priority(prioritized.extend(rows(7)), torch.arange(7.0))  # -1 is skipped
+    prioritized.update_priority(prioritized.extend(rows(7)), torch.arange(7.0))  # index -1 is skipped
 
 
 def test_the_written_layout_is_that_of_indexing():
@@ -346,7 +346,7 @@ def test_the_written_layout_is_that_of_indexing():
         assert torch.equal(found["x"], x[index]) and found.batch_size == x[index].shape, index
         assert torch.equal(found["y"], data["y"][index])
     assert torch.equal(buffer["x"], x)
-    buffer[:]["x"][1, 2] = -5  # a view
+    buffer[:]["x"][1, 2] = -5  # a view of the storage
     assert buffer.storage[2, 1]["x"] == -5
     batch, info = buffer.sample(return_info=True)
     assert (buffer[info["index"]] == batch).all(), "coordinates have time first, as they were returned"

@@ -1,4 +1,4 @@
-"""One table of leaf specs, which the tests of shared behaviour go through, and two composites."""
+"""One table of leaf specs for the tests of shared behaviour, and two composites."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def plain() -> Composite:
 
 
 def stacked() -> StackedComposite:
-    """Return a stack of two such composites, one of which has an entry of its own."""
+    """Return a stack of two such composites, one of which has an additional entry."""
     return StackedComposite(
         Composite({"x": Unbounded((3,)), "y": None}, a={"b": Categorical(3), "c": {}}, only=Unbounded()),
         Composite({"x": Bounded(0, 1, (3,)), "y": None}, a={"b": Categorical(4), "c": {}}),
     )
 
 
-# Each makes a fresh spec
+# Each function makes a fresh spec.
 LEAVES: dict[str, Callable[[], TensorSpec]] = {
     "bounded": lambda: Bounded(-2, 2, (1,)),
     "bounded scalar": lambda: Bounded(0.1, 0.3),

@@ -1,4 +1,4 @@
-"""A chi-square bound, so that the tests of draws need no statistics package."""
+"""A chi-square bound, so that tests of draws need no statistics package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def uniform(counts: torch.Tensor) -> bool:
-    """Return whether counts fit equal chances: chi-square within five deviations of its mean."""
+    """Return whether counts agree with equal chances: chi-square is within five deviations of its mean."""
     expected = counts.sum() / len(counts)
     statistic = ((counts - expected) ** 2 / expected).sum()
     freedom = max(len(counts) - 1, 1)
@@ -14,5 +14,5 @@ def uniform(counts: torch.Tensor) -> bool:
 
 
 def frequencies(codes: torch.Tensor, size: int) -> torch.Tensor:
-    """Return how often each integer below `size` occurs, as float64."""
+    """Return the number of occurrences of each integer below `size`, as float64."""
     return torch.bincount(codes.flatten().to(torch.int64), minlength=size).to(torch.float64)

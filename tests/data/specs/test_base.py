@@ -1,4 +1,4 @@
-"""The contract's own parts: devices, dispatch, the shape argument."""
+"""Specs handle devices, dispatch of torch functions and the shape argument."""
 
 from __future__ import annotations
 

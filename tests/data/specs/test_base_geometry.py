@@ -1,4 +1,4 @@
-"""Shape operations: what they do to a spec is what torch does to its values."""
+"""Shape operations change a spec as torch changes its values."""
 
 from __future__ import annotations
 

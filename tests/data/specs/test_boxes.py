@@ -1,4 +1,4 @@
-"""The numbers between two bounds."""
+"""A box holds the bounds of a spec and follows in-place changes of them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ PARTS = {
 @pytest.mark.parametrize("make, part", PARTS.values(), ids=PARTS)
 def test_bound_of_a_part_changed_in_place_is_that_of_the_spec(make, part):
     spec = make()
-    spec.rand()  # the bounds in common are known
+    spec.rand()  # computes and caches the bounds
     part(spec).space.low[...] = 7.0
     assert part(spec).space.low.tolist() == [7.0] * 3
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Bounds: the domain, the draws, the constructor's checks."""
+"""Bounded specs have the declared domain, draw from it, and check constructor arguments."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_floats_never_leave_their_bounds(low, span, dtype):
 
 
 def test_rounding_does_not_lead_beyond_the_bounds():
-    # 0.1 and 0.3 in float16 are so coarse that low + u * (high - low) rounds beyond high in some draws
+    # In float16, 0.1 and 0.3 are so coarse that low + u * (high - low) sometimes rounds above high.
     for low, high in ((0.1, 0.3), (1000.5, 1001.5), (-3, 5e-5)):
         spec = Bounded(low, high, dtype=torch.float16)
         value = spec.rand((20000,))

@@ -1,4 +1,4 @@
-"""Specs without bounds."""
+"""Specs without bounds accept and draw all values of their dtype."""
 
 from __future__ import annotations
 

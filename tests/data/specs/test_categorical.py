@@ -1,4 +1,4 @@
-"""One choice among n: encodings, masks, draws."""
+"""Specs of one choice among n encode, mask and draw it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Independent zeros and ones."""
+"""Binary specs hold independent zeros and ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several choices side by side."""
+"""Specs of several independent choices encode, mask and draw them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of choices: limits, masks, one-hot vectors."""
+"""Numbers of choices have limits, masks and one-hot vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What integers and one-hot vectors share, of one choice and of several."""
+"""Integers and one-hot vectors share their behaviour, for one choice and for several."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_helpers():
 
 
 JOINT = torch.tensor([[1, 0, 0], [0, 1, 1]], dtype=torch.int8)
-"""Which combinations of two and three choices are allowed."""
+"""Allowed combinations of a choice among two and a choice among three."""
 
 
 @pytest.mark.parametrize("kind", [MultiCategorical, MultiOneHot])

@@ -1,4 +1,4 @@
-"""Composites as domains of TensorDicts."""
+"""Composites are domains of TensorDicts."""
 
 from __future__ import annotations
 

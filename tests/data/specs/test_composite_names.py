@@ -1,4 +1,4 @@
-"""Names of the dimensions of composites, and of the values that they make."""
+"""Composites name their dimensions, and the values that they make have these names."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What holds for every leaf spec."""
+"""All leaf specs share this behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nearest integers, against Python's own unbounded ones."""
+"""Rounding to the nearest integer agrees with Python's unbounded integers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_nearest_integer_is_pythons(a, b, value):
         expected = high if value > 0 else low
     else:
         expected = min(max(round(value), low), high)
-    # Bounds beyond 2**53 are compared as float64: there the result may be the bound itself
+    # Bounds beyond 2**53 are compared as float64, so the result may be the bound itself.
     tolerance = 2**11 if isinstance(value, float) and max(abs(low), abs(high)) > 2**53 else 0
     assert low <= int(got) <= high and abs(int(got) - expected) <= tolerance
 

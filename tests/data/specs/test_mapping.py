@@ -1,4 +1,4 @@
-"""The mapping side of composites: keys, setting, locks."""
+"""Composites are mappings: keys, assignment, locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that aren't tensors."""
+"""Specs of values that aren't tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices among specs, and among values that aren't tensors."""
+"""Choices among specs, and choices among values that aren't tensors."""
 
 from __future__ import annotations
 

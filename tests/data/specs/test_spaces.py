@@ -1,4 +1,4 @@
-"""The numbers of a domain, whatever they are."""
+"""Spaces of specs compare by content, and map a function over all their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks of unlike composites."""
+"""Stacks of different composites behave as one composite."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_exclusive_entries_as_text():
 
 
 def unlike():
-    """A stack of two composites, one of which has a key more, and its members."""
+    """Return a stack of two composites, one of which has an additional key, and both members."""
     first = Composite(
         k=Bounded(0, 1, (3,)), c=Categorical(3), lidar=Unbounded((2,)), s={"x": Unbounded((2,))}
     )

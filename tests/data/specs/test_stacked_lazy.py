@@ -1,4 +1,4 @@
-"""Helpers for composites that contain stacks."""
+"""Helpers for composites that contain stacks find and index the stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks of specs: what `torch.stack` makes of them, and stacks of unlike ones against the list of their members."""
+"""`torch.stack` of different specs behaves as the list of its members."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def composite(i):
     ids=lambda param: f"{param[0].__name__}-{param[1]}",
 )
 def stacked(request):
-    """Return three unlike members and their stack."""
+    """Return three different members and their stack."""
     torch.manual_seed(0)
     make, dim = request.param
     members = [make(i) for i in range(3)]

@@ -1,4 +1,4 @@
-"""`torch.stack` of specs, and stacks of leaves."""
+"""`torch.stack` returns one spec for equal specs and a stack for different ones."""
 
 from __future__ import annotations
 

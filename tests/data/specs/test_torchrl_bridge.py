@@ -1,4 +1,4 @@
-"""Specs of other libraries, here of classes with the same names and public attributes, become ours."""
+"""Specs of other libraries are converted; here they are classes with the same names and public attributes."""
 
 from __future__ import annotations
 

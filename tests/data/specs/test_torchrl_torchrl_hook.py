@@ -1,4 +1,4 @@
-"""Functions that take specs get another library's, whichever was imported first; here packages of the same names."""
+"""Functions accept specs of another library, imported before or after gleanrl; here a package of the same name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers and storages in checkpoints: every part goes on as if never interrupted."""
+"""Buffers and storages resume from checkpoints as if they had never been interrupted."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_class_that_replaces_what_buffers_dont_call_cant_be_made(name: str) ->
     ):
         type("Filed", (TensorStorageCheckpointer,), {name: lambda *_: None})
 
-    class Elsewhere(H5StorageCheckpointer):  # whose own `dumps` is one of ours
+    class Elsewhere(H5StorageCheckpointer):  # its own `dumps` belongs to the library
         pass
 
     assert Elsewhere().form == H5StorageCheckpointer.form
@@ -234,4 +234,4 @@ def test_no_form_takes_memory_for_all_records(tmp_path: Path) -> None:
         [sys.executable, "-c", PEAKS, str(tmp_path)], capture_output=True, text=True, check=True
     )
     peaks = [int(line) for line in done.stdout.split()]
-    assert len(peaks) == 4 and max(peaks) < 64, peaks  # MB, of a buffer of 94
+    assert len(peaks) == 4 and max(peaks) < 64, peaks  # MB, for a buffer of 94 MB

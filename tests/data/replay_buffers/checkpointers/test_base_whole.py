@@ -1,4 +1,4 @@
-"""Records as they are: only what is stored is written."""
+"""Records are written unchanged, and only stored records are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint has to be, to be a buffer's; dumps while others write and sample."""
+"""Buffers load only checkpoints of buffers, and dump correctly while threads write and sample."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FORMS = [TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckp
 
 
 def full(form: Any, **options: Any) -> ReplayBuffer:
-    """A buffer of ten rows, to be filled to the brim: what is loaded may stay where it was read."""
+    """Return a buffer of ten rows. Once it is full, loaded rows may stay in the memory that they were read into."""
     storage = LazyTensorStorage(10, **({"ndim": options.pop("ndim")} if "ndim" in options else {}))
     storage.checkpointer = form()
     return ReplayBuffer(storage=storage, **options)
@@ -107,14 +107,14 @@ ROWS, WIDTH = 12_000, 50
 
 
 def numbered(start: int, count: int) -> TensorDict:
-    """Rows that say which they are, and whether they are whole."""
+    """Return rows with their number and with columns that reveal a torn row."""
     rows = torch.arange(start, start + count)
     wide = (rows[:, None] * torch.arange(1, WIDTH + 1)).float()
     return TensorDict({"n": rows, "x": wide, "next": {"x": wide + 1}}, [count])
 
 
 def check(found: ReplayBuffer, most: int) -> int:
-    """Raise unless the buffer holds the last rows of some number, all of them whole; return that number."""
+    """Raise unless the buffer holds the last rows, up to some number, and all of them whole; return that number."""
     held = found[:]
     last = found.storage.rows_written
     assert len(found) == min(last, ROWS) and last <= most
@@ -149,7 +149,7 @@ def test_it_is_the_buffer_of_the_call_whatever_is_written_then(
     go, one = threading.Event(), threading.Lock()
 
     def write() -> None:
-        """Write between any two acts of the dump."""
+        """Write between two acts of the dump."""
         assert go.wait(60)
         with one:
             made.extend(numbered(made.storage.rows_written, 1_234))
@@ -239,7 +239,7 @@ def test_a_load_waits_for_the_dump_under_way(tmp_path: Path) -> None:
     with fault_points.inject({"fs.rename": OSError(errno.ENOSPC, "full")}):
         made.dumps(tmp_path, wait=False)
         made.empty()
-        made.loads(tmp_path)  # what was there before; the error is the next dump's
+        made.loads(tmp_path)  # loads the earlier checkpoint; the next dump raises the error
         assert len(made) == 200
     with pytest.raises(OSError, match="full"):
         made.dumps(tmp_path)
@@ -264,7 +264,7 @@ def test_so_many_checkpoints_are_kept_and_each_is_complete(tmp_path: Path, keep:
         other.loads(tmp_path)
         assert check(other, 20_000) == 4_000 * number
         for file in (newest := max(tmp_path.glob("ckpt-*"))).iterdir():
-            file.unlink()  # its files' other names stay
+            file.unlink()  # its files keep their other names
         newest.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""Ensembles in checkpoints: all members in one commit, loaded together or not at all."""
+"""Ensembles save all members in one commit, and load all members or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations once: half the bytes where data repeat themselves."""
+"""Flat checkpoints store repeated observations once, which halves the bytes."""
 
 from __future__ import annotations
 

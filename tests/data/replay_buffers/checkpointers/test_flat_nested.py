@@ -1,4 +1,4 @@
-"""Trajectories one after the other: visible to readers, and half the bytes where data repeat themselves."""
+"""Nested checkpoints store readable trajectories, one after the other, with repeated observations stored once."""
 
 from __future__ import annotations
 

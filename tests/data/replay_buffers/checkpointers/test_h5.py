@@ -1,4 +1,4 @@
-"""HDF5 files: one more file of a checkpoint, or one file alone; other programs read them."""
+"""HDF5 checkpoints are part of a folder or one file alone, and other programs can read them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_has_the_file_and_other_programs_read_it(tmp_path: Path) ->
         assert file["records/observation"].compression == "gzip" and file["records/observation"].shuffle
         assert "next/observation" not in file["records"]
     other = buffer()
-    other.storage.checkpointer.loads(other.storage, path)  # it's whole by itself
+    other.storage.checkpointer.loads(other.storage, path)  # the file alone is complete
     assert (other[:] == filled()[:]).all()
 
 
@@ -165,7 +165,7 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next_one(tmp_path: Path) 
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         (left,) = tmp_path.glob("a.h5.tmp-*")
         with left.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # as if somebody was writing it
+            fcntl.flock(file, fcntl.LOCK_EX)  # as if another process was writing it
             act()
             assert left.exists()
         act()

@@ -1,4 +1,4 @@
-"""TensorDicts as trajectories and back, exactly, by each pair of hooks."""
+"""Each pair of hooks converts TensorDicts to trajectories and back exactly."""
 
 from __future__ import annotations
 

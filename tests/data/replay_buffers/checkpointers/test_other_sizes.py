@@ -1,4 +1,4 @@
-"""Checkpoints loaded into storages of another size, against the records as they came."""
+"""Checkpoints load into storages of another size, in agreement with the original records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FORMS = (
 
 
 def records(start: int, count: int) -> TensorDict:
-    """Steps of trajectories of 7."""
+    """Return steps of trajectories of length 7."""
     steps = torch.arange(start, start + count)
     done = (steps % 7 == 6)[:, None]
     following = {"observation": (steps + 1.0)[:, None], "done": done, "reward": steps.float()[:, None]}
@@ -150,7 +150,7 @@ def test_priorities_go_with_their_records(tmp_path: Path, count: int, filled: in
     assert set(steps_of(drawn)) == set(wanted)
     share = sum(step == count - 1 for step in steps_of(drawn)) / 300
     assert 0.55 < share < 0.8  # 2 of 3
-    other.extend(records(count, 1))  # comes with the largest priority
+    other.extend(records(count, 1))  # the new record gets the largest priority
     assert count in steps_of(other.sample())
 
 

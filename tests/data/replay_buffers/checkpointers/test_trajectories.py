@@ -1,4 +1,4 @@
-"""Rows as trajectories and back, bit for bit: interleaved streams, wrapped rings, steps that repeat nothing, NaN."""
+"""Rows convert to trajectories and back bit for bit: interleaved streams, wrapped rings, unrepeated steps, NaN."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ def test_what_trajectories_share_is_moved_apart(rows: int) -> None:
     ends = np.sort(np.random.default_rng(rows).choice(np.arange(1, rows), rows // 8 - 1, replace=False))
     offsets = torch.from_numpy(np.concatenate(([0], ends, [rows])))
     steps = offsets.diff().tolist()
-    several = torch.arange((rows + len(steps)) << 12).reshape(-1, 1 << 12)  # 13 MB of 400: two threads
+    # 13 MB for 400 rows, so two threads copy them.
+    several = torch.arange((rows + len(steps)) << 12).reshape(-1, 1 << 12)
     trajectories = several.split([count + 1 for count in steps])
     beside = torch.cat([trajectory[:-1] for trajectory in trajectories])
     after = torch.cat([trajectory[1:] for trajectory in trajectories])

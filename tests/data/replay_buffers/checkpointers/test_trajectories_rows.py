@@ -1,4 +1,4 @@
-"""Rows of storages, read piece by piece while they are written on, and what the forms make of them."""
+"""Rows of storages are read in pieces during writes, and each format stores them correctly."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_rows_of_both_kinds_are_the_same(dtype: torch.dtype, shape: tuple[int, .
 def test_a_dump_takes_some_pieces_of_memory(
     tmp_path: Path, form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()  # segments as they are
+    monkeypatch.undo()  # segments of the real size
     frames = torch.arange(1_201 * 10_000, dtype=torch.int32).view(1_201, 10_000)
     data = TensorDict({"frame": frames[:-1], "next": {"frame": frames[1:]}}, [1_200])
     made = ReplayBuffer(storage=LazyTensorStorage(1_200), batch_size=4, checkpointer=form())

@@ -1,4 +1,4 @@
-"""The actor's side, without an actor: batches for clients, taken back and drawn again as a local buffer's are."""
+"""The actor's side, tested without an actor, undoes and repeats draws for clients as a local buffer does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(*values: int) -> TensorDict:
 
 
 class Client:
-    """What a client asks for, one thing after the other."""
+    """A client that sends one request after the other."""
 
     def __init__(self, host: BufferHost, name: bytes = b"a") -> None:
         self.host, self.name, self.era, self.taken = host, name, 0, 0
@@ -55,7 +55,7 @@ class Client:
         return found
 
     def message(self, *due: int) -> list[tuple[int, list[int]] | None]:
-        """What one message brings, of requests that were due when the client had taken so much."""
+        """Return the batches in one message, for requests at the given counts of received batches."""
         parcel = self.host.ahead(self.name, self.era, due)
         return [
             found and (found[0], found[1].batch["x"].tolist())
@@ -68,14 +68,14 @@ class Client:
         return found and found.batch["x"].tolist()
 
     def note(self, reply: BufferReply) -> BufferReply:
-        """Do with a reply as a client does."""
+        """Process a reply as a client does."""
         self.stale |= {*reply.stale}
         self.depth = reply.depth
         return reply
 
     def sample(self, depth: int) -> list[int]:
-        """The next batch, of so many that are ahead."""
-        if self.depth == 0:  # the sampler draws nothing ahead
+        """Return the next batch, with `depth` batches requested ahead."""
+        if self.depth == 0:  # this sampler draws nothing ahead
             parcel = self.note(self.host.serve(self.caller, None, None, True)).value
             return pickle.loads(pickle.dumps(parcel, 5)).open().batch["x"].tolist()
         while True:
@@ -97,7 +97,7 @@ def opened(**options: Any) -> tuple[BufferHost, Opened]:
 
 
 def made(**options: Any) -> tuple[Client, TensorDictReplayBuffer]:
-    """A client of a buffer of 12 records, and a local buffer like it."""
+    """Return a client of a buffer of 12 records, and an equal local buffer."""
     buffers = [{"storage": LazyTensorStorage(12), "batch_size": 4, "seed": 3, **options} for _ in range(2)]
     client, local = Client(opened(**buffers[0])[0]), TensorDictReplayBuffer(**buffers[1])
     client.call("extend", args=(rows(12),))
@@ -120,11 +120,11 @@ def test_batches_come_as_from_a_local_buffer_and_one_thrown_away_comes_again():
     expected = [local.sample()["x"].tolist() for _ in range(8)]
     first = [client.ahead() for _ in range(3)]
     assert [batch for _, batch in first] == expected[:3]
-    client.taken = first[0][0]  # one was handed out
+    client.taken = first[0][0]  # the client handed out one batch
     client.era += 1
     assert [client.ahead()[1] for _ in range(3)] == expected[1:4]
     client.era -= 1
-    assert client.ahead() is None  # asked for before that
+    assert client.ahead() is None  # requested in the earlier era
     client.era += 1
     assert client.ahead()[1] == expected[4]
 
@@ -132,7 +132,8 @@ def test_batches_come_as_from_a_local_buffer_and_one_thrown_away_comes_again():
 def test_one_message_brings_what_several_would():
     client, local = made(prefetch=3, sampler=SamplerWithoutReplacement())
     (first, *others), last = client.message(0, 0, 0), client.message(0, 1)
-    assert [number for number, _ in (first, *others)] == [1, 2, 3] and last == [None, None]  # an epoch's end
+    # The epoch ends after the third batch.
+    assert [number for number, _ in (first, *others)] == [1, 2, 3] and last == [None, None]
     found = [first, *others, *client.message(3, 3)]
     assert [batch for _, batch in found] == [local.sample()["x"].tolist() for _ in range(5)]
 
@@ -157,7 +158,7 @@ def test_a_write_names_the_batches_that_it_overtakes_and_nothing_else():
     assert client.call("extend", args=(rows(100, 112),)).stale == (number,)
     assert min(client.again(number)) >= 100
     client.taken = number
-    assert client.call("extend", args=(rows(12),)).stale == ()  # it was handed out
+    assert client.call("extend", args=(rows(12),)).stale == ()  # the batch was handed out
     assert client.again(number) is None
     number, _ = client.ahead()
     reply = client.call("storage", "clear")
@@ -170,7 +171,7 @@ def test_overwritten_batches_are_drawn_again_as_a_local_buffer_draws_them(sample
     for seed in range(8):
         client, local = made(prefetch=prefetch, sampler=sampler(), seed=seed)
         act = random.Random(seed)
-        client.note(client.call("mark_update", args=(0,)))  # tells whether batches are sent ahead
+        client.note(client.call("mark_update", args=(0,)))  # its reply contains the depth of prefetching
         for turn in range(40):
             if act.random() < 0.5:
                 start = 100 * turn
@@ -213,7 +214,7 @@ def test_what_is_under_way_to_others_is_not_drawn_again():
     client, _ = made(prefetch=1, sampler=SamplerWithoutReplacement())
     other = Client(client.host, b"b")
     first, second, third = client.ahead(), other.ahead(), client.ahead()
-    client.era += 1  # the third is taken back; the first lies before one that another client has
+    client.era += 1  # The third batch is taken back. The first one precedes a batch of another client.
     assert client.ahead()[1] == third[1]
     assert sorted(first[1] + second[1] + third[1]) == list(range(12))
 

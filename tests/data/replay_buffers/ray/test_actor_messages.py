@@ -1,4 +1,4 @@
-"""Which calls leave alone what was drawn ahead."""
+"""Calls to an actor's buffer declare whether they change prefetched draws."""
 
 from __future__ import annotations
 

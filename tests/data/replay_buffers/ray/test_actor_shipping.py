@@ -1,4 +1,4 @@
-"""The queue of an actor's buffer: what was sent stands in it until it was handed out."""
+"""The queue of an actor's buffer keeps each sent batch until it is handed out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gleanrl.data.replay_buffers.ray.actor import Shipping
 
 
 def sending(*clients: str) -> tuple[ReplayBuffer, Shipping]:
-    """A buffer of 12 rows that sent batches of 4 to these clients, number 1 first."""
+    """Return a buffer of 12 rows that has sent batches of 4 to these clients, beginning with number 1."""
     buffer = ReplayBuffer(
         storage=LazyTensorStorage(12),
         sampler=SamplerWithoutReplacement(),

@@ -1,4 +1,4 @@
-"""A buffer in an actor does what the same buffer does here; one actor serves all tests of this file."""
+"""A buffer in an actor behaves as the same local buffer; one actor serves all tests of this file."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def actor(ray_session):
 
 @pytest.fixture
 def remote(actor):
-    """The buffer as if it were new, as far as anybody notices."""
+    """Return the buffer in an initial state."""
     actor.set_storage(LazyTensorStorage(64))
     actor.set_sampler(PrioritizedSampler(64, 0.7, 0.5))
     actor.set_seed(5)
@@ -117,9 +117,9 @@ def test_whatever_is_done_comes_out_as_here(remote, local, tmp_path):
         lambda buffer: buffer.verify().ok,
     ]
     for number, step in enumerate(steps):
-        print(number)  # which one, where it isn't the same
+        print(number)  # names the step if a comparison fails
         same(step(remote), step(local))
-    # States and checkpoints go both ways, with what was under way.
+    # States and checkpoints can be exchanged in both directions, with prefetched batches.
     twin = TensorDictReplayBuffer(**parts())
     twin.load_state_dict(remote.state_dict())
     remote.dumps(tmp_path)
@@ -138,7 +138,7 @@ def test_it_is_a_part_of_a_checkpoint(remote, local, tmp_path):
     remote.sample()
     checkpoint = Checkpoint(buffer=remote, model=model)
     checkpoint.save(tmp_path / "a")
-    same(remote.extend(rows(40, 50)), torch.arange(40, 50))  # nobody holds writers up
+    same(remote.extend(rows(40, 50)), torch.arange(40, 50))  # no save blocks writers any more
     Checkpoint(buffer=local, model=model).load(tmp_path / "a")
     checkpoint.load(tmp_path / "a")
     assert len(remote) == len(local) == 40
@@ -215,7 +215,7 @@ def test_a_sample_is_the_callers_own(remote):
     first["next", "image"].zero_()
     first["x"].fill_(-1)
     assert (remote["x"] == torch.arange(8)).all()
-    view = remote[2:4]  # a copy, unlike here
+    view = remote[2:4]  # a copy, unlike a local buffer's view
     view["x"].zero_()
     assert (remote["x"] == torch.arange(8)).all()
 
@@ -267,7 +267,7 @@ def test_errors_are_those_of_the_buffer(remote):
         remote.sample()
     assert type(caught.value) is EmptyBufferError and "Host.ahead" in str(caught.value.__cause__)
     remote.extend(rows(0, 8))
-    remote.sample()  # what failed on its way is forgotten
+    remote.sample()  # the earlier error on its way is discarded
     for error, call in [
         (InvalidArgumentError, lambda: remote.extend(3)),
         (SchemaError, lambda: remote.extend(rows(0, 3).exclude("x"))),
@@ -343,7 +343,7 @@ def test_collectors_with_workers_feed_it(remote, kind, options):
         collector.shutdown()
     found = remote[:]
     assert stats.delivered == len(remote) == 60
-    # Within a trajectory each observation is the one that the last step led to.
+    # Within a trajectory, each observation equals the next observation of the step before.
     for name in found["collector", "traj_ids"].unique():
         own = found[found["collector", "traj_ids"] == name]
         assert (own["observation"][1:] == own["next", "observation"][:-1]).all()
@@ -352,12 +352,12 @@ def test_collectors_with_workers_feed_it(remote, kind, options):
 def test_processes_elsewhere_write_and_read(remote, ray_session):
     remote.extend(rows(0, 8))
 
-    def work(buffer):  # is sent as it is
+    def work(buffer):  # sends the buffer itself
         assert isinstance(buffer, RayReplayBuffer)
         record = buffer[0]
         record["x"] = torch.tensor(77)
         buffer.add(record)
-        buffer.shutdown()  # its own way only
+        buffer.shutdown()  # closes only this process's connection
         return record["x"]
 
     task = ray_session.remote(num_cpus=0)(work)

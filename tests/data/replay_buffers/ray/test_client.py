@@ -1,4 +1,4 @@
-"""Calls to an actor that is there, that dies, and that was ended; the way of the data."""
+"""Calls to an actor work while it lives and fail clearly after its death or end; data takes the object store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gleanrl.errors import ClosedError, WorkerCrashedError
 
 
 def mapped() -> list[tuple[int, int]]:
-    """The addresses of the object store's memory in this process."""
+    """Return the address ranges of the object store's memory in this process."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if match := re.match(r"(\w+)-(\w+) .*(plasma|/dev/shm/)", line):
@@ -49,7 +49,7 @@ def test_a_dead_actor_is_told_at_once_with_advice(ray_session):
     buffer.sample()
     with pytest.raises(WorkerCrashedError, match=r"(?s)buffer's actor is gone.*loads\(folder\)"):
         ray_session.kill(ray_session.get_actor("doomed"))
-        for _ in range(10):  # those that had arrived are good
+        for _ in range(10):  # batches that had arrived are still valid
             buffer.sample()
     for call in (buffer.sample, lambda: len(buffer), lambda: buffer.extend(torch.arange(3))):
         with pytest.raises(WorkerCrashedError, match="checkpoint"):
@@ -65,7 +65,7 @@ def test_a_dead_actor_is_told_at_once_with_advice(ray_session):
 def test_the_end_waits_for_all_messages_together(ray_session, monkeypatch):
     monkeypatch.setattr(module, "_END_S", 0.1)
     client = module.Client(RayRuntime(), None, Opened(2, 5))
-    client._line.coming.extend(Job(lambda: None) for _ in range(20))  # that never come
+    client._line.coming.extend(Job(lambda: None) for _ in range(20))  # their replies never arrive
     deadline = Deadline(1.0)
     client.end(kill=False)
     assert not deadline.passed()

@@ -1,4 +1,4 @@
-"""Whatever may happen to a buffer, as acts that random tests string together; its trajectories, worked out anew."""
+"""Random sequences of calls on a buffer, and a slow recomputation of its trajectories."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COPIES = ("reload", "restore", "restore_used", "pickle", "deepcopy")
 
 @dataclass
 class Kind:
-    """A kind of data: batch dimensions before time, and what tells its trajectories apart."""
+    """A kind of data: its batch dimensions before time, and the keys that separate its trajectories."""
 
     batch: tuple[int, ...] = ()
     ids: bool = True
@@ -34,7 +34,7 @@ class Kind:
     nstep: bool = False
 
     def rows(self, steps: int, seed: int) -> TensorDict:
-        """Records ``[*batch, steps]`` with short random trajectories."""
+        """Return records ``[*batch, steps]`` with short random trajectories."""
         random = torch.Generator().manual_seed(seed)
         size = [*self.batch, steps]
 
@@ -60,7 +60,7 @@ def new_buffer(kind: Kind, sampler: Any, **options: Any) -> TensorDictReplayBuff
 
 
 def acts(*names: str) -> st.SearchStrategy[list[tuple[str, int]]]:
-    """Lists of acts, each a name and a number that settles its details; the first one writes."""
+    """Return a strategy of lists of acts. An act is a name and a number for its details; the first act writes."""
     act = st.tuples(st.sampled_from(names), st.integers(0, 2**20))
     return st.lists(act, min_size=1, max_size=14).map(lambda found: [("extend", 5), *found])
 
@@ -68,7 +68,7 @@ def acts(*names: str) -> st.SearchStrategy[list[tuple[str, int]]]:
 def perform(
     name: str, number: int, buffer: Any, kind: Kind, make_sampler: Callable[[], Any], **options: Any
 ) -> Any:
-    """Do one act and return the buffer to go on with."""
+    """Perform one act and return the buffer, or the buffer that replaces it."""
     storage = buffer.storage
     stored, size = storage.num_steps, number % (CAPACITY + 3) + 1
     if name == "extend":
@@ -119,14 +119,14 @@ def perform(
 
 
 def stored_steps(storage: Any) -> list[int]:
-    """The time steps of a storage, the oldest first."""
+    """Return the time steps of a storage, oldest first."""
     if storage.num_steps < storage.capacity_steps:
         return list(range(storage.num_steps))
     return [*range(storage.end, storage.capacity_steps), *range(storage.end)]
 
 
 def trajectories(storage: Any, kind: Kind) -> list[list[int]]:
-    """The slots of every stored trajectory, stream by stream, the oldest first, by looking at every row."""
+    """Return the slots of every stored trajectory, stream by stream, oldest first, by looking at every row."""
     streams = torch.Size(kind.batch).numel()
 
     def column(path: tuple[str, ...]) -> list[Any]:
@@ -148,7 +148,7 @@ def trajectories(storage: Any, kind: Kind) -> list[list[int]]:
 
 
 def cut_by(slots: Sequence[int], last: Sequence[bool]) -> list[list[int]]:
-    """The rows of a batch cut behind each last step."""
+    """Return the rows of a batch, cut after each last step."""
     pieces: list[list[int]] = [[]]
     for slot, ends in zip(slots, last, strict=True):
         pieces[-1].append(slot)

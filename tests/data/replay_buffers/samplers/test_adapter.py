@@ -1,4 +1,4 @@
-"""Samplers as people wrote them for other releases, in buffers of ours."""
+"""Samplers that users wrote for other releases work in gleanrl's buffers."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_its_epochs_are_its_own(prefetch):
 
 
 class Counting(PrioritizedSampler):
-    """Has one method of its own."""
+    """Overrides one method."""
 
     updates = 0
 
@@ -151,7 +151,7 @@ def test_one_method_of_ours():
 
 
 class Noted(SamplerWithoutReplacement):
-    """Has a state of its own beside that of its base."""
+    """Has a private state in addition to its base's."""
 
     note = 0
 
@@ -176,7 +176,7 @@ def test_a_state_beside_that_of_the_base():
 
 
 class Once(SliceSampler):
-    """Hears of writes beside its base."""
+    """Handles writes in addition to its base."""
 
     heard = ()
 

@@ -1,4 +1,4 @@
-"""What every sampler does, seen on all of them."""
+"""All samplers share this behaviour."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Newest(Sampler):
 
 
 class Even(RandomSampler):
-    """Draws as its base does, and moves the odd ones."""
+    """Draws as its base does, and moves odd slots to the even slot before."""
 
     def sample(self, storage, batch_size):
         index, info = super().sample(storage, batch_size)
@@ -155,7 +155,7 @@ class Even(RandomSampler):
 
 
 class Marked(PrioritizedSliceSampler):
-    """Draws as its base does, and says so."""
+    """Draws as its base does, and adds an entry."""
 
     def sample(self, storage, batch_size):
         index, info = super().sample(storage, batch_size)

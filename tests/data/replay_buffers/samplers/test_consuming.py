@@ -1,4 +1,4 @@
-"""Draws that use records up."""
+"""Consuming samplers draw each record a limited number of times."""
 
 import copy
 from collections import Counter
@@ -123,7 +123,7 @@ def test_nothing_is_drawn_ahead():
     buffer.extend(torch.arange(9))
     got = buffer.sample().tolist()
     assert len(buffer) == 6
-    buffer.extend(torch.arange(9, 14))  # over slots 9, 0, 1, 2 and 3
+    buffer.extend(torch.arange(9, 14))  # overwrites the slots 9, 0, 1, 2 and 3
     while len(buffer):
         got += buffer.sample().tolist()
     assert len(set(got)) == len(got), "no record came twice"

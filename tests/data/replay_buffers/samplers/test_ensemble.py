@@ -1,4 +1,4 @@
-"""Several samplers side by side."""
+"""An ensemble of samplers draws from several storages."""
 
 from __future__ import annotations
 

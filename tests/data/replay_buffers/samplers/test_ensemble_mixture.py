@@ -1,4 +1,4 @@
-"""Which member each part of a batch comes from."""
+"""A mixture chooses the member of each part of a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_members_are_chosen_as_often_as_said(p, expected):
     mixture = Mixture(3, p, num_buffer_sampled=4, seed=0)
     found = shares(mixture)
     expected = torch.tensor(expected, dtype=torch.float64)
-    # Five standard deviations; a share of 0 is never drawn.
+    # The tolerance is five standard deviations. A share of 0 is never drawn.
     assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / 4000).sqrt()).all()
     assert mixture.p is None or torch.allclose(mixture.p, expected)
 

@@ -1,4 +1,4 @@
-"""The table of trajectories beside a look at every row, after whatever may happen to a storage."""
+"""The table of trajectories agrees with a scan of all rows after any sequence of calls on a storage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS = [
 
 
 def runs(table: EpisodeTable, storage: Any) -> list[tuple[int, int]]:
-    """First slot and length of every trajectory that the table knows."""
+    """Return the first slot and the length of every trajectory in the table."""
     native = table.of(storage)
     native.check_valid()
     count = native.num_runs(1)

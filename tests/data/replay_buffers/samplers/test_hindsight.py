@@ -1,4 +1,4 @@
-"""Units that come with goals, beside the buffer that relabels by them."""
+"""Hindsight samplers behave as other samplers, and read goals at the draw."""
 
 from __future__ import annotations
 

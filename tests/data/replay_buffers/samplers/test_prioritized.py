@@ -1,4 +1,4 @@
-"""The prioritized sampler as a part: what it delivers, its state, and what it tells its buffer."""
+"""The prioritized sampler returns draws and weights, keeps its state, and reports to its buffer."""
 
 from __future__ import annotations
 

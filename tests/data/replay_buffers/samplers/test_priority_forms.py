@@ -1,4 +1,4 @@
-"""Priorities in whatever form they are given, and whatever happens while they are taken."""
+"""Priorities are accepted in many types, also if the buffer changes while they are read."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ by = both_ways(priority_table, "_BY_CORE")
 @given(data=st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_updates_in_whatever_form(by, data):
-    """As one by one, where none is refused, and nothing else: what is late or forgotten is counted."""
+    """An update of many slots equals valid updates one by one, and late updates are counted."""
     storage, table, expected, dropped = filled(8), table_of(alpha=1.0, eps=0.0), [1.0] * 8, 0
     for _ in range(data.draw(st.integers(1, 4))):
         slots = data.draw(st.lists(st.integers(-1, 9), min_size=2, max_size=5))
         given = data.draw(st.sampled_from(FORMS))(torch.arange(1.0, len(slots) + 1))
         timely = data.draw(st.none() | st.lists(st.booleans(), min_size=len(slots), max_size=len(slots)))
-        generation = None if timely is None else torch.tensor(timely).long()  # each was written once
+        generation = None if timely is None else torch.tensor(timely).long()  # each slot was written once
         numbers = torch.as_tensor(given).detach().tolist()
         numbers = numbers if isinstance(numbers, list) else [numbers] * len(slots)
         named = [(slot, number) for slot, number in zip(slots, numbers, strict=False) if 0 <= slot < 8]
@@ -74,7 +74,7 @@ def test_plain_tensors_are_asked_nothing(by, monkeypatch):
 
 
 class Extending:
-    """Makes a buffer grow, once; as a priority, while it is taken."""
+    """A priority that makes a buffer grow, once, while it is read."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self.buffer, self.done = buffer, False
@@ -101,7 +101,7 @@ class Mode(torch.overrides.TorchFunctionMode):
 
 @pytest.mark.parametrize("how", ["array", "mode"])
 def test_a_buffer_that_grows_while_priorities_are_taken(by, how):
-    """The counters of an unbounded storage have moved then."""
+    """The counters of an unbounded storage have moved to other memory then."""
     buffer = ReplayBuffer(storage=ListStorage(), sampler=PrioritizedSampler(None, 1.0, 1.0))
     buffer.extend(list(range(1000)))
     index, generation = torch.arange(1000), buffer.generation(torch.arange(1000))

@@ -1,4 +1,4 @@
-"""The priorities of rows beside a plain dictionary, after whatever may happen to a buffer."""
+"""The priorities of rows agree with a plain dictionary after any sequence of calls on a buffer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def filled(rows: int, capacity: int = 10) -> LazyTensorStorage:
 
 
 def raw(table: PriorityTable, storage: Any) -> list[float]:
-    """What the table keeps of every stored row."""
+    """Return the priority of every stored row in the table."""
     native = table.of(storage)
     table.check_valid()
     index, values = np.arange(native.capacity), np.full(native.capacity, -7.0)
@@ -63,7 +63,7 @@ def update(table: PriorityTable, storage: Any, slots: list[int], values: Any, ge
 
 
 class Model:
-    """Raw priorities by slot, and the largest one that was given."""
+    """Raw priorities by slot, and the largest priority so far."""
 
     def __init__(self, within: bool) -> None:
         self.within, self.raw, self.seen = within, {}, None
@@ -78,7 +78,7 @@ class Model:
         self.raw, self.seen = {}, None
 
 
-# "item" and "items" stand apart: they replace rows, "done" and "ids" columns of rows that stay.
+# "item" and "items" are separate acts, because they replace rows. "done" and "ids" change columns of existing rows.
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("kind", [Kind(), Kind(batch=(3,))], ids=str)
 @settings(max_examples=80, deadline=None)
@@ -162,7 +162,7 @@ def test_late_updates_are_dropped_and_counted():
     slots, _, generation = table.draw(storage, 10, torch.linspace(0, 0.99, 10, dtype=torch.float64))
     assert slots.tolist() == list(range(10))
     table.remember(storage, Draw(slots, {}, generation))
-    fill(storage, torch.arange(3))  # behind the table's back
+    fill(storage, torch.arange(3))  # the table doesn't hear of this write
     update(table, storage, [1, 5], [7.0, 8.0])
     assert (raw(table, storage)[1], raw(table, storage)[5], table.dropped) == (1.0, 8.0, 1)
     update(table, storage, [2, 6], [7.0, 9.0], generation[[2, 6]])
@@ -300,7 +300,7 @@ def test_what_is_late_before_a_state_is_taken_is_late_behind_it_and_the_rest_is_
     buffer = make()
     buffer.extend(torch.arange(5))
     assert set(buffer.sample().tolist()) == set(range(5))
-    buffer.extend(torch.arange(3))  # to the slots 5, 0 and 1
+    buffer.extend(torch.arange(3))  # overwrites the slots 5, 0 and 1
     if how in ("pickle", "deepcopy"):
         other = copy.deepcopy(buffer) if how == "deepcopy" else pickle.loads(pickle.dumps(buffer))
     else:

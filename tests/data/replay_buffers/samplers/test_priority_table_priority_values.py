@@ -1,4 +1,4 @@
-"""Priorities as users give them, against plain NumPy and by what is refused."""
+"""Users' priorities agree with plain NumPy, and invalid ones are rejected."""
 
 from __future__ import annotations
 

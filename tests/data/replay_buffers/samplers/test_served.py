@@ -1,4 +1,4 @@
-"""What is handed out at once is remembered: late priorities of its rows are dropped, whoever drew them."""
+"""Late priorities are dropped for all rows of delivered batches, whichever thread drew them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_late_priorities_are_dropped(make, prefetch):
     buffer.update_priority(index, torch.full((8,), 50.0))
     assert buffer.stats().priorities_dropped == 8 and buffer.sampler.default_priority == 1.0
     never = sorted({*range(SIZE)} - {*index.tolist()})
-    if prefetch is None:  # else others may have been drawn since
+    if prefetch is None:  # otherwise other rows may have been drawn since
         buffer.update_priority(torch.tensor(never[:3]), 1.0)
         assert buffer.stats().priorities_dropped == 8
 
@@ -96,7 +96,7 @@ def test_a_sample_of_a_users_class_is_called():
 
 
 def check_served(buffer: TensorDictReplayBuffer) -> None:
-    """A batch has its weights, and late priorities are dropped."""
+    """Check that a batch has weights, and that late priorities are dropped."""
     batch = buffer.sample()
     assert len(batch) == 8 and "_weight" in batch.keys()
     buffer.extend(rows(SIZE))

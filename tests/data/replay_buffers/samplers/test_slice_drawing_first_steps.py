@@ -1,4 +1,4 @@
-"""First steps of slices beside those found by looking at every row, after every act."""
+"""First steps of slices agree with a scan of all rows, after every act."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.data.replay_buffers.samplers.acts import (
 
 MASK, TRUNCATED = ("collector", "mask"), ("next", "truncated")
 KINDS = [Kind(), Kind(ids=False), Kind(nstep=True), Kind(batch=(3,)), Kind(batch=(2, 2))]
-# Options, and by how much a slice may hang over on the right (None: all but one step).
+# Options, and the number of steps by which a slice may end after its trajectory (None: all but one step).
 OPTIONS = [
     ({}, 0),
     ({"strict_length": False}, 0),
@@ -37,7 +37,7 @@ OPTIONS = [
 
 
 def first_steps(run: list[int], length: int, strict: bool, right: int) -> list[int]:
-    """The steps of a trajectory that slices begin with."""
+    """Return the steps of a trajectory at which slices may begin."""
     if len(run) < length:
         if strict:
             return []
@@ -46,7 +46,7 @@ def first_steps(run: list[int], length: int, strict: bool, right: int) -> list[i
 
 
 def drawable(sampler: Any, storage: Any) -> set[int]:
-    """The slots that the core may draw."""
+    """Return the slots that the core may draw."""
     native = sampler._priorities.of(storage)
     index, leaves = np.arange(len(storage)), np.empty(len(storage))
     native.check_valid()

@@ -1,4 +1,4 @@
-"""Slices beside the trajectories found by looking at every row; their flags, padding and options."""
+"""Slices agree with trajectories found by a scan of all rows, with flags, padding and options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPTIONS = [{}, {"strict_length": False}, {"span": (1, 2)}, {"span": True, "stric
 
 
 def starts(run: list[int], length: int, left: int, right: int) -> list[tuple[int, ...]]:
-    """The slices that a trajectory offers, one for each first step; what overhangs is cut off."""
+    """Return the slices of a trajectory, one per first step. Steps outside the trajectory are cut off."""
     last = min(max(len(run) - length, 0) + right, len(run) - 1)
     return [tuple(run[max(first, 0) : first + length]) for first in range(-left, last + 1)]
 
@@ -81,7 +81,7 @@ def test_slices_are_pieces_of_trajectories(kind, options, script):
 
 
 def rows(lengths: list[int]) -> TensorDict:
-    """Trajectories of these lengths, one after the other, with every flag."""
+    """Return trajectories of these lengths, one after the other, with all flags."""
     ids = torch.cat([torch.full((length,), i) for i, length in enumerate(lengths)])
     ends = torch.zeros(len(ids), 1, dtype=torch.bool)
     ends[torch.tensor(lengths).cumsum(0) - 1] = True
@@ -308,7 +308,7 @@ def test_a_draw_that_fails_uses_up_no_random_numbers():
             {"x": torch.arange(4), "next": {"done": torch.ones(4, dtype=torch.bool)}}, [4]
         )
         state = buffer.sampler.random.state_dict()["generator"]
-        with pytest.raises(EmptyBufferError):  # the same draw as before, of other records
+        with pytest.raises(EmptyBufferError):  # the same draw as before fails for the new records
             buffer.sample()
         assert torch.equal(buffer.sampler.random.state_dict()["generator"], state)
 

@@ -1,4 +1,4 @@
-"""Epochs of slices: one out of each trajectory, whatever is written, copied or restored meanwhile."""
+"""An epoch has one slice of each trajectory, also after writes, copies and loads during the epoch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CAPACITY = 24
 
 
 def rows(start: int, count: int, length: int = 3) -> TensorDict:
-    """Steps of trajectories of one length; step t belongs to trajectory ``t // length``."""
+    """Return steps of trajectories of equal length; step t belongs to trajectory ``t // length``."""
     t = torch.arange(start, start + count)
     return TensorDict({"t": t, "next": {"done": (t % length == length - 1)[:, None]}}, [count])
 
@@ -59,7 +59,7 @@ def buffer_of(
 
 
 def served(batch: TensorDict) -> list[int]:
-    """The trajectories in a batch of whole ones."""
+    """Return the trajectories in a batch of whole trajectories."""
     t = batch["t"].view(-1, 3)
     assert torch.equal(t, t[:, :1] + torch.arange(3)) and bool((t[:, 0] % 3 == 0).all())
     return (t[:, 0] // 3).tolist()
@@ -137,7 +137,7 @@ def test_what_is_overwritten_is_left_out_and_what_is_new_waits():
     nxt: list[int] = []
     while not nxt or not buffer.sampler.ran_out:
         nxt += served(buffer.sample())
-    assert sorted(nxt) == [3, 4, 5, 6, 7, 8, 9]  # 2 is too short by now, 10 has one step
+    assert sorted(nxt) == [3, 4, 5, 6, 7, 8, 9]  # trajectory 2 is too short now, and 10 has one step
 
 
 def test_what_is_overwritten_in_part_gives_a_slice_of_the_rest():

@@ -1,4 +1,4 @@
-"""The samplers of slices by name: what each is composed of."""
+"""Each slice sampler is composed of the documented parts."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_samplers_are_what_their_names_say():
     assert not isinstance(SliceSampler(slice_len=2), (SamplerWithoutReplacement, PrioritizedSampler))
 
 
-# Words and kinds of keys that other releases take
+# Keywords and kinds of keys that other releases accept
 
 
 def test_float_ids_that_are_whole_numbers():
-    """A documentation example has them: 100 steps of one trajectory, four of another."""
+    """A documentation example has such ids: 100 steps of one trajectory and four of another."""
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(1000),
         sampler=SliceSampler(slice_len=5, traj_key="episode", strict_length=False, seed=0),

@@ -1,4 +1,4 @@
-"""Draws by the age of the policy that collected a record."""
+"""Records are drawn by the age of the policy that collected them."""
 
 import copy
 
@@ -110,7 +110,7 @@ def test_batches_drawn_ahead_can_be_taken_back():
     buffer.extend(TensorDict({"policy_version": torch.arange(10)}, [10]))
     buffer.sample()
     sampler.consumer_version = 9
-    buffer.set_seed(3)  # takes them back
+    buffer.set_seed(3)  # undoes the prefetched draws
     assert sampler.consumer_version == 9
     assert buffer.sample()["policy_version"].min() >= 6
 

@@ -13,7 +13,7 @@ from tests.data.replay_buffers.oracle import fill
 
 
 def storage_of(*steps):
-    """Four time steps of two streams; only these slots are steps."""
+    """Return four time steps of two streams, of which only the given slots are steps."""
     mask = torch.zeros(4, 2, dtype=torch.bool)
     mask.view(-1)[list(steps)] = True
     storage = LazyTensorStorage(8, ndim=2)
@@ -39,7 +39,7 @@ def test_a_storage_without_steps():
 
 
 def test_they_give_no_goals():
-    """A row between two trajectories, as environments that reset themselves have it."""
+    """A self-resetting environment has a row between two trajectories."""
     mask = torch.tensor([True, True, False, True, True])
     t, done = torch.arange(5.0)[:, None], torch.tensor([False, True, False, False, True])[:, None]
     rows = {"achieved": t, "goal": t - 9, "collector": {"mask": mask}, "next": {"reward": t, "done": done}}

@@ -1,4 +1,4 @@
-"""Uniform draws."""
+"""Random samplers draw uniformly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_every_stored_row_is_equally_likely():
     fill(storage, torch.arange(20))
     counts = torch.bincount(RandomSampler(seed=0).draw(storage, 20_000).slots, minlength=20)
     assert counts.shape == (20,)
-    # Chi-square with 19 degrees of freedom: 43.8 is passed once in a thousand seeds.
+    # Chi-square with 19 degrees of freedom exceeds 43.8 for one seed in a thousand.
     assert float(((counts - 1000.0) ** 2 / 1000).sum()) < 43.8
 
 

@@ -1,4 +1,4 @@
-"""Single transitions as units: what they are drawn from, and what an epoch has of them."""
+"""Single transitions are drawn from real steps only, and only stale ones are drawn again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASK = ("collector", "mask")
 
 
 def masked(*steps: int) -> LazyTensorStorage:
-    """Four time steps of two streams; only these slots are steps."""
+    """Return four time steps of two streams, of which only the given slots are steps."""
     mask = torch.zeros(4, 2, dtype=torch.bool)
     mask.view(-1)[list(steps)] = True
     storage = LazyTensorStorage(8, ndim=2)

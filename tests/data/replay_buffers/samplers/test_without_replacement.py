@@ -1,4 +1,4 @@
-"""Epochs: each slot once, whatever grows or is overwritten meanwhile."""
+"""An epoch serves each slot once, also if records are added or overwritten during the epoch."""
 
 from __future__ import annotations
 

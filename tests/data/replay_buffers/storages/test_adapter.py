@@ -1,4 +1,4 @@
-"""Storages as people wrote them for other releases, in buffers of ours."""
+"""Storages that users wrote for other releases work in gleanrl's buffers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_priorities_over_it_and_a_choice_of_records():
 
 
 class Tenfold(LazyTensorStorage):
-    """Reads and writes otherwise than its base."""
+    """Overrides reading: it returns ten times the values."""
 
     def get(self, index):
         return super().get(index) * 10
@@ -112,7 +112,7 @@ class Tenfold(LazyTensorStorage):
 
 
 class Objects(ListStorage):
-    """Reads otherwise than its base."""
+    """Overrides reading: it adds one."""
 
     def get(self, index):
         found = super().get(index)
@@ -140,7 +140,7 @@ def test_methods_of_ours(writer):
 
 
 class Half(LazyTensorStorage):
-    """Reads in another precision."""
+    """Overrides reading: it returns another dtype."""
 
     def get(self, index):
         return super().get(index).to(torch.float16)

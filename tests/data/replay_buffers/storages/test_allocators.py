@@ -1,4 +1,4 @@
-"""Where columns come from: room is asked for first, and a failure leaves nothing."""
+"""Memory of columns is checked for space before it is taken, and a failure leaves nothing allocated."""
 
 from __future__ import annotations
 

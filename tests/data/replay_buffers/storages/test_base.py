@@ -1,4 +1,4 @@
-"""Lengths, generations and the log of changes, seen on tensor and list storages."""
+"""Tensor and list storages keep lengths, generations and the log of changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CAPACITY = 7
 
 
 class RingMachine(RuleBasedStateMachine):
-    """A storage and a ring writer against plain lists of values and write counts."""
+    """A storage and a ring writer, compared with plain lists of values and of write counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class RingMachine(RuleBasedStateMachine):
                 self.values.append(value)
             else:
                 self.values[self.cursor] = value
-            # Of a write longer than the ring only the part that stays is copied, and counted.
+            # A write longer than the ring copies and counts only the part that remains.
             self.counts[self.cursor] += position >= skipped
             self.cursor = (self.cursor + 1) % CAPACITY
 
@@ -83,7 +83,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(1, CAPACITY))
     def set(self, data: st.DataObject, count: int) -> None:
-        """Write past the writer: appended steps move the cursor, corrections don't."""
+        """Write directly to the storage. Appended steps move the cursor; corrections don't."""
         start = data.draw(st.integers(0, min(len(self.values), CAPACITY - count)))
         values = self.fresh(count)
         before = len(self.values)
@@ -306,7 +306,7 @@ def test_an_interrupt_leaves_a_change_whole_or_not_begun(kind, change):
             assert touched(torch.tensor(differing, dtype=torch.int64), changed).all(), place
             now = storage.generation(torch.tensor(differing, dtype=torch.int64))
             assert (now != before.generation(torch.tensor(differing, dtype=torch.int64))).all(), place
-        # It goes on as if nothing had been.
+        # The interrupted call can be repeated.
         call(storage, kind)
         storage.check_valid()
         if change in ("set", "slots", "selected", "clear", "load", "load into a fresh one"):
@@ -325,7 +325,7 @@ def test_a_fetch_of_a_users_own_is_called():
 
 
 def _emptied(kind: type) -> tuple[Any, Any]:
-    """Return an emptied buffer and what was drawn from it before."""
+    """Return an emptied and refilled buffer, and a batch drawn before it was emptied."""
     buffer = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=kind(10), batch_size=4)
     buffer.extend(TensorDict({"a": torch.arange(10.0)}, [10]))
     drawn = buffer.sample()
@@ -337,7 +337,7 @@ def _emptied(kind: type) -> tuple[Any, Any]:
 @pytest.mark.parametrize("way", ["state", "disk", "used", "larger", "smaller"])
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def test_priorities_that_are_late_stay_late_after_a_load(kind: type, way: str, tmp_path: Any) -> None:
-    """Of records that were emptied before the save, too: their slots have no rows in it."""
+    """This includes records that were removed before the save, whose slots have no rows in the checkpoint."""
     torch.manual_seed(0)
     buffer, drawn = _emptied(kind)
     size = {"larger": 15, "smaller": 9}.get(way, 10)
@@ -357,6 +357,6 @@ def test_priorities_that_are_late_stay_late_after_a_load(kind: type, way: str, t
         late = late[late["index"] < 9]
         each.update_tensordict_priority(late)
         assert each.stats().priorities_dropped - dropped == len(late) > 0
-    if way != "used":  # there the numbers are others, and none comes twice
+    if way != "used":  # a used buffer has other generations, and none repeats
         mine, theirs = (each.storage.generation(torch.arange(9)) for each in (buffer, again))
         assert mine.tolist() == theirs.tolist() == [3] * 9

@@ -1,4 +1,4 @@
-"""Storages that are written by themselves."""
+"""Storages accept direct writes without a buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two kinds of columns against torch's own indexing."""
+"""Both kinds of columns agree with torch's indexing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_leaves_that_require_gradients_are_stored_by_value():
 
 
 def test_views_of_the_columns_themselves_can_be_written():
-    # Around the end: the second span would read what the first has written.
+    # The write wraps at the end: its second part would read rows that its first part has overwritten.
     column = torch.arange(1000)
     store = OwnColumns([Field(torch.Size([]), torch.int64)], [column])
     store.write(300, 1000, store.ready([column[:]]))

@@ -1,4 +1,4 @@
-"""Memory of columns on the CPU is where the core looks for it, whoever moves a view or a given tensor."""
+"""The core uses the right memory of CPU columns, even if another owner moves a view or a given tensor."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.data.replay_buffers.oracle import fill
 from tests.lazy import freed, negated
 from tests.ways import both_ways
 
-# Moves the memory behind views, and behind tensors that were given to a storage, in every way that torch has. Where the
-# core kept an address, the process ended with a corrupted heap.
+# Moves the memory of views and of given tensors in every way that torch offers. A core that kept an address would
+# corrupt the heap and end the process.
 MOVES = """
 import sys, tempfile, torch.multiprocessing
 import torch
@@ -202,7 +202,8 @@ def a_buffer(**more):
     ],
     ids=["plain", "grad", "subclass", "strided", "negated", "part"],
 )
-@pytest.mark.parametrize("turn", range(2))  # the first write of a buffer, and one around the end
+# Turn 0 is the first write of a buffer; turn 1 is a write around the end.
+@pytest.mark.parametrize("turn", range(2))
 def test_whatever_form_records_come_in(by, given, turn):
     buffer = a_buffer()
     for _ in range(2 * turn):
@@ -221,13 +222,13 @@ def test_lazy_complex_numbers_are_carried_out(by):
 
 
 def test_rows_of_the_buffer_itself(by):
-    """Every row of a write is as it was before the write."""
+    """Every row of the write has the value from before the write."""
     buffer = a_buffer()
     buffer.extend({"x": X, "n": N})
     for start in (10, 20, 30):
         buffer.extend({"x": X[:3] + start, "n": N[:3] + start})
     buffer.storage.end = 8
-    rows = buffer[6:10]  # what the second half of the write reads is what the first half overwrites
+    rows = buffer[6:10]  # the second half of the write reads slots that the first half overwrites
     before = {key: leaf.clone() for key, leaf in rows.items()}
     index = buffer.extend(rows)
     assert index.tolist() == [8, 9, 0, 1]
@@ -248,7 +249,7 @@ def test_records_that_do_not_fit_are_refused(by, x, message):
     buffer.extend(TensorDict({"x": X, "n": N}, [4]))
     version = buffer.storage.version
     wrong = TensorDict({"n": N}, [4])
-    wrong._tensordict["x"] = x  # what a TensorDict's own checks let nobody do
+    wrong._tensordict["x"] = x  # a TensorDict's own checks prevent this
     with pytest.raises(SchemaError, match=message):
         buffer.extend(wrong)
     assert buffer.storage.version == version and len(buffer) == 4
@@ -266,7 +267,7 @@ def test_dtypes_that_few_know(by, dtype):
     with pytest.raises(SchemaError, match="uint8"):
         buffer.extend(plain[:, : shape[0]])
     before = buffer[:].view(torch.uint8).clone()
-    index = buffer.extend(buffer[:])  # torch doesn't copy all of these
+    index = buffer.extend(buffer[:])  # torch can't copy all of these dtypes
     assert buffer[index].view(torch.uint8).equal(before)
 
 
@@ -312,7 +313,7 @@ def test_another_dimension_is_time(by):
 )
 def test_who_looks_at_leaves(by, column, seen, monkeypatch):
     store = OwnColumns([Field(column.shape[1:], column.dtype)], [column])
-    leaf = column[:3].view(torch.uint8).clone().view(column.dtype)  # torch copies no uint4
+    leaf = column[:3].view(torch.uint8).clone().view(column.dtype)  # torch can't copy uint4
     lead = torch.Size([3])
     by_core = by == "core" and seen
     assert store.fits([leaf], lead) is by_core
@@ -333,7 +334,7 @@ def test_columns_that_may_have_moved_or_are_not_to_be_written(by, kind):
 
 
 def within(transform):
-    """Return what extends a buffer with the wrapper that a transform of torch.func hands out."""
+    """Return a function that extends a buffer with the wrapped tensor of a transform of torch.func."""
     return lambda buffer: transform(lambda x: (buffer.extend(x), x.sum())[1])(torch.ones(3, 2))
 
 
@@ -348,7 +349,7 @@ def with_fakes(buffer):
     [
         lambda buffer: buffer.extend(freed(torch.ones(3, 2))),
         lambda buffer: buffer.extend(torch._efficientzerotensor((3, 2))),
-        lambda buffer: buffer.extend(torch._efficientzerotensor((9, 2))),  # more than there is room for
+        lambda buffer: buffer.extend(torch._efficientzerotensor((9, 2))),  # more rows than the storage has
         lambda buffer: buffer.extend(freed(torch.ones(2, 3).t())),
         lambda buffer: buffer.extend(torch.ones(3, 2).to_mkldnn()),
         lambda buffer: buffer.extend(torch.ones(3, 2, device="meta")),

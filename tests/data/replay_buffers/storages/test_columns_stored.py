@@ -1,4 +1,4 @@
-"""Leaves and the columns that hold them."""
+"""Leaves are stored in columns, and equal leaves may share one."""
 
 from __future__ import annotations
 

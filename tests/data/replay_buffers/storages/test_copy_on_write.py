@@ -1,4 +1,4 @@
-"""Moments: a storage's rows as they were, whatever is written meanwhile, and the copies that takes."""
+"""Snapshots keep a storage's rows unchanged during later writes, and copy as few rows as possible."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_moment_stays_what_it_was(write: str, filled: int, storage: Any) -> No
     made.extend(data(0, filled))
     before = made.storage.state_dict()
     moment = moment_of(made)
-    first = moment.take(moment.order()[0])  # one is out already
+    first = moment.take(moment.order()[0])  # one piece was read already
     moment.give(first)
     moment = moment_of(made)
     WRITES[write](made)
@@ -84,7 +84,7 @@ def test_a_writer_copies_what_it_changes_and_little_more(monkeypatch: pytest.Mon
     for number in (0, 6, 14):
         assert moment.look(number) is None and not moment.settled(number)
     assert moment.look(3) is not None
-    made.storage.set([700], data(80_000, 1))  # while somebody looks
+    made.storage.set([700], data(80_000, 1))  # during a reader's look at the piece
     assert not moment.settled(3)
     assert all(torch.equal(column, saved) for column, saved in zip(moment.tensors(), before, strict=True))
     assert moment._held == 0
@@ -108,7 +108,7 @@ def test_memory_of_copies_is_used_again() -> None:
 
 
 def test_memory_of_copies_is_given_back_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_on_write, "_SLAB_BYTES", 200 * 24)  # a piece
+    monkeypatch.setattr(copy_on_write, "_SLAB_BYTES", 200 * 24)  # one piece
     monkeypatch.setattr(copy_on_write, "_KEPT_BYTES", 2 * 200 * 24)
     made = buffer()
     made.extend(data(0, ROWS))
@@ -130,7 +130,7 @@ def test_many_copies_take_few_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
     mapped = copy_on_write.mapped
     monkeypatch.setattr(copy_on_write, "mapped", lambda size: (sizes.append(size), mapped(size))[1])
     for name, pieces in {"_PIECE_BYTES": 1, "_SLAB_BYTES": 1, "_MOST_SLAB_BYTES": 200}.items():
-        monkeypatch.setattr(copy_on_write, name, pieces * 24)  # a piece is a row
+        monkeypatch.setattr(copy_on_write, name, pieces * 24)  # a piece is one row
     monkeypatch.setattr(copy_on_write, "_SLABS", 4)
     made = buffer()
     made.extend(data(0, ROWS))
@@ -181,7 +181,7 @@ def test_writers_wait_while_much_was_copied_for_them() -> None:
     moment.begin()
     writer = threading.Thread(target=made.extend, args=(data(90_000, ROWS),))
     writer.start()
-    generations, *columns = moment.tensors()  # takes what the writer waits for
+    generations, *columns = moment.tensors()  # releases memory that the writer waits for
     writer.join()
     assert all(torch.equal(column, saved) for column, saved in zip(columns, before, strict=True))
     assert int(made[0]["n"]) == 90_000
@@ -197,7 +197,7 @@ def test_nobody_waits_with_a_writer_for_its_copies(single: bool, monkeypatch: py
     made.extend(data(80_000, 150))
     moment.room = 0
     moment.begin()
-    in_another_thread(lambda: made.extend(data(80_150, 50)))  # nothing more is copied for that
+    in_another_thread(lambda: made.extend(data(80_150, 50)))  # this write copies nothing more
     record = data(90_000, 1)[0]
     writer = threading.Thread(
         target=partial(made.add, record) if single else partial(made.extend, data(90_000, 700))
@@ -246,7 +246,7 @@ def test_copies_for_several_writers_are_of_the_moment() -> None:
 
 @pytest.mark.parametrize("moment", range(40))
 def test_an_interrupted_dump_ends(tmp_path: Path, moment: int) -> None:
-    """A handler raises as a function that the moment's rows call returns: no lock stays held."""
+    """The interrupt comes when a function that the snapshot's rows called returns. No lock stays held."""
     made = buffer()
     made.extend(data(0, ROWS))
     left = moment

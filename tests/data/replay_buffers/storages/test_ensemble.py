@@ -1,4 +1,4 @@
-"""Several storages side by side."""
+"""An ensemble of storages reads several storages as one."""
 
 from __future__ import annotations
 

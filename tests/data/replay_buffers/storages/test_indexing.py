@@ -1,4 +1,4 @@
-"""User indices against torch's own indexing of a grid of slot numbers."""
+"""User indices agree with torch's indexing of a grid of slot numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List storages: any object, kept as it is."""
+"""List storages keep any object unchanged."""
 
 from __future__ import annotations
 

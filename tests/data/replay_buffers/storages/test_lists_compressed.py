@@ -1,4 +1,4 @@
-"""Lists whose records keep their tensors compressed."""
+"""Compressed list storages compress the tensors of their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lazy stacks of records that differ in shapes and keys."""
+"""Lazy stack storages serve records of different shapes and keys as lazy stacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gleanrl.errors import IndexRangeError, InvalidArgumentError
 
 
 def records(*lengths: int) -> list[TensorDict]:
-    """Return records with a word of each length."""
+    """Return one record per length, with a vector and a text of this length."""
     return [TensorDict({"word": torch.full((n,), n), "text": "a" * n, "n": torch.tensor(n)}) for n in lengths]
 
 

@@ -1,4 +1,4 @@
-"""What dumps of a storage's moments write: what changed since the one before, and nothing else."""
+"""Dumps of a storage's snapshot write only the rows that changed since the dump before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dump(made: ReplayBuffer, folder: Path) -> tuple[int, int]:
-    """Dump; return how many files of rows were linked, and how many bytes were compared with earlier ones."""
+    """Dump; return the numbers of linked row files and of reads that compared earlier rows."""
     with fault_points.inject({}) as visits:
         made.dumps(folder)
     (newest,) = folder.glob("ckpt-*")
@@ -34,15 +34,15 @@ def dump(made: ReplayBuffer, folder: Path) -> tuple[int, int]:
 def test_only_what_changed_is_written(tmp_path: Path, storage: Any) -> None:
     made = buffer(storage=storage)
     made.extend(data(0, 2_950))
-    made.sample()  # so that the sampler has a generator
+    made.sample()  # gives the sampler a generator
     made.dumps(tmp_path)
     for start in range(3):
-        made.extend(data(start, 60))  # around the end, the first time
+        made.extend(data(start, 60))  # wraps in the first round
         with fault_points.inject({}) as visits:
             made.dumps(tmp_path)
         touched = 2 if start == 0 else 1
         assert visits.counts["fs.link"] == SEGMENTS - touched
-        assert visits.counts["fs.create"] == touched + 2  # and what isn't rows, and the manifest
+        assert visits.counts["fs.create"] == touched + 2  # also the small values and the manifest
         assert visits.counts["fs.read"] == 1  # the earlier manifest
     other = buffer()
     other.loads(tmp_path)
@@ -59,7 +59,7 @@ def test_a_loaded_buffer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     with fault_points.inject({}) as visits:
         other.dumps(tmp_path)
     assert visits.counts["fs.link"] == SEGMENTS - 1 and visits.counts["fs.read"] == 1
-    made.loads(tmp_path)  # into a filled one: generations move on, so that nothing is taken for known
+    made.loads(tmp_path)  # generations grow in a filled buffer, so no row counts as unchanged
     assert (other[:] == made[:]).all()
     made.dumps(tmp_path)
     other.loads(tmp_path)
@@ -109,7 +109,7 @@ def test_processes_that_part_dont_take_each_others_rows_for_their_own(tmp_path: 
         made.dumps(tmp_path)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    made.extend(data(50_000, 100))  # as many as the child wrote
+    made.extend(data(50_000, 100))  # as many rows as the child wrote
     assert dump(made, tmp_path)[0] == SEGMENTS - 1
 
 
@@ -129,9 +129,9 @@ def test_priorities_that_didnt_change_are_linked(tmp_path: Path) -> None:
         storage=LazyTensorStorage(300_000), sampler=PrioritizedSampler(300_000, 0.7, 0.5), batch_size=4
     )
     made.extend(torch.arange(300_000))
-    made.sample()  # so that the sampler has a generator
+    made.sample()  # gives the sampler a generator
     made.dumps(tmp_path)
     made.update_priority(torch.tensor([5]), torch.tensor([3.0]))
     with fault_points.inject({}) as visits:
         made.dumps(tmp_path)
-    assert visits.counts["fs.create"] == 3  # what is small, a piece of the priorities, the manifest
+    assert visits.counts["fs.create"] == 3  # small values, a piece of the priorities, the manifest

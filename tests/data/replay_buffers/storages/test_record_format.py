@@ -1,4 +1,4 @@
-"""What every format does: checks, and tensors that columns can't hold."""
+"""All record formats check records and reject tensors that columns can't hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNSTORABLE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, about its prototypes
+@pytest.mark.filterwarnings("ignore")  # torch warns about prototype features
 @pytest.mark.parametrize("call", ["extend", "add", "extend a tree", "set"])
 @pytest.mark.parametrize("leaf", UNSTORABLE)
 @pytest.mark.parametrize("kind", LAZY)

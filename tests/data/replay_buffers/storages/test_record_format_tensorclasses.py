@@ -1,4 +1,4 @@
-"""Tensorclasses in storages: they go in as columns and come back as themselves."""
+"""Tensorclasses are stored in columns and returned as tensorclasses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def steps(count: int, start: int = 0) -> Step:
 
 
 def values(batch: Step) -> list[int]:
-    """The steps in a batch, after checking that it is of the right classes throughout."""
+    """Return the steps in a batch, after checking all of its classes."""
     assert type(batch) is Step and type(batch.point) is Point
     assert type(batch.more) is TensorDict and type(batch.more["deep"]) is TensorDict
     assert type(batch.more["deep", "point"]) is Point

@@ -1,4 +1,4 @@
-"""Record formats: what is found in the first data, and what later data is held against."""
+"""The first data determines the record format, and later data is checked against it."""
 
 from __future__ import annotations
 

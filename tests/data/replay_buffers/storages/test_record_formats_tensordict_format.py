@@ -1,4 +1,4 @@
-"""Records that are TensorDicts: groups, and keys that samples carry."""
+"""TensorDict records keep their groups, and samples carry additional keys."""
 
 from __future__ import annotations
 

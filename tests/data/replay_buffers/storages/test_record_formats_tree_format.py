@@ -1,4 +1,4 @@
-"""Trees of tensors and NumPy arrays."""
+"""Records may be trees of tensors and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_numpy_arrays_in_dictionaries_and_tuples_are_converted(ndim):
     assert got["obs"].dtype is torch.float64 and got["done"][0].dtype is torch.bool
     assert got["big"].dtype is torch.int32 and got["big"].unique().tolist() == [1]
     assert got["obs"].tolist() == steps["obs"].tolist() and got["done"][1].unique().tolist() == [2.0]
-    steps["obs"][...] = -1  # nothing of it was kept
+    steps["obs"][...] = -1  # the storage kept no reference
     assert got["obs"].tolist() != steps["obs"].tolist()
     one = {
         "obs": np.ones((*lead, 2)),

@@ -1,4 +1,4 @@
-"""Seams between writes: slices end where the content doesn't go on, and nowhere else."""
+"""Slices end at seams between writes where the content is discontinuous, and nowhere else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Pairs = set[tuple[float, float]]
 
 
 def steps(start: float, count: int, *, over: bool = False, dtype: torch.dtype = torch.float32) -> TensorDict:
-    """Steps of one trajectory, whose observations count up; `over` ends it."""
+    """Return steps of one trajectory whose observations count up; `over` ends it."""
     x = (start + torch.arange(count))[:, None].to(dtype)
     done = torch.zeros(count, 1, dtype=torch.bool)
     done[-1] = over
@@ -47,7 +47,7 @@ def buffer_of(
 
 
 def pairs(buffer: Any) -> Pairs:
-    """Return the observations of neighbouring steps that slices of two steps hold."""
+    """Return the observations of neighbouring steps in slices of two steps."""
     found = set()
     for _ in range(60):
         batch = buffer.sample()
@@ -99,7 +99,7 @@ def test_a_buffer_that_processes_share_ends_slices_between_their_unfinished_roll
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.booleans()), min_size=1, max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_neighbours_in_slices_are_neighbours_in_time_and_all_of_them_are_drawn(script):
-    """Chunks of trajectories, each of two steps or more where another one begins, in a ring that comes around."""
+    """Chunks of trajectories go into a ring that wraps. The first chunk of a trajectory has at least two steps."""
     buffer = buffer_of(lambda **options: SliceSampler(strict_length=False, **options))
     time, number, written = 0.0, 0, list[float]()
     for count, other, over in script:
@@ -124,7 +124,7 @@ def test_neighbours_in_slices_are_neighbours_in_time_and_all_of_them_are_drawn(s
     assert table.num_runs(1) == 1 + len(held) - 1 - len(expected)
 
 
-# What isn't cut
+# Writes without a seam
 
 
 def other_order(data: TensorDict) -> TensorDict:
@@ -234,7 +234,8 @@ def test_a_goal_that_was_given_to_all_steps_of_a_write_afterwards_begins_no_traj
     chunks = [steps(0, 6), steps(6, 6), steps(100, 6)]
     for goal, chunk in enumerate(chunks):
         chunk["goal"] = chunk["next", "goal"] = torch.full((6, 2), float(goal))
-    first = TensorStorage(chunks[0].repeat(3)) if borrowed else None  # looked at without the core
+    # Given tensors are compared without the core.
+    first = TensorStorage(chunks[0].repeat(3)) if borrowed else None
     buffer = buffer_of(storage=first)
     buffer.extend(chunks[0])
     buffer.extend(chunks[1])
@@ -253,7 +254,7 @@ def test_content_that_is_the_same_in_each_write_is_compared():
     assert pairs(buffer) == {(1, 1), (2, 2)}
 
 
-# Streams
+# Several streams
 
 
 def test_each_stream_of_a_storage_of_streams_is_compared_for_itself():
@@ -278,7 +279,7 @@ def test_three_batch_dimensions_have_their_streams():
 
 
 def filled(storage: Any = None) -> Any:
-    """A ring that came around, with a seam in the middle."""
+    """Return a wrapped ring with a seam in the middle."""
     buffer = buffer_of(storage=storage)
     for start, count in ((0, 30), (1000, 20), (1020, 5), (2000, 8)):
         buffer.extend(steps(start, count))

@@ -1,4 +1,4 @@
-"""Storages that processes share: what becomes of a change whose process is killed in the middle."""
+"""If a process is killed in mid-change, other processes that share the storage undo or complete the change."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CHANGES = {
 
 
 def looks(buffer: ReplayBuffer) -> tuple[object, ...]:
-    """What is stored, and where it goes on."""
+    """Return the stored keys, the next slot and the number of written rows."""
     keys = buffer[:]["key"].tolist() if len(buffer) else []
     return keys, buffer.storage.end, buffer.stats().rows_written
 
 
 def spoil(buffer: ReplayBuffer) -> None:
-    """Overwrite what is about to be written, as a write does that is killed half-way."""
+    """Overwrite the slots of the next write, as a write does that is killed in the middle."""
     for column in buffer.storage._storage.values(True, True):
         column[: SIZE // 2].zero_()
 
@@ -95,7 +95,7 @@ def test_killed_while_it_puts_rows_back():
     buffer = made(SIZE, 40)
     before = looks(buffer)
     assert killed_at("segment.begun", lambda: buffer.extend(rows(1, 0, 7)), lambda: spoil_some(buffer)) == -9
-    # Whoever comes next puts them back, and is killed as well.
+    # The next caller restores the rows, and is killed as well.
     assert killed_at("segment.undo", lambda: len(buffer)) == -9
     assert looks(buffer) == before
     check(buffer[:])
@@ -219,7 +219,7 @@ def test_a_disk_without_room_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("amended", [False, True])
 def test_a_change_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch, amended: bool) -> None:
-    """Memory may fail while rows are copied: nobody sees the half that was."""
+    """If memory fails while rows are copied, no reader sees the partial write."""
     buffer = made(SIZE, 13)
     before, storage = buffer[:].clone(), buffer.storage
 

@@ -1,4 +1,4 @@
-"""The memory of a shared storage: its books, and its log beside the one of a single process."""
+"""The shared memory of a storage keeps its metadata and a log that agrees with a single process's log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIELDS = [
 
 
 def seen(segment: StorageSegment) -> StorageSegment:
-    """The same memory, as another process sees it."""
+    """Return the same memory as another process maps it."""
     return pickle.loads(pickle.dumps(segment))
 
 

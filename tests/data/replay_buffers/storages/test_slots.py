@@ -1,4 +1,4 @@
-"""How many slots there are, and what is kept of each."""
+"""Storages reject bad sizes, and keep a generation of eight bytes for each slot in use."""
 
 from __future__ import annotations
 

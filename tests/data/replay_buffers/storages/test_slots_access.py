@@ -1,4 +1,4 @@
-"""Reading a storage by itself, and following its writes."""
+"""Storages can be read without a buffer, and listeners follow their writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.data.replay_buffers.oracle import clock, fill, ted
 
 
 class Follower:
-    """Keeps what it is told."""
+    """Records the changes that it receives."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -125,7 +125,7 @@ def test_followers_are_held_weakly_and_stay_behind():
         storage.attach(3)
 
 
-# Called by users, without a buffer
+# Calls by users, without a buffer
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])

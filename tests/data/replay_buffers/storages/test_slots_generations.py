@@ -1,4 +1,4 @@
-"""Counters of slots: when their memory is taken, and how it grows."""
+"""Counters of slots take their memory at the first write, and grow with the storage."""
 
 from __future__ import annotations
 

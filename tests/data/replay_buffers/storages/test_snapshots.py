@@ -1,4 +1,4 @@
-"""Snapshots: of one moment, beside writers that don't wait."""
+"""A snapshot shows one moment while writers continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def steps(start: int, count: int) -> TensorDict:
 
 
 def check(state: dict, written: int) -> None:
-    """Rows are whole, and the newest of a ring of these: what a single moment can show."""
+    """Check that rows are whole and are the newest rows of a ring, as at a single moment."""
     n, wide, half = state["columns"]
     assert (wide == n[:, None]).all() and (half == (n % 100).bfloat16()).all()
     newest = int(n.max())

@@ -1,4 +1,4 @@
-"""The records of a tensor storage in a state: checked before anything changes."""
+"""A tensor storage checks the records of a state before anything changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: views and fetches of records."""
+"""Tables serve views and copies of records."""
 
 from __future__ import annotations
 

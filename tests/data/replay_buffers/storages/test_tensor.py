@@ -1,4 +1,4 @@
-"""Tensor storages: schema, shapes, views and copies, state."""
+"""Tensor storages keep schema, shapes, views and copies, and state."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_leaves_that_share_memory_get_columns_of_their_own():
     storage.set(3, two.set(("next", "done"), torch.ones(2, 1)))
     for key, value in {**values, ("next", "done"): 1.0}.items():
         assert storage.get(slice(None))[key].flatten().tolist() == [0, 0, 0, value, value]
-    # One of those that share is the user's own tensor still.
+    # One of the leaves that share a column is still the user's own tensor.
     assert done.abs().sum() == 2 and wide.flatten().tolist() == [0, 0, 0, 3, 3, 0, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""Tensor storage in memory, taken at the first write."""
+"""Lazy tensor storages allocate memory at the first write."""
 
 from __future__ import annotations
 

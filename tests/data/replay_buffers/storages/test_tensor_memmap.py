@@ -1,4 +1,4 @@
-"""Memory-mapped storages: their files, and what is left of them."""
+"""Memory-mapped storages create, keep and remove their files."""
 
 from __future__ import annotations
 

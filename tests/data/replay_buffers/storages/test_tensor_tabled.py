@@ -1,4 +1,4 @@
-"""Loading: records go to where they stay, all of them or none."""
+"""A load reads all records into their final memory, or changes nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_filled_storage_is_loaded(tmp_path: Path, kind: str) -> None:
     for _ in range(2):
         before = files_in(tmp_path / "scratch")
         other.loads(tmp_path / "saved")
-        # Compared with the load before: a number that is free again is reused.
+        # The comparison uses the load before, because a free inode number is reused.
         after = files_in(tmp_path / "scratch")
         assert after.keys() == before.keys() and all(after[name] != before[name] for name in after)
         assert (other[:] == made[:]).all()

@@ -1,4 +1,4 @@
-"""Writers as people wrote them for other releases, in buffers of ours."""
+"""Writers that users wrote for other releases work in gleanrl's buffers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_its_state_is_the_buffers():
 
 
 class Doubling(RoundRobinWriter):
-    """Has one method of its own."""
+    """Overrides one method."""
 
     def extend(self, data):
         return super().extend(data * 2)

@@ -1,4 +1,4 @@
-"""What every writer does."""
+"""All writers share this behaviour."""
 
 from __future__ import annotations
 

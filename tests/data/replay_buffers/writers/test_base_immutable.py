@@ -1,4 +1,4 @@
-"""The writer that refuses."""
+"""The immutable writer rejects all writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several writers side by side."""
+"""An ensemble of writers belongs to several storages."""
 
 from __future__ import annotations
 

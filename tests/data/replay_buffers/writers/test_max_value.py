@@ -1,4 +1,4 @@
-"""The writer of the best records against a sorted list of everything that was offered."""
+"""The writer of the best records agrees with a sorted list of all offered records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def best(storage=LazyTensorStorage, capacity: int = 3, **options) -> ReplayBuffe
 
 
 def stored(rb: ReplayBuffer) -> list[int]:
-    """The ids by slot, after checking that no record is made of two."""
+    """Return the ids by slot, after checking that no record is mixed."""
     items = rb.storage.get(slice(None)) if len(rb) else []
     whole = torch.stack(list(items)) if isinstance(items, list) and items else items
     if not len(rb):
@@ -96,7 +96,7 @@ def test_the_content_is_the_top_of_everything_offered(kind, capacity, batches, d
 )
 def test_several_values_become_one(reduction, expected):
     values = torch.tensor([[2.0, 4, 4], [-9, 0, 10], [3, 3, 3], [1, 3, 8]])
-    # Sums 10, 1, 9, 12; largest 4, 10, 3, 8; smallest 2, -9, 3, 1; middle 4, 0, 3, 3.
+    # Sums are 10, 1, 9, 12; maxima 4, 10, 3, 8; minima 2, -9, 3, 1; medians 4, 0, 3, 3.
     rb = best(capacity=1, reduction=reduction)
     index = rb.extend(TensorDict({"rank": values, "id": torch.arange(4)}, [4]))
     assert index.tolist() == [0 if position == expected else -1 for position in range(4)]
@@ -164,7 +164,7 @@ def test_arguments_and_storages_that_cant_work():
 
 def test_a_filled_storage_is_ranked_when_the_writer_comes():
     rb = ReplayBuffer(storage=LazyTensorStorage(3))
-    rb.extend(records([5, 1, 3, 2]))  # 2 has replaced 5
+    rb.extend(records([5, 1, 3, 2]))  # record 2 replaced record 5
     writer = rb.writer
     with pytest.raises(MissingKeyError, match="'reward'"):
         rb.set_writer(TensorDictMaxValueWriter("reward"))
@@ -230,7 +230,7 @@ def test_a_state_of_something_else_is_refused(state):
 def test_equal_ones_go_in_the_order_they_came_also_after_a_restore(tmp_path):
     rb = best()
     rb.extend(records([1, 2, 2]))
-    rb.extend(records([2.0], start=3))  # to slot 0: now the newest of the equal ones
+    rb.extend(records([2.0], start=3))  # goes to slot 0, and is the newest of the equal records
     torch.save(rb.state_dict(), tmp_path / "state.pt")
     other = best()
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))

@@ -1,4 +1,4 @@
-"""The order of the worst records against a plain sort."""
+"""The order of the worst records agrees with a plain sort."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def empty(capacity: int) -> Ranking:
 def test_the_worst_ones_come_in_order(short, first, rounds):
     module._TAIL = short
     order = Ranking(50, np.array(first, np.float64), np.arange(len(first)))
-    stored = {slot: (rank, -slot) for slot, rank in enumerate(first)}  # the worst one is the smallest
+    stored = {slot: (rank, -slot) for slot, rank in enumerate(first)}  # the worst record is the smallest
     clock = len(first)
     for ranks in rounds:
         count = min(len(ranks), len(stored))
         expected = sorted(stored, key=stored.__getitem__)[:count]
         evicted = order.worst(count)
         assert evicted.tolist() == expected
-        # The rest of the ranks goes behind what is stored.
+        # The other ranks are appended to the stored ones.
         slots = np.array([*expected, *range(order.size, order.size + len(ranks) - count)], np.int64)
         if slots.max() >= 50:
             return

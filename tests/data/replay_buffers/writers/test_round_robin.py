@@ -1,4 +1,4 @@
-"""The ring writer against rows that are written one by one."""
+"""The ring writer agrees with rows that are written one by one."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_filled_storage_is_continued():
     assert writer.cursor == 0
 
 
-# Those of TensorDict buffers
+# Ring writers of TensorDict buffers
 
 
 @tensorclass
