@@ -1,4 +1,4 @@
-"""What the tests of collection share: collections over fakes, environments and policies that fail."""
+"""Sources over fakes, and environments and policies that fail, for tests of collectors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ T = 5
 
 
 def collection(env: Any, policy: Any = None, **options: Any) -> RolloutSource:
-    """Return a collection over `env`."""
+    """Return a source that steps `env`."""
     rules = EpisodeRules(max_steps=options.get("max_steps"))
     return RolloutSource(env, plan_rollout(env, policy, rules=rules), CollectionOptions(**options))
 
 
 def collect(made: RolloutSource, num_steps: int = T, random: bool = False) -> TensorDict:
-    """Return the next batch and count it as handed out."""
+    """Return the next batch and count it as delivered."""
     collected = made.collect(Grant(num_steps, random))
     made.deliver(collected, collected.batch)
     return collected.batch
@@ -55,7 +55,7 @@ def names(batches: list[TensorDict]) -> dict[tuple[int, ...], set[int]]:
 
 
 def check_names(batches: list[TensorDict]) -> None:
-    """Check that ids and episodes belong together one to one."""
+    """Check that ids and episodes correspond one to one."""
     found = names(batches)
     assert all(len(ids) == 1 for ids in found.values()), found
     assert len(set.union(*found.values())) == len(found), found
@@ -76,7 +76,7 @@ class ResetFails(CountingEnv):
 
 
 class Calls:
-    """A policy on tensordicts that acts zero, and does something else in one of its calls (from 1)."""
+    """A policy on TensorDicts that returns zero actions; its `at`-th call (from 1) returns `other` of them."""
 
     def __init__(self, at: int, other: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.at, self.other, self.calls = at, other, -1  # the first call is the plan's trial
@@ -109,7 +109,7 @@ class Net(nn.Module):
 
 
 class Staying(nn.Module):
-    """Has a tensor that is elsewhere, so that it has to move wherever it's sent; what it computes with stays."""
+    """Has a tensor on the meta device, so that it must be copied to any device. Its module computes where it is."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Staying(nn.Module):
 
 
 def make(env: Any = None, policy: Any = None, frames: int = 6, **kwargs: Any) -> SyncDataCollector:
-    """Return a collector of six-frame batches; rounding doesn't warn."""
+    """Return a collector of six-frame batches, and ignore warnings about rounding."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return SyncDataCollector(
@@ -134,7 +134,7 @@ def make(env: Any = None, policy: Any = None, frames: int = 6, **kwargs: Any) ->
 
 
 def take(collector: SyncDataCollector, count: int) -> list[TensorDictBase]:
-    """Return the next batches, each as it was when it came."""
+    """Return copies of the next batches."""
     found = []
     for _ in range(count):
         batch = collector.next()

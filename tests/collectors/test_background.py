@@ -1,4 +1,4 @@
-"""What a collector does in the background: turns in a thread, paused by whoever looks, and nothing left behind."""
+"""A collector's background thread takes turns, pauses for each call of the user, and ends without leaving resources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def threads() -> list[threading.Thread]:
 
 def until(condition: Callable[[], Any]) -> None:
     while not condition():
-        time.sleep(0)  # the other thread's turn
+        time.sleep(0)  # yields to the other thread
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def no_threads_are_left() -> Iterator[None]:
 
 
 class Turns:
-    """Takes turns; each begins when it may, and says that it did."""
+    """Takes turns; each one waits for `may` and then signals `did`."""
 
     def __init__(self, count: int = 1_000_000, error: BaseException | None = None) -> None:
         self.may, self.did = threading.Semaphore(0), threading.Semaphore(0)
@@ -115,7 +115,7 @@ class TestTurns:
         with part.background.paused():
             taken = part.taken
             assert not part.background.running
-            with part.background.paused():  # one within another
+            with part.background.paused():  # nested pauses
                 assert part.taken == taken
             assert not part.background.running
         assert part.background.running
@@ -133,7 +133,7 @@ class TestTurns:
         def ends_meanwhile(background: Background) -> bool:
             told = background._signal.stop or background._signal.pause
             if told and background._job is not None:
-                background._job.wait(60)  # it's looked at later
+                background._job.wait(60)  # the property is read before the thread ends
             return bool(running(background))
 
         monkeypatch.setattr(Background, "running", property(ends_meanwhile))
@@ -194,7 +194,7 @@ class TestTurns:
         part.did.acquire()
         may, background = part.may, part.background
         del part
-        may.release()  # the turn at hand has the last reference to its owner
+        may.release()  # the running turn has the last reference to its owner
         while background.running:
             gc.collect()
 
@@ -250,7 +250,8 @@ class TestCollector:
         collector.start()
         collector.async_shutdown()
         assert collector.closed and not collector.is_running()
-        assert len(rb) == collector.stats().delivered - 6  # but for the rollout aside
+        # The rollout of six frames went to the caller instead.
+        assert len(rb) == collector.stats().delivered - 6
 
     def test_an_error_of_the_thread_is_raised_where_the_user_looks_next(self) -> None:
         looks: list[Callable[[SyncDataCollector], Any]] = [

@@ -1,4 +1,4 @@
-"""Collecting in the background into a buffer with a rate limiter: nobody waits for one who has come to an end."""
+"""A background collector with a rate-limited buffer never waits for a thread that has ended."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_learner_and_collector_keep_the_ratio_to_the_end_of_the_budget(ratio: fl
         due = ratio * max(inserted - 12, 0) - sampled
         assert -4 <= due <= ratio * 6 or inserted == 60
     assert counts(buffer)[0] == len(buffer) == 60
-    buffer.sample()  # nobody inserts any more: nobody is waited for
+    buffer.sample()  # the writer has ended, so the limiter doesn't wait
     collector.shutdown()
 
 
@@ -102,7 +102,7 @@ def test_a_batch_at_hand_is_let_in_when_the_collector_is_waited_for(how: str, wh
     buffer = limited(SamplesPerInsert(1))
     collector = started(buffer, extend_buffer=whole)
     until(lambda: waiting(buffer))
-    for first in (True, False):  # a turn that begins while it is waited for waits for nobody either
+    for first in (True, False):  # a turn that begins while the caller waits bypasses the limiter too
         before = counts(buffer)[0]
         if how == "pause":
             with collector.pause():
@@ -127,7 +127,7 @@ def test_new_weights_let_no_batch_in() -> None:
     for value in (0.25, 0.75):
         collector.update_policy_weights_(Net(value))
         assert counts(buffer) == before and waiting(buffer) and net.value[0] == value
-    collector.stop()  # lets in what was made before
+    collector.stop()  # lets in the waiting batch of the old weights
     collector.start()
     until(lambda: waiting(buffer))
     collector.shutdown()

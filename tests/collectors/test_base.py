@@ -1,4 +1,4 @@
-"""What every collector inherits: iteration, `next`, and what is refused."""
+"""Every collector inherits iteration, `next` and the refusal of wrong calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gleanrl.errors import UnsupportedError
 
 
 class Numbers(DataCollectorBase):
-    """Yields the numbers from its state on, below 4; raises before each number of `faults`, once."""
+    """Yields the numbers from its state up to 3; raises once before each number in `faults`."""
 
     def __init__(
         self, faults: tuple[int, ...] = (), events: list[str] | None = None, ready: bool = True

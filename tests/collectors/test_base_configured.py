@@ -1,4 +1,4 @@
-"""What a collector was made with."""
+"""A collector reports the arguments of its construction."""
 
 from __future__ import annotations
 

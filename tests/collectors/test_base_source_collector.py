@@ -1,4 +1,4 @@
-"""What all collectors do: hand over, account, go on after errors."""
+"""All collectors deliver batches, count frames and continue after errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ending(CountingEnv):
 
 
 class TestStopIteration:
-    """An environment's StopIteration is an error like any other, and no loop takes it for the end."""
+    """An environment's StopIteration is an ordinary error, which no loop takes for its end."""
 
     def test_it_can_be_caught_as_such(self) -> None:
         collector = make(Ending(StopIteration))
@@ -101,7 +101,7 @@ def test_a_rollout_aside_counts_against_nothing() -> None:
 
 
 class TestRandomActions:
-    """They are drawn with a generator of the collector's own."""
+    """Random actions come from the collector's own generator."""
 
     def frames(self, collector: Any, count: int = 3) -> torch.Tensor:
         return torch.cat([batch["action"] for batch in take(collector, count)])

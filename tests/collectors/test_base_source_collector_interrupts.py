@@ -1,4 +1,4 @@
-"""Interrupts at every line of a collector's methods: nothing is lost uncounted, and no trajectory has a hole."""
+"""After an interrupt at any line of a collector's methods, all frames are counted and no trajectory has a gap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = Script(lengths=(3, 4))
 
 
 class Subject:
-    """A collector, its environment, and what it has delivered."""
+    """A collector, its environment and its delivered batches."""
 
     def __init__(self, batch_size: tuple[int, ...] = (), script: Script = SHORT) -> None:
         self.env, self.net = CountingEnv(script, batch_size), Net()
@@ -45,7 +45,7 @@ class Subject:
         self.keep(next(iter(self.collector)))
 
     def check(self, where: Any) -> None:
-        """The accounts agree with the environment's, but for a step that was under way; the collector goes on."""
+        """Check that the collector continues, and that its counts equal the environment's up to a step in progress."""
         frames = max(1, self.env.batch_size.numel())
         stats = self.collector.stats()
         assert stats.stepped == stats.delivered + stats.flagged + stats.discarded

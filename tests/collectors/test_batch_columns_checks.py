@@ -1,4 +1,4 @@
-"""Whole-column checks: which value, which environment, which step; whatever the dtype and the layout."""
+"""Checks of whole columns name the value, the environment and the step, for every dtype and memory layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def column(*leaf: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def scattered(*leaf: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return such a column whose memory isn't contiguous: the front of a longer one, as after a cut."""
+    """Return such a column in non-contiguous memory: the front of a longer one, as after a cut."""
     longer = torch.full((P, T + 3, *leaf), float("nan")).to(dtype)
     longer[:, :T] = column(*leaf, dtype=dtype)
     assert not longer[:, :T].is_contiguous()

@@ -1,4 +1,4 @@
-"""Columns that are filled in once a batch."""
+"""Batch columns are filled in once a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes_base import CountingEnv
 
 
 def made(numbering: Numbering | None = None) -> tuple[BatchColumns, Block]:
-    """Return the columns of two environments and a block of three steps; the first environment ends at its second."""
+    """Return columns of two environments and a block of three steps; the first environment ends at its second."""
     env = CountingEnv(NEVER, (2,))
     plan = plan_rollout(env, None)
     columns = BatchColumns(env, plan, CollectionOptions(), numbering)

@@ -1,4 +1,4 @@
-"""A recipe, an environment and a policy become a collection."""
+"""The builder makes a source from a config, an environment and a policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices a collector's arguments stand for, as a table."""
+"""The device arguments of a collector resolve by one table."""
 
 from __future__ import annotations
 

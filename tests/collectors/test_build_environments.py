@@ -1,4 +1,4 @@
-"""The environment of a collector: environments, callables, classes, and what is neither."""
+"""A collector accepts environments, callables and classes, and refuses other values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes_base import CountingEnv
 
 
 class TestMakeEnv:
-    """`make_env`: environments, callables, classes, and what is neither."""
+    """`make_env` accepts environments, callables and classes, and refuses other values."""
 
     def test_an_environment_is_taken_as_it_is(self) -> None:
         env = CountingEnv()
@@ -71,7 +71,7 @@ class Unclosable(CountingEnv):
 
 @pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, num_processes=1)])
 def test_the_error_of_a_maker_comes_out_although_closing_its_neighbour_fails(kind: Any) -> None:
-    calls = [0, 0]  # the first environments of both only tell their specs
+    calls = [0, 0]  # the first environment of each callable only provides its specs
 
     def first() -> Any:
         calls[0] += 1
@@ -90,7 +90,7 @@ def test_the_error_of_a_maker_comes_out_although_closing_its_neighbour_fails(kin
 
 
 class OthersBatch(Unclosable):
-    """Refuses the flag, as another library's batch of environments does."""
+    """Refuses the end flag, as another library's batch of environments does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A collector that is loaded goes on in the middle of its episodes, bit by bit, or says that it can't."""
+"""A loaded collector resumes in mid-episode bit for bit, or reports why it can't."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cart(*transforms: Any) -> Any:
 
 
 class Recurrent(nn.Module):
-    """Acts by a state that it carries, and by chance."""
+    """Acts by a carried state and by random numbers."""
 
     def forward(self, observation: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         state = torch.tanh(state + observation + torch.randn(()))
@@ -82,7 +82,7 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_goes_on(build: Callable[[], SyncDataCollector], batches: int = 3) -> None:
-    """Check that a fresh collector with the state after some batches hands out the same as the one saved."""
+    """Check that a fresh collector, loaded after `batches` batches, delivers the same batches as the saved one."""
     torch.manual_seed(0)
     first = build()
     first.set_seed(5)

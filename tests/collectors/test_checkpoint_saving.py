@@ -1,4 +1,4 @@
-"""State of a collection: what is parsed changes nothing until it is adopted."""
+"""Parsing a state changes nothing; only its adoption does."""
 
 from __future__ import annotations
 

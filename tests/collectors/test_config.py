@@ -1,4 +1,4 @@
-"""What collectors are told in the same words."""
+"""All collectors share one set of config keywords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of a batch before it's handed out."""
+"""Post-processing changes a batch before its delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that go into a buffer: what is there afterwards, and what the collector's user gets."""
+"""A collector with a buffer extends it with each batch and returns None or the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Recorder:
-    """A buffer of somebody else's: keeps what it is given."""
+    """A buffer of another library; records its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[int, ...]]] = []

@@ -1,4 +1,4 @@
-"""The way of a batch from its source to the user, or into a buffer."""
+"""A delivery takes batches from their source to the user or into a buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes_base import CountingEnv
 
 
 def made(total: int = 8, **parts: Any) -> BatchDelivery:
-    """A handover of batches of four frames."""
+    """Return a delivery of batches of four frames."""
     source = collection(CountingEnv())
     delivery = parts.pop("delivery", PostProcessing())
     return BatchDelivery(source, Budget(1, 4, total), delivery, **parts)

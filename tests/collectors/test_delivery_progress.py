@@ -1,4 +1,4 @@
-"""The progress bar, drawn on a string."""
+"""The progress bar is drawn; the tests draw it on a string."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gleanrl.collectors.frame_accounting import CollectorStats
 
 
 def terminal() -> Console:
-    """Return a wide terminal that is a string."""
+    """Return a wide terminal that writes into a string."""
     return Console(file=io.StringIO(), force_terminal=True, width=160, legacy_windows=False, _environ={})
 
 

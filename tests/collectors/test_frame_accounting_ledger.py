@@ -1,4 +1,4 @@
-"""The frame ledger balances after any sequence of events."""
+"""Frame counts add up after any sequence of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories against a plain oracle that goes one step of one environment at a time."""
+"""Trajectory ids equal the ids of a plain oracle that takes one step of one environment at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOOL = np.bool_
 
 
 class Tracker:
-    """Goes from one value to the next."""
+    """Holds a value of `TrajectoryIds` and replaces it by each next one."""
 
     def __init__(self, num_envs: int, worker: int = 0, num_workers: int = 1) -> None:
         self.now = TrajectoryIds.begin(num_envs)
@@ -54,7 +54,7 @@ class SlowTracker:
         self.next_id += 1
 
     def step(self, done: list[bool], reward: list[float]) -> tuple[list[int], list[int]]:
-        """Return the step's ids and counts."""
+        """Return the ids and counts of the step."""
         ids, counts = [self.name(p) for p in range(len(self.ids))], list(self.steps)
         for env, ends in enumerate(done):
             self.steps[env] += 1
@@ -84,7 +84,7 @@ def record(tracker: Tracker, done: Any, reward: Any = None, mask: Any = None) ->
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, int, int, list[tuple[str, Any]]]:
-    """Draw P, worker, workers, and what happens."""
+    """Draw the number of environments, the worker, the number of workers, and a list of events."""
     num_envs, num_workers = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     rows = st.lists(st.booleans(), min_size=num_envs, max_size=num_envs)
     numbers = st.lists(st.integers(-64, 64), min_size=num_envs, max_size=num_envs)
@@ -173,7 +173,7 @@ def test_an_unused_id_survives_a_reset() -> None:
     done = np.zeros((2, 3), BOOL)
     done[0, 2] = True
     assert record(tracker, done)[0].tolist() == [[0] * 3, [1] * 3]
-    tracker.abandon()  # the first environment's new episode has no frame; the second one's has
+    tracker.abandon()  # the first environment's new episode has no frame, the second one's has some
     assert record(tracker, np.zeros((2, 1), BOOL))[0].tolist() == [[2], [3]]
 
 

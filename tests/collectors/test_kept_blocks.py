@@ -1,4 +1,4 @@
-"""Small blocks are written again, and batches are copies; what others keep of what they were shown stays as it was."""
+"""Small blocks are reused, and batches are copies of them. References that user code keeps hold their values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARTS = {"row": lambda row: row, "view": lambda row: row[..., 1:], "nothing": la
 
 
 class Keeping(torch.nn.Module):
-    """Keeps what it is shown, or what `part` makes of it."""
+    """Keeps each input, or the result of `part` for it."""
 
     def __init__(self, part, policy):
         super().__init__()
@@ -154,7 +154,7 @@ def test_what_a_transform_keeps_stays_as_it_was(kind, size, steps):
 
 
 class Checks(torch.nn.Module):
-    """A policy that fails as soon as anything that it was shown has changed."""
+    """A policy that raises when an earlier input has changed."""
 
     def __init__(self, shape, dtype):
         super().__init__()
@@ -260,7 +260,7 @@ def test_what_a_buffers_parts_keep_stays_as_it_was(kind, batched):
 
 
 class Looks(Transform):
-    """Takes note of what there is at a reset."""
+    """Records the keys at each reset."""
 
     on_rows = True
 

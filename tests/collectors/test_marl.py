@@ -1,4 +1,4 @@
-"""Agents that die one by one: resets, ids, limits and splits go by the flags that end the episode."""
+"""Agents die one by one: resets, ids, limits and splits follow the flags that end the episode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes import Script
 from tests.fakes_marl import SurvivorEnv
 
 SIZES = [(), (2,), (2, 2)]
-# Agent k of three dies after 2 + k (even episode + stream) or 4 + k steps.
+# Agent k of three dies after 2 + k steps if episode + stream is even, otherwise after 4 + k steps.
 LENGTHS = {"all": (4, 6), "any": (2, 4)}
 
 

@@ -67,7 +67,7 @@ def test_keywords_of_other_releases_that_ask_for_nothing(cls: Any) -> None:
 
 
 def constructor(cls: type) -> str:
-    """Return the name of the class whose constructor makes it."""
+    """Return the name of the class that defines the constructor."""
     return next(base.__name__ for base in cls.__mro__ if "__init__" in base.__dict__)
 
 
@@ -80,7 +80,7 @@ def test_the_frames_of_each_worker() -> None:
 
 
 class Noted:
-    """What `init_fn` notes in its process, for the environment that is made after it."""
+    """Keeps the notes of `init_fn` in its process for the environment that is made next."""
 
     notes: tuple[int, ...] = ()
 
@@ -146,7 +146,7 @@ def test_a_buffer_of_one_dimension_gets_the_shares_one_behind_the_other(kind: st
         assert set(collector) == {None}
     assert len(buffer) == 36 and buffer[:].shape == (36,)
     check_streams([buffer[:]])
-    if kind == "sync":  # as it was made, where the storage has room for workers and steps
+    if kind == "sync":  # the batch keeps its shape if the storage has dimensions for workers and steps
         with collecting(kind, total_frames=36, replay_buffer=rows) as collector:
             assert set(collector) == {None}
         assert len(rows) == 36 and rows[:].ndim == 2

@@ -1,4 +1,4 @@
-"""One name for both collectors with workers."""
+"""`MultiCollector` is one name for both collectors with workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_a_shutdown_after_a_loss_that_was_told_raises_nothing() -> None:
     with pytest.raises(WorkerCrashedError, match="SIGKILL"), collector.pause():
         os.kill(collector.processes[0], signal.SIGKILL)
         collector.reset()
-    while not collector._handover.background._job.ended:  # it has gone on, and found no worker
+    # The background thread has continued, and found no worker.
+    while not collector._handover.background._job.ended:
         time.sleep(0.001)
     for _ in range(2):
         collector.shutdown()

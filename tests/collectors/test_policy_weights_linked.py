@@ -1,4 +1,4 @@
-"""Weights that are copied again and again: whatever becomes of the module, they are its own."""
+"""A copier copies weights repeatedly, and its copies never alias the user's module."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_current_tensors_are_copied_whatever_was_exchanged(change: Callable[[nn.
         lambda module: module.append(nn.Linear(1, 1)),
         lambda module: module[0].register_parameter("bias", None),
         lambda module: module.double(),
-        lambda module: setattr(module[0].weight, "data", torch.rand(1, 2)),  # it would be broadcast
+        lambda module: setattr(module[0].weight, "data", torch.rand(1, 2)),  # this shape would be broadcast
         lambda module: module[1].register_buffer("more", torch.zeros(1)),
     ],
 )

@@ -1,4 +1,4 @@
-"""The collector's own policy: a copy or the live one, and weights that arrive whole or not at all."""
+"""The collector runs the user's policy or a copy, and new weights arrive completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def net() -> nn.Sequential:
 
 
 def elsewhere() -> Staying:
-    """Return such a module that has to move."""
+    """Return such a module that must be copied."""
     return Staying(net())
 
 
@@ -141,7 +141,7 @@ class TestElsewhere:
 
 @pytest.mark.parametrize("device", [None, CPU])
 class TestWeightsThatDoNotFit:
-    """Nothing at all is copied."""
+    """No weight is copied."""
 
     def check(self, device: Any, given: Any, kind: type[Exception], message: str) -> None:
         held = PolicyWeights(net(), device)
@@ -151,7 +151,7 @@ class TestWeightsThatDoNotFit:
         assert same(held.policy, before)
 
     def spoilt(self) -> TensorDict:
-        """Return weights whose every value differs from those of `net()`."""
+        """Return weights whose every value differs from `net()`."""
         module = net()
         change(module)
         return TensorDict.from_module(module).detach().clone()
@@ -205,7 +205,7 @@ def test_a_policy_that_is_no_module(policy: Any, device: Any) -> None:
 
 
 class TestWithoutValues:
-    """Parameters on the meta device, and those that the first call makes."""
+    """Parameters on the meta device, and lazy parameters that the first call makes."""
 
     def on_meta(self) -> nn.Module:
         with torch.device("meta"):
@@ -275,7 +275,7 @@ def test_names_that_say_nothing_or_too_much(given: Any, error: Any, message: str
 
 
 class PartlyOnMeta(nn.Module):
-    """Has a layer without values, and may use it."""
+    """Has a layer without values, and uses it if asked to."""
 
     def __init__(self, uses: bool = False) -> None:
         super().__init__()

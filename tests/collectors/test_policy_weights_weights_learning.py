@@ -1,4 +1,4 @@
-"""A program that never mentions its weights learns, wherever things live."""
+"""A program that never pushes weights learns, whatever the devices of its policy and environments."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Bandit(gymnasium.Env[Any, Any]):
 
 
 def logits(layer: nn.Linear) -> None:
-    """Make action 1 the rare one: one in fifty."""
+    """Make action 1 rare: one in fifty."""
     with torch.no_grad():
         layer.weight.zero_()
         layer.bias.copy_(torch.tensor([2.0, -2.0]))
 
 
 def learn(net: nn.Module, default: str | None, devices: dict[str, str]) -> list[float]:
-    """Return the mean reward of each batch while `net` learns by REINFORCE from what the collector delivers."""
+    """Return the mean reward of each batch while `net` learns by REINFORCE from the collector's batches."""
     policy = ProbabilisticTensorDictSequential(
         TensorDictModule(net, ["observation"], ["logits"]),
         ProbabilisticTensorDictModule(
@@ -108,7 +108,7 @@ class Exploring(nn.Module):
 
 @pytest.mark.parametrize("staying", [False, True], ids=["in place", "moved"])
 class TestExploration:
-    """What changes about a policy reaches what acts."""
+    """A change of the policy reaches the acting copy."""
 
     def policy(self, staying: bool) -> tuple[Exploring, nn.Module]:
         inner = Exploring()

@@ -1,4 +1,4 @@
-"""SyncDataCollector's own part: keywords become plans; batches are moved, marked and processed."""
+"""`SyncDataCollector` turns keywords into plans, and moves, marks and processes batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CPU, CPU0 = torch.device("cpu"), torch.device("cpu:0")
 
 
 class TestConstruction:
-    """Keywords become plans; a constructor that fails leaves nothing open that it opened."""
+    """Keywords become plans, and a failing constructor closes all that it opened."""
 
     def test_attributes_are_the_rounded_numbers(self) -> None:
         collector = make(CountingEnv(SCRIPT, (4,)), frames=10, total_frames=21, init_random_frames=13)
@@ -121,7 +121,7 @@ class TestConstruction:
 
 
 class TestBatches:
-    """What happens between collection and hand-over."""
+    """Changes between collection and delivery."""
 
     def test_random_frames_come_first(self) -> None:
         collector = make(policy=Net(7.0), init_random_frames=7, total_frames=18)
@@ -190,7 +190,7 @@ class TestBatches:
 
 
 class TestDevices:
-    """One device in two spellings takes the paths of two devices."""
+    """Two spellings of one device are handled like two devices."""
 
     @pytest.mark.parametrize("storing", [None, "cpu", "cpu:0"])
     @pytest.mark.parametrize("same", [False, True])

@@ -1,4 +1,4 @@
-"""Arguments of later releases: each does what programs that pass it expect, or says why it can't."""
+"""Arguments of later releases have the expected effect, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_exploration_types_by_name(given: Any) -> None:
 
     make(CountingEnv(NEVER), policy, exploration_type=given).next()
     expected = given if isinstance(given, InteractionType) else InteractionType.from_str(given)
-    assert set(seen[1:]) == {expected}  # the first is the trial
+    assert set(seen[1:]) == {expected}  # the first call is the trial
     with pytest.raises(InvalidArgumentError, match="exploration"):
         make(exploration_type="sometimes")
 

@@ -1,4 +1,4 @@
-"""Collection: batches, failures at every step, cuts, resets, and what is filled in over whole columns."""
+"""The source makes batches, handles failures at every step, cuts and resets, and fills in whole columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.fakes_base import CountingEnv, CrookedEnv, StepCountEnv, TeamEnv
 
 
 class TestBatches:
-    """What a batch holds when all goes well."""
+    """The contents of a batch without failures."""
 
     @pytest.mark.parametrize("batch_size", [(), (1,), (3,), (2, 2)])
     @pytest.mark.parametrize("max_steps", [None, 1, 3])
@@ -155,7 +155,7 @@ class TestRandomFrames:
 
 
 class TestNonFinite:
-    """raise, mark, pass."""
+    """The choices "raise", "mark" and "pass"."""
 
     def env(self, at: int = 3) -> CrookedEnv:
         return CrookedEnv("nan", at, script=NEVER, batch_size=(2,))
@@ -164,7 +164,7 @@ class TestNonFinite:
         made = collection(self.env(), nonfinite="mark")
         batches = [collect(made), collect(made)]
         expected = torch.zeros(2, T, dtype=torch.bool)
-        expected[1, 2:4] = True  # next of the step, and root of the one after
+        expected[1, 2:4] = True  # next of the step, and root of the following step
         assert torch.equal(batches[0][NONFINITE], expected) and not batches[1][NONFINITE].any()
         assert (made.snapshot().ledger.flagged, made.snapshot().ledger.delivered) == (2, 4 * T - 2)
 
@@ -264,7 +264,7 @@ class TestReuse:
 
 
 class TestReset:
-    """Resets from outside."""
+    """Resets by the caller."""
 
     def test_all_environments_begin_new_trajectories(self) -> None:
         made = collection(CountingEnv(NEVER, (2,)))
@@ -297,7 +297,7 @@ class TestReset:
         env = CountingEnv(NEVER)
         made = collection(env)
         batches = [collect(made)]
-        made.adopt(made.snapshot())  # it resets first
+        made.adopt(made.snapshot())  # an adopted state begins with a reset
         made.reset(options=7)
         resets = len(env.masks)
         batches.append(collect(made))

@@ -1,4 +1,4 @@
-"""Collection when something fails: in every step of a batch, in resets, in the policy, between two steps."""
+"""Collection survives failures in every step of a batch, in resets, in the policy, and between two steps."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def check(
     Args:
         env: counts its steps.
         policy: the policy.
-        error: what is raised.
-        reason: under which the frames are booked.
+        error: the expected type of the error.
+        reason: the discard reason under which the frames are counted.
         failing: frames of the step that failed inside the environment.
-        whole: whether the batch fails as a whole, when all its steps were taken.
+        whole: whether the batch fails as a whole, after all its steps.
         **options: of the collection.
     """
     made = collection(env, policy, **options)
@@ -186,7 +186,7 @@ def test_a_nan_action_loses_the_whole_batch(at: int) -> None:
 
 def test_a_nan_of_an_earlier_row_is_reported_where_a_policy_or_a_step_fails_before_the_end() -> None:
     class Strict(CrookedEnv):
-        """Fails at NaN actions."""
+        """Raises at NaN actions."""
 
         def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
             if bool(tensordict["action"].isnan().any()):

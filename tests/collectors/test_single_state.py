@@ -1,4 +1,4 @@
-"""What a collector keeps: state that is saved and loaded, and memory that doesn't grow."""
+"""A collector's state is saved and loaded, and its memory doesn't grow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def resident_bytes() -> int:
 
 
 class TestState:
-    """Saved and loaded, at every cut."""
+    """State saved and loaded at every cut."""
 
     def through_a_file(self, state: dict[str, Any]) -> dict[str, Any]:
         file = io.BytesIO()
@@ -44,7 +44,7 @@ class TestState:
         before = take(collector, cut)
         saved, stats = collector.state_dict(), collector.stats()
         if cut < 4:
-            take(collector, 1)  # what follows the save isn't part of it
+            take(collector, 1)  # a batch after the save isn't part of the state
         restored = make(CountingEnv(SCRIPT, batch_size), Net(), total_frames=24)
         restored.load_state_dict(self.through_a_file(saved))
         assert restored.stats() == stats or math.isnan(stats.mean_return)
@@ -126,7 +126,7 @@ class TestState:
 
 @pytest.mark.slow
 class TestMemory:
-    """Nothing grows with the number of batches; one batch has a quarter of a megabyte."""
+    """Memory doesn't grow with the number of batches; one batch has a quarter of a megabyte."""
 
     @pytest.mark.parametrize(
         "options",
@@ -159,10 +159,10 @@ class TestMemory:
 
 
 class _Nothing(list[Any]):
-    """A list that keeps nothing."""
+    """A list that keeps no items."""
 
     def append(self, item: Any) -> None:
-        """Forget."""
+        """Drop the item."""
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])

@@ -1,4 +1,4 @@
-"""The protocol between a collector and what makes its batches."""
+"""A collector and its source follow one protocol for budgets."""
 
 from __future__ import annotations
 

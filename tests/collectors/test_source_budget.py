@@ -1,4 +1,4 @@
-"""What a collector's numbers mean, as tables."""
+"""The numbers of a collector are rounded and granted by these tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gleanrl.errors import InvalidArgumentError
 
 
 def plan(num_envs: int, frames: Any, total: Any = None, random: Any = None) -> Budget:
-    """Return the plan, without its warnings."""
+    """Return the budget, without its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return Budget(num_envs, frames, total, random)

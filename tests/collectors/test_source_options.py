@@ -1,4 +1,4 @@
-"""The choices of a collection, and interruptors."""
+"""Options of a collection are checked, and interruptors cut batches."""
 
 from __future__ import annotations
 

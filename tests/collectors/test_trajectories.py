@@ -1,4 +1,4 @@
-"""split_trajectories against a slow plain oracle, and the mistakes it must not make."""
+"""`split_trajectories` equals a slow plain oracle and avoids known mistakes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # torch's own
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # a warning of torch
 
 IDS = ("collector", "traj_ids")
 MASK = ("collector", "mask")
@@ -37,7 +37,7 @@ MASK = ("collector", "mask")
 def batch_of(
     done: torch.Tensor, ids: torch.Tensor | None = None, mask: torch.Tensor | None = None
 ) -> TensorDict:
-    """Return a batch of shape ``done.shape`` whose ``"serial"`` numbers the steps from 1 on."""
+    """Return a batch of shape ``done.shape`` whose ``"serial"`` numbers the steps from 1."""
     serial = torch.arange(1, done.numel() + 1).reshape(done.shape)
     batch = TensorDict(
         {
@@ -153,7 +153,7 @@ def test_equally_long_trajectories_take_no_other_shape(shape: tuple[int, ...]) -
 
 
 def test_masked_steps_are_left_out_and_join_nothing() -> None:
-    # Row 0 was cut short by an interruption, row 1 has the extra reset row of a vector environment.
+    # An interruption cut row 0 short. Row 1 has the extra reset row of a vector environment.
     done = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)
     ids = torch.tensor([[0, 0, -1, -1], [1, -1, 1, 1]])
     out = check(batch_of(done, ids, ids >= 0), [[0, 1], [4], [6, 7]])
@@ -173,7 +173,7 @@ def test_splitting_twice_changes_nothing() -> None:
 
 
 def test_flags_of_n_step_rows_count_only_where_they_are_the_row_s_own() -> None:
-    # Two episodes of 3 steps, n = 2: the step before the last carries the end's flags as well.
+    # Two episodes of 3 steps with n = 2: the last two steps of each carry the end's flags.
     batch = batch_of(flags(0, 1, 1, 0, 1, 1))
     batch["steps_to_next_obs"] = torch.tensor([2, 2, 1, 2, 2, 1])[:, None]
     check(batch, [[0, 1, 2], [3, 4, 5]])
@@ -192,7 +192,7 @@ def test_which_keys_are_read_and_written() -> None:
     assert keys(batch_of(done), prefix=("a", "b")) == {("a", "b", "traj_ids"), ("a", "b", "mask")}
     assert keys(batch_of(done), trajectory_key="episode", prefix="ignored") == {"episode", "mask"}
     assert keys(batch_of(done), trajectory_key=("a", "episode")) == {("a", "episode"), ("a", "mask")}
-    # The collector's ids bound whatever key is named, and named ids bound beside them.
+    # The collector's ids separate trajectories for any key. The ids under the named key separate them in addition.
     collected["episode"] = torch.tensor([0, 1, 1])[:, None]
     check(collected, [[0], [1], [2]], trajectory_key="episode")
     check(collected, [[0, 1], [2]], trajectory_key="absent")
@@ -276,13 +276,13 @@ def test_gradients_pass() -> None:
 
 @tensorclass
 class Extra:
-    """A group of its own type."""
+    """A group with its own type."""
 
     value: torch.Tensor
 
 
 def bad_calls() -> dict[str, tuple[TensorDictBase, dict[str, Any], type[GleanError], type[Exception], str]]:
-    """Return for each mistake batch, arguments, our error, the Python error and a part of the message."""
+    """Return for each mistake the batch, the arguments, both expected error types and a part of the message."""
     good = batch_of(flags(0, 1, 0))
     action_mask = torch.ones(3, 5, dtype=torch.bool)
     jagged = torch.nested.nested_tensor_from_jagged(torch.zeros(4), torch.tensor([0, 1, 2, 4]))

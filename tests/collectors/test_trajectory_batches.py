@@ -1,4 +1,4 @@
-"""Batches of whole trajectories: every row from its first step to its last, and every frame accounted for."""
+"""Trajectory batches hold each trajectory from its first step to its last, and every frame is counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(batch: TensorDictBase) -> list[TensorDictBase]:
 
 
 def check_whole(found: list[TensorDictBase]) -> None:
-    """Each begins at its first step and ends with its only end; steps follow each other; ids are their own."""
+    """Check that each trajectory begins at step 0, has consecutive steps, ends once at its last, and has its own id."""
     for one in found:
         steps = one["observation"][:, 2].tolist()
         assert steps == list(range(len(steps)))

@@ -1,4 +1,4 @@
-"""Users' own ways to send weights, and the one that copies."""
+"""Users can replace how weights are sent, and `VanillaWeightUpdater` copies them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Mine(WeightUpdaterBase):
-    """Notes what is sent to whom; has no constructor that calls ours."""
+    """Records the weights for each worker; its constructor doesn't call the base class."""
 
     def __init__(self, ids: Any = None) -> None:
         self.ids, self.sent = ids, []  # type: ignore[var-annotated]
@@ -126,7 +126,7 @@ class TestVanilla:
         policy, other = nn.Linear(2, 1), nn.Linear(2, 1)
         updater = VanillaWeightUpdater.from_policy(policy)
         assert updater is not None and Mine.from_policy(policy) is None
-        updater.push_weights()  # nobody to ask
+        updater.push_weights()  # there is no source to read from
         updater.push_weights(other)
         assert torch.equal(policy.weight, other.weight)
 
@@ -142,7 +142,7 @@ class TestVanilla:
 
 
 class ToEach(WeightUpdaterBase):
-    """Sends every worker weights of its own."""
+    """Sends every worker different weights."""
 
     def all_worker_ids(self) -> Any:
         return [0, 1]
@@ -152,7 +152,7 @@ class ToEach(WeightUpdaterBase):
 
 
 class Halving(MultiProcessedWeightUpdater):
-    """Changes what is sent."""
+    """Changes the weights before they are sent."""
 
     def _maybe_map_weights(self, policy_or_weights: Any) -> Any:
         return Net(policy_or_weights.value[0].item() / 2)

@@ -1,4 +1,4 @@
-"""Two collectors on Ray for all tests of a process: each node takes seconds to start."""
+"""Two Ray collectors that all tests of a process share, because each node takes seconds to start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENT = {
 
 
 def two_nodes(ray_session):
-    """Yield a collector of two nodes: batches of 20 frames from one node each, endlessly; lost nodes are restarted."""
+    """Yield a collector of two nodes without a budget, which delivers 20 frames of one node and restarts lost nodes."""
     collector = HalfLent(environments(2), Says(), frames_per_batch=20, on_worker_error="restart", **PATIENT)
     yield collector
     collector.shutdown()
@@ -29,7 +29,7 @@ growing = pytest.fixture(two_nodes, name="growing")  # for the test that adds no
 
 @pytest.fixture(scope="session")
 def together(ray_session):
-    """Two nodes with a share of 10 frames in each batch, endlessly."""
+    """Yield a collector without a budget; each of its two nodes makes 10 frames of each batch."""
     collector = DistributedSyncDataCollector(environments(2), Says(), frames_per_batch=20, **PATIENT)
     yield collector
     collector.shutdown()

@@ -1,4 +1,4 @@
-"""What the tests of nodes share: environments whose rows say where they come from, and a policy that says who it is."""
+"""Environments whose rows name their origin, a policy that acts its weight, and checks of rows from nodes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gleanrl.envs import GymEnv, GymWrapper
 from tests.fakes import FakeFailure, OracleEnv, Script
 
 WIDTH = 2048
-"""Numbers of an observation: (stream, episode, step), and zeros that make batches large."""
+"""Size of an observation: (stream, episode, step), and zeros that make batches large."""
 FATAL = 99.0
 """The action that makes environments raise."""
 
 
 class Wide(OracleEnv):
-    """Observations that are too large to be sent but through the object store."""
+    """Returns observations so large that batches must use the object store."""
 
     def __init__(self, stream: int) -> None:
         super().__init__(stream, Script(seed=3, high=9))
@@ -55,7 +55,7 @@ def make_cartpole() -> Any:
 
 
 class HalfLent(DistributedDataCollector):
-    """The first node lends its batches, those of the others go through the object store, as from elsewhere."""
+    """The first node lends its batches. The other nodes use the object store, as if they ran on another machine."""
 
     def _makers(self, *args: Any) -> list[NodeMaker]:
         first, *others = super()._makers(*args)
@@ -63,7 +63,7 @@ class HalfLent(DistributedDataCollector):
 
 
 class Says(nn.Module):
-    """Acts its one weight."""
+    """Returns its weight as the action."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Says(nn.Module):
 
 
 def rows(batches: Sequence[TensorDictBase]) -> dict[int, list[tuple[int, int, int]]]:
-    """Return the (episode, step, id) of the frames of each stream, in their order."""
+    """Return the (episode, step, id) of each frame by stream, in order."""
     found: dict[int, list[tuple[int, int, int]]] = {}
     for batch in batches:
         flat = batch.reshape(-1)
@@ -91,11 +91,11 @@ def rows(batches: Sequence[TensorDictBase]) -> dict[int, list[tuple[int, int, in
 
 
 def check_rows(batches: Sequence[TensorDictBase], holes: int = 0) -> None:
-    """Check that trajectories have no holes but where episodes were left, and that ids name one trajectory each.
+    """Check that trajectories have no gaps except for abandoned episodes, and that each id names one trajectory.
 
     Args:
         batches: in their order.
-        holes: how often a stream may leave an episode before its end, or begin its episodes anew.
+        holes: how often a stream may abandon an episode, or restart its count of episodes.
     """
     owners: dict[int, tuple[int, int]] = {}
     left = 0

@@ -1,4 +1,4 @@
-"""Grants of a node, found by the frames that it has collected."""
+"""The grants of a node are found by its count of collected frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_grants_come_in_order_and_what_is_lacking_comes_again():
     allowance.add([Grant(5, random=True), Grant(5), Grant(3, most=5)], 0)
     assert allowance.left(0) == 25
     assert allowance.grant(0) == Grant(5, True, 10)
-    assert allowance.grant(7) == Grant(2, True, 3)  # steps that were no frames
+    assert allowance.grant(7) == Grant(2, True, 3)  # two of these steps were no frames
     assert allowance.grant(10) == Grant(5, False, 10)
     assert allowance.grant(20) == Grant(3, False, 5)
     assert allowance.grant(25) is None and allowance.left(25) == 0

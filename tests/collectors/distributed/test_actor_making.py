@@ -1,4 +1,4 @@
-"""Nodes that don't fit to each other."""
+"""Nodes with different specs are refused."""
 
 from __future__ import annotations
 

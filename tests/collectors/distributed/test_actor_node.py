@@ -1,4 +1,4 @@
-"""A node, in this process: it carries out each order once, and its ids are its own."""
+"""A collector actor, run in this process, carries out each order once and numbers its own trajectories."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_weights_come_from_the_object_store(ray_session):
     found = opened(batch)
     assert found["action"].unique().tolist() == [4.0] and found["policy_version"].unique().tolist() == [7]
     assert outcome.weights == 1
-    _, batch = node.collect(Order(1, (Grant(20),), Published(1, 9, ())))  # those that it has
+    # An order without weights keeps the present ones.
+    _, batch = node.collect(Order(1, (Grant(20),), Published(1, 9, ())))
     assert opened(batch)["policy_version"].unique().tolist() == [9]
     unfit, _ = node.collect(
         Order(2, (Grant(20),), Published(2, 9, broadcast(ray_session, other=torch.ones(1))))

@@ -1,4 +1,4 @@
-"""What keywords of collectors with nodes mean."""
+"""Keywords of collectors with nodes are translated or refused."""
 
 from __future__ import annotations
 

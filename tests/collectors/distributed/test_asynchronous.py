@@ -1,4 +1,4 @@
-"""Batches of one node each: exact budgets, whole trajectories, one copy."""
+"""Asynchronous nodes make one batch each: exact budgets, unbroken trajectories, one copy."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.fakes import FakeFailure
 
 
 def mapped(what: str) -> list[tuple[int, int]]:
-    """Return begin and end of what this process has mapped of files with such a name."""
+    """Return the begin and end addresses of this process's mappings of files with `what` in their name."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if what in line]
     return [(int(begin, 16), int(end, 16)) for begin, end in (line.split()[0].split("-") for line in lines)]
 
 
 def test_budgets_are_met_to_the_frame(apart):
     source = apart.source
-    apart.reset()  # what other tests had collected ahead
+    apart.reset()  # discards the frames that nodes collected ahead for other tests
     spent, batches = source.spent, []
     budget = Budget(1, 20, spent + 100, spent + 40)  # spent is a multiple of 20
     while source.more(budget):
@@ -59,7 +59,7 @@ def test_a_batch_is_looked_at_where_it_stands_or_copied_once(apart):
     for _ in range(4):
         batch = apart.next()
         assert not stands_in(batch, "memfd:gleanrl") and not stands_in(batch, "plasma")
-        batch["observation"] += 1  # it's the user's
+        batch["observation"] += 1  # the batch belongs to the user
 
 
 def test_what_an_environment_raises_is_raised_here_and_the_others_go_on(apart):
@@ -76,7 +76,7 @@ def test_what_an_environment_raises_is_raised_here_and_the_others_go_on(apart):
     def both_are_well() -> bool:
         try:
             batches.append(apart.next())
-        except FakeFailure:  # the other node's
+        except FakeFailure:  # raised by the other node
             return False
         return {0, 1} <= set(rows([batch for batch in batches if batch["action"].unique().tolist() == [1.0]]))
 
@@ -100,7 +100,7 @@ def test_a_batch_that_nobody_got_is_discarded_and_so_is_what_follows_it(apart):
 
 
 def until(there: Callable[[], bool], most: int = 200) -> None:
-    """Call something until it returns True."""
+    """Call a function until it returns True."""
     for number in count():
         if there():
             return

@@ -1,4 +1,4 @@
-"""Nodes that are lost: another one takes the place, and the others go on."""
+"""Lost nodes are replaced, and the other nodes continue."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.leaks import descriptors
 
 
 def lent() -> list[str]:
-    """Return the memory of nodes that this process has open."""
+    """Return the names of shared-memory files of nodes that this process has open."""
     return [name for name in descriptors() if "gleanrl" in name]
 
 
 def test_a_killed_actor_is_made_anew_and_costs_its_frames(apart, ray_session):
-    victim, fleet = 0, apart.source.fleet  # the one that lends its batches
+    victim, fleet = 0, apart.source.fleet  # the node that lends its batches
     until(lambda: victim in rows([apart.next()]))
     before, opened = apart.stats(), (len(lent()), len(mapped("memfd:gleanrl")))
     batches = [apart.next() for _ in range(4)]
@@ -24,13 +24,13 @@ def test_a_killed_actor_is_made_anew_and_costs_its_frames(apart, ray_session):
     kill(ray_session, apart.remote_collectors()[victim])
     later: list = []
     new: set[int] = set()
-    # What the killed one had ready may come after its successor was made.
+    # Batches that the killed node had ready may arrive after its replacement was made.
     while apart.stats().workers[victim].restarts == before.workers[victim].restarts or not new or new & names:
         later.append(apart.next())
         new = {name for _, _, name in rows(later[-1:]).get(victim, ())}
         assert len(later) < 20_000
         while fleet.now.nodes[victim].down:
-            fleet.wait()  # the cores are for what starts
+            fleet.wait()  # leave the cores to the starting node
     check_rows([*batches, *later], holes=2)
     after = apart.stats()
     assert after.stepped == after.delivered + after.discarded

@@ -1,4 +1,4 @@
-"""Orders through pipes where batches are lent, and by Ray where they aren't."""
+"""Nodes that lend batches get orders through pipes; other nodes get them through Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LENT = NOTHING._replace(batch=Contents(place=MemoryLocation(b"", 0, 1)), weights
 
 
 class Actor:
-    """Stands for Ray's handle: notes what is called."""
+    """Imitates a Ray actor handle and records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []

@@ -1,4 +1,4 @@
-"""Orders and answers through pipes, both ends in this process; and waiting for them and for Ray at once."""
+"""Orders and answers cross pipes within one process, and a wait covers pipes and Ray together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gleanrl.collectors.distributed.local_transport import Arrivals, Line, Messa
 
 
 class Actor:
-    """Stands for Ray's handle: notes the attendances that it was asked for."""
+    """Imitates a Ray actor handle and records the calls of `attend`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, Any]] = []
@@ -129,7 +129,7 @@ def test_what_cannot_be_sent_leaves_nothing_in_the_pipe(ends):
 
 
 class Unsendable:
-    """Refuses."""
+    """Can't be pickled."""
 
     def __reduce__(self) -> Any:
         raise TypeError("it stays here")
@@ -165,7 +165,7 @@ def test_references_and_answers_are_waited_for_at_once(ray_session):
     assert arrivals.wait([line], [pending], 0.0) == []
     ray_session.cancel(pending, force=True)
     while not (found := arrivals.wait([line], [pending], None)):
-        pass  # it may wake up for nothing
+        pass  # it may wake up early
     assert found == [pending], "one that failed is there as well"
 
 

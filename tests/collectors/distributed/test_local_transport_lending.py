@@ -1,4 +1,4 @@
-"""Memory that is lent: seen from both sides, used again once it's given back, and not to be taken for another's."""
+"""Both sides see lent memory, which is reused after its return and never taken for another process's memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LISTS = Schema({("x",): Field(torch.Size((-1,)), torch.float32), IDS: Field(torc
 
 @pytest.fixture
 def offer() -> Iterator[Offer]:
-    """One of two blocks; nothing is left of what was made of it."""
+    """Yield an offer of two blocks; the test must leave no resource behind."""
     before = Holdings.now()
     yield Offer.of(2)
     before.check()
@@ -41,7 +41,7 @@ def test_what_is_filled_there_is_seen_here(offer: Offer) -> None:
     lender = Lender(offer)
     borrowed = Borrowed.opened(lender.name, offer)
     assert borrowed is not None
-    for number, num_steps in enumerate((5, 4)):  # fewer steps: the first ones of a block
+    for number, num_steps in enumerate((5, 4)):  # a shorter batch uses the first steps of a block
         block = lender.block(SCHEMA, (2,), num_steps)
         assert block is not None
         place = lender.lend(number, filled(block, number).batch())

@@ -1,4 +1,4 @@
-"""Batches that have arrived, lent or in the object store: the same to whoever takes them."""
+"""Lent shares and shares in the object store have the same interface and content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a collection on nodes stands: frames are counted once, whatever becomes of them."""
+"""The progress of a collection on nodes counts each frame once, as delivered or with its discard reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_unwanted_is_discarded_as_it_arrives():
     assert state(now).unwanted.reason == "reset" and state(now).reset and state(now).afresh
     now = now.arriving(1, outcome(1, 7, 17, left=3), "batch 1")
     assert now.ledger.discards == {"reset": 17} and not state(now).unwanted
-    assert state(now).owed == 0  # it is told to forget what is left
+    assert state(now).owed == 0  # the node is ordered to drop the rest
 
 
 def test_batches_that_an_interrupt_has_hidden_are_discarded_and_what_follows_them():

@@ -1,4 +1,4 @@
-"""The same engine under other names: arguments are translated, or refused by name."""
+"""Collectors under other names use the same engine: their arguments are translated, or refused by name."""
 
 from __future__ import annotations
 

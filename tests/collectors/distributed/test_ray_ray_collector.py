@@ -1,4 +1,4 @@
-"""The public collector on Ray: its arguments, and nodes that come later."""
+"""`RayCollector` checks its arguments and accepts nodes that are added later."""
 
 from __future__ import annotations
 

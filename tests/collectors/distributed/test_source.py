@@ -1,4 +1,4 @@
-"""Weights, resets, seeds and states of nodes."""
+"""The source of nodes handles weights, resets, seeds and states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of which every node makes its share."""
+"""Synchronous nodes each make a share of every batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SCHEMA = Schema({("x",): Field(torch.Size((2,)), torch.float32)})
 )
 def test_shares_are_joined_as_they_come(dim, batch_size, counts):
     arrangement = ShareLayout(dim, torch.Size(batch_size), 2)
-    counts = counts if arrangement.in_time else (5, 5)  # side by side all are of one length
+    # Nodes that are joined along the batch have shares of one length.
+    counts = counts if arrangement.in_time else (5, 5)
     blocks = [Block(SCHEMA, batch_size, count) for count in counts]
     for block in blocks:
         block.column(("x",)).copy_(torch.rand(block.column(("x",)).shape))
@@ -74,7 +75,7 @@ def test_one_share_that_fails_costs_the_others(together):
         together.next()
     together.policy.become(0.0)
     batch = together.next()
-    assert bool((batch["observation"][:, 0, 2] == 0).all())  # they begin with a reset
+    assert bool((batch["observation"][:, 0, 2] == 0).all())  # each share begins with a reset
     after = together.stats()
     assert after.delivered == before.delivered + 20
     assert after.stepped == after.delivered + after.discarded

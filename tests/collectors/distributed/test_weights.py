@@ -1,4 +1,4 @@
-"""Weights on their way to nodes: one put for each version, none for weights that are as they were."""
+"""Each version of the weights is put into the object store once, and unchanged weights aren't put again."""
 
 from __future__ import annotations
 

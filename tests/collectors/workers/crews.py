@@ -1,4 +1,4 @@
-"""What the tests of collectors in worker processes share."""
+"""Environments, collectors and checks for tests of collectors with workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stream:
         self.first, self.script, self.batch_size = first, script, batch_size
 
     def __call__(self) -> CountingEnv:
-        """Make it."""
+        """Make the environment."""
         env = CountingEnv(self.script, self.batch_size)
         env._streams += self.first
         return env
@@ -35,7 +35,7 @@ class Stream:
 def collecting(
     kind: str, makers: Any = 2, policy: Any = None, frames: int = 12, **kwargs: Any
 ) -> Iterator[Any]:
-    """Give a collector of that kind, which is shut down afterwards; rounding doesn't warn."""
+    """Yield a collector of this kind and shut it down afterwards; ignore warnings about rounding."""
     makers = [Stream(100 * worker) for worker in range(makers)] if isinstance(makers, int) else makers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -57,7 +57,7 @@ def rows(batches: list[TensorDictBase]) -> list[tuple[tuple[int, ...], int]]:
 
 
 def check_streams(batches: list[TensorDictBase]) -> None:
-    """Check that no frame comes twice, that next follows, and that ids and episodes belong together one to one."""
+    """Check that no frame comes twice, that next follows its root, and that ids and episodes match one to one."""
     found = rows(batches)
     assert len({place for place, _ in found}) == len(found)
     episodes: dict[tuple[int, ...], set[int]] = {}
@@ -72,6 +72,6 @@ def check_streams(batches: list[TensorDictBase]) -> None:
 
 
 def values(batch: TensorDictBase) -> list[float]:
-    """Return the different actions of a batch; of a `Net`, its weight."""
+    """Return the distinct actions of a batch. With a `Net`, this is its weight."""
     found: list[float] = batch["action"].unique().tolist()
     return found

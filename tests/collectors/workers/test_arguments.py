@@ -1,4 +1,4 @@
-"""One value for each worker, out of what users give."""
+"""Arguments of users become one value for each worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of one worker each."""
+"""Asynchronous workers make one batch each."""
 
 from __future__ import annotations
 

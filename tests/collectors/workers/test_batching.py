@@ -1,4 +1,4 @@
-"""Shares put together, against tensors put together by hand."""
+"""Joined shares equal tensors joined by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses and restarts, with real kills."""
+"""The controller replaces workers after real kills."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_share_with_fewer_steps_than_its_grant_is_refused(kind: str) -> None:
                 batches.append(collector.next())
         worker.halt(False)
         for _ in range(6):
-            with suppress(WorkerError):  # what the worker made of its next grant, before
+            with suppress(WorkerError):  # one more error, if the worker had already begun its next grant
                 batches.append(collector.next())
         check_streams(batches)
         stats = collector.stats()
@@ -121,7 +121,7 @@ def test_what_was_under_way_is_counted_when_a_loss_ends_all(kind: str, tmp_path:
                 collector.next()
         stats = collector.stats()
     assert stats.stepped == stats.delivered + stats.discarded
-    assert 0 <= tally.steps - stats.stepped <= 1  # the step that the worker was killed at
+    assert 0 <= tally.steps - stats.stepped <= 1  # the step at which the worker was killed may be missing
     assert sum(worker.frames for worker in stats.workers) == stats.stepped
 
 
@@ -148,7 +148,7 @@ class Hanging(CountingEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         if len(self.actions) == 20:
-            with suppress(FileExistsError):  # of all workers one
+            with suppress(FileExistsError):  # only one of the workers creates the file
                 self.token.touch(exist_ok=False)
                 threading.Event().wait()
         return super()._step(tensordict)
@@ -182,7 +182,7 @@ def test_a_stopped_worker_is_replaced_and_never_heard_of_again(kind: str) -> Non
         os.kill(stopped, signal.SIGSTOP)
         while collector.processes[1] == stopped:
             batches.append(collector.next())
-        with suppress(ProcessLookupError):  # dead; its parent may not have been told yet
+        with suppress(ProcessLookupError):  # it is dead, but not yet reaped by its parent
             os.kill(stopped, signal.SIGCONT)
         names = [int(name) for batch in batches[:-1] for name in batch["collector", "traj_ids"].unique()]
         for _ in range(6):

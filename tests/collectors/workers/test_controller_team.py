@@ -1,4 +1,4 @@
-"""Members of a team are alike."""
+"""All workers of one collector need equal specs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two interrupts of collectors with workers: every frame is accounted for, and no trajectory has a hole."""
+"""After two interrupts of a collector with workers, every frame is counted and no trajectory has a gap."""
 
 from __future__ import annotations
 

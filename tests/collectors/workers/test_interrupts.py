@@ -1,4 +1,4 @@
-"""Interrupts at the lines of calls: the collector goes on, every frame is accounted for, no trajectory has a hole."""
+"""After an interrupt at any line, the collector continues, every frame is counted, and no trajectory has a gap."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.interrupts import Interruptions, double_interruptions, interruptions
 
 SCRIPT = Script(seed=3, low=1, high=9)
 SOON = Timeouts(work_s=5.0)
-"""Nothing may be waited for that can't come."""
+"""A wait for an answer that can't come fails after five seconds."""
 
 
 class Frames(Record):
-    """What was delivered, of trajectories that may have been given up."""
+    """The delivered frames, whose trajectories may have been abandoned."""
 
     def _check_order(self, root: np.ndarray) -> None:
         names = self.column("id")
@@ -41,7 +41,7 @@ class Frames(Record):
 
 
 class Subject:
-    """A collector, what it has delivered, and what its environments have counted."""
+    """A collector, its delivered frames, and its environments' own counts."""
 
     def __init__(self, collector: Any, tally: Tally, kind: str) -> None:
         self.collector, self.tally, self.kind = collector, tally, kind
@@ -63,26 +63,26 @@ class Subject:
             self.check_counts()
 
     def check_counts(self) -> None:
-        """Once nothing is under way: a step that a killed worker was at may be missing."""
+        """Check the counts when no work is pending; the step at which a worker was killed may be missing."""
         stats = self.collector.stats()
         assert 0 <= self.tally.steps - stats.stepped <= self.kills, (self.tally.steps, stats)
         assert sum(worker.frames for worker in stats.workers) == stats.stepped
 
     def kill(self) -> None:
-        """Kill a worker that has finished a share since the last time: one that never does isn't made anew for ever."""
+        """Kill a worker that has finished a share since its last kill; its fifth loss in a row would be final."""
         self.kills += 1
         worker = self.kills % 2
         words = self.collector._crew.dispatcher.words[worker].words
         while words[SERVED] == self.seen[worker]:
             self.next()
         self.seen[worker] = words[SERVED]
-        with suppress(ProcessLookupError):  # it waits for its successor
+        with suppress(ProcessLookupError):  # the killed worker waits for its replacement
             os.kill(self.collector.processes[worker], signal.SIGKILL)
 
 
 @contextmanager
 def drilled(kind: str, path: Path, **kwargs: Any) -> Iterator[Subject]:
-    """Give a subject; afterwards its collector is shut down, and the accounts are compared."""
+    """Yield a subject; afterwards shut its collector down and compare the counts."""
     tally = Tally(path / "tally", 2)
     made = makers(2, tally=tally.path, script=SCRIPT)
     with collecting(kind, made, kwargs.pop("policy", None), timeouts=SOON, **kwargs) as collector:
@@ -116,7 +116,7 @@ CALLS: dict[str, Callable[[Subject], Any]] = {
 
 
 def check_goes_on(kind: str, name: str, folder: Path, interrupted: Interruptions, most: int) -> None:
-    """Interrupt a call of a collector, once or twice: later batches are whole, and every frame is counted."""
+    """Interrupt a call once or twice; check that later batches are complete and that every frame is counted."""
     with drilled(kind, folder, policy=Net(0.5)) as subject:
         subject.next()
         state = subject.collector.state_dict()
@@ -185,7 +185,7 @@ def test_weights_arrive_whole_at_all_workers_or_at_none(kind: str) -> None:
         return found
 
     with collecting(kind, 2, Net(0.0), frames=4, timeouts=SOON) as collector:
-        sent, arrived = [0.0], [1 / 1024]  # the first call is the one that is counted
+        sent, arrived = [0.0], [1 / 1024]  # the first call is the traced one
 
         def push(collector: Any) -> None:
             weights = TensorDict.from_module(Net(sent[-1])).data
@@ -198,7 +198,7 @@ def test_weights_arrive_whole_at_all_workers_or_at_none(kind: str) -> None:
         for _, place in interruptions(make, push, 100):
             with told(place):
                 if kind == "async":
-                    settled(collector, kind)  # what was collected before is gone
+                    settled(collector, kind)  # drops the batches that were collected before
                 found = [values(collector.next()) for _ in range(4)]
                 assert found == found[:1] * 4 and found[0] in ([sent[-1]], arrived)
                 arrived[:] = found[0]

@@ -1,4 +1,4 @@
-"""Restarts: how often, and how soon."""
+"""Restarts are limited in number and delayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gleanrl.errors import InvalidArgumentError
 
 
 class Workers:
-    """Three workers, and what they have lost."""
+    """Three workers and their losses."""
 
     def __init__(self, restarts: Restarts) -> None:
         self.restarts, self.losses = restarts, [Losses()] * 3

@@ -1,4 +1,4 @@
-"""Where a collection stands: one value after the other."""
+"""The progress of a collection is an immutable value; each event makes a new one."""
 
 from __future__ import annotations
 

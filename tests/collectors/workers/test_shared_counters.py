@@ -1,4 +1,4 @@
-"""Words: what one side writes the other reads."""
+"""Shared counters written by one process are read by the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owner's side: losses, restarts, what is asked in between."""
+"""The owner of workers handles losses, restarts, and calls between batches."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_was_shut_down_is_gone_with_its_last_reference(kind: str) -> None:
         collector.next()
         source = weakref.ref(collector.source)
     gc.collect()
-    gc.disable()  # what is in a circle waits for a collection, and its memory with it
+    gc.disable()  # with the collector off, a reference cycle would keep the source and its memory alive
     try:
         del collector
         assert source() is None

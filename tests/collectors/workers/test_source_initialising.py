@@ -1,4 +1,4 @@
-"""Policies without parameters get them before copies are made."""
+"""Lazy policies get their parameters before they are copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of which every worker makes its share."""
+"""Synchronous workers each make a share of every batch."""
 
 from __future__ import annotations
 

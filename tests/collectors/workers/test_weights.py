@@ -1,4 +1,4 @@
-"""Weights on their way: whole, current, by worker."""
+"""Weights reach each worker complete and current."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_next_batch_shows_changed_weights() -> None:
 def test_frames_carry_the_version_that_acted() -> None:
     policy = Net(0.0)
     with collecting("async", 2, policy, track_policy_version=True) as collector:
-        before: dict[int, int] = {}  # by worker: none goes back
+        before: dict[int, int] = {}  # by worker; no version decreases
         for version in range(1, 20):
             with torch.no_grad():
                 policy.value.fill_(version / 64)
@@ -84,7 +84,7 @@ def test_the_version_of_policies_that_workers_make_can_be_counted_up() -> None:
 
 
 class Mixed(torch.nn.Module):
-    """Acts with the least and the greatest of many equal weights: any mixture shows."""
+    """Acts with the least and the greatest of many equal weights, so that a mixture of two versions shows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_what_was_pushed_while_weights_were_followed_stays() -> None:
     policy = Net(0.5)
     with collecting("sync", 2, policy) as collector:
         weights = collector._crew._weights
-        with weights._lock:  # the background is about to publish the policy's
+        with weights._lock:  # the background thread is about to publish the policy's weights
             thread = threading.Thread(target=weights.refresh)
             thread.start()
             weights._publish({None: Net(0.25)}, 1, False)

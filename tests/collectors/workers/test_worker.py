@@ -1,4 +1,4 @@
-"""The worker's side, in this process."""
+"""The service of a collector worker, run in the test's process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_grants_fill_blocks_and_ids_are_numbered() -> None:
         ] == number + 1
         ids = blocks[number % 2].column(("collector", "traj_ids"))
         assert (ids % 3 == 1).all() and (ids // 3 >= 5).all()
-    servant.signal(SERVE)  # nothing is granted
+    servant.signal(SERVE)  # there is no grant
     assert words.words[SERVED] == 3
     with pytest.raises(WorkerError, match="no signal"):
         servant.signal(b"?")
