@@ -1,4 +1,4 @@
-"""Blocks for actors to write into, and what a user would make of their rows."""
+"""Blocks for actors to write into, and their rows as a user would build them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTION = {("action",): Field(torch.Size([2]), torch.float32)}
 
 
 def make_block(fields: dict[Path, Field], size: tuple[int, ...]) -> Block:
-    """Return a block whose environment columns are random and whose other columns are far off."""
+    """Return a block with random environment columns; all other columns hold far-off values."""
     block = Block(Schema({**ROOT, **fields}), size, T)
     generator = torch.Generator().manual_seed(0)
     for path, column in zip(block.schema.paths, block.columns, strict=True):

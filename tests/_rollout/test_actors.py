@@ -1,4 +1,4 @@
-"""Actors write into a block's rows what the policy, called on a TensorDict of each row, puts out."""
+"""An actor writes the policy's output for each row into the block."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_a_primed_actor_writes_what_is_there_once() -> None:
 
 
 class TestState:
-    """What a policy writes beside its actions it finds in the next row."""
+    """Outputs of a policy other than its actions are its inputs in the next row."""
 
     def test_it_comes_back_until_it_is_forgotten(self) -> None:
         fields = {**ACTION, ("hidden",): Field(torch.Size([1]), torch.float32)}
@@ -313,7 +313,7 @@ class TestState:
             return td.update({"hidden": hidden, "action": torch.zeros(3, 2)})
 
         actor = PolicyActor(policy, fields, layout(fields, (3,)))
-        for start in (0, T):  # from one block to the next as well
+        for start in (0, T):  # also from one block to the next
             block = make_block(fields, (3,))
             drive(actor, block)
             assert block.column(("hidden",))[0].squeeze(-1).tolist() == [float(start + t) for t in range(T)]

@@ -11,7 +11,7 @@ way = both_ways(module)
 
 
 class Apart(torch.Tensor):
-    """A tensor of another class."""
+    """A tensor subclass."""
 
 
 @pytest.mark.usefixtures("way")

@@ -1,4 +1,4 @@
-"""What an environment of ours says for itself, and what is assumed of others."""
+"""gleanrl environments declare their traits, and defaults apply to all other environments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes_base import CountingEnv
 
 
 class Proxy:
-    """Passes everything on to another environment, but scales rewards."""
+    """Delegates to another environment, but scales rewards."""
 
     def __init__(self, env):
         self.env = env
@@ -56,7 +56,7 @@ def test_a_wrapper_is_stepped_itself_and_not_what_it_wraps():
 
 
 class Hashing(Proxy):
-    """Returns the seed that would come next, as other libraries do."""
+    """Returns a next seed, as environments of other libraries do."""
 
     def set_seed(self, seed, static_seed=False):
         self.env.set_seed(seed, static_seed=static_seed)
@@ -111,12 +111,12 @@ def test_primed_keys_are_observations_that_are_read_too():
     env = CountingEnv()
     env.observation_spec = Composite(observation=Unbounded((3,)), agent={"hidden": Unbounded((2,))})
     env.state_spec = Composite(agent={"hidden": Unbounded((2,))}, wind=Unbounded((1,)))
-    assert EnvTraits.of(env).primed_keys == ()  # it says that it has none
+    assert EnvTraits.of(env).primed_keys == ()  # it declares that it has none
     assert EnvTraits.of(Proxy(env)).primed_keys == (("agent", "hidden"),)
 
 
 class Choosy(CountingEnv):
-    """Random actions of its own: what they are says which step it is."""
+    """Draws its own random actions, whose value is the step number."""
 
     def rand_action(self, tensordict=None):
         action = torch.full((*self.batch_size, 2), float(self._clock.reshape(-1)[0]) / 100)

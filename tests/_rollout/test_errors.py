@@ -1,4 +1,4 @@
-"""A fault says where it happened, in whatever process, and what became of the others; a user is told so in words."""
+"""A step error names its place from any process, and users get it as a readable message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies that read or write groups of their row as a whole, and groups within these: no step sees an older one's."""
+"""Policies can read and write whole groups and nested groups, and no step sees the group of an earlier step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.fakes_modules import Normal, module
 
 POSE, ACTION = ("robot", "pose"), ("robot", "act")
 STEPS = 4
-"""The first one shows what there is, and is taken on a TensorDict."""
+"""Number of steps. The first row is built as a TensorDict, from which the columns are inferred."""
 
 
 class Robot(EnvBase):
-    """Its pose is what the actions add up to."""
+    """Its pose is the sum of its actions."""
 
     def __init__(self) -> None:
         super().__init__(batch_size=(2,))

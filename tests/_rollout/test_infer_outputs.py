@@ -1,4 +1,4 @@
-"""What a policy puts out is found by one call, which leaves the root alone."""
+"""One call infers a policy's outputs and leaves the root unchanged."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_spare() -> None:
 
 
 class Silent(TensorDictModuleBase):
-    """Says nothing of what it writes."""
+    """Declares no out_keys."""
 
     in_keys = ["observation"]
 
@@ -103,13 +103,13 @@ class Silent(TensorDictModuleBase):
 
 
 class Brief(Silent):
-    """Names fewer entries than it writes."""
+    """Declares fewer out_keys than it writes."""
 
     out_keys = ["action"]
 
 
 class Vain(Silent):
-    """Names other entries than it writes."""
+    """Declares other out_keys than it writes."""
 
     out_keys = ["value"]
 

@@ -1,4 +1,4 @@
-"""The loop calls actor and stepper in turn, stops where it is told to, and leaves a true count behind."""
+"""The loop alternates actor and stepper, stops when its callback says so, and leaves a correct count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = 4
 
 
 class Recorder:
-    """Actor and stepper in one: keeps the calls, and raises `error` at the call that `at` names."""
+    """Actor and stepper in one: records the calls, and raises `error` at the call `at`."""
 
     def __init__(self, ready: bool = False, at: Any = None, error: BaseException | None = None) -> None:
         self.ready, self.at, self.error = ready, at, error

@@ -1,4 +1,4 @@
-"""Modes: what a call finds, and what an interrupt at any line leaves, those of torch and tensordict included."""
+"""The loop's modes of torch and tensordict hold during a call and are restored after an interrupt at any line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan finds out about an environment and a policy, which parts it chooses, and what it says when one fails."""
+"""A plan inspects environment and policy, chooses actor and stepper, and reports failures of its trial."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIZES = [(), (3,)]
 
 
 class Count:
-    """A policy that counts its calls; its action is the number of the call."""
+    """A policy whose action is the number of its call."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -94,7 +94,7 @@ class TestCalls:
 
 
 class Stateful(nn.Module):
-    """A module whose state changes with every call, and that draws random numbers."""
+    """A module that changes its state at each call and draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Blocks that gradients flow through."""
+"""Gradients flow through blocks."""
 
 from __future__ import annotations
 

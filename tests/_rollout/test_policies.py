@@ -1,4 +1,4 @@
-"""The rules by which a callable becomes a policy, as one table; the random policy's draws."""
+"""The rules by which a callable becomes a policy, as one table, and the draws of the random policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Record:
 
 
 class Method:
-    """Offers a policy as a method, and when called."""
+    """Offers its policy as a method and as a call."""
 
     def act(self, observation: Any) -> Any:
         return observation
@@ -46,7 +46,7 @@ class Method:
 
 
 class Typed:
-    """Called with one TensorDict of another name; the annotation is a string."""
+    """Takes one TensorDict under another name; the annotation is a string."""
 
     def __call__(self, data: TensorDictBase) -> TensorDictBase:
         return data
@@ -106,7 +106,7 @@ def test_taken_as_it_is(policy: Any, keys: Any) -> None:
     assert wrap_policy(policy, CountingEnv(), keys) is policy
 
 
-# (policy, observation keys, in_keys, names of the parameters that get them or None for positions)
+# (policy, observation keys, in_keys, parameter names of the inputs or None for positions)
 WRAPPED: list[tuple[Any, Any, Any, Any]] = [
     (lambda observation: observation, ONE, ["observation"], ["observation"]),
     (lambda observation, scale=2.0: observation, ONE, ["observation"], ["observation"]),
@@ -242,7 +242,7 @@ def test_actions_after_the_first_mask_in_the_middle_of_a_batch_are_uniform_among
 
 def test_random_policy_with_a_mask_of_the_user_keeps_it_where_the_environment_has_none():
     only = Categorical(4, mask=torch.tensor([True, False, False, False]))
-    env = MaskedEnv("categorical", "transform")  # shows masks, and has none
+    env = MaskedEnv("categorical", "transform")  # returns masks, but its spec has none
     assert not bool(env.rollout(30, RandomPolicy(only), break_when_any_done=False)["action"].any())
 
 
@@ -263,7 +263,7 @@ STEPS = 200
 
 
 def drawn(env, seed, rows):
-    """Return a block of random actions, prepared, and the actions as they were drawn."""
+    """Return a prepared block of random actions, and the drawn actions."""
     size = tuple(env.batch_size)
     block = Block(Schema(action_fields(env, len(size))), size, STEPS)
     torch.manual_seed(0)

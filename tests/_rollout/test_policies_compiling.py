@@ -1,4 +1,4 @@
-"""Policies that are compiled: the same actions, each callable compiled once, and errors that say what is missing."""
+"""Compiled policies return the same actions, compile each callable once, and report a missing compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def taken(policy: Any, **kwargs: Any) -> TensorDictBase:
 
 
 class Counting:
-    """A backend that counts what it compiles."""
+    """A backend that counts its compilations."""
 
     def __init__(self) -> None:
         self.graphs = 0

@@ -1,4 +1,4 @@
-"""The members of a policy do together what the policy does, on tensors and on TensorDicts."""
+"""The members of a policy, called one after the other, equal the policy, on tensors and on TensorDicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy's calls do what the policy does; what can't be taken apart isn't."""
+"""A policy is decomposed into module calls with the same result, or kept whole where that isn't possible."""
 
 from __future__ import annotations
 

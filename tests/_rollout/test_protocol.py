@@ -1,4 +1,4 @@
-"""What every stepper keeps to: the same environments by all routes, bit by bit."""
+"""All steppers follow one protocol: the same environments give the same bits by every path."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Rows = dict[tuple[str, ...], torch.Tensor]
 
 
 def one(stream: int = 0, script: Script = SCRIPT, at: int = 0) -> GymWrapper:
-    """A stream; with `at` one whose step of that number fails."""
+    """Return a stream. With `at`, its step of that number fails."""
     inner: gymnasium.Env[Any, Any] = (
         RaisingEnv(at, stream=stream, script=script) if at else OracleEnv(stream, script)
     )
@@ -41,7 +41,7 @@ def one(stream: int = 0, script: Script = SCRIPT, at: int = 0) -> GymWrapper:
 
 
 def streams(kind: Any, **kwargs: Any) -> Any:
-    """Three streams; what else is given is given to the second one."""
+    """Return three streams; `kwargs` go to the second one."""
     return kind(3, one, create_env_kwargs=[{"stream": k, "script": SCRIPT} | kwargs for k in range(3)])
 
 
@@ -69,7 +69,7 @@ every_route = pytest.mark.parametrize("route", ROUTES)
 
 
 class OnTensorDicts:
-    """An environment without a stepper of its own."""
+    """An environment without a stepper."""
 
     def __init__(self, env: Any) -> None:
         self.env, self.usage = env, env.usage
@@ -107,7 +107,7 @@ def bound(env: Any, stepper: Stepper, num_steps: int, ready: bool = False) -> Bl
 
 
 def rows(env: Any, stepper: Stepper, num_steps: int, ready: bool = False, until: int | None = None) -> Rows:
-    """Fill a block, or its first rows, and return its columns, those of transforms left out."""
+    """Fill a block, or its first rows, and return its columns without the columns of transforms."""
     block = bound(env, stepper, num_steps, ready)
     if until is not None:
         for t in range(until):

@@ -1,4 +1,4 @@
-"""What a policy carries is a state: copied out, checked, copied in."""
+"""A policy's carry is copied out, checked and copied in as state."""
 
 from __future__ import annotations
 

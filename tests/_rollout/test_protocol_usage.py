@@ -1,4 +1,4 @@
-"""Who used an environment last, alone and in steppers of both kinds."""
+"""The lease tracks the last user of an environment, alone and under steppers of both kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of which it is known what they read are shown that, and others all there is."""
+"""Policies with known reads get only these entries; all other policies get the whole row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests._rollout.blocks import ACTION, T, drive, layout, make_block
 
 
 class EGreedyModule(TensorDictModuleBase):
-    """Stands for TorchRL's module of that name, which reads its in_keys only; notes what it is shown."""
+    """Imitates the TorchRL module of this name, which reads its in_keys only; records the keys of its input."""
 
     __module__ = "torchrl.modules.tensordict_module.exploration"
 

@@ -1,4 +1,4 @@
-"""Actions in another form than declared: what fits after a conversion that keeps every value, and what doesn't."""
+"""Actions in another form than declared are converted if every value survives, and refused otherwise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = 4
         ((3, 1), (3,), 1, True),
         ((), (1,), 0, True),
         ((1,), (), 0, True),
-        ((), (1,), 1, False),  # the batch dimension isn't the action's
+        ((), (1,), 1, False),  # the batch dimension isn't part of the action
         ((2,), (2, 1, 1), 1, False),
         ((3, 2), (3,), 1, False),
         ((1, 3), (3,), 1, False),
@@ -102,7 +102,7 @@ def test_each_dtype_is_checked_by_itself() -> None:
     block, write = conversions(())
     write(0, torch.ones(3))
     write(1, torch.ones(3, dtype=torch.bool))
-    write(2, torch.ones(3, 1, dtype=torch.int64))  # nothing to check: no value can change
+    write(2, torch.ones(3, 1, dtype=torch.int64))  # no check is needed, because no value can change
     block.check()  # type: ignore[attr-defined]
     assert block.column(PATH)[:, :3].eq(1).all()
     write(3, torch.full((3,), 1.5))
@@ -203,7 +203,7 @@ def test_a_random_policy_has_to_draw_what_is_declared() -> None:
 
 
 class TestRowsWrittenByTheCore:
-    """What a policy may put out that isn't plain memory of the CPU arrives all the same."""
+    """Policy outputs that aren't plain CPU memory are written correctly too."""
 
     FIELDS = {
         ("action",): Field(torch.Size((2,)), torch.float32),
@@ -211,7 +211,7 @@ class TestRowsWrittenByTheCore:
     }
 
     def written(self, action: torch.Tensor, value: Any = 7) -> torch.Tensor:
-        """Return the actions of a block in whose second row `action` was written."""
+        """Return the actions of a block after `action` was written into its second row."""
         block = Block(Schema(self.FIELDS), (), 3)
         for path in self.FIELDS:
             block.column(path).zero_()
@@ -244,7 +244,7 @@ class TestRowsWrittenByTheCore:
 
 
 class Wrapping:
-    """Puts out 1 twice, then numbers that int8 can't hold, and fails at some row."""
+    """Returns 1 twice, then a value that overflows int8, and fails after `fails_at` rows."""
 
     def __init__(self, fails_at: int, error: BaseException | None) -> None:
         self.rows, self._fails_at, self._error = 0, fails_at, error

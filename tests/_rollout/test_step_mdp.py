@@ -1,4 +1,4 @@
-"""`step_mdp` against a plain dictionary, for every combination of its flags."""
+"""`step_mdp` equals an oracle on plain dictionaries, for every combination of its flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS: dict[str, Any] = {
 
 
 def record(width: int = 2) -> TensorDict:
-    """Return what a step leaves, ``[2]``, each leaf with a number of its own."""
+    """Return the result of a step, ``[2]``, with a different number in each leaf."""
     numbers = itertools.count()
 
     def leaf(*shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Rows of what environments return: what fits is written, in whichever way; what doesn't is named."""
+"""The stepper writes fitting results into columns by every path, and names results that don't fit."""
 
 from __future__ import annotations
 

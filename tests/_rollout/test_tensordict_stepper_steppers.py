@@ -1,4 +1,4 @@
-"""The TensorDict stepper against a naive loop over the environment's public methods."""
+"""The TensorDict stepper equals a naive loop over the environment's public methods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = 7
 
 
 class Fixed:
-    """Writes actions that were made beforehand."""
+    """Writes prepared actions."""
 
     primed = ()
 
@@ -62,7 +62,7 @@ def actions(env: Any, steps: int) -> dict[Any, torch.Tensor]:
 
 
 def naive(env: Any, given: dict[Any, torch.Tensor], steps: int, limit: int | None = None) -> TensorDictBase:
-    """Return what a user's own loop records, ``[*batch, steps]``."""
+    """Return the record of a user's loop, ``[*batch, steps]``."""
     keys = {name: getattr(env, name) for name in ("reward_keys", "done_keys", "action_keys")}
     rows, root = [], env.reset().clone()
     for t in range(steps):
@@ -231,7 +231,7 @@ class TestCarry:
 
 
 class Foreign:
-    """Keeps the public protocol without being an EnvBase; its rewards are float64."""
+    """Follows the public protocol without being an EnvBase; its rewards are float64."""
 
     def __init__(self, env: CountingEnv) -> None:
         self.env = env
@@ -367,7 +367,7 @@ def test_methods_of_the_users_are_called() -> None:
 
 
 class InPlace(CountingEnv):
-    """Its `maybe_reset` writes into the root that it was given."""
+    """Writes into the root in `maybe_reset`."""
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict.update(super().maybe_reset(tensordict))

@@ -1,4 +1,4 @@
-"""What the TensorDict stepper makes of specs: columns, dtypes, broken declarations."""
+"""The TensorDict stepper derives columns and dtypes from specs, and reports wrong declarations."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class TestSchema:
 
 
 class Double(CountingEnv):
-    """Declares float32 and returns float64; from its `at`-th step on, float32."""
+    """Declares float32 and returns float64; returns float32 from its `at`-th step."""
 
     at = 0
 

@@ -1,4 +1,4 @@
-"""A2C with networks of their own for policy and value; evaluated now and then, and after the last batch.
+"""A2C with separate networks for policy and value, evaluated at intervals and after the last batch.
 
 Run as a module: ``python -m a2c --frames 12000``.
 """

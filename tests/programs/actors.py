@@ -1,4 +1,4 @@
-"""DQN on CartPole with processes of the program's own that write into the learner's memory-mapped buffer."""
+"""DQN on CartPole; the program's own processes write into the learner's memory-mapped buffer."""
 
 import torch
 from tensordict.nn import TensorDictSequential

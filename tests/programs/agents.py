@@ -1,4 +1,4 @@
-"""Several agents in a group: independent PPO on a meeting game, with a critic that sees everybody."""
+"""Independent PPO of several agents in a group on a meeting game, with a critic that sees all agents."""
 
 import torch
 from tensordict import TensorDict
@@ -22,7 +22,7 @@ AGENTS, LIMIT, WORLDS = 3, 12, 8
 
 
 class Meeting(EnvBase):
-    """Agents on a line, in many worlds, shall meet; each sees its place and where the others are in the mean."""
+    """Agents on a line, in many worlds, should meet; each sees its position and the mean position of the rest."""
 
     def __init__(self):
         super().__init__(batch_size=[WORLDS])

@@ -1,4 +1,4 @@
-"""DAgger: an expert labels what the learner visits; data in files, every label once an epoch."""
+"""DAgger: an expert labels the states that the learner visits; data in files, each label once per epoch."""
 
 import tempfile
 

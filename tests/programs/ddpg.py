@@ -1,4 +1,4 @@
-"""DDPG with noise of Ornstein and Uhlenbeck on a task with one state."""
+"""DDPG with Ornstein-Uhlenbeck noise on a task with one state."""
 
 import torch
 from tensordict import TensorDict
@@ -19,7 +19,7 @@ from torchrl.objectives import DDPGLoss, SoftUpdate
 
 
 class Thermostat(EnvBase):
-    """Heat or cool a room whose temperature falls back to the weather's."""
+    """Heat or cool a room whose temperature drifts towards the outdoor temperature."""
 
     def __init__(self, seed=None, device="cpu"):
         super().__init__(device=device, batch_size=[])

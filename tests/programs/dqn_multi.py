@@ -1,4 +1,4 @@
-"""DQN on CartPole while processes collect at their own pace; they get the learner's weights, and its epsilon."""
+"""DQN on CartPole; processes collect at their own pace with the learner's weights and its epsilon."""
 
 import torch
 from tensordict.nn import TensorDictSequential
@@ -65,7 +65,7 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             target.step()
-        for group in optimizer.param_groups:  # so that the last updates settle
+        for group in optimizer.param_groups:  # lets the last updates settle
             group["lr"] = 1e-3 * (1 - 0.9 * frames / TOTAL)
         explore.step(batch.numel())
         collector.update_policy_weights_()

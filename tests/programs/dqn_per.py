@@ -1,4 +1,4 @@
-"""DQN on CartPole: prioritized replay, three-step returns, a schedule for epsilon; evaluation while it learns."""
+"""DQN on CartPole with prioritized replay, three-step returns and a schedule for epsilon, evaluated while it learns."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""DQN with a GRU on a task of memory: it learns from slices of trajectories."""
+"""DQN with a GRU on a memory task; it learns from slices of trajectories."""
 
 import gymnasium
 import numpy as np

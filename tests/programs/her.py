@@ -1,4 +1,4 @@
-"""DQN with hindsight: a transform of the program adds to what is written the goals that were reached instead."""
+"""DQN with hindsight; the program's own transform adds records with the reached states as goals."""
 
 import torch
 from tensordict import TensorDict
@@ -14,7 +14,7 @@ BITS, EPISODES, BATCHES, UPDATES = 6, 16, 90, 30
 
 
 class Flipping(EnvBase):
-    """One bit is flipped a step, until all are as the goal wants them."""
+    """One bit is flipped per step, until all bits equal the goal."""
 
     def __init__(self):
         super().__init__(device="cpu")
@@ -47,7 +47,7 @@ class Flipping(EnvBase):
 
 
 class Hindsight(Transform):
-    """Writes every step once more, as if the bits at the end of its trajectory had been the goal."""
+    """Writes every step a second time, with the final bits of its trajectory as the goal."""
 
     def forward(self, tensordict):
         return tensordict

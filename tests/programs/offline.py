@@ -1,4 +1,4 @@
-"""CQL and IQL on data of a mediocre policy, in a buffer that nobody writes any more."""
+"""CQL and IQL on data of a mediocre policy, in a buffer that is only read."""
 
 import argparse
 import tempfile

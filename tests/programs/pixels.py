@@ -1,4 +1,4 @@
-"""DQN from pixels with stacked frames: catch a falling dot; the stack tells where it moves."""
+"""DQN from pixels with stacked frames: catch a falling dot, whose direction only the stack shows."""
 
 import gymnasium as gym
 import numpy as np
@@ -67,7 +67,7 @@ def main():
     env = make_env()
     env.set_seed(0)
     assert env.observation_spec["pixels"].shape == (2, SIDE, SIDE)
-    # Without strides: where the dot is, to the pixel, is what matters.
+    # No strides, because the exact position of the dot matters.
     cnn = ConvNet(
         in_features=2, num_cells=[16, 16], kernel_sizes=[3, 3], strides=[1, 1], activation_class=nn.ReLU
     )

@@ -1,4 +1,4 @@
-"""PPO on a continuous task: the environment, written in torch, holds several points and moves them at once."""
+"""PPO on a continuous task; the environment is written in torch and moves several points at once."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from torchrl.objectives.value import GAE
 
 @dataclass
 class Config:
-    """What a run is made of."""
+    """The settings of a run."""
 
     points: int = 4
     limit: int = 25
@@ -45,7 +45,7 @@ class Config:
 
 
 class Reach(EnvBase):
-    """Points on a line that are pushed towards a target; the reward is minus the distance."""
+    """Points on a line that are pushed towards a target; the reward is the negative distance."""
 
     batch_locked = True
 

@@ -1,4 +1,4 @@
-"""PPO on CartPole over collectors in processes: every batch has a share of each worker."""
+"""PPO on CartPole with collectors in processes; every batch has a share of each worker."""
 
 import argparse
 from functools import partial

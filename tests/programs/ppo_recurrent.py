@@ -1,4 +1,4 @@
-"""PPO with an LSTM: the cue is shown at the first step only, and asked for at the last one."""
+"""PPO with an LSTM: the first step shows a cue, and the last step asks for it."""
 
 import torch
 from tensordict import TensorDict
@@ -16,7 +16,7 @@ LENGTH, ENVS = 4, 4
 
 
 class Recall(EnvBase):
-    """Shows one of two cues, then nothing, then pays for naming it."""
+    """Shows one of two cues, then zeros, then rewards the action that names the cue."""
 
     def __init__(self):
         super().__init__()

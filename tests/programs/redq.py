@@ -1,4 +1,4 @@
-"""REDQ: many updates a frame with an ensemble of critics, on a small gymnasium task."""
+"""REDQ: many updates per frame with an ensemble of critics, on a small gymnasium task."""
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,7 @@ UTD = 8
 
 
 class Lift(gymnasium.Env):
-    """Lift a weight to a height that is told."""
+    """Lift a weight to the height in the observation."""
 
     observation_space = gymnasium.spaces.Box(-3, 3, (2,), dtype=np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), dtype=np.float32)

@@ -1,6 +1,6 @@
-"""Runs the programs of this folder: on torchrl itself, taken over unchanged, and ported by a change of imports.
+"""Runs the programs of this folder: on TorchRL, under takeover, and ported by a change of imports.
 
-`python -m tests.programs.runs [NAMES]` prints a table of returns and seconds; whoever calls it needs torchrl.
+`python -m tests.programs.runs [NAMES]` prints a table of returns and seconds. It needs TorchRL.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tests.takeovers import run
 HERE = Path(__file__).parent
 WAYS = ("torchrl", "takeover", "ported")
 MOST_CPU_S = 300
-"""What a process of a program may work: the longest takes a quarter of it."""
+"""CPU limit of a program's process in seconds. The longest program takes a quarter of it."""
 MOST_S = 2_700
-"""What a program may take in all, on however busy a machine; this is for those that wait for ever."""
+"""Time limit of a program in seconds on a busy machine. It ends programs that hang."""
 
 
 class Program(NamedTuple):
-    """A program of this folder, the return that it reaches, and how it's called."""
+    """A program of this folder, the return that it reaches, and its arguments."""
 
     name: str
     reaches: float
     arguments: tuple[str, ...] = ()
     is_module: bool = False
     needs_core: bool = False
-    """Whether it needs torchrl's compiled core, which belongs to one release of torch."""
+    """Whether it needs TorchRL's compiled core, which fits one release of torch."""
 
 
 PROGRAMS = {
@@ -69,7 +69,7 @@ PROGRAMS = {
 
 
 class Outcome(NamedTuple):
-    """What came of a run."""
+    """The outcome of a run."""
 
     value: float
     seconds: float
@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
 
 @cache
 def has_core() -> bool:
-    """Return whether torchrl's compiled core can be loaded beside this torch."""
+    """Return whether TorchRL's compiled core can be loaded with this torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

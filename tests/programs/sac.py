@@ -1,4 +1,4 @@
-"""SAC on a small gymnasium environment of one's own."""
+"""SAC on the program's own small gymnasium environment."""
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +16,7 @@ FRAMES_PER_BATCH, TOTAL_FRAMES, WARM_UP, UPDATES = 50, 2_000, 200, 25
 
 
 class Tracking(gym.Env):
-    """A cart without friction that should stand at zero."""
+    """A cart without friction that should rest at zero."""
 
     observation_space = gym.spaces.Box(-5.0, 5.0, (2,), np.float64)
     action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)

@@ -14,7 +14,7 @@ N = 7
 
 
 class Corridor(gym.Env):
-    """Walk to the right end; each step costs, the end pays."""
+    """Walk to the right end; each step has a cost, and the end has a reward."""
 
     def __init__(self, frameskip=None):
         self.observation_space = gym.spaces.Box(0.0, 1.0, (N,), np.float32)
@@ -36,7 +36,7 @@ if "Corridor-v0" not in gym.registry:
 
 
 class Config(dict):
-    """A dictionary with dots."""
+    """A dictionary with attribute access."""
 
     __getattr__ = dict.__getitem__
 

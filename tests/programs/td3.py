@@ -1,4 +1,4 @@
-"""TD3 on several environments of gymnasium at once."""
+"""TD3 on several gymnasium environments at once."""
 
 import argparse
 import functools
@@ -25,7 +25,7 @@ from torchrl.objectives import SoftUpdate, TD3Loss
 
 
 class Steering(gymnasium.Env):
-    """Keep an angle at zero; the reward tells the angle and what steering costs."""
+    """Keep an angle at zero; the reward is the negative squared angle minus the cost of steering."""
 
     def __init__(self):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))

@@ -1,4 +1,4 @@
-"""Programs as people write them reach the same return on torchrl, taken over, and ported (`make test-programs`)."""
+"""Typical user programs reach the same return on TorchRL, under takeover, and ported (`make test-programs`)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""DQN by TorchRL's `Trainer`: its hooks fill the buffer, update the targets, log, and evaluate as it learns."""
+"""DQN by TorchRL's `Trainer`, whose hooks fill the buffer, update the targets, log and evaluate."""
 
 import tempfile
 from pathlib import Path

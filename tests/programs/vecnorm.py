@@ -1,4 +1,4 @@
-"""A2C over processes whose observations are normalised together; statistics and weights are saved and come back."""
+"""A2C over processes that share the statistics of their observations; statistics and weights are saved and loaded."""
 
 import pathlib
 import tempfile
@@ -65,7 +65,7 @@ def main():
         collector.shutdown()
         saved = torch.load(path)
 
-    # another program starts here
+    # another program begins here
     frozen = VecNorm(in_keys=["observation"], decay=1.0)
     fresh = make_normalised(1, frozen)
     fresh.set_seed(1)
