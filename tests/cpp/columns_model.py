@@ -1,4 +1,4 @@
-"""Columns of random bytes in numpy arrays: the core's object beside a plain model of it."""
+"""Columns of random bytes in NumPy arrays: the core's `Columns` and a plain model of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from gleanrl._arrays.native import Columns
 
-# Untouched bytes around every destination: a copy that strays is seen.
+# Untouched bytes around every destination reveal writes outside of it.
 GUARD = 64
 
 
@@ -42,7 +42,7 @@ class Table:
         ]
 
     def gather_at(self, indices, leaves) -> list[np.ndarray]:
-        """Leaves are pairs of a column and an index array, by their numbers."""
+        """Gather leaves, which are pairs of a column number and an index array number."""
         n = len(indices[0])
         guarded = [Guarded(n * self.row_bytes[column]) for column, _ in leaves]
         wanted, which = [column for column, _ in leaves], [array for _, array in leaves]
@@ -74,7 +74,7 @@ class Guarded:
         return self._whole.ctypes.data + GUARD
 
     def content(self) -> np.ndarray:
-        """The n bytes, after a look at the guards."""
+        """Return the n bytes, after a check of the guards."""
         assert (self._whole[:GUARD] == 0xA5).all() and (self._whole[GUARD + self._num_bytes :] == 0xA5).all()
         return self._whole[GUARD : GUARD + self._num_bytes]
 

@@ -1,4 +1,4 @@
-"""The episode table beside a plain list of the stored steps, from which every answer is worked out anew."""
+"""The core's episode table and a plain list of the stored steps, from which the model recomputes every answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Table:
         return len(self.steps[0])
 
     def write(self, count: int, ends=None, ids=(), start: int | None = None) -> None:
-        """`ends` and each of `ids`: (count, num_streams) or (count,)."""
+        """Write steps; `ends` and each of `ids` have the shape (count, num_streams) or (count,)."""
         shape, start = (count, len(self.steps)), self.cursor if start is None else start
         flags = None if ends is None else np.ascontiguousarray(np.reshape(ends, shape), dtype=np.uint8)
         columns = [np.ascontiguousarray(np.reshape(c, shape), dtype=np.int64) for c in ids]
@@ -100,7 +100,7 @@ class Table:
         return list(zip(first.tolist(), length.tolist(), strict=True))
 
     def draw(self, slice_len: int, uniforms, **options) -> list[tuple[int, int]]:
-        """The core's slices, (first slot, length) each."""
+        """Return the core's slices as (first slot, length)."""
         uniforms = np.ascontiguousarray(uniforms, dtype=np.float64).ravel()
         n = len(uniforms) // 2
         first, length = np.full(n + 1, -7), np.full(n + 1, -7)
@@ -109,7 +109,7 @@ class Table:
         return list(zip(first[:n].tolist(), length[:n].tolist(), strict=True))
 
     def expected_draw(self, slice_len: int, uniforms, strict=True, left=0, right=0) -> list[tuple[int, int]]:
-        """What the manual says that those uniforms draw."""
+        """Return the slices that the manual defines for these uniforms."""
         runs, slices = self.runs(slice_len if strict else 1), []
         for u, v in np.reshape(uniforms, (-1, 2)):
             run = runs[scaled(u, len(runs))]
@@ -120,7 +120,7 @@ class Table:
         return slices
 
     def valid_starts(self, slice_len: int) -> list[int]:
-        """The slots where slices of that length fit, run by run."""
+        """Return the first slots of all slices of this length, run by run."""
         return [
             self.slot(run.stream, time)
             for run in self.runs(slice_len)

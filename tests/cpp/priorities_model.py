@@ -1,4 +1,4 @@
-"""Priorities in plain dictionaries and lists: the core's object beside a slow model, every call to both."""
+"""The core's priorities and a slow model in plain dictionaries and lists; every call goes to both."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Table:
         self.alpha, self.eps = alpha, eps
 
     def fill(self, start: int, n: int, raw: float) -> None:
-        """A ring write of n rows."""
+        """Write n rows around the ring."""
         self.core.fill(start, n, raw)
         for i in range(n):
             self.raw[(start + i) % self.capacity] = self.kept(raw)
@@ -98,7 +98,7 @@ class Table:
     def draw(
         self, uniforms, beta: float = 0.5, by_batch: bool = False, served: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, weights and generations of a draw, each looked at."""
+        """Return rows, weights and generations of a draw, after a check of each."""
         uniforms = float64(uniforms)
         n = len(uniforms)
         index, generation = np.full(n + 1, -7, np.int64), np.full(n + 1, -7, np.int64)
@@ -125,9 +125,9 @@ class Table:
         return index, weight, generation
 
     def remember(self, index) -> None:
-        """Take rows as drawn now."""
+        """Record rows as drawn now."""
         index = int64(index)
-        # A row that isn't there is for the core to refuse.
+        # The core refuses a row that isn't there.
         generation = int64([self.written[row] if 0 <= row < self.capacity else 0 for row in index.tolist()])
         self.core.remember(address(index), len(index), address(generation))
         self.drawn.update(zip(index.tolist(), generation.tolist(), strict=True))
@@ -153,7 +153,7 @@ class Table:
         return raw[:-1].copy(), mark[:-1].copy()
 
     def reloaded(self) -> Table:
-        """The table, its core replaced by a fresh one that goes on from the state."""
+        """Return the table with a fresh core that continues from its state."""
         raw, mark = self.state()
         core = Priorities(self.capacity, self.core.single)
         core.set_rule(self.alpha, self.eps)

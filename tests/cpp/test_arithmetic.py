@@ -1,4 +1,4 @@
-"""`RowMaps`: a row of few values gets what torch's operations give, one after the other, bit for bit."""
+"""`RowMaps` computes rows of few values exactly as torch's operations do one after the other, bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STRANGE = [
 
 
 def numbers(shape, dtype, seed):
-    """Return numbers of all sizes, those that are mostly forgotten among them."""
+    """Return numbers of all magnitudes, and the special values of `STRANGE` among them."""
     drawn = np.random.default_rng(seed)
     out = drawn.normal(size=shape) * 10.0 ** drawn.integers(-30, 30, shape)
     strange = drawn.random(shape) < 0.3
@@ -57,7 +57,7 @@ def row_maps(*maps):
 
 
 def with_torch(row, operations):
-    """Return what torch makes of a row."""
+    """Return the result of torch's operations for a row."""
     value = torch.from_numpy(row.copy())
     for name, operand in operations:
         if name in TORCH:
@@ -68,7 +68,7 @@ def with_torch(row, operations):
 
 
 def same(one, other):
-    """Return whether arrays hold the same bits, whatever kind of nan."""
+    """Return whether arrays hold the same bits, with all kinds of nan equal."""
     return (
         one.dtype == other.dtype
         and np.array_equal(
@@ -122,7 +122,7 @@ def test_all_strange_numbers_meet_each_other():
 
 
 def test_rows_may_lie_anywhere_and_be_one_and_the_same():
-    """Columns have time behind the environments; a spare row is seen as many."""
+    """Columns have time after the environments, and a spare row is viewed as many rows."""
     spare, column = numbers((4, 3), "float32", 0), np.zeros((4, 9, 3), np.float32)
     source, half, number = (
         np.broadcast_to(spare, (9, 4, 3)),
@@ -134,7 +134,7 @@ def test_rows_may_lie_anywhere_and_be_one_and_the_same():
     with np.errstate(all="ignore"):
         assert same(column[:, 8], (spare * np.float32(3))[:, ::-1].copy())
     spare[...] = 2.0
-    number.fill_(5.0)  # both are read anew
+    number.fill_(5.0)  # both are read again
     rows.run(1)
     assert np.unique(column[:, 1]).tolist() == [10.0]
     assert not column[:, [0, *range(2, 8)]].any()
@@ -188,7 +188,7 @@ def test_numbers_are_those_that_stand_there_now(change):
     rows = RowMaps(EXCHANGE, torch.Tensor, [(np.ones_like(after), after, None, [("add", tensors, "n")])])
     assert rows.run(0)
     change(tensors)
-    junk = [torch.full((), 1e9) for _ in range(1000)]  # where it was
+    junk = [torch.full((), 1e9) for _ in range(1000)]  # to overwrite the freed memory
     assert rows.run(1)
     assert after.tolist() == [[4.0, 4.0], [6.0, 6.0], [0.0, 0.0]]
     assert len(junk) == 1000
@@ -310,7 +310,7 @@ def test_what_cant_be_written_or_seen_is_refused():
 
 
 class Held(np.ndarray):
-    """An array that can be referred to weakly."""
+    """An array that supports weak references."""
 
 
 def test_arrays_are_held_as_long_as_they_may_be_written():

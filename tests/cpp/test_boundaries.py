@@ -1,4 +1,4 @@
-"""Seams between writes and ends inside of slices, as the core finds them, against a plain look at the rows."""
+"""The core finds seams between writes, and ends inside slices, as a plain scan of the rows does."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ needs_exchange = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't show
 
 
 def columns_of(stored: list[torch.Tensor], pairs: int = 1) -> TensorColumns:
-    """Columns of flags, and of pairs of outcomes and roots before them."""
+    """Return columns of flags, after pairs of columns of outcomes and their roots."""
     columns = TensorColumns(EXCHANGE, torch.Tensor, stored)
     columns.watch([*range(0, 2 * pairs, 2)], [*range(1, 2 * pairs, 2)], [2 * pairs])
     return columns
 
 
 def expected(stored: list[torch.Tensor], newest: int, written: list[torch.Tensor]) -> list[int] | None:
-    """What `seams` says of columns of numbers, one a row: outcomes and roots by turns, and flags."""
+    """Return the expected result of `seams` for columns of numbers: outcomes and roots in turn, then flags."""
     flag, (steps, streams) = written[-1], written[0].shape
     inner = [(t, s) for t in range(steps - 1) for s in range(streams) if not flag[t][s]]
     pairs = [*zip(written[0:-1:2], written[1::2], stored[0:-1:2], strict=False)]
@@ -83,7 +83,7 @@ def test_what_isnt_there_is_refused():
     for newest in (-1, 4):
         with pytest.raises(IndexError):
             columns.seams(newest, 2, 1, leaves)
-    assert columns.seams(0, 3, 1, leaves) is None  # other leaves than it says
+    assert columns.seams(0, 3, 1, leaves) is None  # other leaves than it declares
     with pytest.raises(IndexError):
         columns.watch([0], [3], [])
     with pytest.raises(ValueError, match="a root for each"):

@@ -1,4 +1,4 @@
-"""The checksum of bytes against zlib's."""
+"""The checksum of bytes equals zlib's."""
 
 from __future__ import annotations
 

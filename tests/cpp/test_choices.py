@@ -1,4 +1,4 @@
-"""One-hot rows: where their ones stand, and rows made of positions."""
+"""The core finds the ones in one-hot rows and makes one-hot rows from positions."""
 
 from __future__ import annotations
 

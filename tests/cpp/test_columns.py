@@ -1,4 +1,4 @@
-"""Gather, ring write and scatter of registered columns, against numpy."""
+"""Gather, ring write and scatter of registered columns equal NumPy's results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from gleanrl._arrays.native import Columns
 from tests.cpp.columns_model import Guarded, Table
 
-# Every kernel: one per size up to 64 (two kinds above it), and rows of several lines and pages.
+# Every kernel: one per size up to 64 bytes, two kinds above it, and rows of several lines and pages.
 WIDTHS = [*range(66), 68, 100, 136, 255, 1000, 1023, 1024, 1504, 4096, 5003]
 widths = st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=5)
 
 
-# Fewer rows than a gather asks for ahead (128 lines), just as many, and more.
+# Fewer rows than a gather prefetches (128 lines), exactly as many, and more.
 @pytest.mark.parametrize("n", [1, 25, 127, 128, 129, 300])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_gather_and_put_every_row_size(width, n):
@@ -70,7 +70,8 @@ def test_index_arrays_are_checked():
     at = [g.address for g in out]
     call = table.core.gather_at
     with pytest.raises(IndexError, match=r"gather: row 10 at position 8 of 9 .* \[0, 10\)"):
-        call([good.ctypes.data, bad.ctypes.data], 9, at, [0, 1], [0, 0])  # a leaf needn't read it
+        # Row 10 is bad although no leaf reads its index array.
+        call([good.ctypes.data, bad.ctypes.data], 9, at, [0, 1], [0, 0])
     for number in (-1, 1, 10**12):
         with pytest.raises(IndexError, match=rf"index array {number} doesn't exist, there are 1"):
             call([good.ctypes.data], 9, at, [0, 1], [0, number])
@@ -239,7 +240,7 @@ def test_a_long_gather_lets_other_python_threads_run():
             rounds += 1
 
     before = sys.getswitchinterval()
-    # No thread is made to give up the interpreter lock in this test: only the gather can.
+    # No thread must release the interpreter lock in this test, except in a gather.
     sys.setswitchinterval(1000)
     try:
         thread = run_beside(work)

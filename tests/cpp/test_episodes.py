@@ -1,4 +1,4 @@
-"""The episode table: writes and draws, against a plain list of the stored steps."""
+"""The episode table's writes and draws equal a plain list of the stored steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def pairs(first, second) -> np.ndarray:
-    """All pairs of uniforms out of two lists."""
+    """Return all pairs of uniforms out of two lists."""
     return np.array([(u, v) for u in first for v in second])
 
 
 def middles(n: int) -> np.ndarray:
-    """One uniform in each of n equal parts."""
+    """Return one uniform in each of n equal parts."""
     return (np.arange(n) + 0.5) / n
 
 
@@ -93,8 +93,8 @@ TestEpisodesMachine.settings = settings(max_examples=80, stateful_step_count=25)
 @pytest.mark.parametrize("streams", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 3, 10])
 def test_every_valid_start_is_drawn_and_no_other(length, streams, chunk):
-    # Episodes of 1, n - 1, n, n + 1 and more than the capacity of 10 steps, slices of n = 4; written in
-    # chunks, past the end of the ring several times.
+    # Episodes of 1, n - 1, n, n + 1 and more than the capacity of 10 steps, with slices of n = 4. They are written in
+    # chunks, several times around the ring.
     table, time = Table.empty(10, streams), 0
     for _ in range(37 // chunk):
         ends = (np.arange(time, time + chunk)[:, None] + np.arange(streams) + 1) % length == 0
@@ -105,7 +105,7 @@ def test_every_valid_start_is_drawn_and_no_other(length, streams, chunk):
             with pytest.raises(RuntimeError):
                 table.draw(4, [0.5, 0.5])
             continue
-        # For each run, each of its starts.
+        # One uniform for each start of each run.
         grid = [
             pairs([(r + 0.5) / len(table.runs(4))], middles(run.length - 3))
             for r, run in enumerate(table.runs(4))
@@ -119,7 +119,7 @@ def counts_of(slices, slots) -> np.ndarray:
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Deviations from the mean of the statistic, in standard deviations."""
+    """Return the deviation of the statistic from its mean, in standard deviations."""
     statistic, k = ((counts - expected) ** 2 / expected).sum(), len(counts) - 1
     return (statistic - k) / math.sqrt(2 * k)
 
@@ -143,7 +143,7 @@ def test_runs_are_equally_likely_and_so_are_the_starts_of_a_run():
 
 def test_short_runs_come_whole_if_asked():
     table = Table.empty(20)
-    table.write(12, [0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0])  # 2, 1, 6 steps and 3 open ones
+    table.write(12, [0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0])  # 2, 1 and 6 steps, and 3 of an open run
     drawn = table.draw(4, np.random.default_rng(2).random((400, 2)), strict=False)
     assert set(drawn) == {(0, 2), (2, 1), (3, 4), (4, 4), (5, 4), (9, 3)}
     shares = np.bincount([{0: 0, 2: 1, 9: 3}.get(slot, 2) for slot, _ in drawn])
@@ -173,7 +173,7 @@ def test_slices_that_overhang_are_cut_and_never_empty(options, slices):
 def test_the_newest_and_the_oldest_step_are_no_neighbours():
     table = Table.empty(10)
     for _ in range(4):
-        table.write(7)  # one endless run: only the cursor bounds it
+        table.write(7)  # one endless run, bounded by the cursor only
         assert len(table.runs()) == 1
         ages = {(slot - table.cursor) % 10 if table.stored == 10 else slot for slot in table.valid_starts(4)}
         assert ages == set(range(table.stored - 3))
@@ -185,11 +185,11 @@ def test_ids_and_ends_both_bound():
     table = Table.empty(20)
     table.write(6, [0, 1, 0, 0, 0, 0], [[7, 7, 7, 7, 8, 8]])
     assert table.listed() == [(0, 2), (2, 2), (4, 2)]
-    table.write(2, [0, 0], [[8, 9]])  # goes on with 8
+    table.write(2, [0, 0], [[8, 9]])  # continues run 8
     assert table.listed() == [(0, 2), (2, 2), (4, 3), (7, 1)]
-    table.write(2, [0, 0])  # no ids: nothing tells that it goes on
+    table.write(2, [0, 0])  # without ids the next step begins a new run
     assert table.listed()[-2:] == [(7, 1), (8, 2)]
-    table.write(2, [0, 0], [[9, 9], [1, 2]])  # a second column bounds too
+    table.write(2, [0, 0], [[9, 9], [1, 2]])  # a second column bounds runs too
     assert table.listed()[-3:] == [(8, 2), (10, 1), (11, 1)]
 
 
@@ -197,7 +197,7 @@ def test_an_id_that_comes_back_names_another_run():
     table = Table.empty(9)
     table.write(6, ids=[[1, 1, 2, 1, 1, 1]])
     assert table.listed() == [(0, 2), (2, 1), (3, 3)]
-    table.write(6, ids=[[1, 3, 3, 3, 3, 3]])  # wraps: slot 3 is the oldest now
+    table.write(6, ids=[[1, 3, 3, 3, 3, 3]])  # wraps around: slot 3 is the oldest now
     assert table.listed() == [(3, 4), (7, 5)]
 
 
@@ -251,7 +251,7 @@ def test_a_ring_in_use_is_taken_over_in_two_writes():
     table, random = Table.empty(10, 2), np.random.default_rng(3)
     for _ in range(5):
         table.write(7, random.random((7, 2)) < 0.2, [np.repeat(random.integers(0, 2, (1, 2)), 7, axis=0)])
-    # What a scan of the storage finds: columns by slot.
+    # The arguments that a scan of the storage would find: columns by slot.
     ends, ids = np.empty((10, 2), np.uint8), np.empty((10, 2), np.int64)
     for s, steps in enumerate(table.steps):
         for step in steps:

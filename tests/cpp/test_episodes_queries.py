@@ -1,4 +1,4 @@
-"""The episode table: look-up, lists and expansion of slices."""
+"""The episode table answers look-ups and lists, and expands slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cpp.episodes_model import Table, address
 
 
 def random_table(seed: int) -> Table:
-    """A ring of some shape after a history of writes."""
+    """Return a table of random size after a history of writes."""
     random = np.random.default_rng(seed)
     table = Table.empty(int(random.integers(1, 30)), int(random.integers(1, 4)))
     for _ in range(random.integers(0, 8)):
@@ -63,7 +63,7 @@ def expand(core: Episodes, first, length, stride: int = 0) -> tuple[list[int], l
 
 def test_slices_are_expanded_around_the_end():
     assert expand(Episodes(10), [2, 8, 9], [3, 4, 1]) == ([2, 3, 4, 8, 9, 0, 1, 9], [0, 0, 1, 0, 0, 0, 1, 1])
-    # Two streams: steps are two slots apart.
+    # Two streams: consecutive steps are two slots apart.
     assert expand(Episodes(5, 2), [7, 2], [3, 2])[0] == [7, 9, 1, 2, 4]
 
 

@@ -1,4 +1,4 @@
-"""Files that are read by the core: each byte at its place, each damage found, whatever the pieces and the threads."""
+"""The core reads each byte of a file to its place and finds each damage, for any pieces and number of threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from gleanrl._arrays.native import read_files, spread_rows
 
-STEP = 256 << 10  # what the core reads at once
+STEP = 256 << 10  # bytes that the core reads at once
 BLOCK = STEP + 1_000
 
 
@@ -32,7 +32,7 @@ def file_of(folder: Path, number: int, content: bytes) -> bytes:
 
 
 def read(files: list[tuple[bytes, list[Any], Any]], block: int, threads: int) -> tuple[int, int, int] | None:
-    """Reads files into memory, or into nothing where there is a number of bytes."""
+    """Read files into memory. An integer in place of memory skips that many bytes."""
     tables = [
         np.array(
             [(0, p) if isinstance(p, int) else (p.ctypes.data, p.size) for p in pieces], np.int64
@@ -60,7 +60,7 @@ def test_pieces_of_any_size_get_their_bytes(tmp_path: Path, verify: bool, thread
         pieces: list[Any] = []
         for position, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
             if position % 3 == 0:
-                pieces.append(end - begin)  # nobody wants it
+                pieces.append(end - begin)  # these bytes are skipped
             else:
                 pieces.append(room(end - begin))
                 expected.append((pieces[-1], content[begin:end]))
@@ -91,7 +91,7 @@ def test_parts_of_a_file_are_read_from_where_they_begin(tmp_path: Path, threads:
         target = (place.ctypes.data, 1, zero.ctypes.data, zero.ctypes.data, 1)
         one = (path, offset, (width, 0, size, [target]), checksums(part))
         assert read_files([one], BLOCK, threads) is None and bytes(place) == part
-    # Damage is told by where it is in the file.
+    # Damage is reported by its position in the file.
     wrong = [*parts]
     wrong[2] = wrong[2][: BLOCK + 1] + bytes([wrong[2][BLOCK + 1] ^ 1]) + wrong[2][BLOCK + 2 :]
     assert read_files(files(wrong), BLOCK, threads) == (2, 2, BLOCK + 75 + BLOCK)
@@ -195,7 +195,7 @@ def test_rows_go_to_all_targets_from_files_and_from_memory(
         lengths = np.diff(np.append(starts, count))
         order = random.permutation(len(starts))
         to = np.empty(len(starts), np.int64)
-        to[order] = (np.cumsum(lengths[order]) - lengths[order]) * stride  # apart, and in any order
+        to[order] = (np.cumsum(lengths[order]) - lengths[order]) * stride  # not adjacent, and in any order
         to[1::4] = -1
         expected = np.zeros((count * stride, width), np.uint8)
         for begin, length, place in zip(starts, lengths, to, strict=True):

@@ -1,4 +1,4 @@
-"""The scan for NaN and infinity, and the write counters of a ring."""
+"""The core finds NaN and infinity, and counts the writes of a ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same bits from registers of every width."""
+"""Registers of every width compute the same bits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_leaves(priorities, alpha, eps):
 def test_draws(leaves, n, seed):
     tree = loaded(leaves)
     uniforms = np.random.default_rng(seed).random(n)
-    uniforms[0] = np.nextafter(1.0, 0.0)  # a search that rounding may carry too far
+    uniforms[0] = np.nextafter(1.0, 0.0)  # rounding may carry this search too far
 
     def work() -> bytes:
         index, value = draw(tree, uniforms)

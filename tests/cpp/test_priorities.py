@@ -1,4 +1,4 @@
-"""Priorities of rows: rule, generations, blocks and running maxima, against a plain model."""
+"""Priorities of rows follow a plain model: rule, generations, blocks and running maxima."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ raws = st.sampled_from([0.0, 1e-50, 1e-30, 0.1, 1.0, 7.0, 1e20]) | st.floats(0, 
 
 
 class PrioritiesMachine(RuleBasedStateMachine):
-    """Any history of calls, beside the model."""
+    """Any history of calls, compared with the model."""
 
     @initialize(capacity=st.sampled_from(CAPACITIES), single=st.booleans(), seed=st.integers(0, 99))
     def start(self, capacity, single, seed):
@@ -29,7 +29,7 @@ class PrioritiesMachine(RuleBasedStateMachine):
         self.random = np.random.default_rng(seed)
 
     def rows(self, n: int, spread: int) -> np.ndarray:
-        # From one of two places, so that calls meet in the same rows.
+        # All rows are near one of two places, so that calls hit the same rows.
         first = self.random.integers(0, 2) * (self.table.capacity - 3)
         return (first + self.random.integers(0, spread, n)) % self.table.capacity
 
@@ -97,7 +97,7 @@ def test_a_new_row_gets_the_largest_priority_seen_once_raised_to_alpha():
     table.update(range(4), [5.0, 1.0, 1.0, 1.0])
     table.fill(4, 1, table.core.default_priority(False))
     assert table.got(leaves=True)[4] == pytest.approx(5**0.6, rel=1e-8)
-    # Annealed alpha starts from the raw priorities each time: nothing is raised twice.
+    # Annealed alpha starts from the raw priorities each time, so no priority is raised to a power twice.
     for alpha in np.linspace(0, 1, 7):
         table.set_rule(alpha, 1e-8)
         table.check()
@@ -191,11 +191,11 @@ def test_late_updates_are_dropped_and_counted():
     table.fill(0, 8, 1.0)
     index, _, generation = table.draw([0.0, 0.5, 0.99])  # rows 0, 4, 7
     table.fill(4, 1, 1.0)
-    assert table.update(index, [5.0, 6.0, 7.0]) == 1  # as remembered
+    assert table.update(index, [5.0, 6.0, 7.0]) == 1  # with the remembered generations
     assert table.update(index, [5.0, 60.0, 7.0], expected=generation) == 1
     assert table.update([1], [3.0]) == 0  # never drawn
     assert table.got().tolist() == [5.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 7.0]
-    assert table.core.max_seen == 7.0  # a dropped priority isn't seen
+    assert table.core.max_seen == 7.0  # a dropped priority doesn't count
     table.remember([4])
     assert table.update([4], [2.0]) == 0
     table.check()
@@ -283,7 +283,7 @@ def test_draws_follow_the_priorities():
     often = expected >= 5
     assert counts[leaves == 0].sum() == 0
     statistic = ((counts - expected)[often] ** 2 / expected[often]).sum()
-    # Chi-square: mean k, variance 2k; five deviations on either side.
+    # Chi-square has mean k and variance 2k; five deviations are allowed on either side.
     assert abs(statistic - often.sum()) < 5 * math.sqrt(2 * often.sum())
 
 

@@ -1,4 +1,4 @@
-"""What Priorities refuses, and that nothing has changed then."""
+"""`Priorities` refuses wrong arguments and then leaves all state unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def in_use(single: bool = False) -> Table:
-    """Ten rows, one of each kind."""
+    """Return ten rows, at least one in each state."""
     table = Table.empty(10, single, alpha=0.6, eps=1e-8)
     table.fill(0, 8, 1.0)
     table.update([1, 2, 3], [0.0, 4.0, 7.0])
@@ -55,7 +55,7 @@ def test_a_bad_priority_changes_nothing(bad, late):
         table.core.fill(0, 3, bad)
     with refused(table, ValueError, "max_seen: " + message):
         table.core.max_seen = bad
-    # What stands beside an index of -1 is no priority.
+    # A value at an index of -1 is ignored, so it needn't be a valid priority.
     row, value = int64([-1]), float64([bad])
     assert table.core.update(address(row), address(value), 1, 10, address(table.written)) == 0
     table.check()
@@ -82,7 +82,7 @@ def test_powers_that_the_tree_cant_add_up_are_refused():
     table.update([4], [1e100])
     with refused(table, ValueError, "set_rule: priority .* is too large for alpha = 3"):
         table.set_rule(3.0, 0.0)
-    # The largest one seen will be that of new rows.
+    # New rows get the largest priority seen, which is too large.
     table.update([4], [1.0])
     with refused(table, ValueError, "set_rule: priority .* is too large"):
         table.set_rule(3.0, 0.0)

@@ -1,4 +1,4 @@
-"""The random generator against its published algorithm in Python integers."""
+"""The random generator equals its published algorithm in Python integers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def permutation(random: Random, n: int) -> list[int]:
 def test_the_sequence_is_the_published_one(seed):
     random, plain = Random(seed), Plain(seed)
     assert uniforms(random, 50) == [(plain.next() >> 11) * 2.0**-53 for _ in range(50)]
-    # A bound just above a power of two leaves out nearly half of all draws.
+    # A bound just above a power of two rejects nearly half of all draws.
     for high in (1, 2, 7, 10**6, 2**62 + 1, 2**63 - 1):
         assert integers(random, high, 20) == [plain.below(high) for _ in range(20)]
     assert sorted(permutation(random, 100)) == list(range(100))

@@ -1,4 +1,4 @@
-"""`RunningSums`: many rows at once give what one after the other gives, bit for bit."""
+"""`RunningSums` over many rows equals row by row, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from gleanrl._arrays.native import RunningSums
 
 TYPES = ["uint8", "int8", "int16", "int32", "int64", "longlong", "float32", "float64"]
-SHAPES = [(9,), (9, 1), (9, 3, 2), (9, 0), (9, 300, 70)]  # the last gives up the interpreter lock
+SHAPES = [(9,), (9, 1), (9, 3, 2), (9, 0), (9, 300, 70)]  # the last one releases the interpreter lock
 
 
 def rows(shape, dtype, seed):
-    """Return rows of numbers that overflow integers, and that floats round."""
+    """Return rows of numbers that overflow integers and that floats must round."""
     drawn = np.random.default_rng(seed).normal(size=shape) * 100
     return drawn.astype(dtype) if np.dtype(dtype).kind == "f" else drawn.astype(np.int64).astype(dtype)
 
 
 def one_by_one(after, roots, addends, first, n):
-    """Add as steps do, with torch."""
+    """Add row by row with torch, as steps do."""
     for t in range(first, first + n):
         root = torch.from_numpy(np.array(roots[t]))
         more = torch.ones_like(root) if addends is None else torch.from_numpy(np.array(addends[t]))
@@ -37,7 +37,7 @@ def test_sums_are_those_of_single_rows(dtype, shape, adds):
     want = after.copy(), roots.copy()
     sums = RunningSums(after, roots, addends if adds else None)
     for first, n in ((0, 3), (3, 0), (4, 4), (0, 8)):
-        for _ in range(2):  # again after an interrupt
+        for _ in range(2):  # twice, as after an interrupt
             sums.run_on(first, n)
         one_by_one(*want, addends if adds else None, first, n)
         assert after.tobytes() == want[0].tobytes()
@@ -45,7 +45,7 @@ def test_sums_are_those_of_single_rows(dtype, shape, adds):
 
 
 def test_rows_may_lie_anywhere():
-    """Time stands behind the environments in a column, and columns may be parts of others."""
+    """Time is after the environments in a column, and columns may be parts of larger arrays."""
     held = [rows((4, 9, 3), "float32", seed) for seed in range(3)]
     after, roots, addends = (array[::2, :, ::-1].swapaxes(0, 1) for array in held)
     before = [array.copy() for array in held]
@@ -85,7 +85,7 @@ def test_arrays_that_are_not_alike_are_refused(others):
 
 @pytest.mark.parametrize("dtype", [bool, np.float16, np.complex64, np.uint16, ">i4", "datetime64[s]"])
 def test_other_types_are_refused(dtype):
-    with pytest.raises(ValueError):  # NumPy refuses to show some of them
+    with pytest.raises(ValueError):  # NumPy can't export some of them
         RunningSums(np.zeros(9, dtype), np.zeros(9, dtype))
 
 

@@ -1,4 +1,4 @@
-"""The sum tree against numpy: sums, draws, and what floats can do to a search."""
+"""The sum tree equals NumPy in sums and draws, and its search survives float rounding."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gleanrl._arrays.native import SumTree
 
 LARGEST = 2.0**960
-# Around every change of the number of levels up to five of them.
+# Around every change of the number of levels, up to five levels.
 CAPACITIES = [1, 2, 7, 8, 9, 63, 64, 65, 511, 512, 513, 4095, 4096, 4097]
 BELOW_ONE = math.nextafter(1.0, 0.0)
 
-whole = st.integers(0, 2**20).map(float)  # sums of them are exact
+whole = st.integers(0, 2**20).map(float)  # sums of these are exact
 wild = st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 0.1, 0.3, 1.0, 1e16, 1e280, LARGEST]) | st.floats(0, 1e100)
 
 
@@ -59,7 +59,7 @@ def assert_summaries(tree: SumTree, expected: np.ndarray) -> None:
 
 
 class SumTreeMachine(RuleBasedStateMachine):
-    """Any history of calls, beside a numpy array."""
+    """Any history of calls, compared with a NumPy array."""
 
     @initialize(capacity=st.sampled_from(CAPACITIES), seed=st.integers(0, 99))
     def start(self, capacity, seed):
@@ -134,7 +134,7 @@ def test_draws_are_a_search_in_the_cumulative_sum(values, uniforms):
 def test_rows_of_zero_priority_are_never_drawn(values, uniforms):
     tree = loaded(values)
     total = tree.total
-    # The borders between rows are where rounding decides.
+    # Rounding decides at the borders between rows.
     borders = np.cumsum(values) / total
     near = np.concatenate(
         [np.nextafter(borders, 0), borders, np.nextafter(borders, 2), uniforms, [BELOW_ONE]]
@@ -145,7 +145,7 @@ def test_rows_of_zero_priority_are_never_drawn(values, uniforms):
 
 @pytest.mark.parametrize("zeros", [1, 2, 7, 8, 9, 100, 4000])
 def test_the_search_stops_at_the_last_positive_row(zeros):
-    # Sums of tenths are inexact in every order: a search for the last share steps past the last one.
+    # Sums of tenths are inexact in every order, so a search for the last share steps past the last row.
     values = np.concatenate([np.full(1000, 0.1), np.zeros(zeros)])
     for positive in (values, np.roll(values, 3), np.tile([0.1, 0.7, 0.0], 333)):
         index, _ = draw(loaded(positive), np.full(3, BELOW_ONE))
@@ -188,7 +188,7 @@ def test_draws_follow_the_priorities():
     often = expected >= 5
     assert counts[values == 0].sum() == 0
     statistic = ((counts - expected)[often] ** 2 / expected[often]).sum()
-    # Chi-square: mean k, variance 2k; five deviations on either side.
+    # Chi-square has mean k and variance 2k; five deviations are allowed on either side.
     assert abs(statistic - often.sum()) < 5 * math.sqrt(2 * often.sum())
 
 

@@ -1,4 +1,4 @@
-"""`TensorColumns`: which tensors are written as they are, and where they go."""
+"""`TensorColumns` writes plain tensors directly, each into its column, and refuses all other ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def new_columns():
 
 
 def new_leaves(lead, start=1):
-    """Return leaves ``[*lead, *leaf]``, counting."""
+    """Return counting leaves ``[*lead, *leaf]``."""
     found = []
     for shape, dtype in FORMS:
         full = (*lead, *shape)
@@ -186,7 +186,7 @@ def test_columns_are_held_and_leaves_are_not():
 
 @pytest.mark.parametrize("change", [lambda leaves: leaves.__delitem__(slice(1, None)), list.clear])
 def test_a_list_that_shrinks_while_it_is_looked_at(change):
-    """Python code that torch runs at every call may do anything."""
+    """Python code that torch runs at every call may change the list."""
     leaves = new_leaves((4,))
 
     class Shrinking(torch.overrides.TorchFunctionMode):

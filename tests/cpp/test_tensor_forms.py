@@ -1,4 +1,4 @@
-"""`TensorForms`: whether tensors are what they were, but for their values."""
+"""`TensorForms` reports whether tensors are unchanged except for their values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_tensors_that_were_changed_are_seen(change):
     tensors = [torch.zeros(3), torch.zeros(3, 2), torch.zeros(())]
     made = TensorForms(EXCHANGE, torch.Tensor, tensors)
     assert made.unchanged(tensors)
-    tensors[1].fill_(1.0)  # values aren't looked at
+    tensors[1].fill_(1.0)  # values aren't compared
     assert made.unchanged(tensors)
     change(tensors[1])
     assert not made.unchanged(tensors)

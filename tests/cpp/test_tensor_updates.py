@@ -1,4 +1,4 @@
-"""`TensorUpdates`: which tensors it takes, and that it does then what an update by address does."""
+"""`TensorUpdates` accepts plain tensors and then equals an update by address."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def updates():
 
 
 def a_table():
-    """Return priorities of 1 for every row, none drawn yet, and how often each row was written."""
+    """Return priorities of 1 for every row, none drawn yet, and the write count of each row."""
     table, written = Priorities(ROWS, True), torch.ones(ROWS, dtype=torch.int64)
     table.fill(0, ROWS, 1.0)
     return table, written
@@ -108,7 +108,7 @@ def test_others_are_left_to_the_caller(updates, index, priority, generation):
             torch.tensor([1]),
             torch.from_numpy(np.frombuffer(bytearray(9), np.float64, 1, 1)),
             ValueError,
-        ),  # askew
+        ),  # not aligned
     ],
 )
 def test_bad_numbers_change_nothing(updates, index, priority, error):

@@ -1,4 +1,4 @@
-"""The numbering of frames; `tests/collectors/test_frame_accounting_tracking.py` compares its counts with an oracle."""
+"""Frames are numbered by trajectory. `tests/collectors/test_frame_accounting_tracking.py` has tests with an oracle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gleanrl._arrays.native import record
 
 
 def arrays(num_envs: int, num_steps: int) -> dict[str, Any]:
-    """Return what a batch without an end is recorded with."""
+    """Return the arrays that record a batch without an end."""
     shape = (num_envs, num_steps)
     return {
         "done": np.zeros(shape, np.bool_),

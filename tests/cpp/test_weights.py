@@ -1,4 +1,4 @@
-"""Importance weights against the power function in high precision."""
+"""Importance weights equal the power function in high precision."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def power(ratio_log2: float, beta: float) -> float:
 def assert_close(found: np.ndarray, expected: list[float]) -> None:
     with np.errstate(over="ignore", under="ignore"):
         rounded = np.array(expected).astype(np.float32)
-    # One unit in float32's last place: rounded once, from a double that is right to 1e-9.
+    # The difference is at most one unit in the last place: the result is rounded once, from a double exact to 1e-9.
     assert (np.isfinite(found) == np.isfinite(rounded)).all()
     finite = np.isfinite(found)
     np.testing.assert_array_max_ulp(found[finite], rounded[finite], maxulp=1)
@@ -68,7 +68,7 @@ def test_without_correction_every_weight_is_one():
 
 
 def test_the_normalised_batch_doesnt_depend_on_the_unit():
-    # Where a power taken in float32 first would overflow or vanish.
+    # A power in float32 would overflow or vanish here.
     for factor in (1e-200, 1.0, 1e200):
         np.testing.assert_allclose(
             weights(np.array([1.0, 4.0, 16.0]) * factor, 1.0, 0.5, True), [1, 0.5, 0.25], rtol=1e-7

@@ -1,4 +1,4 @@
-"""The kernels in registers of every width that the processor has."""
+"""Run the kernels in registers of every width that the processor has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTHS = (2, 8)
 
 @contextmanager
 def of_lanes(n: int) -> Iterator[bool]:
-    """Whether the processor has such registers, which are used if so."""
+    """Use registers of this width if the processor has them; yield whether it has."""
     before = lanes()
     try:
         yield use_lanes(n)
@@ -21,7 +21,7 @@ def of_lanes(n: int) -> Iterator[bool]:
 
 
 def from_every_width(work: Callable[[], bytes]) -> bytes:
-    """What `work` returns, checked to be the same from every width there is."""
+    """Return the result of `work`, after a check that every width gives the same."""
     found = []
     for n in WIDTHS:
         with of_lanes(n) as there:
