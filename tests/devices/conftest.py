@@ -1,6 +1,6 @@
-"""Every test of this folder runs on each device that there is: the CPU, the pretended accelerator and CUDA.
+"""Every test of this folder runs on each present device: the CPU, the pretended accelerator and CUDA.
 
-``make test-devices`` has the pretended one, whose source is in `pretended`.
+``make test-devices`` provides the pretended one, whose source is in `pretended`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if torch.cuda.is_available():
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where the test's subject lives."""
+    """The device under test."""
     return torch.device(request.param)
 
 
 @pytest.fixture(params=PLACES)
 def source(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where data come from."""
+    """The device of the data: the CPU or the device under test."""
     return at(request.param, device)
 
 
 @pytest.fixture(params=PLACES)
 def home(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where the storage is."""
+    """The device of the storage: the CPU or the device under test."""
     return at(request.param, device)

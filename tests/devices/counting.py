@@ -1,4 +1,4 @@
-"""An environment and policies whose tensors live on a device, and whose arithmetic is exact on every one."""
+"""An environment and policies on a device, with arithmetic that is exact on every device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WEIGHT = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 4.0, 2.0]])
 class Counter(EnvBase):
     """Observes ``(stream, episode, step)``; stream s ends its episodes after ``3 + s % 2`` steps, each pays its step.
 
-    All it computes with is on its device, and goes with it.
+    All its tensors are on its device and move with it.
 
     Args:
-        device: where.
+        device: device of all tensors.
         batch_size: `()` or `(P,)`; stream p is row p.
         first: number of the first stream.
         dtype: of the observation.
@@ -86,12 +86,12 @@ def linear(weight: torch.Tensor = WEIGHT) -> nn.Linear:
 
 
 def acted(batch: TensorDictBase, weight: torch.Tensor = WEIGHT) -> torch.Tensor:
-    """Return on the CPU the actions that `linear` takes on the batch's observations."""
+    """Return on the CPU the actions of `linear` for the batch's observations."""
     return batch["observation"].cpu().float() @ weight.T
 
 
 def check_stream(batch: TensorDictBase, steps: int, streams: tuple[int, ...] = (0,)) -> None:
-    """Check that the batch, ``[T]`` or ``[P, T]``, is the first `steps` steps of these streams, to the last bit."""
+    """Check that the batch, ``[T]`` or ``[P, T]``, is the first `steps` steps of these streams, bit for bit."""
     single = batch.ndim == 1
     for row, stream in zip(batch.unsqueeze(0) if single else batch, streams, strict=True):
         expected = torch.tensor(rows(steps, stream))
@@ -110,16 +110,16 @@ def check_stream(batch: TensorDictBase, steps: int, streams: tuple[int, ...] = (
 
 
 def leaves_on(batch: TensorDictBase) -> set[torch.device]:
-    """Return where the tensors of a batch are."""
+    """Return the devices of a batch's tensors."""
     return {leaf.device for leaf in batch.values(True, True) if isinstance(leaf, torch.Tensor)}
 
 
 def drained(kind: str, collector: Any) -> list[TensorDictBase]:
-    """Return a batch that was begun after this call, of each worker."""
+    """Return of each worker a batch that was begun after this call."""
     batches = [collector.next() for _ in range(1 if kind == "sync" else 7)]
     if kind == "sync":
         return batches
-    # Two of a worker's may have been under way.
+    # Up to two batches of a worker may have been in progress.
     of = {w: [batch for batch in batches if batch["observation"][0, 0] == w] for w in (0, 1)}
     return [part[-1] for part in of.values() if len(part) > 2]
 
@@ -127,7 +127,7 @@ def drained(kind: str, collector: Any) -> list[TensorDictBase]:
 def check_same(
     found: TensorDictBase, expected: TensorDictBase, device: torch.device, **tolerance: Any
 ) -> None:
-    """Check that what lives on the device equals what was found on the CPU; exactly, without a tolerance."""
+    """Check that a batch on the device equals one on the CPU: exactly, unless a tolerance is given."""
     assert leaves_on(found) == {device} and leaves_on(expected) == {torch.device("cpu")}
     ours, theirs = flatten(found), flatten(expected)
     assert ours.keys() == theirs.keys()

@@ -1,4 +1,4 @@
-"""Batches of environments, gymnasium's and the library's own, that hand their data out on a device."""
+"""Batches of environments, gymnasium's and the library's own, return their data on a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
 class TestBatchesOfEnvironments:
-    """Members where they are, the batch where it was asked for."""
+    """Members and batch may be on different devices."""
 
     def made(self, kind: Any, home: Any, **kwargs: Any) -> Any:
         return kind(2, [lambda: Counter(home, first=0), lambda: Counter(home, first=1)], **kwargs)

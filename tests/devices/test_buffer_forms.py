@@ -1,4 +1,4 @@
-"""What storages on a device hold: dtypes, single tensors, trees, tensorclasses, lists, two dimensions."""
+"""Storages on a device hold all dtypes, single tensors, trees, tensorclasses, lists and two dimensions."""
 
 from __future__ import annotations
 

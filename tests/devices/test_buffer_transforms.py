@@ -1,4 +1,4 @@
-"""Transforms of buffers over a device's storages do what they do on the CPU."""
+"""Buffer transforms over a device's storage equal their results on the CPU."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class TestTransforms:
 
 
 class Adding(torch.nn.Module):
-    """A recurrent module: the sum of what it saw."""
+    """A recurrent module whose state is the sum of its inputs."""
 
     in_keys, out_keys = ["x", "sum"], [("next", "sum")]
 
@@ -234,7 +234,7 @@ class Adding(torch.nn.Module):
 
 
 def close(one: Any, other: Any) -> None:
-    """Check that two batches hold the same, wherever they are; some functions round otherwise on a device."""
+    """Check that batches on any devices are equal up to rounding, which differs between devices for some functions."""
     assert set(one.keys(True, True)) == set(other.keys(True, True))
     for key in one.keys(True, True):
         assert one[key].dtype == other[key].dtype

@@ -1,4 +1,4 @@
-"""Storages on a device: whatever place data and indices come from, the same records go in and come out."""
+"""Storages on a device store and return the same records for data and indices from any device."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TestWriting:
     def test_views_of_the_storage_itself_may_be_written(self, home, ahead):
         rb = ReplayBuffer(storage=LazyTensorStorage(6, device=home))
         rb.extend(rows(0, 6, home))
-        rb.extend(rb[1 + ahead : 5])  # to the first slots: the views change while they are read
+        rb.extend(rb[1 + ahead : 5])  # writes to the first slots, so the views change while they are read
         assert numbers(rb[:]) == ([1, 2, 3, 4, 4, 5] if not ahead else [2, 3, 4, 3, 4, 5])
 
     def test_no_graph_is_kept(self, source, home):
@@ -184,7 +184,7 @@ class TestDevice:
 
 
 def indices(device: torch.device) -> dict[str, tuple[Any, list[int]]]:
-    """Indices of eight records, and which ones they name."""
+    """Return indices of eight records, and the numbers of the records that each names."""
     mask = torch.tensor([True, False, False, True, False, False, False, True])
     return {
         "slice": (slice(1, 7, 2), [1, 3, 5]),

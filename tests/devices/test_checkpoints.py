@@ -1,4 +1,4 @@
-"""States and checkpoints of buffers on a device: they are loaded on any other one, bit for bit."""
+"""States and checkpoints of buffers on a device load on every other device, bit for bit."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ SAMPLERS: dict[str, Any] = {
 
 @pytest.fixture(params=PLACES)
 def other(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where the buffer is that is loaded."""
+    """The device of the buffer that loads."""
     return at(request.param, device)
 
 
 @pytest.fixture(params=["state", "dump", "file"])
 def carried(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
-    """Take the state of one buffer over to another."""
+    """Copy the state of one buffer to another."""
 
     def carry(one: Any, another: Any) -> None:
         if request.param == "dump":
@@ -97,7 +97,7 @@ def test_the_same_samples_follow(home, other, carried, name):
     for _ in range(4):
         mine, its = one.sample(), another.sample()
         assert plain(mine) == plain(its) and on(other, its)
-        if "slices" not in name:  # these mark ends
+        if "slices" not in name:  # slices mark ends
             clock(on_cpu(its))
     one.extend(ted(2, start=35))
     another.extend(ted(2, start=35))
@@ -217,7 +217,7 @@ def test_only_what_changed_is_written_and_is_right(device, tmp_path):
         one.dumps(tmp_path)
         another.loads(tmp_path)
         assert torch.equal(another[:]["x"].cpu(), expected)
-    view = one[:10]  # a live view: nothing tells what is written into it
+    view = one[:10]  # the buffer isn't informed of writes through a live view
     view["x"][4] = 77
     expected[4] = 77
     one.dumps(tmp_path)
@@ -261,11 +261,11 @@ def test_the_best_ones(home, other, carried):
     )
     one.extend(TensorDict({"score": torch.tensor([1.0, 3.0, 2.0, 2.0], device=home)}, [4]))
     carried(one, another)
-    for rb in (one, another):  # of equal ones the last to come goes
+    for rb in (one, another):  # of equal scores the latest record is dropped
         assert rb.extend(TensorDict({"score": torch.tensor([2.5, 1.5])}, [2])).tolist() == [
             2,
             -1,
-        ]  # of equal ones the last to come goes
+        ]  # of equal scores the latest record is dropped
     assert one["score"].tolist() == another["score"].tolist() == [3.0, 2.0, 2.5]
 
 

@@ -1,4 +1,4 @@
-"""Collections on a device are repeatable, and go on from a checkpoint bit by bit."""
+"""Collecting on a device is repeatable, and resumes from a checkpoint bit for bit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def transformed() -> TransformedEnv:
 
 
 def same(one: TensorDictBase, other: TensorDictBase) -> bool:
-    """Return whether records are the same, to the last bit, in the same places."""
+    """Return whether records are equal bit for bit and on the same devices."""
     ours, theirs = flatten(one), flatten(other)
     return ours.keys() == theirs.keys() and all(
         leaf.device == theirs[path].device and torch.equal(leaf, theirs[path]) for path, leaf in ours.items()
@@ -78,7 +78,7 @@ class Training:
         self.device = device
 
     def step(self) -> list[TensorDictBase]:
-        """Collect and learn once; return what was seen."""
+        """Collect and learn once; return the batch and the sample."""
         batch = self.collector.next()
         assert batch is not None
         self.buffer.extend(batch.reshape(-1))
@@ -228,7 +228,7 @@ def test_a_collectors_seed_decides_random_actions(device: torch.device, argument
             Counter(None, (2,)), None, frames_per_batch=14, **named(arguments, device)
         )
         collector.set_seed(seed)
-        torch.rand(3, device=device)  # what else draws doesn't matter
+        torch.rand(3, device=device)  # other draws don't matter
         batch = collector.next()
         assert batch is not None
         collector.shutdown()

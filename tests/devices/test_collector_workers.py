@@ -1,4 +1,4 @@
-"""Collectors whose workers run the policy on a device."""
+"""Collector workers run the policy on a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ D = "the device under test"
 CPU = torch.device("cpu")
 KINDS = {"sync": MultiSyncDataCollector, "async": MultiaSyncDataCollector}
 PLACES: list[tuple[dict[str, str], str]] = [
-    # arguments, where the batches are
+    # arguments, device of the batches
     ({"policy_device": D, "storing_device": "cpu"}, "cpu"),
     ({"policy_device": D, "storing_device": D}, D),
     ({"policy_device": D}, "cpu"),
@@ -31,7 +31,7 @@ both = pytest.mark.parametrize("kind", KINDS)
 
 @contextmanager
 def collecting(kind: str, policy: Any, frames: int = 28, **kwargs: Any) -> Iterator[Any]:
-    """Give a collector of two workers, of streams 0 and 1."""
+    """Yield a collector of two workers, of streams 0 and 1."""
     makers = [lambda: Counter(None, (), 0), lambda: Counter(None, (), 1)]
     collector = KINDS[kind](makers, policy, frames_per_batch=frames, **kwargs)
     try:
@@ -168,7 +168,7 @@ def test_random_actions(device: torch.device, kind: str, policy: str) -> None:
         batches = list(collector)
     assert all(leaves_on(batch) == {device} for batch in batches)
     drawn = [not torch.equal(batch["action"].cpu(), acted(batch)) for batch in batches]
-    # The batch that was begun first may come later than another worker's.
+    # The batch that was begun first may arrive after another worker's batch.
     assert sum(drawn) == (3 if given is None else 1) and (drawn[0] or kind == "async")
 
 

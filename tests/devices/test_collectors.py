@@ -1,4 +1,4 @@
-"""Where the parts and the batches of a collector live, and that no place changes what is collected."""
+"""The parts and batches of a collector are on the requested devices, and no device changes the data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPELLINGS: dict[str, Callable[[torch.device], Any]] = {
 USUAL = [{"device": D}, {"policy_device": D}, {"policy_device": D, "storing_device": D}]
 MOVING = [{"policy_device": D}, {"device": D}, {"policy_device": D, "env_device": D}]
 PLACES: list[tuple[dict[str, str], str, str | None]] = [
-    # arguments, where the batches' tensors are, what batches say of their device
+    # arguments, device of the batches' tensors, `device` attribute of the batches
     ({"device": D}, D, D),
     ({"policy_device": D}, "cpu", None),
     ({"policy_device": D, "storing_device": "cpu"}, "cpu", "cpu"),
@@ -56,7 +56,7 @@ def named(arguments: dict[str, str], device: torch.device, spell: Any = str) -> 
 
 
 def equal(one: TensorDictBase, other: TensorDictBase) -> bool:
-    """Return whether batches hold the same, to the last bit, wherever they are."""
+    """Return whether batches on any devices are equal bit for bit."""
     ours, theirs = flatten(one), flatten(other)
     return ours.keys() == theirs.keys() and all(
         torch.equal(leaf.cpu(), theirs[path].cpu()) for path, leaf in ours.items()
@@ -128,7 +128,7 @@ def test_gymnasium(device: torch.device, arguments: dict[str, str], env: str) ->
 
 
 class Choose(nn.Module):
-    """Pushes the pole the way it falls, without arithmetic."""
+    """Pushes the pole in the direction of its fall, without arithmetic."""
 
     def __init__(self) -> None:
         super().__init__()

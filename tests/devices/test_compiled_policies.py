@@ -1,4 +1,4 @@
-"""Policies that are compiled, or captured as CUDA graphs: the same actions, and weights that are updated."""
+"""Policies that are compiled or captured as CUDA graphs return the same actions and follow weight updates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = [("policy_device",), ("device",), ("policy_device", "env_device"), ()]
 
 @pytest.fixture
 def accelerator(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where policies are compiled for, in this process alone; the CPU's compiler has tests elsewhere."""
+    """The device to compile for, in this process only. Other tests cover the compiler for the CPU."""
     if device.type != "cuda":
         pytest.skip("compilers and graphs of CUDA")
     inductor = importlib.import_module("torch._inductor.config")
@@ -48,7 +48,7 @@ def sequence(net: nn.Module) -> TensorDictSequential:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # of the compiler itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # warnings of the compiler
 @pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning")
 @pytest.mark.parametrize("form", [plain, wrapped, sequence])
 @pytest.mark.parametrize("places", PLACES, ids=str)

@@ -1,4 +1,4 @@
-"""Environments whose tensors live on a device: rollouts, transforms, batches of environments, specs."""
+"""Environments on a device: rollouts, transforms, batches of environments, specs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Frames(EnvBase):
 
 @pytest.mark.parametrize("size", SIZES)
 class TestAUsersEnvironment:
-    """Its tensors are where it says that they are."""
+    """The tensors of a user's environment are on its declared device."""
 
     def test_everything_lives_there(self, device: torch.device, size: tuple[int, ...]) -> None:
         env = Counter(device, size)
@@ -168,7 +168,7 @@ LEARNING: dict[str, Callable[[], Any]] = {
 
 
 class TestTransforms:
-    """Transformed rollouts are those of the CPU."""
+    """Transformed rollouts equal the CPU's."""
 
     def both(self, device: torch.device, size: tuple[int, ...], chain: Any, way: str) -> list[TensorDictBase]:
         found: list[TensorDictBase] = []
@@ -181,7 +181,7 @@ class TestTransforms:
             if way == "collected":
                 kwargs = {"frames_per_batch": 16, "total_frames": 16, "device": place}
                 found += list(SyncDataCollector(env, None, **kwargs))
-                found[-1].pop("action")  # drawn there
+                found[-1].pop("action")  # drawn on the device
             else:
                 found.append(env.rollout(8, break_when_any_done=False).exclude("action"))
         return found

@@ -1,4 +1,4 @@
-"""Collectors step simulators on the CPU, wherever their environments say that data are, and move whole batches."""
+"""Collectors step simulators on the CPU and move whole batches to the device of the environment."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 class Upright(nn.Module):
-    """Pushes to where the pole falls; what it is given says where it was."""
+    """Pushes the pole in the direction of its fall, and checks the device of its input."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Upright(nn.Module):
 def collected(
     make: Callable[[Any], Any], device: torch.device, moved: bool, **kwargs: Any
 ) -> tuple[Any, list]:
-    """Return a seeded collector and its batches; its environment is made there, or moved there by the collector."""
+    """Return a seeded collector and its batches; its environment is made on the device, or moved there."""
     env = make(None if moved else device)
     given = {"device": device} if moved else {}
     policy = Upright(device)
@@ -125,7 +125,7 @@ def test_batches_are_those_of_the_cpu(device: torch.device, name: str, moved: bo
 
 
 def test_between_rollouts(device: torch.device) -> None:
-    """What a transform has on a device goes where it is used."""
+    """The tensors of a transform move to the device where they are used."""
     env, other = TransformedEnv(cartpole(device), chain()), TransformedEnv(cartpole(), chain())
     policy = Upright(device).to(device)
     collector = SyncDataCollector(env, policy, frames_per_batch=10, total_frames=-1)
@@ -154,7 +154,7 @@ FOLLOWING: dict[str, Callable[[], Any]] = {
 @pytest.mark.filterwarnings("ignore:.*outside the collector")
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_used_by_hand_between_batches(device: torch.device, name: str) -> None:
-    """What goes on from a batch is what goes on from one of the CPU."""
+    """Steps that continue from a batch are equal for a batch of the device and one of the CPU."""
 
     def used(home: torch.device) -> list[TensorDictBase]:
         env = TransformedEnv(SerialEnv(2, cartpole, device=home), FOLLOWING[name]())
@@ -250,7 +250,7 @@ def test_it_resumes(device: torch.device) -> None:
 @pytest.mark.parametrize("name", ["serial", "transformed serial", "vector"])
 def test_resets_and_limits(device: torch.device, name: str) -> None:
     given = {"set_truncated": True, "split_trajs": True, "total_frames": -1}
-    if name != "transformed serial":  # which has a limit of its own
+    if name != "transformed serial":  # it has its own limit
         given["max_frames_per_traj"] = 5
     collector = SyncDataCollector(
         MAKERS[name](device), Upright(device), frames_per_batch=40, device=device, **given
@@ -294,7 +294,7 @@ def test_what_keeps_to_the_device(device: torch.device, transform: Any) -> None:
 
 
 class Mine(Transform):
-    """A user's, which counts on its device."""
+    """A user's transform that counts on its device."""
 
     def _call(self, tensordict: Any) -> Any:
         return tensordict.set("home", tensordict["observation"][..., :1] * 0 + 1)

@@ -1,4 +1,4 @@
-"""A learner on a device, and workers that stay on the CPU."""
+"""A learner runs on a device while its workers stay on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WithoutCuda(Counter):
 
 @contextmanager
 def collecting(kind: str, policy: Any, **options: Any) -> Iterator[Any]:
-    """Give a collector of two workers on the CPU, of streams 0 and 1."""
+    """Yield a collector of two workers on the CPU, of streams 0 and 1."""
     makers = [lambda: WithoutCuda(None, (), 0), lambda: WithoutCuda(None, (), 1)]
     collector = KINDS[kind](makers, policy, frames_per_batch=28, **options)
     try:
@@ -111,7 +111,7 @@ def test_a_training_on_the_device_steers_the_workers(device: torch.device) -> No
             sample = buffer.sample()
             assert leaves_on(sample) == {device}
             optimizer.zero_grad()
-            learner.weight.sum().backward()  # a step takes one off each weight
+            learner.weight.sum().backward()  # each step subtracts one from every weight
             optimizer.step()
             sample["td_error"] = sample["action"].abs().sum(-1) + 1
             buffer.update_tensordict_priority(sample)

@@ -1,4 +1,4 @@
-"""Policies of every kind that run on a device: what they see, what they put out, and what they carry."""
+"""Policies of every kind run on a device: their inputs, their outputs and their carry."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def next_of(collector: SyncDataCollector) -> TensorDictBase:
 
 
 def place_of(device: torch.device, places: dict[str, str]) -> torch.device:
-    """Return where the tensors of a batch are."""
+    """Return the device of a batch's tensors."""
     return CPU if set(places) == {"policy_device"} else device
 
 
@@ -54,7 +54,7 @@ def module(function: Any, outs: Any = ("action",), ins: Any = ("observation",)) 
 
 @pytest.mark.parametrize("places", PLACES)
 class TestWhatTheySee:
-    """A policy's input is on its device, whoever it is, and its output goes where the batch is."""
+    """Every policy's input is on its device, and its output moves to the device of the batch."""
 
     def check(self, device: torch.device, places: dict[str, str], policy: Any, **kwargs: Any) -> None:
         collector = make(device, places, policy, **kwargs)
@@ -168,7 +168,7 @@ class TestWhatTheyPutOut:
         assert leaves_on(first) == leaves_on(second) == {place_of(device, places)}
 
     def test_several_observations_and_actions(self, device: torch.device, places: dict[str, str]) -> None:
-        places = {**places, "env_device": "cpu"}  # that environment computes on the CPU
+        places = {**places, "env_device": "cpu"}  # this environment computes on the CPU
         given = {name: device for name in places if name != "env_device"} | {"env_device": "cpu"}
 
         def policy(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,7 +223,7 @@ class TestWhatTheyPutOut:
 
 @pytest.mark.parametrize("places", [{"device": D}, {"policy_device": D}])
 class TestDraws:
-    """What policies draw comes from torch's generator of their device."""
+    """Policies draw from torch's generator of their device."""
 
     def actor(self, **kwargs: Any) -> ProbabilisticTensorDictSequential:
         def parameters(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -299,7 +299,7 @@ class TestDraws:
 
 @pytest.mark.parametrize("places", PLACES)
 class TestState:
-    """What a policy carries from step to step stays on its device."""
+    """A policy's carry stays on its device."""
 
     def test_a_key_of_its_own(self, device: torch.device, places: dict[str, str]) -> None:
         def policy(tensordict: TensorDictBase) -> TensorDictBase:
@@ -331,7 +331,7 @@ class TestState:
                 return tensordict.update({"action": self.net(state), ("next", "state"): state})
 
         env = Counter(None, (2,))
-        if primed:  # else the collector does that
+        if primed:  # otherwise the collector primes it
             env = env.append_transform(TensorDictPrimer(state=Unbounded((3,))))
         collector = make(device, places, Cell(), env=env)
         batch = torch.cat([next_of(collector), next_of(collector)], -1).cpu()

@@ -1,4 +1,4 @@
-"""Everything at once of a storage on a device: writes of each kind, priorities, slices, draws ahead, checkpoints."""
+"""Storages on a device combine all features: all kinds of writes, priorities, slices, prefetching, checkpoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_buffer_on_the_device_does_what_one_on_the_cpu_does(
 
     here, there = made("cpu"), made(device)
     start = 0
-    for count in (12, 7, 9, 11, SIZE, 3):  # goes around, and replaces everything
+    for count in (12, 7, 9, 11, SIZE, 3):  # goes around the ring, and replaces all records
         here.extend(ted(count, start))
         there.extend(ted(count, start).to(device if count % 2 else "cpu"))
         start += count
@@ -53,14 +53,14 @@ def test_a_buffer_on_the_device_does_what_one_on_the_cpu_does(
             clock(its.to("cpu"))
         if "prior" in name:
             for rb, batch in ((here, mine), (there, its)):
-                error = batch["index"].cpu() / SIZE + 0.1  # a GPU divides with another rounding
+                error = batch["index"].cpu() / SIZE + 0.1  # division on a GPU rounds differently
                 batch["td_error"] = error.to(batch["index"].device)
                 rb.update_tensordict_priority(batch)
         changed = ted(2, start)  # by index, and through a live view
         start += 2
         for rb, place in ((here, "cpu"), (there, device)):
             rb[torch.tensor([4, 2], device=place)] = changed.to(place)
-            if prefetch is None:  # batches drawn ahead may be older than a write through a view
+            if prefetch is None:  # prefetched batches may be older than a write through a view
                 rb[5:7]["next", "reward"].fill_(start)
         assert plain(here[:]) == plain(there[:])
         assert plain(here.sample()) == plain(there.sample())

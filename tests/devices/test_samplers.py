@@ -1,4 +1,4 @@
-"""Samplers and writers over storages on a device: what is drawn is what the rule says, wherever numbers come from."""
+"""Samplers and writers over a device's storage draw by their rules, for indices and priorities from any device."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.devices.records import CPU, PLACES, at, numbers, on, rows
 
 
 def weights(priority: torch.Tensor, slots: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    """What the importance weights are."""
+    """Return the importance weights by their formula."""
     p = (priority.double() + 1e-8) ** alpha
     return ((p[slots] / p.min()) ** -beta).float()
 
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where indices and priorities come from."""
+    """The device of indices and priorities."""
     return at(request.param, device)
 
 
@@ -185,7 +185,7 @@ class TestPriorities:
         rb.extend(rows(0, 4, device))
         batch = rb.sample()
         batch["td_error"] = torch.full((64,), 5.0, device=device)
-        rb.extend(rows(4, 6, device))  # takes slots 0 and 1
+        rb.extend(rows(4, 6, device))  # writes to slots 0 and 1
         rb.update_tensordict_priority(batch.to(place))
         assert rb.stats().priorities_dropped == int((batch["index"] < 2).sum())
 

@@ -1,4 +1,4 @@
-"""How batches are served: where they are, in pinned memory, ahead of time."""
+"""Batches are served on the requested device, in pinned memory, and prefetched."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TestPlaces:
             prefetch=prefetch,
             batch_size=40,
         )
-        rb.extend(rows(0, 12))  # rows 10 and 11 take the places of the first two
+        rb.extend(rows(0, 12))  # rows 10 and 11 replace the first two
         for _ in range(6):
             batch = rb.sample()
             assert all(leaf.is_pinned() for leaf in batch.values(True, True))
@@ -118,7 +118,7 @@ class TestPlaces:
 
     @NEEDS_CUDA
     def test_what_is_on_the_device_needs_no_pinning(self, device):
-        # As in TorchRL, whose buffers pin what is on the CPU and leave the rest as it is.
+        # As in TorchRL, whose buffers pin tensors of the CPU and leave the other ones unchanged.
         rb = ReplayBuffer(storage=LazyTensorStorage(10, device=device), pin_memory=True, batch_size=8)
         rb.extend(rows(0, 10))
         assert on(device, rb.sample())

@@ -1,4 +1,4 @@
-"""Slices of storages on a device: consecutive steps of one episode, with the end marked."""
+"""Slices from storages on a device are consecutive steps of one episode, with the end marked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTHS = (7, 3, 5, 9)  # of episodes, one after the other
 
 
 def episodes(device: torch.device | str, lengths: tuple[int, ...] = LENGTHS, ids: bool = True) -> TensorDict:
-    """Whole episodes, one after the other: `x` counts all steps, `step` those of each."""
+    """Return whole episodes one after the other: `x` counts all steps, `step` the steps of each."""
     step = torch.cat([torch.arange(length) for length in lengths])
     episode = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     done = torch.cat([torch.arange(length) == length - 1 for length in lengths])[:, None]
@@ -38,7 +38,7 @@ def episodes(device: torch.device | str, lengths: tuple[int, ...] = LENGTHS, ids
 
 
 def check_slices(batch: Any, length: int) -> torch.Tensor:
-    """Check that all are consecutive steps of one episode, with the end marked; return the first steps."""
+    """Check that slices are consecutive steps of one episode with the end marked; return the first steps."""
     x, episode = batch["x"].cpu().view(-1, length), batch["episode_"].cpu().view(-1, length)
     assert torch.equal(x, x[:, :1] + torch.arange(length))
     assert torch.equal(episode, episode[:, :1].expand_as(episode))
@@ -54,7 +54,7 @@ def check_slices(batch: Any, length: int) -> torch.Tensor:
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
-    """Where indices and priorities come from."""
+    """The device of indices and priorities."""
     return at(request.param, device)
 
 
@@ -89,7 +89,7 @@ class TestSlices:
             batch_size=3000,
             seed=0,
         )
-        rb.extend(episodes(device))  # 24 steps: the first four are gone
+        rb.extend(episodes(device))  # 24 steps, of which the first four are overwritten
         assert set(check_slices(rb.sample(), 3).tolist()) == {4, 7, 10, 11, 12, *range(15, 22)}
 
     def test_short_ones_are_padded(self, device):
@@ -122,7 +122,8 @@ class TestSlices:
         )
         index = rb.extend(episodes(device))
         priority = torch.zeros(24)
-        priority[2], priority[11], priority[17], priority[6] = 1.0, 3.0, 4.0, 50.0  # from 6 on none fits
+        # No slice fits from step 6.
+        priority[2], priority[11], priority[17], priority[6] = 1.0, 3.0, 4.0, 50.0
         rb.update_priority(index.to(place), priority.to(place))
         batch = rb.sample()
         starts = Counter(check_slices(batch, 4).tolist())

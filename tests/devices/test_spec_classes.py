@@ -1,4 +1,4 @@
-"""Every class of specs on a device: what they make is there, and what they say is what they say on the CPU."""
+"""Every spec class makes its values on its device, and answers as on the CPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SPECS: dict[str, Callable[[Any], Any]] = {
     "Choice": lambda device: Choice([Bounded(0.0, 1.0, (2,), device=device)] * 2),
 }
 WRONG: dict[str, tuple[Any, Any]] = {
-    # a value that doesn't belong there, and the one that project makes of it
+    # a value outside of the spec, and the result of `project` for it
     "Bounded": ([-3.0, 9.0], [-1.0, 2.0]),
     "Bounded integers": ([-9, 0, 9], [-2, 0, 5]),
     "Categorical": ([-1, 9], [0, 3]),
@@ -73,7 +73,7 @@ ENCODED: dict[str, tuple[Any, Any]] = {
 
 
 def pieces(made: Any) -> list[torch.Tensor]:
-    """Return the tensors that a value consists of."""
+    """Return the tensors of a value."""
     if isinstance(made, LazyStackedTensorDict):
         return [piece for part in made.tensordicts for piece in pieces(part)]
     if isinstance(made, TensorDictBase):
@@ -82,7 +82,7 @@ def pieces(made: Any) -> list[torch.Tensor]:
 
 
 def places(made: Any) -> set[torch.device]:
-    """Return where the tensors of a value are."""
+    """Return the devices of a value's tensors."""
     return {piece.device for piece in pieces(made)}
 
 
@@ -97,7 +97,7 @@ def name(device: torch.device, request: pytest.FixtureRequest) -> str:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", SPECS, indirect=True)
 class TestEveryClass:
-    """Made there, or moved there."""
+    """Specs that are made on a device, or moved to it."""
 
     def test_what_it_makes_is_there(self, device: torch.device, name: str) -> None:
         for spec in (SPECS[name](device), SPECS[name]("cpu").to(device)):
@@ -105,7 +105,7 @@ class TestEveryClass:
             for made in (spec.rand(), spec.zero(), spec.one()):
                 assert places(made) == {device}
             assert spec.is_in(spec.rand())
-            if name != "a stack of unlike":  # which has no more dimensions
+            if name != "a stack of unlike":  # this spec has no further dimensions
                 assert places(spec.rand((5,))) == places(spec.zero((5,))) == {device}
                 assert spec.is_in(spec.rand((5,)))
 

@@ -1,4 +1,4 @@
-"""Streams of CUDA of one's own: what several of them ask of a buffer happens in the order in which it's asked for."""
+"""The user's CUDA streams: operations on a buffer from several streams take effect in the order of the calls."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ LONG = 1 << 28  # clock cycles: more than a tenth of a second
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Work in a stream that does nothing for a long time before."""
+    """Run the block in a stream that first idles for a long time."""
     with elsewhere():
         torch.cuda._sleep(LONG)
         yield
 
 
 def elsewhere() -> Any:
-    """Work in a stream that has nothing else to do."""
+    """Run the block in a new, idle stream."""
     return torch.cuda.stream(torch.cuda.Stream())
 
 
 def on_cuda(device: torch.device) -> torch.device:
-    """The device, if it has streams."""
+    """Return the device, or skip the test if it has no streams."""
     if device.type != "cuda":
         pytest.skip("a device without streams")
     return device
@@ -42,7 +42,7 @@ def on_cuda(device: torch.device) -> torch.device:
 
 @pytest.fixture
 def buffer(device: torch.device) -> ReplayBuffer:
-    """A full buffer of the rows 0 to 99, in the device's memory, which has settled."""
+    """A full buffer of the rows 0 to 99 on the device, after all work has ended."""
     made = ReplayBuffer(
         storage=LazyTensorStorage(100, device=on_cuda(device)),
         sampler=SamplerWithoutReplacement(),
@@ -54,13 +54,13 @@ def buffer(device: torch.device) -> ReplayBuffer:
 
 
 def large(first: int, device: torch.device) -> torch.Tensor:
-    """Rows that say their number, counted from `first`, everywhere; half of them take a millisecond to copy."""
+    """Return 64 rows filled with their number, from `first`; half of them take a millisecond to copy."""
     return torch.arange(first, first + 64, device=device)[:, None].float().expand(64, 1 << 24).contiguous()
 
 
 def is_whole(batch: torch.Tensor, least: int) -> torch.Tensor:
-    """Whether each row says one number, of `least` or more: asked in the present stream, without waiting."""
-    low, high = batch.aminmax(dim=1)  # takes no large memory, for which the device would be waited for
+    """Return whether each row holds one number, at least `least`; the current stream computes it without waiting."""
+    low, high = batch.aminmax(dim=1)  # needs no large allocation, which would wait for the device
     return (low == high).all() & (low >= least).all()
 
 
@@ -70,7 +70,7 @@ def test_what_is_fetched_ahead_belongs_to_the_callers_stream(device: torch.devic
     with elsewhere():
         made.extend(large(1, device))
         assert bool(is_whole(made[:32] if storage is LazyTensorStorage else made[[1, 2]], 1))
-        for _ in range(3):  # the first time memory is taken, for which the device is waited for
+        for _ in range(3):  # the first round allocates memory, which waits for the device
             batches, found = list[torch.Tensor](), list[torch.Tensor]()
             for _ in range(6):
                 batches.append(made.sample())
@@ -95,7 +95,8 @@ def test_what_is_being_read_is_written_afterwards(device: torch.device) -> None:
 
 def test_what_another_stream_writes_is_read_afterwards(buffer: ReplayBuffer) -> None:
     stream, later = torch.cuda.Stream(), rows(100, 200, "cuda")
-    with torch.cuda.stream(stream):  # has memory of its own then, which takes no waiting for the device
+    # Gives this stream its own memory, so that it needn't wait for the device.
+    with torch.cuda.stream(stream):
         buffer.sample(), buffer.sample()
     torch.cuda.synchronize()
     with busy():
@@ -116,7 +117,7 @@ def test_batches_in_pinned_memory_stay_whole_until_they_are_copied(
         prefetch=prefetch,
     )
     made.extend(rows(0, 100))
-    with busy():  # the copies wait, and the batches they read are given up meanwhile
+    with busy():  # the copies wait, and their source batches are freed meanwhile
         sent = [made.sample().to(on_cuda(device), non_blocking=True) for _ in range(20)]
     torch.cuda.synchronize()
     for first, second in zip(sent[::2], sent[1::2], strict=True):
@@ -147,7 +148,7 @@ def test_a_checkpoint_holds_what_another_stream_has_written(
 
 
 def test_a_writer_in_a_thread_and_stream_of_its_own(buffer: ReplayBuffer) -> None:
-    """Every batch is of one write: each replaces all rows, in a stream that is always behind."""
+    """Every batch comes from one write. Each write replaces all rows, in a stream that always lags behind."""
     count, errors = 30, list[BaseException]()
 
     def write() -> None:

@@ -1,4 +1,4 @@
-"""Writers and mixtures over storages on a device."""
+"""Writers and buffer ensembles work over storages on a device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestBest:
         rb = ReplayBuffer(storage=LazyTensorStorage(3, device=device), writer=writer)
         assert rb.extend(scored([1.0, 3.0, 2.0, 0.5, 2.5], source)).tolist() == [-1, 0, 1, -1, 2]
         assert rb["score"].tolist() == [3.0, 2.0, 2.5] and rb["score"].device == device
-        assert int(rb.add(scored([2.0], source)[0])) == -1  # an equal one replaces none
+        assert int(rb.add(scored([2.0], source)[0])) == -1  # an equal score replaces no record
         assert int(rb.add(scored([2.25], source)[0])) == 1
         assert rb["score"].tolist() == [3.0, 2.25, 2.5]
         assert rb.extend(scored([9.0, 0.0, 8.0], source)).tolist() == [1, -1, 2]

@@ -1,4 +1,4 @@
-"""What buffers are given side by side with TorchRL's, and how what they return is compared."""
+"""Input data for buffers of gleanrl and TorchRL, and comparison of their results."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ KINDS = {
 
 
 class Shape:
-    """Something of which only structure, shapes and dtypes are determined."""
+    """A result of which only structure, shapes and dtypes are determined."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Raised:
-    """What a call raised."""
+    """The exception that a call raised."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -93,11 +93,11 @@ class Raised:
 
 
 OURS_OR_ELSEWHERE = ("index", "_weight", "priority_weight", "_generation", "generation")
-"""Entries that come with samples here and are stored there, or have other names."""
+"""Entries that gleanrl adds to samples, while TorchRL stores them or names them differently."""
 
 
 def plain(value: Any, values: bool = True) -> Any:
-    """Return something that can be compared, equal for equal outcomes of either library."""
+    """Return a comparable form of a result; it is equal for equal results of both libraries."""
     if isinstance(value, Shape):
         return plain(value.value, False)
     if isinstance(value, torch.Tensor):
@@ -126,7 +126,7 @@ def plain(value: Any, values: bool = True) -> Any:
 
 
 def outcome(call: Any) -> Any:
-    """Return what a call gives, plain; what it raises is an outcome, too."""
+    """Return the comparable result of a call, or the exception that it raised."""
     torch.manual_seed(0)
     try:
         found = call()
@@ -136,7 +136,7 @@ def outcome(call: Any) -> Any:
 
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what differs, of what theirs do without an error; what they refuse no program relies on."""
+    """Return the differing results of calls that succeed on TorchRL; programs can't rely on any other call."""
     return {
         name: (found, ours.get(name))
         for name, found in theirs.items()

@@ -1,4 +1,4 @@
-"""The same classes of environments over TorchRL's `EnvBase` and over ours do the same."""
+"""Environment classes over TorchRL's `EnvBase` and over gleanrl's behave equally."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from tests.envs.derived import kinds  # noqa: E402
 THEIRS, OURS = kinds(torchrl_envs, torchrl_data), kinds(envs, data)
 REFUSED_THERE = {"scalar_flags"}
 LEFT_BEHIND = {"memory", "extra", "action_mask", "noise"}
-"""What steps return and no observation declares: there the roots of a rollout keep the values of the reset, here they
-follow the steps."""
+"""Undeclared keys of steps. In roots of TorchRL's rollouts they keep the reset's values; in gleanrl's they change."""
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -47,7 +46,7 @@ def test_rollouts_are_alike(kind):
     assert theirs.shape == ours.shape
     keys = set(theirs.keys(True, True)) & set(ours.keys(True, True))
     assert {("next", "done"), "done"} <= keys and len(keys) >= 5
-    if kind != "functions":  # it draws from a generator of its own
+    if kind != "functions":  # it draws from its own generator
         for key in keys - LEFT_BEHIND:
             assert torch.equal(theirs[key].nan_to_num(9), ours[key].nan_to_num(9)), key
     lacking = {key for key in theirs.keys(True, True) if key not in ours.keys(True, True)}

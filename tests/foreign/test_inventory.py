@@ -1,6 +1,6 @@
-"""Every public name, module and keyword of TorchRL's data layer is served here, or a table says what to use instead.
+"""gleanrl serves every public name, module and keyword of TorchRL's data layer, or a table names a replacement.
 
-The inventory is taken from the installed TorchRL: a name that a later release adds fails here until it has a row.
+The inventory is read from the installed TorchRL. A name that a later release adds fails here until the table has it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOTS = ("collectors", "data", "envs", "services", "weight_update")
 
 
 def modules() -> dict[str, types.ModuleType]:
-    """Return the public modules of their data layer that can be imported here, by their paths below the root."""
+    """Return the importable public modules of TorchRL's data layer by their paths below the root."""
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -49,7 +49,7 @@ MODULES = modules()
 
 
 def public_names(module: types.ModuleType) -> set[str]:
-    """Return the names in a module's list, and the public classes and functions that it defines."""
+    """Return the names in a module's `__all__`, and the public classes and functions that it defines."""
     defined = {
         name
         for name, value in vars(module).items()
@@ -61,7 +61,7 @@ def public_names(module: types.ModuleType) -> set[str]:
 
 
 def nearest_unserved(path: str) -> str | None:
-    """Return the path itself, or the package above it, that the table of modules has."""
+    """Return the path, or the nearest package above it, that the table of unserved modules lists."""
     while path:
         if unserved_module(path) is not None:
             return path
@@ -120,16 +120,16 @@ NOT_TAKEN = {
     "ParallelEnv": {"auto_wrap_envs"},
     "ReplayBufferEnsemble": {"sampler", "storage", "writer"},
 }
-"""Keywords in the code of TorchRL's constructors with which these classes raise a TypeError there, too."""
+"""Keywords in the code of TorchRL's constructors that raise a TypeError in TorchRL too."""
 OF_ACTORS = {"ray_actor_options"}
-"""Keywords that TorchRL makes itself and gives to an actor."""
+"""Keywords that TorchRL creates itself and passes to an actor."""
 
 
-# Keywords. TorchRL's metaclasses and `__new__`s take some before a constructor sees them, and make another class.
+# Keywords. TorchRL's metaclasses and `__new__`s consume some before the constructor, and make another class.
 
 
 def keywords_of(function: Any) -> tuple[set[str], bool]:
-    """Return the keywords of a function, those that it looks up in its `**kwargs` included, and if it has those."""
+    """Return the keywords of a function, including its look-ups in `**kwargs`, and whether it has `**kwargs`."""
     function = inspect.unwrap(getattr(function, "__func__", function))
     if not isinstance(function, types.FunctionType):
         return set(), True
@@ -157,7 +157,7 @@ def keywords_of(function: Any) -> tuple[set[str], bool]:
 
 
 def constructor_keywords(cls: type) -> set[str]:
-    """Return the keywords with which a class may be called."""
+    """Return the keywords that a class accepts."""
     found, passes_on = set(), True
     for base in cls.__mro__:
         own = vars(base)
@@ -174,7 +174,7 @@ def constructor_keywords(cls: type) -> set[str]:
 
 
 def classes() -> Iterator[tuple[type, type]]:
-    """Yield the public classes of TorchRL that are served here, each with ours."""
+    """Yield the public classes of TorchRL that gleanrl serves, each with its counterpart."""
     seen = set()
     for path, module in MODULES.items():
         if nearest_unserved(f"gleanrl.{path}") is None:

@@ -1,4 +1,4 @@
-"""Real TorchRL environments and transforms in our collectors and batches (`make test-foreign`)."""
+"""Real TorchRL environments and transforms work in gleanrl's collectors and batches (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def observed(batch):
 def test_the_true_last_observation_flags_and_trajectories():
     batch = batches(envs.Episodes, frames_per_batch=8, total_frames=8)[0]
     root, after = batch["observation"][:, 1:].tolist(), batch["next", "observation"][:, 1:].tolist()
-    # the check_env of TorchRL's constructor may have reset before: episodes count from the first
+    # The check_env of TorchRL's constructor may have reset it before, so episodes count from the first one.
     first = root[0][0]
     assert root == [[first + k // 3, k % 3] for k in range(8)]
     assert after == [[first + k // 3, k % 3 + 1] for k in range(8)]
@@ -233,7 +233,7 @@ def test_specs_describe_the_same_values(spec):
     if isinstance(spec, foreign_data.NonTensor):
         assert ours.example_data == "a"
         return
-    if type(spec).__name__ == "Stacked":  # its values are nested tensors, ours are stacked
+    if type(spec).__name__ == "Stacked":  # TorchRL's values of it are nested tensors, gleanrl's are stacked
         assert all(
             part.is_in(theirs.rand()) for part, theirs in zip(ours.unbind(0), spec.unbind(0), strict=True)
         )
@@ -257,7 +257,7 @@ def test_conformance(make):
     assert {"specs", "flags", "aliasing", "following root", "determinism", "rollout"} <= set(report.passed)
 
 
-# ------------------------------------------------------------- our transforms
+# ---------------------------------------------------------- gleanrl's transforms
 @pytest.mark.parametrize("make", [envs.cartpole, envs.several, envs.counted, partial(envs.Episodes, 3, (2,))])
 def test_our_transforms_around_them(make):
     chain = transforms.Compose(

@@ -1,4 +1,4 @@
-"""TorchRL's policies, losses and transforms on our batches and in our buffers (`make test-foreign`)."""
+"""TorchRL's policies, losses and transforms work on gleanrl's batches and in its buffers (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_ppo(make):
         distribution_kwargs={"low": -2.0, "high": 2.0},
         return_log_prob=True,
     )
-    with torch.no_grad():  # far from where the distribution's numbers become coarse
+    with torch.no_grad():  # far from values at which the distribution's numbers become coarse
         for parameter in net.parameters():
             parameter.mul_(0.1)
     critic = ValueOperator(nn.Linear(3, 1), in_keys=["observation"])
@@ -116,7 +116,8 @@ def test_ppo(make):
             total = out["loss_objective"] + out["loss_critic"] + out["loss_entropy"]
             total.backward()
             assert total.isfinite()
-            assert torch.allclose(out["ESS"], torch.ones(()), atol=1e-3)  # who acted is who is asked
+            # The learned policy is still the acting one.
+            assert torch.allclose(out["ESS"], torch.ones(()), atol=1e-3)
     assert all(p.grad is not None and bool(p.grad.any()) for p in [*actor.parameters(), *critic.parameters()])
 
 

@@ -1,4 +1,4 @@
-"""TorchRL's environments with texts and open sizes in our collectors, and what its users expect of a batch."""
+"""TorchRL environments with texts and open sizes work in gleanrl's collectors and return the expected batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchrl.envs import EnvBase
 
 
 class Story(EnvBase):
-    """Says its trajectory and step in a tensor and in a text, and as often as there were steps."""
+    """Returns its trajectory and step as a tensor and as a text, and in a leaf as long as the episode so far."""
 
     def __init__(self, ragged: bool) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Story(EnvBase):
         )
 
     def _set_seed(self, seed: Any) -> None:
-        """Nothing is drawn."""
+        """Do nothing, because no value is random."""
 
 
 def check(row: Any) -> None:

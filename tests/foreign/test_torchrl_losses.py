@@ -1,4 +1,4 @@
-"""TorchRL's losses, made with our specs, on batches of ours: forward and backward (`make test-foreign`)."""
+"""TorchRL's losses with gleanrl's specs run forward and backward on gleanrl's batches (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def module(net, *keys, out):
 
 
 class Both(nn.Module):
-    """Looks at observation and action."""
+    """A network of observation and action."""
 
     def __init__(self, out=1):
         super().__init__()
@@ -85,7 +85,7 @@ def value(width=3):
 def q_value(out=1):
     net = module(Both(out), "observation", "action", out="state_action_value")
     _, batch = specs_and_batch("Pendulum-v1")
-    net(batch.copy())  # its first layer has parameters from now on
+    net(batch.copy())  # materialises the lazy parameters
     return net
 
 
@@ -167,7 +167,7 @@ def test_the_action_space_of_integers():
 
 
 class Team(EnvBase):
-    """Three agents that choose one of two, for a reward that they share."""
+    """Three agents that choose one of two actions for a shared reward."""
 
     def __init__(self):
         super().__init__()
@@ -202,8 +202,8 @@ def test_several_agents_and_one_value():
     check(objectives.QMixerLoss(network, mixer, action_space=spec), batch)
 
 
-# Their batches hold what no environment gives: sequences of returns, chunks of actions, latents of a world model,
-# an expert's data beside the policy's, or advantages of several agents
+# These losses need data that no environment returns: sequences of returns, chunks of actions, latents of a world model,
+# an expert's data in addition to the policy's, or advantages of several agents.
 ELSEWHERE = {
     *("ACTLoss", "DTLoss", "DiffusionBCLoss", "DreamerActorLoss", "DreamerModelLoss", "DreamerV3ActorLoss"),
     *("DreamerV3Loss", "DreamerV3ModelLoss", "DreamerV3ValueLoss", "DreamerValueLoss"),

@@ -1,4 +1,4 @@
-"""What TorchRL's classes have, ours have, too, or a table says what to use instead: neither can fall behind."""
+"""gleanrl's classes have the members of TorchRL's, or a table names a replacement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("torchrl", minversion="0.14")
 
-with warnings.catch_warnings():  # of what they deprecate among themselves
+with warnings.catch_warnings():  # TorchRL's own deprecation warnings
     warnings.simplefilter("ignore")
     import torchrl.collectors
     import torchrl.data
@@ -58,9 +58,9 @@ INTERNAL = {
     "SEP",
     "WRITING_ERR",
 }
-"""Messages, and what classes of theirs work with inside: nobody calls it."""
+"""Messages and internal members of TorchRL's classes, which programs don't call."""
 POSITIONAL = ("test_input_spec", "test_output_spec", "observation_spec")
-"""Arguments of the methods that the library itself calls, by position."""
+"""Arguments that the library itself passes by position."""
 NOT_OURS = {*dir(torch.nn.Module), *dir(object)}
 
 
@@ -99,7 +99,7 @@ def assigned(cls: type, package: str) -> set[str]:
 
 
 def absent(theirs: Any, ours: Any) -> Iterator[str]:
-    """Yield the arguments of a function that another one doesn't know by name, unless their place says it."""
+    """Yield the arguments of `theirs` that `ours` lacks by name, except for arguments that are passed by position."""
     known = inspect.signature(ours).parameters.values()
     names = {parameter.name for parameter in known}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known):

@@ -1,4 +1,4 @@
-"""TorchRL's actors and exploration modules with our specs, as policies of our collectors (`make test-foreign`)."""
+"""TorchRL's actors and exploration modules work with gleanrl's specs and collectors (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ VALUES = [
 ]
 
 
-# They may leave the bounds
+# Their actions may be out of bounds.
 UNSAFE = (actor, assigned, in_dictionaries)
 
 

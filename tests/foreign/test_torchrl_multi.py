@@ -1,4 +1,4 @@
-"""TorchRL's environments, transforms, policies and losses with collectors in processes (`make test-foreign`)."""
+"""TorchRL's environments, transforms, policies and losses work with collectors in processes (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -132,9 +132,7 @@ def test_a_policy_loss_on_batches_of_all_workers():
             losses = loss(batch.reshape(-1))
             (losses["loss_objective"] + losses["loss_critic"]).backward()
             assert next(actor.parameters()).grad.abs().sum() > 0
-            assert (
-                losses["kl_approx"].abs() < 1e-3
-            )  # the log-probabilities are those of the policy that acted
+            assert losses["kl_approx"].abs() < 1e-3  # the log-probabilities belong to the policy that acted
 
 
 def test_a_value_loss_and_priorities_on_batches_of_one_worker_each():

@@ -1,4 +1,4 @@
-"""What TorchRL has since 0.13, beside ours: the same arguments, the same outcomes."""
+"""Additions to TorchRL since 0.13 have the same arguments and results in gleanrl."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_stacks_from_single_frames():
     found = []
     for data, envs in ((their_data, their_envs), (our_data, our_envs)):
         frames = envs.CatFrames(3, -1, in_keys=["x"], out_keys=["stack"])
-        home = envs.TransformedEnv(envs.GymEnv("Pendulum-v1"), frames)  # theirs asks for one
+        home = envs.TransformedEnv(envs.GymEnv("Pendulum-v1"), frames)  # TorchRL's transform needs a parent
         transform, sampler = frames.make_rb_transform_and_sampler(4, end_key=("next", "done"))
         buffer = data.ReplayBuffer(
             storage=data.LazyTensorStorage(30), sampler=sampler, transform=transform, batch_size=400

@@ -1,4 +1,4 @@
-"""Real TorchRL samplers, writers and storages in our buffers, beside each other and beside ours."""
+"""Real TorchRL samplers, writers and storages work in gleanrl's buffers, with each other and with gleanrl's parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One program on TorchRL's AsyncEnvPool and on ours: the same rows come (`make test-foreign`)."""
+"""One program gets the same rows from TorchRL's AsyncEnvPool and from gleanrl's (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ has_pool = pytest.mark.skipif(not hasattr(foreign, "AsyncEnvPool"), reason="the 
 
 
 def rows(batch):
-    """Each row's leaves, by environment."""
+    """Return each row's leaves, by environment."""
     found = {}
     for row in batch.unbind(0):
         leaves = {path: leaf for path, leaf in flatten(row).items() if isinstance(leaf, torch.Tensor)}
@@ -31,7 +31,7 @@ def rows(batch):
 
 
 def program(library, backend):
-    """What a program sees."""
+    """Return all rows that the program receives."""
     pool = library.AsyncEnvPool(
         [partial(torchrl_envs.Episodes, length) for length in (3, 4, 5)], backend=backend
     )
@@ -86,7 +86,8 @@ def program(library, backend):
 @has_pool
 @pytest.mark.parametrize(
     "backend",
-    ["threading", pytest.param("multiprocessing", marks=pytest.mark.slow)],  # theirs start slowly
+    # TorchRL's processes start slowly.
+    ["threading", pytest.param("multiprocessing", marks=pytest.mark.slow)],
 )
 def test_the_same_program(backend):
     theirs, mine = program(foreign, backend), program(ours, backend)

@@ -1,4 +1,4 @@
-"""TorchRL's modules that are known to read their in_keys only do so; nothing else comes of it (`make test-foreign`)."""
+"""Some TorchRL modules are known to read their in_keys only, and they do so (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def masked(spec):
 
 
 class Recording(TensorDict):
-    """Notes the entries that somebody looks at by name, and fails where all of them are looked at."""
+    """Records the entries that are read by name, and raises if all entries are read at once."""
 
     seen: list
 
@@ -108,14 +108,14 @@ def test_exploration_is_drawn_for_each_agent_where_nothing_of_their_group_is_rea
         drawn.append((next(iter(collector))["agents", "action"] != 0).sum(-1).flatten().bincount())
     assert torch.equal(*drawn)
     assert len(drawn[0]) == 4
-    assert min(drawn[0][1:3]) > drawn[0][3]  # one and two of three explore more often than all
+    assert min(drawn[0][1:3]) > drawn[0][3]  # one or two of three agents explore more often than all of them
 
 
 AGENTS = (4, 3)
 
 
 class Team(EnvBase):
-    """A state at the root, and agents that have something, too."""
+    """Has a state at the root and a group of agents."""
 
     def __init__(self, choices):
         super().__init__(batch_size=[4])

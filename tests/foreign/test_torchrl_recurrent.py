@@ -1,4 +1,4 @@
-"""TorchRL's LSTM and GRU modules without a primer: their state is kept, zero after a reset (`make test-foreign`)."""
+"""TorchRL's LSTM and GRU modules keep their state without a primer; a reset sets it to zero (`make test-foreign`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What calls of buffers and their parts give, side by side with TorchRL's (`make test-foreign`).
+"""Calls of buffers and their parts give the same results as TorchRL's (`make test-foreign`).
 
-Each scenario yields the names of calls and the calls; they are made on either library, and whatever theirs give ours
-give. What ours do otherwise on purpose stands in docs/migrating.md, and isn't asked here; nor are priorities, whose
-compiled trees this release of TorchRL hasn't with this torch, nor copies of texts, which it loses.
+Each scenario yields names and calls. Both libraries run them, and each call that succeeds on TorchRL must give the same
+result on gleanrl.
+Three kinds of calls are left out. Intended differences are listed in docs/migrating.md. For priorities, this release of
+TorchRL has no compiled trees with this torch. Copies of texts are lost by TorchRL.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ def sampling(lib, path, buffer, storage, kind, sampler):
     yield "filled", lambda: rb.extend(KINDS[kind](9, 0))
     yield "epoch", lambda: Shape([*itertools.islice(rb, 5)])
     yield "ran out", lambda: rb._sampler.ran_out
-    if sampler != "whole batches":  # there iteration goes on with the epoch that was begun
+    if sampler != "whole batches":  # in TorchRL, iteration then continues the begun epoch
         yield "size", lambda: Shape((rb.sample(2), rb.sample(3, return_info=True)))
     yield "priorities", lambda: rb.update_priority(torch.tensor([0, 1]), 2.0)
 
 
 def copies(lib, path, buffer, storage, kind, how):
-    """A full ring, from state, from files and as a copy."""
+    """Restore a full ring from a state, from files and as a copy."""
     rb, other = made(lib, buffer, storage), made(lib, buffer, storage)
     yield "filled", lambda: (rb.extend(KINDS[kind](6, 0)), rb.extend(KINDS[kind](7, 6)))
     try:
@@ -123,7 +124,7 @@ OF_SLICES = [
 
 
 def slices(lib, path, sampler, storage, number, ndim):
-    """Which slices there are, and how batches look."""
+    """The possible slices, and the form of batches."""
     told = OF_SLICES[number]
     rb = made(
         lib,
@@ -156,7 +157,7 @@ def slices(lib, path, sampler, storage, number, ndim):
 
 
 def ensembles(lib, path, buffer, number):
-    """Mixtures, members, parts."""
+    """Ensembles, members, parts."""
     options = [
         {},
         {"sample_from_all": True},
@@ -205,7 +206,7 @@ TRANSFORMS = {
 
 
 def transforms(lib, path, buffer, storage, name, how):
-    """Transforms of batches and of records, as they are given."""
+    """Transforms of batches and of records, passed in every way."""
     transform = TRANSFORMS[name](lib.envs)
     at_once = {"construction": {"transform": transform}, "factory": {"transform_factory": lambda: transform}}
     rb = made(
@@ -222,7 +223,7 @@ FORMS = ("TensorStorageCheckpointer", "FlatStorageCheckpointer", "NestedStorageC
 
 
 def forms(lib, path, form, storage, ndim, size):
-    """Records in files, in several forms."""
+    """Records in files, in several formats."""
     rb, other = (
         made(lib, "ReplayBuffer", storage, size, ndim=ndim, checkpointer=getattr(lib, form)())
         for _ in range(2)
@@ -254,7 +255,7 @@ CASES = [
     *(
         (life, *told)
         for told in itertools.product(BUFFERS, STORAGES, KINDS)
-        if told[1:] != ("LazyMemmapStorage", "texts")  # there each record gets the first one's text
+        if told[1:] != ("LazyMemmapStorage", "texts")  # TorchRL stores the first record's text in all of them
     ),
     *itertools.product([sampling], BUFFERS, STORAGES, ["TensorDict", "tensor", "list of tensors"], SAMPLERS),
     *itertools.product(
@@ -285,6 +286,6 @@ def test_what_theirs_give_ours_give(case, tmp_path):
         for lib, path in ((THEIRS, "theirs"), (OURS, "ours"))
     )
     first = next(iter(theirs.values()))
-    if isinstance(first, Raised):  # nothing that a program could rely on
+    if isinstance(first, Raised):  # programs can't rely on a refused call
         return
     assert not differences(theirs, ours)

@@ -1,4 +1,4 @@
-"""What calls of specs give, side by side with TorchRL's (`make test-foreign`)."""
+"""Calls of specs give the same results as TorchRL's (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ OURS = {**{name: getattr(ours, name) for name in ours.__all__}, **WITH}
 
 
 def plain(value):
-    """Return a value that can be compared, the same for equal values of either library."""
+    """Return a comparable form of a value; it is equal for equal values of both libraries."""
     if isinstance(value, (theirs.TensorSpec, ours.TensorSpec)):
         return from_torchrl(value)
     if isinstance(value, torch.Tensor):
         if value.is_nested:
             return [plain(part) for part in value.unbind()]
-        # `is_in` and `==` of theirs give tensors, ours booleans
+        # TorchRL's `is_in` and `==` return tensors, gleanrl's return booleans.
         return value.item() if value.shape == () else (value.dtype, value.shape, value.tolist())
     if isinstance(value, NonTensorData):
         return value.data, value.batch_size
@@ -100,7 +100,7 @@ def outcome(call, names):
         return None, error
 
 
-# What ours do otherwise, on purpose
+# The intended differences.
 DIFFERENT = {
     "each element of a vector of zeros and ones is free": [
         "Binary(3).cardinality()",
@@ -142,7 +142,7 @@ OTHERWISE = {call for calls in DIFFERENT.values() for call in calls}
 def test_what_theirs_give_ours_give(call):
     expected, refused = outcome(call, THEIRS)
     got, error = outcome(call, OURS)
-    if refused is not None:  # nothing that a program could rely on
+    if refused is not None:  # programs can't rely on a refused call
         return
     same = error is None and got == expected
     assert same == (call not in OTHERWISE), f"theirs {expected!r}, ours {got!r} {error!r}"

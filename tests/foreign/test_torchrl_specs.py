@@ -1,4 +1,4 @@
-"""Our specs as TorchRL's and back (`make test-foreign`)."""
+"""gleanrl's specs convert to TorchRL's and back (`make test-foreign`)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_there_and_back(spec):
 
 @each
 def test_values_of_one_are_values_of_the_other(spec):
-    if not isinstance(spec, ours.Stacked):  # whose values are nested tensors there
+    if not isinstance(spec, ours.Stacked):  # TorchRL's values of it are nested tensors
         assert to_torchrl(spec).is_in(spec.rand())
 
 

@@ -1,4 +1,4 @@
-"""TorchRL's trainers with our collectors, buffers and environments."""
+"""TorchRL's trainers work with gleanrl's collectors, buffers and environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchRL's transforms in our environments, collectors and buffers."""
+"""TorchRL's transforms work in gleanrl's environments, collectors and buffers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rows(env):
     return env.rollout(9, policy(env), break_when_any_done=False)
 
 
-# Theirs counts the observations that a reset of others leaves as they are.
+# In a partial reset, TorchRL's VecNorm also counts the observations of the other environments.
 CASES = [(name, size) for name in SAME for size in ((), (2,)) if (name, size) != ("VecNorm", (2,))]
 
 

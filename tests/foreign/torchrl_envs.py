@@ -1,4 +1,4 @@
-"""Environments of TorchRL for the tests beside this file; worker processes import it too."""
+"""Environments of TorchRL for the tests of this folder; worker processes import it too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchrl.envs import (
 
 
 class Episodes(EnvBase):
-    """Observation ``(seed, episode, step)``; episodes have `length` steps, odd ones end truncated.
+    """Observes ``(seed, episode, step)``; episodes have `length` steps, and odd ones end truncated.
 
     Args:
         length: of an episode.
@@ -73,7 +73,7 @@ class Team(EnvBase):
     """Three agents with an observation, an action and a reward each; rewards are the actions.
 
     Args:
-        own_flags: whether the agents have flags of their own, instead of the environment.
+        own_flags: whether the agents have end flags instead of the environment.
     """
 
     def __init__(self, own_flags: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Policies of TorchRL with our specs; importable only where TorchRL is."""
+"""Policies of TorchRL with gleanrl's specs; only importable with TorchRL."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-// A device that torch takes for an accelerator, in memory of the CPU: for machines that have none.
+// A pretended accelerator for machines without one: torch treats it as a device, and its memory is the CPU's.
 //
-// Where torch believes the data to be are pages that the process may not touch; the same pages are mapped a second time
-// where this file computes with them. So code that takes an address of the device for one of the CPU ends at once, as
-// it does (or worse) on a real one. Operands of several devices are refused as CUDA refuses them.
+// Each allocation is mapped twice. torch holds the address of the protected mapping, which the process can't access.
+// This file computes with the second mapping. So code that uses a device address on the CPU crashes at once, as it does
+// on a real device. Operands on several devices are refused, as CUDA refuses them.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -39,8 +39,8 @@ const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 // ---------------------------------------------------------------------------------------------------------- memory
 
-// Where the process may touch what it may not touch at the address that torch has: by that address. Never destroyed,
-// since tensors outlive what is static.
+// The accessible mapping of each protected one, by the address that torch holds. It is never destroyed, because tensors
+// outlive static objects.
 std::mutex lock;
 auto& open_at = *new std::map<char*, char*>;
 
@@ -87,7 +87,7 @@ char* open_address(void* address) {
   return at->second + (static_cast<char*>(address) - at->first);
 }
 
-// The same data as a tensor of the CPU, conjugation and negation yet to be done.
+// Return the same memory as a CPU tensor. A lazy conjugation or negation of `tensor` isn't applied.
 Tensor on_cpu(const Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   const auto options = at::TensorOptions(c10::kCPU).dtype(tensor.dtype());
@@ -117,7 +117,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
-// Its numbers are those of a generator of the CPU, which operations that fall back draw from.
+// Wraps a generator of the CPU, because operations that fall back to the CPU draw from that.
 struct Randomness final : c10::GeneratorImpl {
   explicit Randomness(at::Generator source)
       : GeneratorImpl(kDevice, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), source(std::move(source)) {}
@@ -158,7 +158,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
 };
 
-// -------------------------------------------------------------------------------- operations that know about memory
+// ----------------------------------------------------------------------------------- operations that handle memory
 
 Tensor empty(IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
              std::optional<c10::Device>, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
@@ -207,9 +207,9 @@ at::Scalar item(const Tensor& self) { return at::_local_scalar_dense(on_cpu(self
 
 bool is_set_to(const Tensor& one, const Tensor& other) { return on_cpu(one).is_set_to(on_cpu(other)); }
 
-// ------------------------------------------------------------------------------------------------ all the others
+// ----------------------------------------------------------------------------------------- all other operations
 
-// Operations whose operands may lie on the CPU, too.
+// Operations that accept operands on the CPU in addition to the device.
 constexpr std::array kMixed{"aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::_to_copy"};
 
 void require_one_device(const std::string& name, const Tensor& tensor) {
@@ -266,6 +266,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("is_set_to", &is_set_to);
 }
 
-// A copy between devices conjugates and negates by itself.
+// `_copy_from` itself applies conjugation and negation, so these keys must not do it first.
 TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }

@@ -1,6 +1,6 @@
 """Register the pretended device as ``torch.pretended`` in every Python process that has this folder on its path.
 
-GLEANRL_PRETENDED names the compiled library. Processes that a test starts have the device, too, that way.
+GLEANRL_PRETENDED names the compiled library. So processes that a test starts have the device too.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ if LIBRARY:
     torch.ops.load_library(LIBRARY)
     torch.utils.rename_privateuse1_backend("pretended")
     device = types.ModuleType("torch.pretended")
-    device.device = contextlib.nullcontext  # there is one alone
+    device.device = contextlib.nullcontext  # there is only one
     device.is_available = lambda: True
     device.is_initialized = lambda: True
     device.current_device = lambda: 0
