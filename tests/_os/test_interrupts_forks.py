@@ -93,6 +93,50 @@ print(len(rb))
     )
 
 
+@pytest.mark.parametrize(
+    "busy",
+    [
+        """
+from gleanrl._os import fork_server
+launch = fork_server._launch
+fork_server._launch = lambda *_: wait()
+in_thread = lambda: fork_server.current("tests._os.entries:run", ())
+def in_child_too():
+    fork_server._launch = lambda *_: "a launcher"
+    return fork_server.current("tests._os.entries:run", ())
+""",
+        """
+make = lambda storage: ReplayBuffer(storage=storage, batch_size=2, delayed_init=True)
+def slow():
+    wait()
+    return LazyTensorStorage(3)
+in_thread = lambda: len(make(slow))
+in_child_too = lambda: make(lambda: LazyTensorStorage(5)).storage.max_size
+""",
+    ],
+    ids=["fork server", "delayed buffer"],
+)
+def test_a_child_forked_while_a_thread_holds_a_module_lock_does_not_wait(run, busy):
+    out = run(f"""
+import signal
+inside, forked = threading.Event(), threading.Event()
+def wait():
+    inside.set()
+    forked.wait()
+{busy}
+thread = threading.Thread(target=in_thread)
+thread.start()
+inside.wait()
+def guarded():
+    signal.alarm(20)  # a child that waits for the lost thread would never end
+    return in_child_too()
+print(in_child(guarded))
+forked.set()
+thread.join()
+""")
+    assert out in ("'a launcher'\n", "5\n")
+
+
 def test_a_child_draws_a_sequence_of_its_own_and_the_same_in_every_run():
     script = """
 import copy

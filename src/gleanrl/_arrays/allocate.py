@@ -63,6 +63,10 @@ class BufferPool:
         self._lock = threading.Lock()
         self._buffers: dict[int, list[Array]] = {}
 
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Take a new lock in a forked child: the thread that held the old one doesn't exist there."""
+        self._lock = threading.Lock()
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an uninitialised array of that shape and dtype, whose memory no live object uses."""
         num_bytes = math.prod(shape) * dtype.itemsize

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from gleanrl._os.clock import Deadline
 from gleanrl._os.files import Descriptors, sent_over
 from gleanrl._os.fork_server_main import ANSWER, MOST_BYTES, REQUEST, START, UNKNOWN
+from gleanrl._os.interrupts import ForkSafeLock
 
 # `-c` puts the current directory first on the path. Only the built-in `sys` is imported before that is undone.
 _CODE = "import sys; sys.path[:] = sys.argv[2:]; from gleanrl._os.fork_server_main import main; main(sys.argv[1:2])"
@@ -151,8 +152,8 @@ def preload(module: str) -> None:
 
 
 _current: Launcher | None = None
-# Keeps two threads from starting two launchers.
-_lock = threading.Lock()
+# Keeps two threads from starting two launchers. A thread may hold it for seconds while another one forks.
+_starting = ForkSafeLock()
 
 
 def current(entry: str, preload: Sequence[str]) -> Launcher:
@@ -166,7 +167,7 @@ def current(entry: str, preload: Sequence[str]) -> Launcher:
         LaunchError: the launcher can't be started; the message holds the error of an import.
     """
     global _current
-    with _lock:
+    with _starting.lock:
         if _current is None or _current.owner != os.getpid() or not _current.is_alive:
             former, _current = _current, None
             if former is not None:
@@ -184,7 +185,7 @@ def adopt(link: socket.socket) -> None:
 def shut_down() -> None:
     """End the program's launcher, if there is one. The next worker gets a new one."""
     global _current
-    with _lock:
+    with _starting.lock:
         if _current is not None:
             _current.close()
         _current = None

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable
 from itertools import count
+from threading import RLock
 from typing import Protocol
 
 
@@ -51,6 +52,23 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before, after_in_child=_in_child)
+
+
+class ForkSafeLock:
+    """A reentrant lock that a forked child finds free, whichever thread of the parent held it.
+
+    Attributes:
+        lock: the lock itself, for ``with ...lock:``. A `with` of this object would run Python code between the
+            acquisition and the block, where an interrupt leaves the lock held.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork(())
+        renew_in_child(self)
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Take a new lock: the thread that held the old one doesn't exist in the child."""
+        self.lock = RLock()
 
 
 def to_the_end(change: Callable[[], None]) -> None:

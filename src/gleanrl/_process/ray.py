@@ -6,7 +6,6 @@ A runtime that the program started itself is left running.
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gleanrl import _util
+from gleanrl._os.interrupts import ForkSafeLock
 from gleanrl.errors import ClosedError
 
 # Reentrant: a garbage collection in the thread that holds it may close a collector, which releases its share.
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 _FREED_TOGETHER = "RAY_free_objects_batch_size"
 """The environment variable that tells Ray how many objects to free together."""
 
@@ -56,7 +56,7 @@ class RayRuntime:
         self.ray = _util.ray()
         self._released = False
         config = dict(init_config or {})
-        with _lock:
+        with _lock.lock:
             if not self.ray.is_initialized():
                 with _memory_is_used_again():
                     self.ray.init(**config)
@@ -99,7 +99,7 @@ class RayRuntime:
 
     def release(self) -> None:
         """Release the share. Further calls have no effect."""
-        with _lock:
+        with _lock.lock:
             if self.ended:
                 return
             self._released = True

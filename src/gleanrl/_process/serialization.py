@@ -20,12 +20,14 @@ from tensordict import MemoryMappedTensor, TensorDict
 
 from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.tensordicts import SLICE_ENDS, dict_batch, level_of
+from gleanrl._os.interrupts import renew_in_child
 
 _Buffer: TypeAlias = Any  # any object with the buffer protocol
 _SMALL = 1 << 14
 """In bytes. Tensors up to this size share one buffer; other memory up to this size stays in the pickle."""
 _ALIGNED = 16
 _pool = BufferPool()
+renew_in_child(_pool)
 
 
 class PickledBatch:

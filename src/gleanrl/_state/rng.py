@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
-from threading import RLock
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy import empty, float64, frombuffer, int64
 from torch import from_numpy
 
 from gleanrl._arrays.native import Random
-from gleanrl._os.interrupts import renew_in_child
+from gleanrl._os.interrupts import ForkSafeLock, renew_in_child
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 
@@ -449,20 +448,8 @@ class GivenGenerator(RandomSource):
         self.generator.set_state(value.generator)
 
 
-class _Lending:
-    """The lock that a thread holds while it has replaced the state of torch's global generator."""
-
-    def __init__(self) -> None:
-        self.after_fork(())
-        renew_in_child(self)
-
-    def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Take a fresh lock, because the thread that held the old one doesn't exist in the child."""
-        # Reentrant, because a `lent` block may contain another one in the same thread.
-        self.lock = RLock()
-
-
-_lending = _Lending()
+# Reentrant, because a `lent` block may contain another one in the same thread.
+_lending = ForkSafeLock()
 
 
 class OwnedTorchGenerator(Stateful[torch.Tensor | None]):

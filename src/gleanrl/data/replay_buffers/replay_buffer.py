@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from gleanrl._arrays.devices import outside_graphs
 from gleanrl._arrays.results import BufferStats
 from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl._os import proc
+from gleanrl._os.interrupts import ForkSafeLock
 from gleanrl._util import non_negative, overridden
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
@@ -38,7 +38,7 @@ from gleanrl.data.replay_buffers.writing import Inserter
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 
 _Self = TypeVar("_Self", bound="Composed")
-_OPENING = threading.RLock()
+_opening = ForkSafeLock()
 
 
 class _Opened:
@@ -70,7 +70,7 @@ class Composed(Checkpointed):
 
     def open(self) -> None:
         """Create the parts if they don't exist yet. After a failure the next use tries again."""
-        with _OPENING:  # two threads may make the first use at the same time
+        with _opening.lock:  # two threads may make the first use at the same time
             if self._to_open is not None:
                 self._assemble(**self._to_open)
                 self._to_open = None
