@@ -1,3 +1,5 @@
+"""A reusable block is free for the next batch unless user code keeps a reference to it."""
+
 from __future__ import annotations
 
 import pytest

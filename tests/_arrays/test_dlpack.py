@@ -1,3 +1,5 @@
+"""The DLPack exchange API is torch's, or absent."""
+
 from __future__ import annotations
 
 import torch

@@ -1,3 +1,5 @@
+"""Shared memory and its lock are one for all copies and processes."""
+
 from __future__ import annotations
 
 import copy

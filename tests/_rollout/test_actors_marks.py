@@ -1,3 +1,5 @@
+"""Marks show whether a policy changed its input in place."""
+
 from __future__ import annotations
 
 import pytest

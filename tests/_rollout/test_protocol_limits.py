@@ -1,3 +1,5 @@
+"""A step limit truncates episodes by environment."""
+
 from __future__ import annotations
 
 import numpy as np

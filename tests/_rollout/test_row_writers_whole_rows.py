@@ -1,3 +1,5 @@
+"""The batched row writer writes the same rows as torch."""
+
 from __future__ import annotations
 
 from types import MappingProxyType

@@ -1,3 +1,5 @@
+"""The report of a takeover attributes the program's time to its calls."""
+
 import re
 
 from gleanrl._takeover.report import Times, _place, _room

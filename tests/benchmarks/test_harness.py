@@ -1,3 +1,5 @@
+"""The harness measures sides in turn and compares them by ratios within a round."""
+
 from __future__ import annotations
 
 import sys

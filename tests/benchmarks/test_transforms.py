@@ -1,3 +1,5 @@
+"""The loop of the transforms benchmark records the same values as the transforms."""
+
 from __future__ import annotations
 
 import torch

@@ -1,3 +1,5 @@
+"""The loop of the vector benchmark records the same batches as a collector."""
+
 from __future__ import annotations
 
 import numpy as np

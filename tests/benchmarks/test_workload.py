@@ -1,3 +1,5 @@
+"""The benchmark's recording loop and rows hold correct data."""
+
 from __future__ import annotations
 
 import numpy as np

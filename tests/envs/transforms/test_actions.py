@@ -1,3 +1,5 @@
+"""Transforms of actions: masks, discretised actions, and their specs."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Environments that reset themselves are collected, and lost last observations are marked."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Keys of transforms are normalised to lists of equal length."""
+
 import pytest
 
 from gleanrl.envs.transforms import Transform

@@ -1,3 +1,5 @@
+"""`DTypeCastTransform` and `DeviceCastTransform` cast values, and actions back."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""`FiniteTensorDictCheck` raises at NaN and infinity and names the key; `check_finite` checks tensors."""
+
 from __future__ import annotations
 
 import pytest

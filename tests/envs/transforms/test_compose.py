@@ -1,3 +1,5 @@
+"""`Compose` chains transforms, and a chain can be changed like a list."""
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,5 @@
+"""Transforms that control stepping: frame skips, no-ops after a reset, lost lives, maxima over time."""
+
 from __future__ import annotations
 
 import gymnasium

@@ -1,3 +1,5 @@
+"""`ConditionalSkip` skips steps, and `ConditionalPolicySwitch` lets a second policy act."""
+
 from __future__ import annotations
 
 import pytest

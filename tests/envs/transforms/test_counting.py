@@ -1,3 +1,5 @@
+"""Counting transforms skip rows, and catch up with the same counts."""
+
 from __future__ import annotations
 
 import numpy as np

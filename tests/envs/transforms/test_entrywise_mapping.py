@@ -1,3 +1,5 @@
+"""Entrywise transforms map the specs of their keys, and actions in the inverse direction."""
+
 from __future__ import annotations
 
 import pytest

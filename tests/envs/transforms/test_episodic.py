@@ -1,3 +1,5 @@
+"""Episodic transforms carry values within an episode and renew them at resets."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""`UnaryTransform` and `Hash` map entries by a function."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,3 +1,5 @@
+"""`CatFrames` stacks the frames of one episode, in environments and in buffers."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Image transforms convert, resize, crop and grey pixels."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Transforms of keys rename, select and exclude entries and groups."""
+
 from __future__ import annotations
 
 import pytest

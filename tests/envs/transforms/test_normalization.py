@@ -1,3 +1,5 @@
+"""`ObservationNorm` normalises by given or measured statistics, and its inverse restores values."""
+
 from __future__ import annotations
 
 import pytest

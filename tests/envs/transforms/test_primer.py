@@ -1,3 +1,5 @@
+"""`TensorDictPrimer` adds entries at each reset, and keeps the values that a policy writes."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Transforms of buffers: rewards to go, burn-in of recurrent states, random pieces of sequences."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""`MultiStepTransform` writes n-step rows, and holds rows back until their n steps are known."""
+
 from __future__ import annotations
 
 import copy

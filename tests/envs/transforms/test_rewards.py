@@ -1,3 +1,5 @@
+"""Transforms of rewards scale, clip and binarise them."""
+
 from __future__ import annotations
 
 import pytest

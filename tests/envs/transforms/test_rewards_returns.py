@@ -1,3 +1,5 @@
+"""`RewardSum` adds up the rewards of an episode."""
+
 from __future__ import annotations
 
 import pytest

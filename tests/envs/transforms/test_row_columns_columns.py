@@ -1,3 +1,5 @@
+"""Columns of a block are opened by key, and rows are read from them."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,5 @@
+"""Outputs of transforms are written into the columns of the block."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""A row view reads and writes one row of the columns through a TensorDict's interface."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Transforms of shapes: unsqueeze, squeeze, flatten, permute, concatenate."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""`BatchSizeTransform` gives an environment a batch size, or reshapes its batch."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""`Stack` joins entries or groups along a new dimension."""
+
 from __future__ import annotations
 
 import pytest

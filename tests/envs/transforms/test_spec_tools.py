@@ -1,3 +1,5 @@
+"""Tools for specs map bounds and leaves."""
+
 from __future__ import annotations
 
 import torch

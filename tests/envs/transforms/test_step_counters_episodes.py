@@ -1,3 +1,5 @@
+"""`StepCounter` counts the steps of each episode, and its limit truncates the episode."""
+
 from __future__ import annotations
 
 import pytest

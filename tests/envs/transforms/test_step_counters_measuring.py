@@ -1,3 +1,5 @@
+"""`TrajCounter` numbers trajectories, and `Timer` measures steps and resets."""
+
 from __future__ import annotations
 
 import torch

@@ -1,3 +1,5 @@
+"""Transforms give the same rows on columns and on TensorDicts, bit for bit."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""`TransformedEnv` has the interface and attributes of its base environment."""
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,5 @@
+"""`VecNorm` normalises each value by the statistics of all values so far."""
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,5 @@
+"""Running statistics keep exact moments, decay old values, and can be shared."""
+
 from __future__ import annotations
 
 import copy
