@@ -1,1 +1,1 @@
-"""Benchmarks of gleanrl against plain loops, plain gathers and its peers; run with `python -m benchmarks`."""
+"""Benchmarks of gleanrl against hand-written loops, plain gathers and other libraries: `python -m benchmarks`."""

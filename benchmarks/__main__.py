@@ -1,6 +1,6 @@
-"""Runs benchmarks: `python -m benchmarks [NAMES] [--rounds N] [--quick] [--peers PYTHON] [--out DIR]`.
+"""Run benchmarks: `python -m benchmarks [NAMES] [--rounds N] [--quick] [--peers PYTHON] [--out DIR]`.
 
-The environment variable BENCH_CLOCK=cpu takes processor time instead of the wall's.
+Set the environment variable BENCH_CLOCK=cpu to measure processor time instead of elapsed time.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
 )
 GROUPS = tuple(dict.fromkeys(item.name.split("/")[0] for item in EVERYTHING))
 ROUNDS, QUICK = 15, 3
-BUSY = 0.5  # load average a core from which on a warning is due
+BUSY = 0.5  # above this load average per core, `main` prints a warning
 
 
 def chosen(everything: Sequence[Case | Gauge], patterns: Sequence[str]) -> list[Case | Gauge]:
-    """Picks what matches a name, a group's name or a pattern with `*`; all if there is no pattern.
+    """Return the cases and gauges that match a pattern; without patterns, return all.
+
+    A pattern is a name, the name of a group, or a name with `*`.
 
     Raises:
         SystemExit: a pattern matches nothing.
@@ -79,10 +81,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the cases that the command line names and writes the report.
+    """Run the cases that the command line names, and write the report.
 
     Returns:
-        0 if every case ran, whether it met its targets or not; 1 if a side of this process failed.
+        0 if every case ran, even if it missed a target. 1 if a gauge failed, or a side that runs in this process.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for item in selected:
         console.print(f"{item.name} ...", highlight=False)
         results.append(run_gauge(item) if isinstance(item, Gauge) else run_case(item, rounds, options.peers))
-        report.write(options.out, results, facts)  # each time: a run may be stopped
+        report.write(options.out, results, facts)  # after each case, so that an interrupted run has a report
     report.show(console, results)
     console.print(f"written to {options.out}/benchmarks.json and benchmarks.md", highlight=False)
     if sweep.plot(results, options.out / "sweep.png"):

@@ -1,4 +1,4 @@
-"""What this machine alone takes to commit or to read a checkpoint's bytes: no program does with less."""
+"""Lower bounds for checkpoints: calls that only write and sync, or only read, the bytes of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from benchmarks.clock import now
 from gleanrl._os.files import sync_dir
 from gleanrl._os.hugepages import zeroed
 
-_STEP = 1 << 20  # bytes that are touched at once
+_STEP = 1 << 20  # bytes that one assignment touches
 
 
 def commit(place: Path, size: int) -> None:
-    """Puts a folder with so many bytes and a manifest in the place of the one before, as safely as a dump does."""
+    """Write a folder with `size` bytes and a manifest into `place`, and delete the earlier contents of `place`.
+
+    The order of writes is that of a dump. The files and the draft are synced before the rename, and `place` after it.
+    The earlier contents are deleted last. So a crash leaves the earlier folder or the new one, never a part of one.
+    """
     before, draft = [*place.iterdir()], place / "draft"
     draft.mkdir()
     for name, content in (("rows", bytes(size)), ("manifest", bytes(8192))):
@@ -33,11 +37,13 @@ def commit(place: Path, size: int) -> None:
 
 
 def reading(files: Sequence[Path], memory: int) -> Callable[[], int]:
-    """Reads files into fresh memory, and touches the rest of it, in two threads; they decode and compare nothing.
+    """Return a call that reads files into new memory and touches the remaining bytes, in two threads.
+
+    The call neither decodes nor compares the bytes.
 
     Args:
-        files: what.
-        memory: bytes of it, at least those of the files.
+        files: the files to read.
+        memory: bytes to allocate, at least the size of all files.
     """
     ends = np.cumsum([file.stat().st_size for file in files]).tolist()
     parts = [*zip(files, [0, *ends[:-1]], ends, strict=True)]

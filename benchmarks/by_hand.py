@@ -1,8 +1,8 @@
-"""Loops by hand in place of the collector and the buffer of two programs: what is left without a library.
+"""Hand-written loops that replace the collector and the buffer of two programs.
 
-Each does what its program asks for and no more: it knows the environment, its transforms and the networks, checks
-nothing, keeps every tensor that comes until a batch is whole and stacks them then. What modules and environments get
-and put out is what they get from a library.
+They show how much time a program needs without a library. Each loop does only the work that its program needs. It
+knows the environment, the transforms and the networks, and checks nothing. It keeps the tensors of all steps and
+stacks them when the batch is complete. Modules and environments get the same inputs as from a library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ONE = torch.Size()
 
 
 class CartPoles:
-    """CartPole with a counter of steps, and the policy of the DQN program: values, a choice, exploration."""
+    """CartPole with a step counter, and the policy of the DQN program: action values, choice, exploration."""
 
     def __init__(
         self, env: Any, policy: Any, frames_per_batch: int, total_frames: int, init_random_frames: int
@@ -31,7 +31,7 @@ class CartPoles:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[TensorDict]:
-        """Yields the batches."""
+        """Yield the batches."""
         (values, choose), explore = self.policy[0], self.policy[1]
         steps, count = self.num_steps, 0
         obs, _ = self.env.reset(seed=0)
@@ -89,7 +89,7 @@ class CartPoles:
 
 
 class Points:
-    """The points of the PPO program, with its scaling, its counter and its sum, and its policy."""
+    """The environment of the PPO program with its scaling, step counter and reward sum, and the program's policy."""
 
     def __init__(self, env: Any, policy: Any, frames_per_batch: int, total_frames: int, device: str) -> None:
         self.env, self.policy = env.base_env, policy
@@ -99,7 +99,7 @@ class Points:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[TensorDict]:
-        """Yields the batches."""
+        """Yield the batches."""
         env, size, limit = self.env, self.size, 25
         network, draw = self.policy.module[0].module, self.policy.module[1]
         kind, kwargs = draw.distribution_class, draw.distribution_kwargs
@@ -140,7 +140,7 @@ class Points:
         return TensorDict({**made, **none, "next": TensorDict(then, whole)}, whole)
 
     def shutdown(self) -> None:
-        """Does nothing."""
+        """Do nothing. The program calls this method at its end."""
 
 
 def _columns(rows: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
@@ -148,14 +148,14 @@ def _columns(rows: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
 
 
 class Rows:
-    """Keeps what `extend` gets one after the other, and draws rows of it."""
+    """A buffer that appends batches and samples rows uniformly."""
 
     def __init__(self, storage: Any, batch_size: int) -> None:
         self.batch_size, self.max_size, self.count = batch_size, storage.max_size, 0
         self.columns: dict[Any, torch.Tensor] = {}
 
     def extend(self, batch: TensorDict) -> None:
-        """Writes a batch behind those before."""
+        """Append a batch."""
         stop = self.count + batch.shape[0]
         for key, value in batch.items(True, True):
             if key not in self.columns:
@@ -164,7 +164,7 @@ class Rows:
         self.count = stop
 
     def sample(self) -> TensorDict:
-        """Returns rows."""
+        """Return `batch_size` random rows, drawn with replacement."""
         return self._taken(torch.randint(self.count, (self.batch_size,)))
 
     def _taken(self, index: torch.Tensor) -> TensorDict:
@@ -175,28 +175,28 @@ class Rows:
         return TensorDict._new_unsafe(levels[0], index.shape)
 
     def __len__(self) -> int:
-        """Returns the number of rows."""
+        """Return the number of rows."""
         return self.count
 
     def __getitem__(self, _: slice) -> TensorDict:
-        """Returns all rows."""
+        """Return all rows, for any slice."""
         return TensorDict({key: value[: self.count] for key, value in self.columns.items()}, [self.count])
 
 
 class Epochs(Rows):
-    """Keeps one batch, and draws each of its rows once."""
+    """A buffer that holds one batch and samples each of its rows once per epoch."""
 
     def __init__(self, storage: Any, sampler: Any, batch_size: int) -> None:
         super().__init__(storage, batch_size)
         self.left: list[torch.Tensor] = []
 
     def extend(self, batch: TensorDict) -> None:
-        """Writes a batch over the one before."""
+        """Replace the stored batch."""
         self.count, self.left = 0, []
         super().extend(batch)
 
     def sample(self) -> TensorDict:
-        """Returns rows."""
+        """Return the next rows of a random permutation; after its last rows, start a new permutation."""
         self.left = self.left or list(torch.randperm(self.count).split(self.batch_size))
         return self._taken(self.left.pop())
 
@@ -205,4 +205,4 @@ LOOPS: dict[str, tuple[type, dict[str, type]]] = {
     "dqn": (CartPoles, {"TensorDictReplayBuffer": Rows}),
     "ppo_continuous": (Points, {"ReplayBuffer": Epochs}),
 }
-"""By program: what stands in for its collector, and for its buffers by name."""
+"""For each program: the class that replaces its collector, and the classes that replace its buffers, by name."""

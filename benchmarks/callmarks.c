@@ -1,4 +1,4 @@
-/* Where counting begins and ends, for a process under callgrind; nothing elsewhere. */
+/* Marks of where counting begins and ends in a process under callgrind. Elsewhere the functions do nothing. */
 #include <valgrind/callgrind.h>
 
 void counting_on(void) { CALLGRIND_START_INSTRUMENTATION; }

@@ -1,6 +1,7 @@
-"""Checkpoints: dumps and loads against one sequential NumPy file, their sizes, their memory, and who waits for them.
+"""Checkpoints: times of dumps and loads, sizes, memory, and pauses of threads that use the buffer meanwhile.
 
-Everything is written to the disk of the current folder. Ratios are of medians over turns that alternate.
+Times are compared with one sequential NumPy file of the same bytes. All files are written below the current folder, so
+its disk is measured. The calls to compare alternate, and a ratio is one of two medians.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ FORMS = {"flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer}
 ROUNDS, CHUNK = 5, 10_000
 PAUSE_ROUNDS = 9
 PEER_H5_SAVES, PEER_H5_LOADS = 7.04, 2.65
-"""MB a second of TorchRL's H5StorageCheckpointer on such rows."""
+"""MB/s that TorchRL's H5StorageCheckpointer reached on CartPole-like rows."""
 Call = Callable[[], object]
 
 
 def filled(kind: str, count: int, capacity: int | None = None) -> ReplayBuffer:
-    """Returns a buffer of that many rows."""
+    """Return a buffer that holds `count` rows; its capacity is `count` unless given."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(capacity or count), batch_size=256)
     chunk = CHUNK if kind == "cartpole" else 1_000
     data = following_rows(kind, chunk)
@@ -58,19 +59,19 @@ def filled(kind: str, count: int, capacity: int | None = None) -> ReplayBuffer:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Makes a folder within `out` for a while."""
+    """Yield a temporary folder within `out`, and delete it afterwards."""
     with out_folder() as name:
         yield Path(name)
 
 
 def seconds(**calls: Call) -> dict[str, float]:
-    """Returns the median time of each call, taken in turns."""
+    """Return the median time of each call in seconds; the calls alternate, in an order reversed each round."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(ROUNDS + 1):
         for name in calls if turn % 2 else reversed(calls):
             start = now()
             calls[name]()
-            if turn:  # the first one warms up
+            if turn:  # the first round warms up
                 taken[name].append(now() - start)
     medians = {name: statistics.median(times) for name, times in taken.items()}
     print("  " + ", ".join(f"{name} {1e3 * time:.1f} ms" for name, time in medians.items()), flush=True)
@@ -78,20 +79,21 @@ def seconds(**calls: Call) -> dict[str, float]:
 
 
 def bytes_in(path: Path) -> int:
-    """Returns the bytes of the newest checkpoint, and of nothing else."""
+    """Return the size of the newest checkpoint in a folder, in bytes."""
     return sum(file.stat().st_size for file in max(path.glob("ckpt-*")).iterdir())
 
 
 def bytes_of(storage: LazyTensorStorage) -> int:
-    """Returns the bytes of a storage's columns."""
+    """Return the bytes of a storage's columns."""
     return sum(storage.column(path).nbytes for path in storage.format.schema.paths)
 
 
 def sequential(buffer: ReplayBuffer, place: Path) -> tuple[Call, Call]:
-    """Returns what writes a checkpoint's bytes into one file and syncs it, and what reads them into fresh memory.
+    """Return two calls: one writes a checkpoint's bytes into one file and syncs it, one reads them into new memory.
 
-    They are the columns and the generations. They are read into one array: memory of columns that are given back one
-    by one is used again, and costs no page faults, which nobody has who keeps them.
+    The bytes are the columns and the generations. The second call reads them into one array. If it read one column at
+    a time and dropped it, the next column would reuse that memory without page faults. A program that keeps its columns
+    has no such advantage.
     """
     storage = buffer.storage
     columns = [storage.column(path).numpy() for path in storage.format.schema.paths]
@@ -110,7 +112,7 @@ def sequential(buffer: ReplayBuffer, place: Path) -> tuple[Call, Call]:
 
 @functools.cache
 def whole(kind: str) -> dict[str, float]:
-    """Returns the times of whole dumps and loads over those of the sequential file."""
+    """Return the times of complete dumps and loads, as multiples of the sequential file's times."""
     buffer = filled(kind, KINDS[kind])
     with folder() as place:
         write, read = sequential(buffer, place / "one.bin")
@@ -122,9 +124,10 @@ def whole(kind: str) -> dict[str, float]:
 
 
 def _dump_anew(buffer: ReplayBuffer, place: Path) -> None:
-    """Dumps whole in the place of the dump before, which goes first, as the sequential file's does.
+    """Delete the earlier dump at `place`, then dump completely; the sequential file is replaced in the same way.
 
-    What goes leaves blocks and pages that the system has touched; others can cost it several times as much to write.
+    The deleted files leave blocks and pages that the system has already touched. Untouched ones can take it several
+    times as long to write.
     """
     shutil.rmtree(place, ignore_errors=True)
     buffer.dumps(place)
@@ -136,7 +139,7 @@ def _loaded(kind: str, place: Path) -> None:
 
 @functools.cache
 def forms(kind: str) -> dict[str, dict[str, float]]:
-    """Returns sizes, and times per byte kept, of each form over the plain one."""
+    """Return each form's size and its times per stored byte, as multiples of the plain form's."""
     count = KINDS[kind] if kind == "cartpole" else KINDS[kind] // 4
     buffer, measured = filled(kind, count), {}
     makers = {"plain": TensorStorageCheckpointer, **FORMS}
@@ -169,7 +172,7 @@ def forms(kind: str) -> dict[str, dict[str, float]]:
 
 @functools.cache
 def hdf5() -> dict[str, float]:
-    """Returns milliseconds a MB of CartPole-like rows as HDF5, and the size of compressed images over the plain."""
+    """Return HDF5's ms per MB of CartPole-like rows, and the size of compressed images over the plain size."""
     count = 200_000
     buffer = filled("cartpole", count)
     size = count * sum(np.prod(f.shape) * f.dtype.itemsize for f in buffer.storage.format.schema.fields) / 1e6
@@ -191,13 +194,14 @@ def hdf5() -> dict[str, float]:
 
 @functools.cache
 def changed(kind: str) -> dict[str, float]:
-    """Changes 1% of the rows between dumps, around the end of the ring, too; returns percents of a whole dump.
+    """Change 1% of the rows between dumps; return the bytes and the time of a dump as percentages of a complete dump.
 
-    What the disk alone takes for the same bytes and syncs is printed beside: no dump of a part does with less.
+    The function also prints the time that the disk alone needs to write and sync the same bytes. No partial dump can
+    be faster.
     """
     count = CHANGED[kind]
     buffer, one = filled(kind, count), following_rows(kind, count // 100)
-    buffer.extend(one[: count // 200])  # from here on an odd place
+    buffer.extend(one[: count // 200])  # from here on, no write begins at a multiple of 1%
     with folder() as place:
         path, alone = place / "kept", place / "alone"
         alone.mkdir()
@@ -219,7 +223,7 @@ def changed(kind: str) -> dict[str, float]:
                     files = [file.stat() for file in max(path.glob("ckpt-*")).iterdir()]
                     written.append(sum(file.st_size for file in files if file.st_nlink == 1))
             shutil.rmtree(place / "new")
-            os.sync()  # what is left to do of that is no part of the next turn
+            os.sync()  # finishes the writes of the deletion, so that they don't slow the next round
         medians = {name: statistics.median(taken) for name, taken in times.items()}
         percents = {name: 100 * medians[name] / medians["all"] for name in medians}
         print({name: [round(1e3 * t, 1) for t in taken] for name, taken in times.items()}, flush=True)
@@ -228,7 +232,7 @@ def changed(kind: str) -> dict[str, float]:
 
 
 def filled_part() -> float:
-    """Returns the bytes of 10,000 rows in a buffer of a million over those of the rows."""
+    """Return the size of a dump of 10,000 rows in a buffer of a million, as a multiple of the rows' bytes."""
     buffer = filled("cartpole", 10_000, KINDS["cartpole"])
     width = 8 + sum(np.prod(f.shape) * f.dtype.itemsize for f in buffer.storage.format.schema.fields)
     with folder() as place:
@@ -237,7 +241,13 @@ def filled_part() -> float:
 
 
 def peak(what: str) -> float:
-    """Returns by how many MB memory grows while a buffer of 0.5 GB is dumped, or loaded into a fresh one."""
+    """Return by how many MB memory grows while a buffer of 0.5 GB is dumped, or loaded into a new one.
+
+    The columns of the new buffer are not counted.
+
+    Args:
+        what: "load", or "dump", both in the plain form; else the name of the form to dump.
+    """
     buffer, most, done = filled("image", KINDS["image"] // 2), 0, threading.Event()
     with folder() as place:
         forms = {**FORMS, "h5": H5StorageCheckpointer}
@@ -265,12 +275,16 @@ def peak(what: str) -> float:
 
 @functools.cache
 def background() -> dict[str, float]:
-    """Extends and samples a buffer of 1 GB with and without a dump; returns the pause beyond, in ms, and 1 / share.
+    """Extend and sample a buffer of 1 GB in two threads, with and without a background dump, and compare both.
 
-    Nobody waits for the dump, so that it doesn't hurry; who looks whether it is done looks as often without one. The
-    longest pause differs from run to run without any dump, by tens of ms where three threads share two processors: the
-    lines that are printed show it. The share is that of the rows that both threads
-    move: what one of them loses the other one may gain.
+    No caller waits for the dump, so the dump does not hurry. The main thread wakes as often without a dump as with one.
+    Even without a dump the longest pause varies by tens of ms from run to run where three threads share two processors.
+    The printed lines show this. The share counts the rows of both threads, since one may gain the time that the other
+    loses.
+
+    Returns:
+        "pause": the longest pause with a dump minus the longest without, in ms. "share": rows moved without a dump over
+        rows moved with one.
     """
     rows = {"extend": 50, "sample": 256}
     buffer, data = filled("image", KINDS["image"]), following_rows("image", rows["extend"])
@@ -328,7 +342,7 @@ def background() -> dict[str, float]:
 
 
 def _reading(form: str, kind: str, count: int) -> Call:
-    """Reads what a form keeps of so many rows into as much memory as they take."""
+    """Return a call that reads the files of a form's checkpoint into as much memory as the loaded rows take."""
     buffer, place = filled(kind, count), out_folder()
     buffer.storage.checkpointer = FORMS[form]()
     buffer.dumps(place.name)
@@ -354,7 +368,7 @@ CASES = tuple(
         targets=(Target(3.0, against="torchrl"),) if beside == "beside" else (),
         peers=("torchrl",) if beside == "beside" else (),
     )
-    # Not at once: memory that one side gives back is another one's, still warm.
+    # Two cases, since in one case a side could reuse memory that another side has just freed, without page faults.
     for beside in ("beside", "bytes")
     for form in FORMS
     for kind, count in BESIDE.items()

@@ -1,6 +1,6 @@
-/* The limits in plain C: rows and runs of k parallel arrays into k buffers made beforehand, and sum trees.
+/* Lower bounds in plain C: copies of rows and runs of k parallel arrays into k preallocated buffers, and sum trees.
  *
- * Nothing is checked and nothing is locked; what a draw leaves behind is in memory that the caller made. */
+ * The functions check nothing and take no lock. All results go into memory of the caller. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,19 +27,19 @@ void gather_k(char **dst, char **src, const long *row, int k, const int64_t *idx
     }
 }
 
-/* Copies m runs of len consecutive rows, from start[i] on, of every src[j]. */
+/* Copies m runs of len consecutive rows of every src[j]. Run i begins at row start[i]. */
 void gather_runs(char **dst, char **src, const long *row, int k, const int64_t *start, long m, long len) {
     for (long i = 0; i < m; i++)
         for (int j = 0; j < k; j++)
             memcpy(dst[j] + i * len * row[j], src[j] + start[i] * row[j], (size_t)(len * row[j]));
 }
 
-/* Priorities to what a tree adds up. */
+/* Converts priorities to leaves: (priority + eps) ** alpha. */
 void powers(const double *priority, double eps, double alpha, double *out, long n) {
     for (long i = 0; i < n; i++) out[i] = pow(priority[i] + eps, alpha);
 }
 
-/* Importance weights of leaves, the largest of the batch 1. */
+/* Computes importance weights of leaves, and divides them by the largest weight of the batch. */
 void weights(const double *leaf, double scale, double beta, float *out, long n) {
     float most = 0;
     for (long i = 0; i < n; i++) {
@@ -49,8 +49,9 @@ void weights(const double *leaf, double scale, double beta, float *out, long n) 
     for (long i = 0; i < n; i++) out[i] /= most;
 }
 
-/* An 8-ary sum tree whose nodes are one cache line of 8 doubles. Level l starts at t + at[l]; level 0 is one node; the
- * last level holds the leaves. Parents are summed anew from their children, so that nothing drifts. */
+/* Sets n leaves of an 8-ary sum tree, whose nodes are one cache line of 8 doubles. Level l starts at t + at[l]. Level 0
+ * is one node, and the last level holds the leaves. Each parent is recomputed from its children, so that rounding
+ * errors do not accumulate. */
 void oct_update(double *t, const long *at, int levels, const int64_t *idx, const double *leaf, long n) {
     for (long i = 0; i < n; i++) {
         if (i + 8 < n) __builtin_prefetch(t + at[levels - 1] + idx[i + 8]);
@@ -65,13 +66,13 @@ void oct_update(double *t, const long *at, int levels, const int64_t *idx, const
     }
 }
 
-/* Draws n leaves in proportion, by uniforms u in [0, 1): all of them one level after the other, so that the misses of
- * a level overlap. rest[0..n) is scratch. */
+/* Draws n leaves in proportion to their values, by uniform numbers u in [0, 1). All draws descend one level before any
+ * descends the next, so that the cache misses of a level overlap. rest[0..n) is scratch memory. */
 void oct_draw(const double *t, const long *at, int levels, const double *u, int64_t *idx, double *leaf, long n,
               double *rest) {
     double total = 0;
     for (int j = 0; j < ARMS; j++) total += t[at[0] + j];
-    total *= 1 - 1e-12; /* rounding on the way down must not end behind the last leaf */
+    total *= 1 - 1e-12; /* so that rounding errors of the descent cannot pass the last leaf */
     for (long i = 0; i < n; i++) {
         rest[i] = u[i] * total;
         idx[i] = 0;
@@ -94,7 +95,8 @@ void oct_draw(const double *t, const long *at, int levels, const double *u, int6
         }
 }
 
-/* A binary sum tree in one array: node k has the children 2 k and 2 k + 1, the leaves are at [cap, 2 cap). */
+/* Sets n leaves of a binary sum tree in one array. Node k has the children 2 k and 2 k + 1. The leaves are at
+ * [cap, 2 cap). */
 void bin_update(double *t, long cap, const int64_t *idx, const double *leaf, long n) {
     for (long i = 0; i < n; i++) {
         long k = idx[i] + cap;

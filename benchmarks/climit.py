@@ -1,4 +1,4 @@
-"""Compiles `climit.c` at first use and calls it on numpy arrays."""
+"""Calls of `climit.c` on numpy arrays; the first call compiles it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("climit.c")
 BUILD = Path(__file__).resolve().parents[1] / "out" / "benchmarks" / "build"
 COMPILE = ("-c", "-O3", "-march=native", "-ffast-math", "-fPIC")
 LINK = ("-shared",)
-"""Without -ffast-math, which would let the linker add code that flushes subnormals in the whole process."""
+"""Flags without -ffast-math: with it, the linker could add code that flushes subnormals in the whole process."""
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 SIGNATURES = {
     "gather_k": [_P, _P, _P, _I, _P, _L],
@@ -34,10 +34,10 @@ SIGNATURES = {
 
 
 def build(source: Path, compile_flags: Sequence[str] = COMPILE, libraries: Sequence[str] = ("-lm",)) -> Path:
-    """Returns the library of a C source, compiled if that source was not with this compiler before.
+    """Return the library of a C source; compile it unless this source was compiled with these flags before.
 
     Raises:
-        RuntimeError: no C compiler, or it failed.
+        RuntimeError: no C compiler was found, or it failed.
     """
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -49,6 +49,7 @@ def build(source: Path, compile_flags: Sequence[str] = COMPILE, libraries: Seque
     library = BUILD / f"{source.stem}-{key}.so"
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
+        # The rename at the end publishes a complete file; another process may look for it, or build it, meanwhile.
         scratch, thing = library.with_suffix(f".{os.getpid()}"), library.with_suffix(f".{os.getpid()}.o")
         _run(source, [compiler, *compile_flags, "-o", str(thing), str(source)])
         _run(source, [compiler, *LINK, "-o", str(scratch), str(thing), *libraries])
@@ -65,7 +66,7 @@ def _run(source: Path, command: Sequence[str]) -> None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Loads the library, compiled if need be; see `build`."""
+    """Load the library and declare the types of its functions; see `build`."""
     lib = ctypes.CDLL(str(build(SOURCE)))
     for name, arguments in SIGNATURES.items():
         function = getattr(lib, name)
@@ -74,11 +75,11 @@ def load() -> ctypes.CDLL:
 
 
 class _Columns:
-    """Parallel arrays and the buffers, made here once, that rows of them are copied into."""
+    """Parallel arrays, and buffers for copies of their rows; the constructor allocates the buffers."""
 
     def __init__(self, columns: Sequence[NDArray[Any]], batch: int) -> None:
         self.out = [np.zeros((batch, *column.shape[1:]), column.dtype) for column in columns]
-        self._columns = list(columns)  # keeps the memory behind the pointers alive
+        self._columns = list(columns)  # keeps alive the memory that `_src` points to
         k = len(self._columns)
         self._src = (ctypes.c_void_p * k)(*[c.ctypes.data for c in columns])
         self._dst = (ctypes.c_void_p * k)(*[c.ctypes.data for c in self.out])
@@ -87,26 +88,26 @@ class _Columns:
 
 
 class Gather(_Columns):
-    """Gathers rows of parallel arrays into buffers that are made here, once.
+    """Gathers rows of parallel arrays into buffers that the constructor allocates.
 
     Args:
         columns: C-contiguous arrays of equal length.
-        batch: most rows of one call.
+        batch: largest number of rows per call.
     """
 
     def __call__(self, index: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Fills the buffers with rows `index` (n,) int64, unchecked; returns them."""
+        """Fill the buffers with the rows at `index` (n,) int64, which is not checked, and return the buffers."""
         self._lib.gather_k(self._dst, self._src, self._row, len(self.out), index.ctypes.data, len(index))
         return self.out
 
 
 class GatherRuns(_Columns):
-    """Gathers runs of consecutive rows of parallel arrays into buffers that are made here, once.
+    """Gathers runs of consecutive rows of parallel arrays into buffers that the constructor allocates.
 
     Args:
         columns: C-contiguous arrays of equal length.
         length: rows of a run.
-        runs: most runs of one call.
+        runs: largest number of runs per call.
     """
 
     def __init__(self, columns: Sequence[NDArray[Any]], length: int, runs: int) -> None:
@@ -114,22 +115,22 @@ class GatherRuns(_Columns):
         self._length = length
 
     def __call__(self, start: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Fills the buffers with the runs that begin at rows `start` (n,) int64, unchecked; returns them."""
+        """Fill the buffers with the runs that begin at rows `start` (n,) int64, unchecked, and return the buffers."""
         k, n = len(self.out), len(start)
         self._lib.gather_runs(self._dst, self._src, self._row, k, start.ctypes.data, n, self._length)
         return self.out
 
 
 class Tree:
-    """A sum tree over priorities: draws with importance weights, and updates.
+    """A sum tree over priorities, with draws, importance weights and updates.
 
-    A draw is that of `PrioritizedSampler` with weights by batch: random numbers (by numpy), leaves in
-    proportion to ``(priority + eps) ** alpha``, and ``(probability * n) ** -beta`` over the largest of the
-    batch. Alpha is 0.6, beta 0.4.
+    It draws as `PrioritizedSampler` does with weights normalised in each batch. numpy makes the random numbers. A row's
+    probability is proportional to ``(priority + eps) ** alpha``. Its weight is ``(probability * n) ** -beta``, divided
+    by the largest weight of the batch. Alpha is 0.6, and beta is 0.4.
 
     Args:
         priorities: (n,) float64.
-        batch: most rows of one call.
+        batch: largest number of rows per call.
     """
 
     ALPHA, BETA, EPS = 0.6, 0.4, 1e-8
@@ -146,7 +147,7 @@ class Tree:
         self._fill(leaves)
 
     def draw(self, n: int) -> NDArray[np.int64]:
-        """Draws `n` rows into `index` and their weights into `weights`; returns the former."""
+        """Draw `n` rows into `index` and their weights into `weights`, and return `index`."""
         self._rng.random(out=self._uniforms)
         uniforms, index, leaves, rest, weights = self._at
         self._descend(uniforms, index, leaves, n, rest)
@@ -154,7 +155,7 @@ class Tree:
         return self.index
 
     def update(self, index: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
-        """Gives rows `index` (n,) int64 new priorities (n,) float64."""
+        """Set the priorities (n,) float64 of the rows at `index` (n,) int64."""
         n, leaves = len(index), self._at[2]
         self._lib.powers(priorities.ctypes.data, self.EPS, self.ALPHA, leaves, n)
         self._ascend(index.ctypes.data, leaves, n)
@@ -170,7 +171,7 @@ class Tree:
 
 
 class OctTree(Tree):
-    """An 8-ary tree: a node is one cache line."""
+    """An 8-ary tree whose nodes are one cache line each."""
 
     def _fill(self, leaves: NDArray[np.float64]) -> None:
         levels = [_padded(leaves)]
@@ -178,7 +179,7 @@ class OctTree(Tree):
             levels.insert(0, _padded(levels[0].reshape(-1, 8).sum(1)))
         starts = np.cumsum([0, *(len(level) for level in levels)])
         room = np.zeros(int(starts[-1]) + 8)
-        skip = -room.ctypes.data % 64 // 8
+        skip = -room.ctypes.data % 64 // 8  # aligns nodes with cache lines
         self._tree = room[skip : skip + int(starts[-1])]
         np.concatenate(levels, out=self._tree)
         self._starts = starts[:-1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Collectors against the recording loop: one environment, batches of 200 frames, one policy for both."""
+"""Collectors against the recording loop: one environment, batches of 200 frames, the same policy on both sides."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PEERS = ("torchrl", "sb3", "tianshou")
 
 
 def by_hand(name: str, policy: Callable[[], Callable[[Tensor], Tensor]] | None, frames: int) -> Setup:
-    """The recording loop's side: `frames` frames a turn."""
+    """Return the set-up of the recording loop's side, with `frames` frames per turn."""
 
     def setup() -> Work:
         batches = recording_loop(name, policy() if policy else None, steps=STEPS)
@@ -43,7 +43,7 @@ def by_hand(name: str, policy: Callable[[], Callable[[Tensor], Tensor]] | None, 
 
 
 def ours(name: str, policy: Callable[[], Any] | None, frames: int) -> Setup:
-    """The collector's side: `frames` frames a turn."""
+    """Return the set-up of the collector's side, with `frames` frames per turn."""
 
     def setup() -> Work:
         env = GymEnv(name)
@@ -62,12 +62,12 @@ def ours(name: str, policy: Callable[[], Any] | None, frames: int) -> Setup:
 
 
 def tensordict_module(name: str) -> Callable[[], TensorDictModule]:
-    """Builds the environment's network as a TensorDictModule."""
+    """Return a builder of the environment's network as a TensorDictModule."""
     return lambda: TensorDictModule(make_policy(name), in_keys=["observation"], out_keys=["action"])
 
 
 def td_callable() -> Callable[[TensorDictBase], TensorDictBase]:
-    """Builds the network inside a function that could do anything to its TensorDict."""
+    """Build a function around the network. A collector cannot know which entries of its TensorDict it changes."""
     net = Greedy()
 
     def act(tensordict: TensorDictBase) -> TensorDictBase:
@@ -78,13 +78,13 @@ def td_callable() -> Callable[[TensorDictBase], TensorDictBase]:
 
 
 def sampled_by_hand() -> Callable[[Tensor], Tensor]:
-    """Builds the network with its one-hot action drawn from the distribution that it parametrises."""
+    """Build a policy that draws one-hot actions from the distribution whose logits the network computes."""
     net = mlp(4, 2)
     return lambda observation: OneHotCategorical(logits=net(observation)).sample()
 
 
 def sampled_by_module() -> nn.Module:
-    """Builds the same as tensordict's sequence of a network and a distribution."""
+    """Build the same policy as tensordict's sequence of a network and a distribution."""
     module: nn.Module = ProbabilisticTensorDictSequential(
         TensorDictModule(mlp(4, 2), in_keys=["observation"], out_keys=["logits"]),
         ProbabilisticTensorDictModule(

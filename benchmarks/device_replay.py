@@ -1,6 +1,6 @@
-"""Buffers on the accelerator against rings of tensors there, and batches that come to it from the CPU's memory.
+"""Buffers on the accelerator against rings of tensors there, and batches that move to it from the CPU's memory.
 
-Every turn ends when the device has done what was asked of it. Without an accelerator everything stays on the CPU.
+Each turn ends when the device has finished its work. Without an accelerator everything runs on the CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gleanrl.data import (
 )
 
 RING = {"cartpole": 100_000, "image": 4_000}
-"""Rows of the buffers that are written to."""
+"""Rows of the buffers in the cases of `extend`."""
 EXTEND, BATCH, AHEAD = 200, 256, 3
 ALPHA, BETA = 0.6, 0.4
 HAND = "ring by hand"
@@ -42,7 +42,7 @@ PAYLOADS = {"cartpole": "CartPole-like rows (11 leaves)", "image": "84x84x4 uint
 
 
 def turns(calls: int, call: Callable[[], Any]) -> Work:
-    """Returns work of so many calls, until the device has done them."""
+    """Return work that makes `calls` calls and waits until the device has finished them."""
 
     def work() -> int:
         for _ in range(calls):
@@ -54,10 +54,10 @@ def turns(calls: int, call: Callable[[], Any]) -> Work:
 
 
 class Ring:
-    """Columns on the accelerator, written around and read by index.
+    """A ring of columns on the accelerator, written at a cursor and read by index.
 
     Args:
-        columns: what it holds.
+        columns: the first rows; their number is the size of the ring.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -65,24 +65,24 @@ class Ring:
         self.num_rows, self._cursor = len(self.columns[0]), 0
 
     def extend(self, leaves: Sequence[Tensor]) -> None:
-        """Copies rows to the cursor; the ring is a multiple of them."""
+        """Copy rows to the cursor. The ring's size must be a multiple of their number."""
         stop = self._cursor + len(leaves[0])
         for column, leaf in zip(self.columns, leaves, strict=True):
             column[self._cursor : stop].copy_(leaf)
         self._cursor = stop % self.num_rows
 
     def read(self, index: Tensor) -> list[Tensor]:
-        """Returns rows by an index there, (n,) int64."""
+        """Return the rows at an index on the accelerator, (n,) int64."""
         return [column.index_select(0, index) for column in self.columns]
 
 
 def full_ring(kind: str) -> Ring:
-    """Holds `stored(kind)`."""
+    """Return a ring that holds `stored(kind)`."""
     return Ring(stored(kind))
 
 
 def our_buffer(kind: str, device: str = DEVICE, **options: Any) -> ReplayBuffer:
-    """Holds `stored(kind)`, on a device."""
+    """Return a buffer on a device that holds `stored(kind)`."""
     size = STORED[kind]
     made = ReplayBuffer(storage=LazyTensorStorage(size, device=device), **options)
     step = IMAGE_CHUNK if kind == "image" else size
@@ -93,7 +93,7 @@ def our_buffer(kind: str, device: str = DEVICE, **options: Any) -> ReplayBuffer:
 
 
 def extending(kind: str, source: str, calls: int) -> dict[str, Setup]:
-    """`extend` of EXTEND rows that are on `source`."""
+    """Return the sides of `extend` with EXTEND rows that are on the device `source`."""
 
     def by_hand() -> Work:
         ring = Ring(
@@ -113,7 +113,7 @@ def extending(kind: str, source: str, calls: int) -> dict[str, Setup]:
 
 
 def sampling(kind: str, batch: int, calls: int) -> dict[str, Setup]:
-    """Uniform samples; a ring whose indices are drawn there, and one that gets them from the CPU."""
+    """Return the sides of uniform samples. One ring draws its indices on the device, one gets them from the CPU."""
 
     def by_hand() -> Work:
         ring = full_ring(kind)
@@ -131,7 +131,7 @@ def sampling(kind: str, batch: int, calls: int) -> dict[str, Setup]:
 
 
 def prioritized(calls: int) -> dict[str, Setup]:
-    """Samples with weights, and new priorities that are on the accelerator."""
+    """Return the sides of samples with weights, each followed by new priorities that are on the accelerator."""
     size = STORED["cartpole"]
 
     def by_hand() -> Work:
@@ -165,7 +165,7 @@ def prioritized(calls: int) -> dict[str, Setup]:
 
 
 def slicing(calls: int) -> dict[str, Setup]:
-    """SLICES slices of LENGTH steps."""
+    """Return the sides of samples of SLICES slices of LENGTH steps."""
     size = STORED["cartpole"]
 
     def by_hand() -> Work:
@@ -194,7 +194,10 @@ def slicing(calls: int) -> dict[str, Setup]:
 
 
 class Sender:
-    """A loop by hand: gathers rows of the CPU into pinned memory, which is copied while the next are gathered."""
+    """A hand-written loop that gathers rows on the CPU into pinned memory and copies them to the accelerator.
+
+    It has two sets of pinned tensors. While one set is copied, the next rows are gathered into the other.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self._columns = [torch.from_numpy(column) for column in columns.values()]
@@ -207,10 +210,11 @@ class Sender:
         self._turn = 0
 
     def send(self) -> list[Tensor]:
-        """Returns a batch on the accelerator, whose copies may still be on their way."""
+        """Return a batch on the accelerator. Its copies may still be in progress."""
         self._turn = 1 - self._turn
         slot = self._slots[self._turn]
         if self._copied:
+            # The rows of two batches ago must have left the pinned memory before new rows are written there.
             self._copied[self._turn].synchronize()
         index = torch.randint(len(self._columns[0]), (BATCH,))
         for column, out in zip(self._columns, slot, strict=True):
@@ -222,24 +226,24 @@ class Sender:
 
 
 def no_learner(observation: Tensor) -> None:
-    """Does nothing."""
+    """Do nothing with a batch."""
 
 
 class Convolutions:
-    """A step of a learner: three convolutions over a batch of frames, there and back."""
+    """A step of a learner: the forward and the backward pass of three convolutions over a batch of frames."""
 
     def __init__(self) -> None:
         layers = nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3)
         self._net = nn.Sequential(*layers).to(DEVICE)
 
     def __call__(self, observation: Tensor) -> None:
-        """Computes gradients."""
+        """Compute gradients for observations (batch, height, width, 4)."""
         self._net.zero_grad()
         self._net(observation.permute(0, 3, 1, 2).float()).mean().backward()
 
 
 def serving(kind: str, calls: int, learner: Callable[[], Callable[[Tensor], None]]) -> dict[str, Setup]:
-    """Batches of a buffer in the CPU's memory, on the accelerator."""
+    """Return the sides that move batches from a buffer in the CPU's memory to the accelerator."""
 
     def by_hand() -> Work:
         sender, learn = Sender(stored(kind)), learner()

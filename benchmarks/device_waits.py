@@ -1,8 +1,8 @@
-"""Counts how often a buffer on CUDA makes its caller wait for the device: `python -m benchmarks.device_waits FILE`.
+"""Count how often a buffer on CUDA makes its caller wait for the device: `python -m benchmarks.device_waits FILE`.
 
-For each call the profiler counts the calls of CUDA's runtime and the copies, and torch's debug mode for
-synchronisation names the lines of this library that wait. FILE receives both as JSON. Without CUDA the calls run
-on the CPU, where nothing waits.
+For each call the profiler counts the copies and the calls of CUDA's runtime. torch's debug mode for synchronisation
+names the lines of this library that wait. Both are written to FILE as JSON. Without CUDA the calls run on the CPU,
+where nothing waits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SOURCE = ROOT / "src"
 def buffer(
     sampler: str, prefetch: int | None, device: str = DEVICE, **options: Any
 ) -> TensorDictReplayBuffer:
-    """Fills a buffer with whole episodes."""
+    """Return a buffer filled with episodes."""
     made = TensorDictReplayBuffer(
         storage=LazyTensorStorage(STORED, device=device),
         sampler=SAMPLERS[sampler](),
@@ -56,7 +56,7 @@ def buffer(
 
 
 def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yields what is counted: names and calls."""
+    """Yield the calls to count, each with its name in the table."""
     for sampler in SAMPLERS:
         for prefetch in (None, 2):
             made = buffer(sampler, prefetch)
@@ -84,12 +84,12 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def sent(made: TensorDictReplayBuffer) -> TensorDict:
-    """Returns a batch on the device, whose copy may still be on its way."""
+    """Return a batch on the device. Its copy may still be in progress."""
     return made.sample().to(DEVICE, non_blocking=True)
 
 
 def runtime(call: Callable[[], Any]) -> dict[str, float]:
-    """Returns what is asked of CUDA in a call, copies included: name -> times a call."""
+    """Return how often a call uses each function of CUDA and each kind of copy: name -> number per call."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if DEVICE == "cuda" else [])]
     settle_device()
     with profile(activities=kinds) as profiler:
@@ -106,9 +106,14 @@ def runtime(call: Callable[[], Any]) -> dict[str, float]:
 
 @contextmanager
 def named(lines: Counter[str]) -> Iterator[None]:
-    """Counts the lines of this library, or of this file, that wait for the device meanwhile."""
+    """Count in `lines` each wait for the device within the block, by the line that waits.
+
+    The line is the innermost one of this library on the stack. If none is on the stack, it is the innermost line of
+    this repository.
+    """
 
     def note(message: Warning | str, *_: Any) -> None:
+        # torch also warns that this debug mode is a prototype. That warning is not a wait.
         if "synchroniz" not in str(message) or "prototype" in str(message):
             return
         stack = [
@@ -130,7 +135,7 @@ def named(lines: Counter[str]) -> Iterator[None]:
 
 
 def waits(call: Callable[[], Any]) -> dict[str, float]:
-    """Returns the lines that wait for the device in a call: "file:line function" -> times a call."""
+    """Return the lines that wait for the device during a call: "file:line function" -> number per call."""
     lines = Counter[str]()
     with named(lines):
         for _ in range(CALLS):
@@ -140,7 +145,7 @@ def waits(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def main(file: Path) -> None:
-    """Counts, writes, and prints a table of Markdown; what only starts kernels is left out there."""
+    """Count all calls, write `file`, and print a Markdown table. It leaves out functions that only start kernels."""
     cases = []
     print(f"| a call ({DEVICE}) | lines that wait | CUDA |\n| --- | --- | --- |")
     for name, call in calls():

@@ -1,6 +1,6 @@
-"""Collectors with ``device=`` against a loop by hand whose policy, and whose batches, are on the accelerator.
+"""Collectors with ``device=`` against a hand-written loop whose policy and batches are on the accelerator.
 
-Without an accelerator everything stays on the CPU, and the figures say what naming a device costs.
+Without an accelerator everything runs on the CPU. The figures then show the cost of naming a device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME, STEPS = "CartPole-v1", 200
 
 
 def by_hand(num_envs: int) -> Setup:
-    """The loop's side: environments and recording on the CPU; each batch is moved once."""
+    """Return the set-up of the loop's side. It steps and records on the CPU, and moves each complete batch."""
 
     def setup() -> Work:
         net = make_policy(NAME).to(DEVICE)
@@ -46,7 +46,7 @@ def by_hand(num_envs: int) -> Setup:
 
 
 def ours(make: Callable[[], Any], num_envs: int) -> Setup:
-    """The collector's side."""
+    """Return the set-up of the collector's side."""
 
     def setup() -> Work:
         policy = TensorDictModule(make_policy(NAME), in_keys=["observation"], out_keys=["action"])
@@ -73,7 +73,7 @@ def _case(name: str, title: str, make: Callable[[], Any], num_envs: int, bound: 
         {"loop": by_hand(num_envs), "gleanrl": ours(make, num_envs)},
         "loop",
         targets=(Target(bound),),
-        peers=("torchrl",) if num_envs == 1 else (),  # whose batches of environments fail with devices
+        peers=("torchrl",) if num_envs == 1 else (),  # TorchRL's batches of environments fail with `device=`
     )
 
 

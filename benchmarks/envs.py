@@ -1,6 +1,6 @@
-"""Batches of environments: `SerialEnv` against the recording loop, `ParallelEnv` against the floor of processes.
+"""Batches of environments: `SerialEnv` against the recording loop, `ParallelEnv` against bare processes.
 
-A call is a vector step: one step of every environment of the batch.
+A call is one vector step, which steps every environment of the batch once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from gleanrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv
 
 STEPS = 200
 ROW_BYTES = 4 * 4 + 4 + 3
-"""Bytes of a row of `Instant`: observation, reward, flags."""
+"""Bytes of one row of `Instant`: observation, reward and flags."""
 
 
 def instant() -> GymWrapper:
-    """Makes an environment that returns at once."""
+    """Return an environment whose steps do nothing."""
     return GymWrapper(Instant())
 
 
 def sleepy() -> GymWrapper:
-    """Makes an environment that takes a millisecond."""
+    """Return an environment whose steps sleep for a millisecond."""
     return GymWrapper(Instant(NAP_S))
 
 
 class Never:
-    """An interruptor that never stops a collector, but is asked after every step."""
+    """An interruptor that never stops a collector. The collector calls it after every step."""
 
     def collection_stopped(self) -> bool:
-        """Returns False."""
+        """Return False."""
         return False
 
 
@@ -54,14 +54,14 @@ def collected(
     unit: int,
     stepwise: bool = False,
 ) -> Setup:
-    """A collector's side.
+    """Return the set-up of a collector's side.
 
     Args:
         make: builds the environment.
         policy: builds the policy; None draws random actions.
-        batches: batches of 200 steps a turn.
-        unit: what is done in each step.
-        stepwise: whether somebody looks at every step, so that no worker can run ahead.
+        batches: batches of 200 steps per turn.
+        unit: units of work per step.
+        stepwise: whether the collector calls an interruptor after every step, so that no worker can run ahead.
     """
 
     def setup() -> Work:
@@ -88,7 +88,7 @@ def collected(
 
 
 def by_hand(num_envs: int, batches: int) -> Setup:
-    """The recording loop's side, with one policy call for all environments."""
+    """Return the set-up of the recording loop's side, with one policy call for all environments."""
 
     def setup() -> Work:
         source = recording_loop("CartPole-v1", Greedy(), num_envs=num_envs, steps=STEPS)
@@ -104,7 +104,7 @@ def by_hand(num_envs: int, batches: int) -> Setup:
 
 
 def ping(num_workers: int, kind: str, steps: int, nap_s: float = 0.0) -> Setup:
-    """The floor's side."""
+    """Return the set-up of the side of bare processes; see `Ping`."""
 
     def setup() -> Work:
         before = (lambda: time.sleep(nap_s)) if nap_s else None
@@ -121,7 +121,7 @@ def ping(num_workers: int, kind: str, steps: int, nap_s: float = 0.0) -> Setup:
 
 
 def gymnasiums(num_envs: int, steps: int) -> Setup:
-    """gymnasium's AsyncVectorEnv with shared memory: its steps alone, nothing is recorded."""
+    """Return the set-up of gymnasium's AsyncVectorEnv with shared memory, which steps and records nothing."""
 
     def setup() -> Work:
         envs = gym.vector.AsyncVectorEnv([Instant] * num_envs, shared_memory=True)
@@ -140,12 +140,12 @@ def gymnasiums(num_envs: int, steps: int) -> Setup:
 
 
 def _import_environments() -> None:
-    """What a bare process does: imports the module of the environment, which was preloaded."""
+    """Import the environments' module, which Python's forkserver has preloaded: the only work of a bare process."""
     __import__("gleanrl.envs")
 
 
 def bare_start(count: int) -> Setup:
-    """Starts processes by Python's forkserver that import the environments' module, and waits for their ends."""
+    """Return the set-up that starts `count` bare processes by Python's forkserver and waits until they end."""
 
     def setup() -> Work:
         context = multiprocessing.get_context("forkserver")
@@ -159,14 +159,14 @@ def bare_start(count: int) -> Setup:
                 process.join()
             return 1
 
-        work()  # the server itself starts
+        work()  # starts the server, so that no turn includes its start
         return work
 
     return setup
 
 
 def our_start(count: int) -> Setup:
-    """Starts a ParallelEnv, environments made, and ends it."""
+    """Return the set-up that starts a ParallelEnv with its environments, and closes it."""
 
     def setup() -> Work:
         def work() -> int:
@@ -175,7 +175,7 @@ def our_start(count: int) -> Setup:
             env.close()
             return 1
 
-        work()
+        work()  # starts the fork server, so that no turn includes its start
         return work
 
     return setup

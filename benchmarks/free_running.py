@@ -1,4 +1,4 @@
-"""The reference of collectors with workers: processes that each run the recording loop, and know of nobody."""
+"""Reference for collectors with workers: independent processes that each run the recording loop."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from benchmarks.settle import settle_allocator, settle_garbage
 
 MakePolicy = Callable[[], Callable[[Tensor], Tensor]]
 PRELOAD = ["gleanrl.envs"]
-"""What Python's forkserver imports, once for all that is measured with it."""
+"""Modules that Python's forkserver imports once, for all measurements that use it."""
 
 
 class FreeRunning:
-    """n processes with a recording loop each. A run starts all of them at once and ends with the last one.
+    """Independent processes with a recording loop each. A run starts all of them at once and ends with the last one.
 
     Args:
-        count: n.
+        count: number of processes.
         name: the environment's id.
-        policy: builds the policy of each; None draws random actions. A function of a module.
+        policy: builds the policy in each process; None draws random actions. It must be defined in a module.
         steps: steps of a batch.
 
     Raises:
-        EOFError: in the first run, if a process couldn't start.
+        EOFError: or ConnectionResetError, if a process could not make its environment or policy.
     """
 
     def __init__(self, count: int, name: str, policy: MakePolicy | None, steps: int) -> None:
@@ -48,10 +48,10 @@ class FreeRunning:
             self._links.append(ours)
             processes.append(process)
         self.close = weakref.finalize(self, _end, self._links, processes)
-        self.run(1)  # all of them stand, and have made their environments
+        self.run(1)  # returns after all processes have made their environments
 
     def run(self, batches: int) -> None:
-        """Let every process make so many batches."""
+        """Let every process make `batches` batches, and wait for all processes."""
         for link in self._links:
             link.send(batches)
         for link in self._links:
@@ -63,7 +63,7 @@ def _serve(link: Connection, name: str, policy: MakePolicy | None, steps: int) -
     settle_allocator()
     loop = recording_loop(name, policy() if policy else None, steps=steps)
     settle_garbage()
-    with link, suppress(EOFError):  # whoever started this may have ended
+    with link, suppress(EOFError):  # the parent process may have ended
         while batches := link.recv():
             for _ in islice(loop, batches):
                 pass

@@ -1,8 +1,11 @@
-"""Compares the sides of a case in alternating rounds: what a case is, how it runs, what its figures mean.
+"""Cases, gauges and their results, and the rounds in which the sides of a case alternate.
 
-One machine's speed drifts by a third from minute to minute, so no figure stands alone: the sides of a case
-take turns, in an order reversed each round, and what counts is the median over the rounds of the ratio within
-a round. Two sides never work at once, be they in this process or in another interpreter (`remote.py`).
+A *case* compares *sides*, for example a collector and a hand-written loop. In each *round* every side takes one *turn*:
+it does its work once, under the clock. Each round reverses the order of the sides. A *gauge* is a single reading.
+
+The speed of a machine drifts by a third from minute to minute, so the speed of one side alone means little. The result
+is the median over all rounds of the ratio within a round. Two sides never work at the same time, whether they run in
+this process or in another interpreter (`remote.py`).
 """
 
 from __future__ import annotations
@@ -21,23 +24,23 @@ from benchmarks.remote import RemoteSide, Turn
 from benchmarks.settle import settle_allocator, settle_garbage
 
 Work = Callable[[], float]
-"""Does a fixed amount of work and returns the amount, in the case's unit."""
+"""Does a fixed amount of work and returns that amount, in the case's unit."""
 Setup = Callable[[], Work]
-"""Builds all that a side needs; not timed."""
+"""Builds everything that a side needs, outside the timed section, and returns its work."""
 
 WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the case's subject has to reach.
+    """A bound that the case's subject has to reach.
 
     Args:
-        bound: the figure.
-        quantity: "speed": at least `bound` times the speed of `against`; "time": at most `bound` times its
-            time; "us": at most `bound` microseconds a unit of work.
-        against: the side compared with; None for the case's reference. A target against a side that did not
-            run is not judged.
+        bound: the bound.
+        quantity: "speed": at least `bound` times the speed of `against`. "time": at most `bound` times its time. "us":
+            at most `bound` microseconds per unit of work.
+        against: the side to compare with; None for the case's reference. If that side did not run, the target is not
+            judged.
     """
 
     bound: float
@@ -47,12 +50,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Growth:
-    """From a small size to a large one, the time of one thing may grow `bound` times as much as that of another.
+    """A bound on how the subject's time grows from a small size to a large one, relative to a reference.
+
+    Growth is the time at the large size over the time at the small size.
 
     Args:
-        bound: the figure.
-        sides: the sides of the first thing, small and large.
-        against: those of the other.
+        bound: the largest allowed ratio of the subject's growth to the reference's growth.
+        sides: the subject's sides at the small and at the large size.
+        against: the reference's sides at the small and at the large size.
     """
 
     bound: float
@@ -62,18 +67,18 @@ class Growth:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison.
+    """A comparison of several sides.
 
     Args:
         name: "group/name".
-        title: one line for people.
-        unit: what a side's work is counted in: "frame" (shown as frames/s) or "call" (shown as us a call).
-        sides: name -> set-up of the sides that run in this process, in their order of turns.
+        title: one line that describes the case in reports.
+        unit: the unit of a side's work: "frame" (shown as frames/s) or "call" (shown as time per call).
+        sides: name -> set-up of each side that runs in this process, in the order of the first round.
         reference: the side that ratios refer to.
-        targets: what `subject` has to reach; none for a case that only informs.
-        peers: sides that another interpreter can add: modules of `benchmarks.peers`, "module variant" for several of
-            one.
-        subject: the side that the targets are about.
+        targets: bounds for `subject`; empty for a case that only informs.
+        peers: sides that need another interpreter: modules of `benchmarks.peers`. If a module has several variants, the
+            side is "module variant".
+        subject: the side that the targets apply to.
         threads: torch threads of every side.
     """
 
@@ -90,7 +95,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Gauge:
-    """A figure that is read, not raced: `measure()` must not exceed `bound`, both in `unit`."""
+    """A single reading: `measure()` must not exceed `bound`, both in `unit`."""
 
     name: str
     title: str
@@ -100,7 +105,7 @@ class Gauge:
 
 
 class Spread(NamedTuple):
-    """Median and quartiles of a series."""
+    """The median and the quartiles of a series."""
 
     median: float
     low: float
@@ -112,10 +117,10 @@ class CaseResult:
     """The speeds of a case's sides, round by round.
 
     Args:
-        case: what ran.
-        speeds: side -> units of work a second, one figure a round.
-        failures: side -> why it has no figures.
-        versions: side in another interpreter -> the version that ran.
+        case: the case that ran.
+        speeds: side -> units of work per second, one figure per round.
+        failures: side -> the reason why it has no figures.
+        versions: side in another interpreter -> the version of the library that ran.
     """
 
     case: Case
@@ -124,19 +129,19 @@ class CaseResult:
     versions: dict[str, str] = field(default_factory=dict)
 
     def speed(self, side: str) -> Spread:
-        """Returns the spread of a side's speed, in units of work a second."""
+        """Return the spread of a side's speed, in units of work per second."""
         return spread(self.speeds[side])
 
     def ratio(self, side: str, against: str | None = None) -> Spread:
-        """Returns the spread of the speed of `side` over that of `against` (else the reference)."""
+        """Return the spread of the speed of `side` over that of `against`, by default the reference."""
         return spread(ratios(self.speeds[side], self.speeds[against or self.case.reference]))
 
     def growth(self, sides: tuple[str, str]) -> list[float]:
-        """Returns the time of the second side over that of the first, one figure a round."""
+        """Return the time of the second side over that of the first, one figure per round."""
         return ratios(self.speeds[sides[0]], self.speeds[sides[1]])
 
     def verdict(self, target: Target | Growth) -> bool | None:
-        """Tells whether the subject met a target; None if a side that it needs has no figures."""
+        """Return whether the subject met a target, or None if a side that the target needs has no figures."""
         if isinstance(target, Growth):
             if not {*target.sides, *target.against} <= self.speeds.keys():
                 return None
@@ -155,7 +160,7 @@ class CaseResult:
 
 @dataclass
 class GaugeResult:
-    """What a gauge read, or why it could not."""
+    """The value of a gauge, or the reason why it has none."""
 
     gauge: Gauge
     value: float | None = None
@@ -163,25 +168,25 @@ class GaugeResult:
 
     @property
     def met(self) -> bool | None:
-        """Whether the value keeps the bound; None without a value."""
+        """Return whether the value is within the bound, or None without a value."""
         return None if self.value is None else self.value <= self.gauge.bound
 
 
 class Side(Protocol):
-    """A side ready to take turns."""
+    """A side that is set up and can take turns."""
 
     def turn(self) -> Turn:
-        """Does the side's work once and returns the seconds it took and the amount done."""
+        """Do the side's work once, and return its seconds and its amount."""
 
 
 class LocalSide:
-    """A side in this process, set up at construction."""
+    """A side in this process. The constructor sets it up."""
 
     def __init__(self, setup: Setup) -> None:
         self._work = setup()
 
     def turn(self) -> Turn:
-        """Does the work once; garbage of others is collected before the clock starts."""
+        """Do the work once. Garbage of other sides is collected before the clock starts."""
         gc.collect()
         start = now()
         amount = self._work()
@@ -189,12 +194,12 @@ class LocalSide:
 
 
 def ratios(series: Sequence[float], reference: Sequence[float]) -> list[float]:
-    """Divides two series round by round."""
+    """Divide two series round by round."""
     return [a / b for a, b in zip(series, reference, strict=True)]
 
 
 def spread(series: Sequence[float]) -> Spread:
-    """Returns median and quartiles (linear between neighbours); one figure is its own quartiles."""
+    """Return the median and the quartiles, interpolated linearly. A single figure is its own quartiles."""
     if len(series) == 1:
         return Spread(series[0], series[0], series[0])
     low, median, high = statistics.quantiles(series, n=4, method="inclusive")
@@ -202,17 +207,17 @@ def spread(series: Sequence[float]) -> Spread:
 
 
 def turn_order(names: Sequence[str], number: int) -> list[str]:
-    """Returns the order of turns of round `number`: there and back, so that nobody always goes first."""
+    """Return the order of turns in round `number`. Odd rounds reverse it, so that no side is always first."""
     return list(names) if number % 2 == 0 else list(reversed(names))
 
 
 def interleave(sides: Mapping[str, Side], rounds: int, failures: dict[str, str]) -> dict[str, list[float]]:
-    """Lets every side take its turn in each of `rounds` rounds.
+    """Let every side take one turn in each of `rounds` rounds, after `WARM_UP` rounds that don't count.
 
-    A side that raises leaves the comparison: its reason goes into `failures` and its figures are dropped.
+    A side that raises leaves the comparison. The reason is added to `failures`, and the side's figures are dropped.
 
     Returns:
-        Side -> units of work a second, one figure a round.
+        Side -> units of work per second, one figure per round.
     """
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(-WARM_UP, rounds):
@@ -229,17 +234,17 @@ def interleave(sides: Mapping[str, Side], rounds: int, failures: dict[str, str])
 
 
 def reason(error: BaseException) -> str:
-    """Puts an exception into one short line."""
+    """Return an exception as one short line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def run_case(case: Case, rounds: int, peers: str | None = None) -> CaseResult:
-    """Runs a case.
+    """Run a case and return its result, which includes the failures of sides.
 
     Args:
-        case: what to compare.
-        rounds: counted rounds; two more warm up.
-        peers: another interpreter, in which the case's peers run; None leaves them out.
+        case: the case to run.
+        rounds: counted rounds. Two more rounds warm up.
+        peers: the interpreter in which the case's peers run; None leaves the peers out.
     """
     result = CaseResult(case)
     threads = torch.get_num_threads()
@@ -250,9 +255,9 @@ def run_case(case: Case, rounds: int, peers: str | None = None) -> CaseResult:
             sides = _set_up(case, peers, stack, result)
             settle_garbage()
             result.speeds = interleave(sides, rounds, result.failures)
-            sides.clear()
+            sides.clear()  # frees the sides before the next case is set up
     finally:
-        gc.unfreeze()
+        gc.unfreeze()  # `settle_garbage` froze the objects of this case
         gc.collect()
         torch.set_num_threads(threads)
     return result
@@ -277,7 +282,7 @@ def _set_up(case: Case, peers: str | None, stack: ExitStack, result: CaseResult)
 
 
 def run_gauge(gauge: Gauge) -> GaugeResult:
-    """Reads a gauge; a failure is part of the result."""
+    """Read a gauge and return its result. An exception becomes the result's failure."""
     try:
         return GaugeResult(gauge, value=gauge.measure())
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Counts the instructions of a call, in a process of its own under valgrind: `python -m benchmarks.instructions`.
+"""Count the instructions of a call in a separate process under valgrind.
 
-A count tells what a time can't on a busy machine: whether a call does more work. Hardware counters would do, too,
-but virtual machines often have none.
+On a busy machine, a count shows whether a call does more work; a time does not. Hardware counters would serve as well,
+but virtual machines often have none. The separate process runs `python -m benchmarks.instructions ROWS`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ WARM_UP, CALLS = 20, 50
 
 
 def slices(n: int) -> None:
-    """Samples slices out of `n` rows, counted but for the first calls."""
+    """Sample slices out of `n` rows. Callgrind counts all calls except the first `WARM_UP`."""
     marks = ctypes.CDLL(str(build(MARKS)))
     buffer = our_buffer(n, episode_rows(n))
     for _ in range(WARM_UP):
         buffer.sample()
-    gc.disable()  # a collection in between would be counted
+    gc.disable()  # garbage collections would be counted
     marks.counting_on()
     for _ in range(CALLS):
         buffer.sample()
@@ -41,15 +41,15 @@ def slices(n: int) -> None:
 
 
 def of_slices(n: int) -> float:
-    """Returns the instructions of a sample of slices out of `n` rows.
+    """Return the number of instructions that a sample of slices out of `n` rows takes.
 
     Raises:
-        RuntimeError: no valgrind, or no headers of it, or it failed.
+        RuntimeError: valgrind or its headers are missing, or valgrind failed.
     """
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise RuntimeError("instructions: expected valgrind, found none; install it")
-    build(MARKS)
+    build(MARKS)  # here, so that a failure is reported and the process under valgrind need not compile
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "counts"
         tool = [valgrind, "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]

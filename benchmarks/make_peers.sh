@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the second interpreter of `python -m benchmarks --peers`: make_peers.sh [FOLDER] (default .venv-peers).
-# A peer that does not install is reported, left out, and tried again by the next run; after a run in which all
-# did, the next does nothing unless the constraints changed.
+# Makes the virtual environment for `python -m benchmarks --peers`: make_peers.sh [FOLDER] (default .venv-peers).
+# If a peer does not install, the script reports it, leaves it out, and tries again in the next run. After a run that
+# installed all peers, the script does nothing until the constraints change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv-peers}
@@ -15,7 +15,7 @@ fi
 "${PYTHON:-python3.11}" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
-# torch before anything that could ask for a range of it, and never again.
+# torch comes first and alone, so that no other package replaces it by another version.
 pip install --no-compile --constraint "$constraints" torch numpy
 pip install --no-compile --constraint "$constraints" gymnasium tensordict
 complete=yes

@@ -1,4 +1,4 @@
-"""What a buffer and a collector keep in memory, each read in a process of its own."""
+"""Gauges of the memory that a buffer and a collector keep, each read in a separate process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BATCHES, WARM_UP_BATCHES = 4000, 1000
 
 
 def resident() -> int:
-    """Returns the bytes of this process that are in memory (Linux)."""
+    """Return the resident memory of this process in bytes (Linux)."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def bytes_beyond_columns() -> float:
-    """Fills a buffer of a million CartPole-like rows and samples; returns bytes a row beyond its columns."""
+    """Fill a buffer with a million CartPole-like rows, sample once, and return the bytes per row beyond its columns."""
     columns = rows("cartpole", CHUNK)
     data = as_tensordict(columns)
     width = sum(column.nbytes for column in columns.values()) / CHUNK
@@ -41,16 +41,16 @@ def bytes_beyond_columns() -> float:
         buffer.sample(256)
         return buffer
 
-    fill(CHUNK)  # what the first use of any buffer loads is not the price of this one
+    fill(CHUNK)  # loads everything that only the first use of a buffer loads, so that it is not counted below
     before = resident()
     buffer = fill(ROWS)
     return (resident() - before) / len(buffer) - width
 
 
 def bytes_per_frame() -> float:
-    """Collects CartPole frames and lets them go; returns the slope of the resident memory, bytes a frame."""
+    """Collect CartPole frames, drop them, and return the slope of the resident memory in bytes per frame."""
     collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=200, total_frames=-1)
-    seen = np.zeros(BATCHES)  # made beforehand: a list would grow, and its growth is in the reading
+    seen = np.zeros(BATCHES)  # allocated beforehand, since the growth of a list would be part of the reading
     for number, _ in enumerate(collector):
         if number >= WARM_UP_BATCHES:
             seen[number - WARM_UP_BATCHES] = resident()
@@ -64,10 +64,10 @@ READINGS = {"rows": bytes_beyond_columns, "collecting": bytes_per_frame}
 
 
 def in_fresh_process(what: str, module: str = "benchmarks.memory") -> float:
-    """Takes one of a module's READINGS in a process that has done nothing else.
+    """Return one of a module's READINGS, taken in a new process.
 
     Raises:
-        RuntimeError: the process failed; the message carries the end of what it said.
+        RuntimeError: the process failed. The message has its last lines on stderr.
     """
     done = subprocess.run(
         [sys.executable, "-m", module, what],

@@ -1,27 +1,31 @@
-"""Runs a program and says how long it was in collectors and replay buffers, or how long its own parts took in there.
+"""Run a program and print its time in collectors and replay buffers, or the time of the parts that these call.
 
-`python -m benchmarks.metered WAY WHAT PROGRAM ARGUMENTS`, where WAY is "torchrl", "takeover" or, for the programs in
-`by_hand`, "by-hand", in an interpreter with torchrl. The last line on stdout is JSON, in seconds of `benchmarks.clock`,
-imports left out; the calls that a program makes are wrapped, the same on every side. WHAT is one of two, each in a run
-of its own: to time the calls of networks, of which a step makes ten, would take a tenth of what collectors and buffers
-do, and more after an update, which has emptied the caches, than in any loop that could measure it.
+The command is `python -m benchmarks.metered WAY WHAT PROGRAM ARGUMENTS`, in an interpreter with torchrl. WAY is
+"torchrl", "takeover" or, for the programs in `by_hand`, "by-hand". The last line on stdout is JSON, in seconds of
+`benchmarks.clock`. Imports are not counted. On every side the same wrappers time the program's calls.
 
-With "data" it holds `whole`, the program, and `data`, the time in the constructor and the iteration of the collector,
-and in the constructor, extend, add, sample, priority updates and iteration of buffers: all of it, policies and
-environments included. What one of these calls of the others isn't counted twice. What programs reach past these calls
-isn't in it (`rb[:]`, `len`, updates of weights that loss modules make). With processor time, that of all other threads
-belongs to it, whenever they work: they are those of buffers that fetch ahead, whose work isn't less for being done
-between two calls, since the interpreter runs one thread at a time. The wall's clock can't tell it from the program's
-own. `threads` is the processor time of other threads that is in `data`.
+The argument WHAT selects "data" or "parts". Each needs a separate run, since timing the calls of networks costs time
+itself. A step makes ten such calls, and timing them would add a tenth to the time of collectors and buffers. It costs
+more after an update, which has emptied the caches. No loop could measure that cost, so it cannot be subtracted.
 
-With "parts" it holds what of that time is the program's own on either side, without what reading the clock takes:
+With "data" the JSON holds:
 
-- `networks`, the policy's own modules: networks and distributions, on tensors, and the modules that work on TensorDicts
-  (choices of values, exploration). What carries values between these, tensordict's TensorDictModule,
-  ProbabilisticTensorDictModule and sequences with their subclasses, isn't counted: whoever calls a policy decides how
-  its modules are driven.
-- `environments`, the environments' own steps and resets: those of simulators made for gymnasium, its wrappers left out,
-  and `_step` and `_reset` of environments that the program defines.
+- `whole`: the time of the program.
+- `data`: the time in collectors (constructor, iteration) and in buffers (constructor, extend, add, sample, priority
+  updates, empty, iteration). It includes policies and environments. A call within another one is counted once. Other
+  uses are not counted: `rb[:]`, `len`, updates of weights that loss modules make. With processor time, `data` includes
+  all work of other threads. These threads prefetch for buffers. Their work delays the program even between two calls,
+  since the interpreter runs one thread at a time. Elapsed time cannot separate it from the program's own work.
+- `threads`: the processor time of other threads, which is part of `data`.
+
+With "parts" the JSON holds the program's own share of that time, without the time of reading the clock:
+
+- `networks`: the policy's modules. These are networks and distributions, which work on tensors, and modules that work
+  on TensorDicts (choice of actions, exploration). Modules that only carry values between these are not counted:
+  tensordict's TensorDictModule, ProbabilisticTensorDictModule and sequences, with their subclasses. The library that
+  calls a policy may replace their work.
+- `environments`: steps and resets of simulators made for gymnasium, without gymnasium's wrappers, and `_step` and
+  `_reset` of environments that the program defines.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ CALLS = ("__init__", "extend", "add", "sample", "update_priority", "update_tenso
 
 
 class Meter:
-    """Seconds within wrapped calls, and within what is the program's own that these call."""
+    """Seconds within wrapped calls, and within the program's own parts that these calls use."""
 
     def __init__(self) -> None:
         self.seconds, self.own = 0.0, {"networks": 0.0, "environments": 0.0}
@@ -59,7 +63,7 @@ class Meter:
         self._reading = min(-in_thread() + in_thread() for _ in range(READINGS))
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the call with its time counted, unless it's made by another one."""
+        """Return the call with its time counted, unless another counted call makes it."""
 
         @functools.wraps(call)
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +78,7 @@ class Meter:
         return metered
 
     def program(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a method with its time counted as the program's own; drivers and transforms are none of its."""
+        """Return a method with its time counted as the program's own, except on drivers and transforms."""
 
         @functools.wraps(call)
         def metered(owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,13 +99,13 @@ class Meter:
         return metered
 
     def methods(self, part: str, classes: Iterable[type], names: Iterable[str]) -> None:
-        """Counts what classes define under these names as the program's own."""
+        """Count the methods with these names that the classes define as the program's own."""
         for cls in classes:
             for name in set(names) & set(vars(cls)):
                 setattr(cls, name, self.program(part, vars(cls)[name]))
 
     def items(self, iterate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        """Returns what makes an iterator, with the time of its items counted."""
+        """Return a function that makes the same iterator, with the time of each item counted."""
 
         @functools.wraps(iterate)
         def metered(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -114,14 +118,17 @@ class Meter:
 
 
 def derived(cls: type) -> Iterator[type]:
-    """Yields the classes that derive from another one."""
+    """Yield all classes that derive from a class."""
     for below in cls.__subclasses__():
         yield below
         yield from derived(below)
 
 
 def take_apart(meter: Meter, collector: Any, env: type) -> None:
-    """Counts what is the program's own; its environments are there when it makes a collector."""
+    """Count the program's own parts.
+
+    The classes of its environments are looked up when it makes a collector, since they exist only then.
+    """
     meter.methods("networks", [torch.nn.Module], ["__call__"])
     meter.methods("networks", {*derived(Distribution)}, DRAWS)
     make = collector.__init__
@@ -137,15 +144,15 @@ def take_apart(meter: Meter, collector: Any, env: type) -> None:
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Run the program that the command line names, and print its times."""
     way, what, program, *arguments = sys.argv[1:]
     if way == "takeover":
         importlib.import_module("gleanrl.takeover")
-    # With this module importing them, these are gleanrl's under takeover, as they are for the program.
+    # Under takeover these imports give gleanrl's modules, as the same imports do in the program.
     collectors, data, envs = (
         importlib.import_module(f"torchrl.{name}") for name in ("collectors", "data", "envs")
     )
-    for name in ("modules", "objectives"):
+    for name in ("modules", "objectives"):  # imported before the clock starts
         importlib.import_module(f"torchrl.{name}")
     if way == "by-hand":
         collectors.Collector, buffers = by_hand.LOOPS[Path(program).stem]

@@ -1,6 +1,6 @@
-"""Collectors with workers against processes that run free: as many of them, each with the recording loop.
+"""Collectors with workers against as many independent processes that each run the recording loop.
 
-What one can read off without a race (the learner's own time, copies, weights, memory) is in `multiprocess_gauges`.
+`multiprocess_gauges` reads the figures that need no comparison: the learner's own time, copies, weights and memory.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector
 from gleanrl.envs import GymEnv
 
 STEPS = 200
-"""Steps of a worker's part of a batch."""
+"""Steps that one worker contributes to a batch."""
 BLOCKS = 2
-"""Batches that a worker has ready at most while nobody takes them."""
+"""Largest number of batches that a worker has ready while the caller takes none."""
 Kind = Literal["sync", "async"]
 KINDS: tuple[Kind, ...] = ("sync", "async")
 
 
 def cartpole_module() -> TensorDictModule:
-    """Builds the network policy of CartPole."""
+    """Return the network policy of CartPole."""
     return TensorDictModule(Greedy(), in_keys=["observation"], out_keys=["action"])
 
 
 def gym_env(name: str) -> GymEnv:
-    """Makes an environment. Workers find it in this module, and with it the environments of these benchmarks."""
+    """Return an environment. To find this function, workers import this module, which registers all environments."""
     return GymEnv(name)
 
 
 def collector_of(
     kind: Kind, workers: int, name: str, policy: Any = None, steps: int = STEPS, **options: Any
 ) -> MultiSyncDataCollector | MultiaSyncDataCollector:
-    """Makes a collector without end, each of whose workers makes `steps` steps for a batch.
+    """Return an endless collector whose workers each contribute `steps` steps to a batch.
 
     Args:
-        kind: "sync": a batch has a part of every worker; "async": a batch is one worker's.
-        workers: how many.
+        kind: "sync": each batch has a part of every worker. "async": each batch comes from one worker.
+        workers: number of workers.
         name: the environment's id.
-        policy: None draws random actions.
-        steps: see above.
-        options: further arguments.
+        policy: the policy; None draws random actions.
+        steps: steps of one worker in a batch.
+        options: further arguments of the collector.
     """
     makers = [partial(gym_env, name)] * workers
     if kind == "async":
@@ -62,10 +62,11 @@ def collector_of(
 def ours(
     kind: Kind, workers: int, name: str, policy: Callable[[], Any] | None, batches: int, steps: int = STEPS
 ) -> Setup:
-    """A collector's side: in a turn each worker makes `batches` times `steps` steps.
+    """Return the set-up of a collector's side. In a turn each worker makes `batches` times `steps` steps.
 
-    Workers of an asynchronous collector go on while others have their turns, until their blocks are full. Those
-    batches are taken first, and not counted; all but one are full: the one taken last is given back by the next.
+    During the turns of other sides, workers of an asynchronous collector continue until their blocks are full. A turn
+    first takes these batches and does not count them. One block is not full: it holds the batch that the previous turn
+    took last, and is released when the next batch is taken.
     """
 
     def setup() -> Work:
@@ -85,7 +86,7 @@ def ours(
 
 
 def free(workers: int, name: str, policy: Callable[[], Any] | None, batches: int) -> Setup:
-    """The side of the processes that run free."""
+    """Return the set-up of the side of independent processes."""
 
     def setup() -> Work:
         processes = FreeRunning(workers, name, policy, STEPS)

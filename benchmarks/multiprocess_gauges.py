@@ -1,4 +1,4 @@
-"""What is read off collectors with workers, each in a fresh process: the learner's time, copies, weights, memory."""
+"""Gauges of collectors with workers, each in a new process: the learner's time, copies, weights and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CYCLES, CYCLES_BEFORE = 50, 10
 
 
 class Large(nn.Module):
-    """A policy for CartPole of a million parameters, in six tensors."""
+    """A policy for CartPole with a million parameters in six tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,17 +38,17 @@ class Large(nn.Module):
         )
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Returns the one-hot of the largest output."""
+        """Return the one-hot of the largest output."""
         return nn.functional.one_hot(self.net(observation).argmax(-1), 2)
 
 
 def policy_of(net: nn.Module) -> TensorDictModule:
-    """Makes a policy of a network."""
+    """Return a policy that runs a network."""
     return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
 
 
 def learner_percent() -> float:
-    """Returns the percentage of the time that the learner doesn't wait: it takes batches of images and drops them."""
+    """Return the percentage of time that a learner does not wait, if it only takes batches of images and drops them."""
     collector = collector_of("sync", 2, SLOW_FRAMES_ENV)
     batches = iter(collector)
     for _ in range(WARM_UP):
@@ -62,9 +62,9 @@ def learner_percent() -> float:
 
 
 def copies() -> float:
-    """Returns the learner's own time for a batch of images, as a multiple of one copy of its bytes.
+    """Return the learner's own time for a batch of images, as a multiple of one copy of its bytes.
 
-    The copy goes into fresh memory, as a batch does, from memory that wasn't touched since the last one.
+    The copy goes into new memory, as a batch does. Its source was last touched by the previous copy.
     """
     collector = collector_of("sync", 2, SLOW_FRAMES_ENV)
     batches = iter(collector)
@@ -84,7 +84,7 @@ def copies() -> float:
 
 
 def update_per_copy() -> float:
-    """Returns the time of `update_policy_weights_` as a multiple of one copy of the weights; 4 workers run."""
+    """Return the time of `update_policy_weights_` with 4 running workers, as a multiple of one copy of the weights."""
     net = Large()
     collector = collector_of("async", 4, "CartPole-v1", policy_of(net))
     batches = iter(collector)
@@ -105,26 +105,26 @@ def update_per_copy() -> float:
 
 
 def resident(pids: list[int]) -> int:
-    """Returns the bytes of processes that are in memory."""
+    """Return the resident memory of some processes in bytes."""
     pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def descriptors(pids: list[int]) -> int:
-    """Returns how many files processes hold open."""
+    """Return the number of files that some processes hold open."""
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
 
 
 def growth(of: Callable[[list[int]], int], turns: int, before: int, turn: Callable[[], list[int]]) -> float:
-    """Returns by how much a figure of processes grows over some turns, as a straight line sees it.
+    """Return by how much a figure of processes grows over some turns, according to a fitted straight line.
 
     Args:
-        of: the figure.
-        turns: how many.
-        before: turns that come before those, and aren't counted.
-        turn: does something and returns the processes.
+        of: returns the figure of the processes with these ids.
+        turns: number of turns.
+        before: number of earlier turns, which are not counted.
+        turn: does some work and returns the ids of the processes.
     """
-    seen = np.zeros(turns)  # made beforehand: a list would grow, and its growth is in the reading
+    seen = np.zeros(turns)  # allocated beforehand, since the growth of a list would be part of the reading
     for number in range(-before, turns):
         pids = turn()
         if number >= 0:
@@ -133,7 +133,7 @@ def growth(of: Callable[[list[int]], int], turns: int, before: int, turn: Callab
 
 
 def over_batches(of: Callable[[list[int]], int]) -> float:
-    """Returns the growth of a figure over batches, in the learner and two workers together."""
+    """Return the growth of a figure over batches, summed over the learner and two workers."""
     collector = collector_of("sync", 2, "CartPole-v1", policy_of(Greedy()))
     batches = iter(collector)
 
@@ -147,7 +147,7 @@ def over_batches(of: Callable[[list[int]], int]) -> float:
 
 
 def over_cycles(of: Callable[[list[int]], int]) -> float:
-    """Returns the growth of a figure over collectors that are made, used once and shut down, in the learner."""
+    """Return the growth of a figure of the learner, over collectors that are made, used once and shut down."""
 
     def turn() -> list[int]:
         collector: Any = collector_of("sync", 2, "CartPole-v1", policy_of(Greedy()), steps=20)

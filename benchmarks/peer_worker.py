@@ -1,7 +1,7 @@
-"""One side of a case in this interpreter, at the command of another: `peer_worker.py CASE SIDE [PACKAGE]`.
+"""Run one side of a case on command of another process: `peer_worker.py CASE SIDE [PACKAGE]`.
 
-The other end, and the protocol, is `remote.py`. SIDE is the name of a module of PACKAGE, or that and after a space
-the name of a variant. The module has `VERSION` and `SETUPS` (case, or "case variant" -> set-up).
+`remote.py` is the other end of the protocol and describes it. SIDE is the name of a module of PACKAGE, or that name, a
+space and the name of a variant. The module has `VERSION` and `SETUPS` (case, or "case variant" -> set-up).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(case: str, side: str, package: str = "benchmarks.peers") -> None:
-    """Sets the side up, says so, and works once for each line that comes in."""
-    # Libraries print to standard output; the answers get a stream of their own and the rest goes to the log.
+    """Set the side up, report the result, and do its work once for each line on standard input."""
+    # Libraries print to standard output. Only answers are written there; all other output goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

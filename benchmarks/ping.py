@@ -1,4 +1,4 @@
-"""The floor of a vector step through processes: n workers are woken, write a row each, and are waited for."""
+"""Lower bound of a vector step through processes: wake n workers, let each write a row, and wait for all of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KINDS = ("pipe", "eventfd", "semaphore")
 
 
 class Ping:
-    """n forked processes that write a row when they are woken; each call of `step` wakes all and waits for all.
+    """Forked processes that write one row each time they are woken. `step` wakes all of them and waits for all.
 
     Args:
-        num_workers: n.
+        num_workers: number of processes.
         row_bytes: bytes of a row.
-        kind: one of `KINDS`.
-        before: what a worker does before it writes.
+        kind: how processes wake each other, one of `KINDS`.
+        before: called by a worker before it writes.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Ping:
         for i in range(num_workers):
             pid = os.fork()
             if pid == 0:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the parent ends its workers
                 with suppress(OSError):
                     while True:
                         wait(i)
@@ -51,7 +51,7 @@ class Ping:
         weakref.finalize(self, _end, pids)
 
     def step(self) -> None:
-        """Wake everybody, wait for everybody, and copy the rows."""
+        """Wake all workers, wait for all, and copy the rows."""
         self._wake_all()
         self.out[...] = self.rows
 
@@ -65,7 +65,7 @@ def _end(pids: list[int]) -> None:
 
 
 def _wakers(kind: str, n: int) -> tuple[Callable[[int], Any], Callable[[int], Any], Callable[[], None]]:
-    """Returns how worker i waits, how it says that it's done, and how all are woken and waited for."""
+    """Return three functions: worker i waits; worker i reports its end; the caller wakes all workers and waits."""
     if kind == "semaphore":
         context = multiprocessing.get_context("fork")
         go, back = [context.Semaphore(0) for _ in range(n)], context.Semaphore(0)

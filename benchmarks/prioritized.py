@@ -1,6 +1,6 @@
-"""Prioritized buffers at a million rows: against a uniform sample and a sum tree in C, and against peers.
+"""Prioritized buffers of a million rows: against uniform samples, against sum trees in C, and against peers.
 
-The priorities of an update are fresh each time: for rows that keep theirs, some libraries have nothing to do.
+Every update has new priorities, since some libraries do nothing for a row whose priority does not change.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gleanrl.data import LazyTensorStorage, ReplayBuffer, TensorDictPrioritizedR
 
 STORED, BATCH, NEW = 1_000_000, 256, 4
 DRAWS = 1.3
-"""How much of the C draw the reference of a sample may take on top of a uniform sample."""
+"""C draws that the reference side makes for each uniform sample."""
 PEERS = ("torchrl", "tianshou", "cpprb", "flashbax")
-# TorchRL's C++ tree isn't in its wheel for this torch, so its targets are out of reach of a run. A build of it made
-# update and cycle at 0.30 and 0.057 of the speed of the C binary tree (and C gather) on a machine of this kind.
+# TorchRL's wheel for this torch lacks its C++ tree, so a run has no figures of TorchRL for these targets. A local build
+# ran update and cycle at 0.30 and 0.057 of the speed of the C binary tree (and C gather) on a machine of this kind.
 TORCHRL_UPDATE, TORCHRL_CYCLE = 3.5 * 0.30, 10 * 0.057
 
 
 def our_buffer(n: int = STORED, columns: Columns | None = None) -> TensorDictPrioritizedReplayBuffer:
-    """Fills a prioritized buffer to the brim and gives every row a priority of its own."""
+    """Return a full prioritized buffer. Each row has a different priority."""
     buffer = TensorDictPrioritizedReplayBuffer(alpha=Tree.ALPHA, beta=Tree.BETA, storage=LazyTensorStorage(n))
     index = buffer.extend(as_tensordict(rows("cartpole", n) if columns is None else columns))
     buffer.update_priority(index, torch.from_numpy(first_priorities(n)))
@@ -35,19 +35,19 @@ def our_buffer(n: int = STORED, columns: Columns | None = None) -> TensorDictPri
 
 
 def uniform_buffer(n: int = STORED) -> ReplayBuffer:
-    """Fills a uniform buffer with the same rows."""
+    """Return a full uniform buffer of the same rows."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(n))
     buffer.extend(as_tensordict(rows("cartpole", n)))
     return buffer
 
 
 def tree(kind: type[Tree], n: int = STORED) -> Tree:
-    """Builds a C tree over the same priorities."""
+    """Return a C tree over the same priorities."""
     return kind(first_priorities(n).astype(np.float64), BATCH)
 
 
 def ours_sampling(calls: int) -> Setup:
-    """Our side of a sample: index, weights and generations in a fresh TensorDict."""
+    """Return our set-up of samples. Each returns a new TensorDict with index, weights and generations."""
 
     def setup() -> Work:
         buffer = our_buffer()
@@ -63,13 +63,13 @@ def ours_sampling(calls: int) -> Setup:
 
 
 def uniform_sampling(calls: int, draws: float, together: bool = False) -> Setup:
-    """Uniform samples and `draws` C draws with weights for each of them.
+    """Return the set-up of uniform samples and, for each of them, `draws` C draws with weights.
 
     Args:
-        calls: samples of a turn.
-        draws: 0 for samples alone; of 1.3 draws a sample, three samples in ten are followed by two of them.
-        together: whether draws alternate with samples, which find each other's data in the caches; else the draws of a
-            turn come after its samples, when both find their own.
+        calls: samples per turn.
+        draws: draws per sample; 0 for samples alone. With 1.3, three samples in ten count two draws, the others one.
+        together: whether draws alternate with samples, so that each finds the data of the other in the caches. If not,
+            all draws of a turn follow its samples, so that each finds its own data there.
     """
 
     def setup() -> Work:
@@ -97,7 +97,7 @@ def uniform_sampling(calls: int, draws: float, together: bool = False) -> Setup:
 
 
 def c_sampling(calls: int) -> Setup:
-    """C draw, weights and gather into ready buffers."""
+    """Return the set-up of C draws with weights, and C gathers into preallocated buffers."""
 
     def setup() -> Work:
         oct_tree, gather = tree(OctTree), Gather(list(rows("cartpole", STORED).values()), BATCH)
@@ -113,7 +113,7 @@ def c_sampling(calls: int) -> Setup:
 
 
 def ours_updating(calls: int) -> Setup:
-    """Our side of `update_priority`."""
+    """Return our set-up of `update_priority`."""
 
     def setup() -> Work:
         buffer, updates = our_buffer(), Updates(STORED, BATCH, calls, torch.from_numpy)
@@ -129,7 +129,7 @@ def ours_updating(calls: int) -> Setup:
 
 
 def c_updating(kind: type[Tree], calls: int) -> Setup:
-    """The update of a C tree: powers of the priorities and the sums above them."""
+    """Return the set-up of updates of a C tree: powers of the priorities, and the sums above them."""
 
     def setup() -> Work:
         c_tree, updates = tree(kind), Updates(STORED, BATCH, calls, as_double)
@@ -145,12 +145,12 @@ def c_updating(kind: type[Tree], calls: int) -> Setup:
 
 
 def as_double(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns float32 as float64, and integers as they are."""
+    """Return a float32 array as float64, and any other array unchanged."""
     return array.astype(np.float64) if array.dtype == np.float32 else array
 
 
 def ours_cycling(calls: int) -> Setup:
-    """Our side of `extend(4)`, `sample(256)` and the update of the rows that were drawn."""
+    """Return our set-up of `extend(4)`, `sample(256)` and the priority update of the sampled rows."""
 
     def setup() -> Work:
         buffer, updates = our_buffer(), Updates(STORED, BATCH, calls, torch.from_numpy)
@@ -169,7 +169,7 @@ def ours_cycling(calls: int) -> Setup:
 
 
 def c_cycling(kind: type[Tree], calls: int) -> Setup:
-    """The same in C, but for the slice writes: those of numpy."""
+    """Return the set-up of the same cycle in C, with slice writes by numpy."""
 
     def setup() -> Work:
         columns = rows("cartpole", STORED)
@@ -190,7 +190,7 @@ def c_cycling(kind: type[Tree], calls: int) -> Setup:
 
 
 def writer(columns: Columns, n: int) -> Callable[[], tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Returns a function that writes `n` rows at a cursor and tells which, and their priority."""
+    """Return a function that writes `n` rows at a cursor, and returns their indices and priorities."""
     pairs = list(zip(columns.values(), rows("cartpole", n).values(), strict=True))
     size, priority, steps = len(pairs[0][0]), np.ones(n), np.arange(n)
     cursor = 0

@@ -1,8 +1,8 @@
-"""Training scripts on torchrl and taken over: the time in collectors and replay buffers, and the programs' own.
+"""Training scripts on torchrl and under gleanrl's takeover: times in collectors and buffers, and of the programs.
 
-The sides of a round have the same seeds, networks and numbers of frames and updates; they take turns, one process
-after the other. They need the interpreter of `make test-programs`. Two programs are raced against loops by hand in
-place of the collector and the buffer, too.
+Both sides have the same seeds, networks, frames and updates. They alternate, one process after the other. They need the
+interpreter that `make test-programs` sets up. Two programs are also compared with hand-written loops, which replace
+their collector and buffer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Parts = dict[str, float]
 
 @functools.cache
 def rounds(program: str, other: str) -> list[dict[str, Parts]]:
-    """Returns what the runs of each round are made of, by side: ours and another one; see `metered`.
+    """Return the times that `metered` prints, for each round and for each of its two sides, `other` and ours.
 
     Raises:
-        RuntimeError: a run failed, or there is no such interpreter.
+        RuntimeError: a run failed, or the interpreter does not exist.
     """
     ways = ("takeover", other)
     found: list[dict[str, Parts]] = []
@@ -64,9 +64,15 @@ def _run(program: str, way: str, what: str) -> dict[str, float]:
 
 
 def _share(program: str, without: tuple[str, ...], part: str, of: str = "torchrl") -> float:
-    """Returns the median over rounds of our time over another side's.
+    """Return the median over rounds of our time over another side's.
 
-    The machine's speed drifts by a fifth within minutes: what is subtracted and compared has to be of the same ones.
+    Only times of the same round are subtracted or compared, since the machine's speed drifts by a fifth within minutes.
+
+    Args:
+        program: the program's name.
+        without: the parts to subtract from both times.
+        part: the time to compare.
+        of: the other side.
     """
 
     def left(runs: Parts) -> float:

@@ -1,6 +1,6 @@
-"""Ray against this process and its workers, seen from the learner: a buffer in an actor, and collectors in actors.
+"""Ray against this process and its workers, as seen by the learner: a buffer and collectors in Ray actors.
 
-Gauges, not cases: the two sides share the machine anyway, since the actor works while the learner does.
+These are gauges, not cases. An actor works while the learner does, so the two sides share the machine anyway.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from gleanrl.data import LazyTensorStorage, RayReplayBuffer, ReplayBuffer
 
 BATCH = 256
 PREFETCH = {"cartpole": 16, "image": 2}
-"""Batches ahead, here and in an actor. Half of the small ones share a message: each costs a tenth of a millisecond."""
+"""Batches to prefetch, in this process and in an actor. A message costs a tenth of a millisecond, so that each carries
+half of the small batches."""
 SMALL_ROWS, IMAGE_ROWS = 100_000, 5_000
 COPIES = 8
-"""Copies in turn, so that the caches hold none of them."""
+"""Number of sources to copy, used one after the other, so that the caches hold none of them."""
 WORK_S, SHORT_WORK_S, IMAGE_WORK_S = 5e-3, 1e-3, 20e-3
-"""How long a learner works between two samples."""
+"""Times that a learner works between two samples."""
 ROUNDS, SAMPLES = 5, 100
 CONFIG = {
     "address": "local",
@@ -48,7 +49,10 @@ CONFIG = {
 
 @contextmanager
 def filled(kind: str, count: int, remote: bool) -> Iterator[Any]:
-    """Gives a buffer of so many rows, here or in an actor, to a learner of one thread: the other core isn't its."""
+    """Yield a buffer of `count` rows, in this process or in an actor.
+
+    Meanwhile torch has one thread, so that the learner leaves the other core to the actor.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     options = {"storage": LazyTensorStorage(count), "batch_size": BATCH, "prefetch": PREFETCH[kind]}
@@ -63,7 +67,7 @@ def filled(kind: str, count: int, remote: bool) -> Iterator[Any]:
 
 
 def _learn(seconds: float = WORK_S) -> None:
-    """Works as a learner does: in torch, with one thread."""
+    """Compute in torch for `seconds`, as a learner does."""
     weights = torch.full((64, 64), 0.01)
     end = now() + seconds
     while now() < end:
@@ -71,11 +75,14 @@ def _learn(seconds: float = WORK_S) -> None:
 
 
 def _nothing() -> None:
-    """Works not at all."""
+    """Do no work between two samples."""
 
 
 def _seconds(call: Callable[[], Any], count: int, between: Callable[[], Any]) -> float:
-    """Returns the mean time of a call: of several batches in one message the first one pays for all."""
+    """Return the mean time of `count` calls, each after a call of `between`.
+
+    It is not a median: if a message carries several batches, the first of them takes the time of all.
+    """
     total = 0.0
     for _ in range(count):
         between()
@@ -86,7 +93,7 @@ def _seconds(call: Callable[[], Any], count: int, between: Callable[[], Any]) ->
 
 
 def small_rows(work_s: float) -> float:
-    """Returns the time of `sample` of a buffer in an actor over that of one here, both with batches ahead."""
+    """Return the time of `sample` from a buffer in an actor over that from a local buffer; both prefetch."""
     work = partial(_learn, work_s) if work_s else _nothing
     with filled("cartpole", SMALL_ROWS, False) as local, filled("cartpole", SMALL_ROWS, True) as remote:
         found = []
@@ -97,7 +104,7 @@ def small_rows(work_s: float) -> float:
 
 
 def image_rows(work_s: float) -> float:
-    """Returns the time of `sample` of images in an actor over that of copying as many bytes in memory."""
+    """Return the time of `sample` of images from an actor over that of copying as many bytes in memory."""
     work = partial(_learn, work_s) if work_s else _nothing
     with filled("image", IMAGE_ROWS, True) as remote:
         sources = [np.ones(remote.sample().bytes(), np.uint8) for _ in range(COPIES)]
@@ -114,7 +121,7 @@ BOUNDS: dict[Kind, float] = {"sync": 1 / 0.7, "async": 1 / 0.8}
 
 
 def _collectors(kind: Kind, name: str) -> Iterator[Any]:
-    """Gives a collector with as many nodes, and one with workers, that make the same batches."""
+    """Yield a collector with nodes, then one with as many workers, which make the same batches."""
     policy = cartpole_module if name == "CartPole-v1" else lambda: None
     frames = NODES * STEPS if kind == "sync" else STEPS
     yield RayCollector(
@@ -130,14 +137,14 @@ def _collectors(kind: Kind, name: str) -> Iterator[Any]:
 
 
 def collecting(kind: Kind, name: str) -> float:
-    """Returns the time of batches of nodes over that of batches of workers, by turns."""
+    """Return the time of batches from nodes over that of batches from workers; both collectors alternate."""
     nodes, workers = _collectors(kind, name)
     parts = TURNS * (1 if kind == "sync" else NODES)
     found = []
     for _ in range(ROUNDS + 1):  # the first round warms up
         times = []
         for collector in (nodes, workers):
-            collector.reset()  # what was collected ahead in the other one's turn
+            collector.reset()  # discards frames that were collected during the other collector's turn
             begin = now()
             for _ in range(parts):
                 collector.next()
@@ -149,16 +156,16 @@ def collecting(kind: Kind, name: str) -> float:
 
 
 class Stored(RayCollector):
-    """One whose nodes lend nothing, as if they were on other machines."""
+    """A collector whose nodes lend no memory, as if they were on other machines."""
 
     def _makers(self, *args: Any) -> list[NodeMaker]:
         return [replace(maker, num_lent=0) for maker in super()._makers(*args)]
 
 
 def copies(kind: type[RayCollector]) -> float:
-    """Returns the bytes that are written for a batch of images on its way to the learner over its own.
+    """Return the bytes that are written to deliver a batch of images to the learner, over the bytes of the batch.
 
-    To three digits: what lies between small tensors, so that each begins at a multiple of 16, is no copy.
+    The result has three digits. More would count the padding that aligns small tensors to 16 bytes.
     """
     nodes = kind(
         partial(gym_env, FRAMES_ENV),
@@ -180,7 +187,7 @@ def copies(kind: type[RayCollector]) -> float:
 
 
 def puts() -> float:
-    """Returns how often ten megabytes of weights were put into the object store until eight nodes had used them."""
+    """Return how often new weights are put into the object store until eight nodes have used them."""
     policy = TensorDictModule(Large(), ["observation"], ["action"])
     nodes = RayCollector(
         partial(gym_env, "CartPole-v1"),

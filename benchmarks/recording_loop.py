@@ -1,4 +1,4 @@
-"""The reference of the collectors: the loop one would write by hand, storing what a batch of ours holds."""
+"""Reference for collectors: a hand-written loop that stores the same fields as a collector's batch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FLAGS = ("done", "terminated", "truncated", "next.done", "next.terminated", "nex
 def recording_loop(
     name: str, policy: Callable[[Tensor], Tensor] | None = None, *, num_envs: int = 1, steps: int = 200
 ) -> Iterator[Batch]:
-    """Yields batches without end from a plain loop over environments, in arrays made afresh for each batch.
+    """Yield batches without end from a plain loop over environments. Each batch has new arrays.
 
     Args:
         name: the environment's id.
-        policy: observation tensor -> action tensor ((num_envs, ...) for several environments, one action for
-            one); discrete actions come as one-hot. None draws each action from the action space.
-        num_envs: environments stepped in turn.
+        policy: observation tensor -> action tensor. Both are (num_envs, ...) for several environments, and a single
+            observation and action for one. Discrete actions are one-hot. None draws each action from the action space.
+        num_envs: number of environments. They are stepped one after the other.
         steps: steps of a batch.
 
     Yields:

@@ -1,8 +1,7 @@
-"""A side that lives in a second interpreter and works only when told to.
+"""A side that runs in a second interpreter and works only on command.
 
-JSON lines over the worker's standard streams. The worker says `{"ready": version}` or `{"error": reason}`
-once it is set up, then answers each `{"go": true}` by `{"seconds": s, "amount": n}` and ends when its input
-ends.
+The protocol is JSON lines over the worker's standard streams. After its set-up the worker writes `{"ready": version}`
+or `{"error": reason}`. It answers each `{"go": true}` with `{"seconds": s, "amount": n}`. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ TURN_S = 120.0
 
 
 class Turn(NamedTuple):
-    """What one turn of a side took and did."""
+    """The seconds that one turn of a side took, and the amount of work that it did."""
 
     seconds: float
     amount: float
 
 
 class RemoteSide:
-    """Starts the worker of one side, waits until it is set up, and gives it its turns.
+    """A side in the worker process of another interpreter. The constructor waits until the worker is set up.
 
     Args:
         python: the interpreter.
         case: the case's name.
-        side: the side's name: a module of `package`, or that, a space and a variant.
+        side: the side's name: the name of a module of `package`, or that name, a space and a variant.
         threads: torch threads of the worker.
-        package: where the worker looks for the side's module.
+        package: the package that has the side's module.
 
     Raises:
-        RuntimeError: the worker could not set up; the message carries its reason.
+        RuntimeError: the worker could not set up. The message has its reason.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class RemoteSide:
             raise
 
     def turn(self) -> Turn:
-        """Lets the worker do its work once.
+        """Let the worker do its work once, and return its seconds and its amount.
 
         Raises:
-            RuntimeError: it failed, died or did not answer in time.
+            RuntimeError: the worker failed, died or did not answer in time.
         """
         assert self._process.stdin is not None
         self._process.stdin.write('{"go": true}\n')
@@ -74,9 +73,9 @@ class RemoteSide:
         return Turn(float(answer["seconds"]), float(answer["amount"]))
 
     def close(self) -> None:
-        """Ends the worker; a second call does nothing."""
+        """End the worker. A second call does nothing."""
         if self._process.stdin and not self._process.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # it died with our last word unread
+            with contextlib.suppress(BrokenPipeError):  # the worker died before it read the last command
                 self._process.stdin.close()
         try:
             self._process.wait(5)
@@ -96,7 +95,7 @@ class RemoteSide:
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         stream = self._process.stdout
         assert stream is not None
-        # One answer per request: no earlier line can wait in the stream's buffer, so select sees all.
+        # Each request has one answer, so the stream's buffer holds no earlier line, which select would not see.
         if not select.select([stream], [], [], timeout_s)[0]:
             self._process.kill()
             raise RuntimeError(f"{self._side}: expected an answer within {timeout_s:.0f} s, got none")

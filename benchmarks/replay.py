@@ -1,4 +1,4 @@
-"""Buffers against plain gathers and slice writes of the same columns, the same rows in every side."""
+"""Buffers against plain gathers and slice writes of the same columns. All sides have the same rows."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from benchmarks.workload import IMAGE_CHUNK, STORED, as_tensordict, rows, stored
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 
 RING = 100_000
-"""Rows of the buffers that are written to: full before the clock starts, so that no page is touched first."""
+"""Rows of the buffers in the cases of `extend` and `add`. The buffers are full before the clock starts, so that no turn
+touches a page of memory for the first time."""
 EXTEND = 200
 ABOUT_20_US = 25.0
-"""The line of "about 20 us": absolute times of one machine differ by more than this from hour to hour."""
+"""The bound for "about 20 us", in us. Absolute times of one machine vary by more than this margin from hour to hour."""
 PEERS = ("torchrl", "sb3", "tianshou", "cpprb")
 FASTER_THAN_PEERS = (Target(1.5, against="cpprb"), Target(4.0, against="torchrl"))
 
 
 def our_buffer(kind: str) -> ReplayBuffer:
-    """Fills a buffer to the brim with `stored(kind)`."""
+    """Return a full buffer that holds `stored(kind)`."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(STORED[kind]))
-    if kind == "image":  # in pieces: the columns once more in memory would be another 1.1 GB
+    if kind == "image":  # in pieces, since a second copy of all columns would take another 1.1 GB
         chunk = as_tensordict(rows(kind, IMAGE_CHUNK))
         for _ in range(STORED[kind] // IMAGE_CHUNK):
             buffer.extend(chunk)
@@ -35,7 +36,7 @@ def our_buffer(kind: str) -> ReplayBuffer:
 
 
 def ours_sampling(kind: str, batch: int, calls: int) -> Setup:
-    """Our side of a uniform sample: fresh tensors and TensorDict included."""
+    """Return our set-up of uniform samples. Each returns new tensors in a TensorDict."""
 
     def setup() -> Work:
         buffer = our_buffer(kind)
@@ -71,7 +72,7 @@ def _gathering(
 
 
 def take_floor(kind: str, batch: int, calls: int, mode: str = "raise") -> Setup:
-    """`numpy.take(out=)` of fresh random rows, column by column, into buffers made beforehand."""
+    """Return the set-up of `numpy.take(out=)` of random rows, column by column, into preallocated buffers."""
 
     def make(columns: list[NDArray[Any]]) -> Callable[[NDArray[np.int64]], Any]:
         pairs = [(column, np.zeros((batch, *column.shape[1:]), column.dtype)) for column in columns]
@@ -86,12 +87,12 @@ def take_floor(kind: str, batch: int, calls: int, mode: str = "raise") -> Setup:
 
 
 def c_gather(kind: str, batch: int, calls: int) -> Setup:
-    """The C gather with prefetch of fresh random rows into buffers made beforehand."""
+    """Return the set-up of the C gather, with prefetch, of random rows into preallocated buffers."""
     return _gathering(kind, calls, batch, lambda columns: Gather(columns, batch))
 
 
 def ours_extending(calls: int) -> Setup:
-    """Our side of `extend` by EXTEND rows."""
+    """Return our set-up of `extend` with EXTEND rows."""
 
     def setup() -> Work:
         buffer, data = ReplayBuffer(storage=LazyTensorStorage(RING)), as_tensordict(rows("cartpole", EXTEND))
@@ -109,7 +110,7 @@ def ours_extending(calls: int) -> Setup:
 
 
 def ours_adding(calls: int) -> Setup:
-    """Our side of `add` of one row; the rows are cut out of their batch beforehand."""
+    """Return our set-up of `add` with one row. The rows are cut out of a batch beforehand."""
 
     def setup() -> Work:
         buffer, data = ReplayBuffer(storage=LazyTensorStorage(RING)), as_tensordict(rows("cartpole", EXTEND))
@@ -128,7 +129,7 @@ def ours_adding(calls: int) -> Setup:
 
 
 def slice_writes(n: int, calls: int) -> Setup:
-    """Plain slice writes of `n` rows at a cursor, column by column."""
+    """Return the set-up of plain slice writes of `n` rows at a cursor, column by column."""
 
     def setup() -> Work:
         source = rows("cartpole", n)

@@ -1,4 +1,4 @@
-"""Where and on what a run took place, and its figures as JSON, Markdown and a table in the terminal."""
+"""Reports of a run: the machine, and the figures as JSON, as Markdown and as a table in the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADINGS = ("case", "side", "median", "speed / reference [quartiles]", "target",
 
 
 def machine() -> dict[str, Any]:
-    """Describes the processor, the memory, the versions, the commit and the load of this moment."""
+    """Return the processor, the memory, the versions, the commit and the current load."""
     return {
         "cpu": _cpu(),
         "gpu": _gpu(),
@@ -49,7 +49,7 @@ def _cpu() -> str:
 
 
 def _gpu() -> str:
-    """Names the accelerator, its driver and the CUDA that torch was built for."""
+    """Return the accelerator's name, its driver and the version of CUDA that torch was built for."""
     if not torch.cuda.is_available():
         return "none"
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -82,7 +82,7 @@ def _commit() -> str:
 
 
 def pace(case: Case, speed: Spread) -> str:
-    """Writes a speed in the case's unit: frames a second, or time a call."""
+    """Return a speed in the case's unit: frames per second, or time per call."""
     if case.unit == "frame":
         return (
             f"{speed.median / 1e3:.1f}k frames/s" if speed.median >= 1e4 else f"{speed.median:.0f} frames/s"
@@ -92,7 +92,7 @@ def pace(case: Case, speed: Spread) -> str:
 
 
 def wording(target: Target | Growth) -> str:
-    """Writes a target in a few words."""
+    """Return a target in a few words."""
     if isinstance(target, Growth):
         return f"growth <= {target.bound:g} x that of {target.against[0]} to {target.against[1]}"
     of = f" {target.against}" if target.against else ""
@@ -106,12 +106,12 @@ def wording(target: Target | Growth) -> str:
 
 
 def judgement(met: bool | None) -> str:
-    """Writes a verdict in a word."""
+    """Return a verdict in one or two words."""
     return {True: "met", False: "MISSED", None: "not judged"}[met]
 
 
 def table_rows(result: Result) -> list[tuple[str, ...]]:
-    """Returns a result as rows under HEADINGS."""
+    """Return a result as rows of cells, one cell for each of HEADINGS."""
     if isinstance(result, GaugeResult):
         value = result.failure if result.value is None else f"{result.value:.3g} {result.gauge.unit}"
         target = f"<= {result.gauge.bound:g} {result.gauge.unit}"
@@ -136,7 +136,7 @@ def table_rows(result: Result) -> list[tuple[str, ...]]:
 
 
 def as_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run as JSON-ready values, every round included; `facts` tell where and how it ran."""
+    """Return a run as values for JSON, with the figures of every round. `facts` describe the machine and options."""
     cases = []
     for result in results:
         if isinstance(result, GaugeResult):
@@ -176,7 +176,7 @@ def _case_json(result: CaseResult) -> dict[str, Any]:
 
 
 def markdown(results: Sequence[Result], facts: dict[str, Any]) -> str:
-    """Returns a run as a Markdown page."""
+    """Return a run as a Markdown page."""
     lines = ["# Benchmarks", "", "; ".join(f"{name}: {value}" for name, value in facts.items()) + ".", ""]
     lines += ["| " + " | ".join(HEADINGS) + " |", "| " + " | ".join("---" for _ in HEADINGS) + " |"]
     for result in results:
@@ -192,14 +192,14 @@ def markdown(results: Sequence[Result], facts: dict[str, Any]) -> str:
 
 
 def write(folder: Path, results: Sequence[Result], facts: dict[str, Any]) -> None:
-    """Writes `benchmarks.json` and `benchmarks.md` into a folder, made if need be."""
+    """Write `benchmarks.json` and `benchmarks.md` into a folder, which is created if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "benchmarks.json").write_text(json.dumps(as_json(results, facts), indent=1) + "\n")
     (folder / "benchmarks.md").write_text(markdown(results, facts))
 
 
 def show(console: Console, results: Sequence[Result]) -> None:
-    """Prints the table of a run."""
+    """Print the table of a run."""
     table = Table(*HEADINGS, title="Medians over rounds; a ratio is the median of the ratios within a round")
     colours = {"met": "green", "MISSED": "red"}
     for result in results:

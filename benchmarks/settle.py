@@ -1,4 +1,4 @@
-"""Puts a process into the state in which plain code runs at its best, whatever ran in it before."""
+"""Settings of a process in which plain code runs at its best, independent of earlier work in the process."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ LARGEST = (32 << 20) - (16 << 10)
 
 
 def settle_allocator() -> None:
-    """Lets glibc keep freed memory instead of handing it back to the system; does no harm elsewhere.
+    """Make glibc keep freed memory instead of returning it to the system; harmless with other allocators.
 
-    glibc maps blocks above a threshold from the system one by one, and gives the heap's free end back above twice
-    that threshold; both rise with the largest mapped block that was freed, up to 32 MB. So whether a loop that makes
-    arrays of some megabytes for each batch pays for fresh pages each time (a third of its speed) depends on what
-    happened to be freed before it. One block of nearly 32 MB, made and freed, settles that for every side.
+    glibc maps each block above a threshold from the system. It returns the free end of the heap if that exceeds twice
+    the threshold. The threshold rises to the size of the largest mapped block that was freed, up to 32 MB. A loop may
+    allocate some megabytes for each batch. Above the threshold it pays for new pages each time, a third of its speed.
+    So its speed would depend on blocks that were freed earlier. To settle this for every side, the function allocates
+    and frees one block of nearly 32 MB.
     """
     np.empty(LARGEST, np.uint8)
 
 
 def settle_garbage() -> None:
-    """Collects what is garbage and takes what a set-up made out of the collector's sight while sides are timed."""
+    """Collect garbage, then exclude the objects of the set-up from garbage collections while sides are timed."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Slices of trajectories: 16 of 64 steps, against an episode table in numpy with C copies, and against peers."""
+"""Samples of 16 slices of 64 steps, against an episode table in numpy with C copies, and against peers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TORCHRL_CACHED = tuple(f"{side},cached" for side in TORCHRL)
 
 
 def our_buffer(n: int, columns: Columns) -> TensorDictReplayBuffer:
-    """Fills a buffer of `n` rows to the brim with whole episodes."""
+    """Return a full buffer of `n` rows of episodes."""
     sampler = SliceSampler(num_slices=SLICES, seed=0)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(n), sampler=sampler, batch_size=SLICES * LENGTH)
     buffer.extend(as_tensordict(columns))
@@ -29,7 +29,7 @@ def our_buffer(n: int, columns: Columns) -> TensorDictReplayBuffer:
 
 
 def ours(calls: int, n: int = STORED, extend: bool = False) -> Setup:
-    """Our side: a sample, with `extend` after a write of an episode of 200 steps."""
+    """Return our set-up of samples. With `extend`, a write of an episode of 200 steps precedes each sample."""
 
     def setup() -> Work:
         buffer = our_buffer(n, episode_rows(n))
@@ -48,10 +48,10 @@ def ours(calls: int, n: int = STORED, extend: bool = False) -> Setup:
 
 
 class Table:
-    """First rows and lengths of the episodes that are long enough, as arrays; draws the first rows of slices.
+    """An episode table: the first rows of all episodes that are long enough, and in how many rows a slice may begin.
 
     Args:
-        columns: rows in order, the first one an episode's first.
+        columns: rows in order. The first row begins an episode.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -63,7 +63,7 @@ class Table:
         self._rng = np.random.default_rng(6)
 
     def draw(self) -> NDArray[np.int64]:
-        """Returns the first rows of slices: an episode of all, and a first step of its own."""
+        """Return the first rows of SLICES slices. Each has a random episode and a random first step within it."""
         episode = self._rng.integers(0, len(self.starts), SLICES)
         first: NDArray[np.int64] = self.starts[episode] + self._rng.integers(0, self.choices[episode])
         return first
@@ -72,7 +72,7 @@ class Table:
 def by_table(
     calls: int, make: Callable[[list[NDArray[Any]]], Callable[[NDArray[np.int64]], Any]], n: int = STORED
 ) -> Setup:
-    """Slices from an episode table in numpy, copied into ready buffers."""
+    """Return the set-up of slices that an episode table in numpy draws, copied into preallocated buffers."""
 
     def setup() -> Work:
         columns = episode_rows(n)
@@ -89,12 +89,12 @@ def by_table(
 
 
 def c_runs(columns: list[NDArray[Any]]) -> GatherRuns:
-    """Makes the C copy of consecutive rows."""
+    """Return the C copy of consecutive rows."""
     return GatherRuns(columns, LENGTH, SLICES)
 
 
 def take_runs(columns: list[NDArray[Any]]) -> Callable[[NDArray[np.int64]], Any]:
-    """Makes the copy of the same by `numpy.take(out=)`, column by column."""
+    """Return the same copy by `numpy.take(out=)`, column by column."""
     pairs = [(column, np.zeros((SLICES * LENGTH, *column.shape[1:]), column.dtype)) for column in columns]
     steps = np.arange(LENGTH)
 
@@ -107,7 +107,10 @@ def take_runs(columns: list[NDArray[Any]]) -> Callable[[NDArray[np.int64]], Any]
 
 
 def writing_by_table(calls: int) -> Setup:
-    """Slice writes of 200 rows and a sample; all episodes have 200 steps, so that the table stays as it is."""
+    """Return the set-up of slice writes of 200 rows, each followed by a sample.
+
+    All episodes have 200 steps, so that writes never change the table.
+    """
 
     def setup() -> Work:
         columns, chunks = episode_rows(STORED), chunks_of_episodes(EXTEND)

@@ -1,6 +1,6 @@
-"""What a sample costs as the buffer grows, beside a C copy of the same bytes: 10,000 to 10,000,000 rows.
+"""Time of a sample in buffers of 10,000 to 10,000,000 rows, compared with a C copy of the same bytes.
 
-Both sides draw their random numbers, by which the C side grows less: its bare copy would make a weaker bound.
+Both sides draw random numbers. Without them the time of the C side would grow more, and the bound would be weaker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OURS, LIMIT = "gleanrl", "C copy"
 
 
 class Kind(NamedTuple):
-    """A way to sample: how our buffer is filled, what is sampled, and the C side over the same columns."""
+    """A kind of sample: the function that makes our buffer, the batch size, and the C side over the same columns."""
 
     name: str
     title: str
@@ -38,21 +38,21 @@ class Kind(NamedTuple):
 
 
 def uniform_buffer(n: int, columns: Columns) -> ReplayBuffer:
-    """Fills a uniform buffer."""
+    """Return a uniform buffer that holds the columns."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(n))
     buffer.extend(as_tensordict(columns))
     return buffer
 
 
 def random_rows(columns: Columns) -> Callable[[], Any]:
-    """Returns the C gather of random rows."""
+    """Return the C gather of random rows."""
     gather, rng = Gather(list(columns.values()), BATCH), np.random.default_rng(1)
     n = len(columns["observation",])
     return lambda: gather(rng.integers(0, n, BATCH))
 
 
 def random_runs(columns: Columns) -> Callable[[], Any]:
-    """Returns the C copy of slices drawn from an episode table in numpy."""
+    """Return the C copy of slices that an episode table in numpy draws."""
     gather, table = c_runs(list(columns.values())), Table(columns)
     return lambda: gather(table.draw())
 
@@ -65,7 +65,7 @@ KINDS = (
 
 
 def ours(kind: Kind, n: int) -> Setup:
-    """Our side at `n` rows."""
+    """Return our set-up at `n` rows."""
 
     def setup() -> Work:
         buffer = kind.buffer(n, episode_rows(n))
@@ -81,7 +81,7 @@ def ours(kind: Kind, n: int) -> Setup:
 
 
 def limit(kind: Kind, n: int) -> Setup:
-    """The C side at `n` rows."""
+    """Return the set-up of the C side at `n` rows."""
 
     def setup() -> Work:
         call = kind.limit(episode_rows(n))
@@ -97,7 +97,7 @@ def limit(kind: Kind, n: int) -> Setup:
 
 
 def side(who: str, n: int) -> str:
-    """Names a side."""
+    """Return the name of a side."""
     return f"{who}, {n:,} rows"
 
 
@@ -120,10 +120,10 @@ CASES = tuple(_case(kind) for kind in KINDS)
 
 
 def plot(results: Sequence[CaseResult | GaugeResult], path: Path) -> bool:
-    """Draws the sweeps of a run, if it has any and matplotlib is installed.
+    """Draw the sweeps of a run, if it has any and matplotlib is installed.
 
     Returns:
-        Whether there is a picture now.
+        Whether a picture was written.
     """
     sweeps = [r for r in results if isinstance(r, CaseResult) and r.case in CASES and r.speeds]
     if not sweeps or importlib.util.find_spec("matplotlib") is None:

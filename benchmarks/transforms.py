@@ -1,4 +1,4 @@
-"""Collectors through transforms: against those without any, and on frames against a loop that does it by hand."""
+"""Collectors with transforms: against collectors without, and for images against a hand-written loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LUMA = (0.2989, 0.587, 0.114)
 
 
 class FrameBank(gym.Env[Any, Any]):
-    """Returns one of eight random frames at no cost; an episode has `EPISODE` steps."""
+    """An environment that returns one of eight random images at no cost. An episode has `EPISODE` steps."""
 
     observation_space = spaces.Box(0, 255, SHAPE, np.uint8)
     action_space = spaces.Discrete(4)
@@ -56,7 +56,7 @@ class FrameBank(gym.Env[Any, Any]):
 
 
 def small(frame: Any) -> Tensor:
-    """(210, 160, 3) uint8 to (1, 84, 84) float32."""
+    """Return a frame (210, 160, 3) uint8 as a grey image (1, 84, 84) float32."""
     image = (
         torch.from_numpy(frame)
         .movedim(-1, 0)
@@ -68,7 +68,7 @@ def small(frame: Any) -> Tensor:
 
 
 def by_hand(env: Any, steps: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yields batches without end: stacks of four, before and after each step, rewards, flags and actions."""
+    """Yield batches without end: stacks of four images before and after each step, actions, rewards and flags."""
     draws = np.random.default_rng(0)
     stack = small(env.reset()[0]).repeat(4, 1, 1)
     while True:

@@ -1,4 +1,4 @@
-"""Collectors over gymnasium's vector environments, against the bare vector loop that stores the same fields."""
+"""Collectors over gymnasium's vector environments, against a bare vector loop that stores the same fields."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ Policy = Callable[[Tensor], Tensor]
 
 
 def vector_loop(env: Any, policy: Policy | None = None, *, steps: int = STEPS) -> Iterator[Batch]:
-    """Yields batches without end from a plain loop over a vector environment, in fresh arrays for each batch.
+    """Yield batches without end from a plain loop over a vector environment. Each batch has new arrays.
 
     Args:
-        env: CartPole's own vector environment (it resets in the step after an end), or one that is told to reset.
-        policy: (num_envs, 4) observation tensor -> (num_envs, 2) one-hot action tensor; None draws at random.
+        env: CartPole's native vector environment, which resets itself in the step after an end, or a vector environment
+            that the loop resets.
+        policy: (num_envs, 4) observation tensor -> (num_envs, 2) one-hot action tensor; None draws random actions.
         steps: steps of a batch.
 
     Yields:
@@ -84,18 +85,18 @@ def vector_loop(env: Any, policy: Policy | None = None, *, steps: int = STEPS) -
 
 
 def native(num_envs: int) -> Any:
-    """Makes CartPole's own vector environment."""
+    """Return CartPole's native vector environment."""
     return gym.make_vec(NAME, num_envs, "vector_entry_point")
 
 
 def serial(num_envs: int) -> Any:
-    """Makes gymnasium's vector of single environments, told to reset."""
+    """Return gymnasium's vector of single environments, without automatic resets."""
     kwargs = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     return gym.make_vec(NAME, num_envs, "sync", kwargs, disable_env_checker=True)
 
 
 def by_hand(make: Callable[[int], Any], num_envs: int, policy: Callable[[], Policy] | None) -> Setup:
-    """The loop's side: one batch a turn."""
+    """Return the set-up of the loop's side, with one batch per turn."""
 
     def setup() -> Work:
         batches = vector_loop(make(num_envs), policy() if policy else None)
@@ -110,7 +111,7 @@ def by_hand(make: Callable[[int], Any], num_envs: int, policy: Callable[[], Poli
 
 
 def ours(make: Callable[[int], Any], num_envs: int, policy: Callable[[], Any] | None) -> Setup:
-    """The collector's side: one batch a turn."""
+    """Return the set-up of the collector's side, with one batch per turn."""
 
     def setup() -> Work:
         actor = None

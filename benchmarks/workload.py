@@ -1,4 +1,4 @@
-"""What every side of a comparison works on: environments, networks and rows. Needs no gleanrl and no peer."""
+"""Environments, networks and rows that all sides of a comparison share. It imports neither gleanrl nor a peer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SLEEPY_ENV = "GleanrlBenchSleepy-v0"
 SLOW_FRAME_S, NAP_S = 500e-6, 1e-3
 IMAGE_CHUNK = 200
 STORED = {"cartpole": 1_000_000, "humanoid": 200_000, "image": 20_000}
-"""Rows of the buffers that are sampled from."""
+"""Rows of the buffers in the cases of `sample`."""
 Columns = dict[tuple[str, ...], NDArray[Any]]
 
 
 class FramesEnv(gym.Env[NDArray[np.uint8], Any]):
-    """An environment of 84x84x4 uint8 frames that costs next to nothing, or a nap: a walk along a prepared ring."""
+    """An environment that returns 84x84x4 uint8 frames from a prepared ring. A step does nothing else, or sleeps."""
 
     def __init__(self, ring: int = 64, nap_s: float = 0.0) -> None:
         self._nap_s = nap_s
@@ -42,12 +42,12 @@ class FramesEnv(gym.Env[NDArray[np.uint8], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode at the ring's next frame; returns it with an empty info."""
+        """Start an episode at the ring's next frame, and return it with an empty info."""
         super().reset(seed=seed)
         return self._next_frame(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Goes one frame on whatever the action; never terminates (the registry's time limit truncates)."""
+        """Return the ring's next frame for any action. Episodes end only by the registered time limit."""
         if self._nap_s:
             time.sleep(self._nap_s)
         return self._next_frame(), 1.0, False, False, {}
@@ -58,7 +58,7 @@ class FramesEnv(gym.Env[NDArray[np.uint8], Any]):
 
 
 class Instant(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
-    """An environment that costs nothing, or a nap."""
+    """An environment whose steps do nothing, or sleep."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -69,11 +69,11 @@ class Instant(gym.Env[NDArray[np.float32], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode."""
+        """Start an episode."""
         return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes a nap, if it's to."""
+        """Sleep for `nap_s`, if set, and return the same observation each time."""
         if self._nap_s:
             time.sleep(self._nap_s)
         return self._observation, 0.0, False, False, {}
@@ -90,18 +90,18 @@ _register(SLEEPY_ENV, "Instant", kwargs={"nap_s": NAP_S})
 
 
 def settle_device() -> None:
-    """Waits until the accelerator has done what was asked of it."""
+    """Wait until the accelerator has finished its work."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 
 
 def make_env(name: str) -> gym.Env[Any, Any]:
-    """Makes an environment as every side does: without gymnasium's environment checker."""
+    """Return an environment as every side uses it, without gymnasium's environment checker."""
     return gym.make(name, disable_env_checker=True)
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    """Builds the 2x64 tanh network of all cases, the same weights each time."""
+    """Return the 2x64 tanh network of all cases, with the same weights each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
@@ -110,7 +110,7 @@ def mlp(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Greedy(nn.Module):
-    """One-hot of the best action: observation (*B, inputs) float32 -> (*B, actions) int64."""
+    """A greedy policy: observation (*B, inputs) float32 -> one-hot action (*B, actions) int64."""
 
     def __init__(self, inputs: int = 4, actions: int = 2) -> None:
         super().__init__()
@@ -118,26 +118,26 @@ class Greedy(nn.Module):
         self.actions = actions
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Returns the one-hot of the largest output."""
+        """Return the one-hot of the largest output."""
         best: Tensor = self.net(observation).argmax(-1)
         return nn.functional.one_hot(best, self.actions)
 
 
 class Torque(nn.Module):
-    """Bounded continuous action: observation (*B, inputs) float32 -> (*B, 1) float32 in [-2, 2]."""
+    """A policy with a bounded action: observation (*B, inputs) float32 -> (*B, 1) float32 in [-2, 2]."""
 
     def __init__(self, inputs: int = 3) -> None:
         super().__init__()
         self.net = mlp(inputs, 1)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Returns the squashed and scaled output."""
+        """Return the output, squashed by tanh and scaled."""
         squashed: Tensor = self.net(observation).tanh()
         return squashed * 2
 
 
 def make_policy(env_name: str) -> nn.Module:
-    """Builds the network policy of an environment of these benchmarks."""
+    """Return the network policy for an environment of these benchmarks."""
     return Greedy() if env_name == "CartPole-v1" else Torque()
 
 
@@ -149,14 +149,14 @@ OBSERVATION_SPACES: Mapping[str, tuple[tuple[int, ...], type[np.generic]]] = {
 
 
 def rows(kind: str, n: int) -> Columns:
-    """Builds `n` transitions as the 11 columns of a batch, from a fixed seed.
+    """Return `n` transitions as the 11 columns of a batch, from a fixed seed.
 
     Args:
-        kind: "cartpole" (4 float32), "humanoid" (376 float32) or "image" (84x84x4 uint8) observations.
+        kind: the observations: "cartpole" (4 float32), "humanoid" (376 float32) or "image" (84x84x4 uint8).
         n: number of rows.
 
     Returns:
-        Key path -> array of shape (n, *leaf); actions are one-hot of 2 (17 float32 for "humanoid").
+        Key path -> array of shape (n, *leaf). Actions are one-hot of 2, but 17 float32 for "humanoid".
     """
     rng = np.random.default_rng(0)
     shape, dtype = OBSERVATION_SPACES[kind]
@@ -190,7 +190,7 @@ def rows(kind: str, n: int) -> Columns:
 
 
 def stored(kind: str) -> Columns:
-    """Builds the columns of a full buffer; images repeat a chunk of random rows."""
+    """Return the columns of a full buffer. Images repeat one chunk of random rows."""
     n = STORED[kind]
     if kind != "image":
         return rows(kind, n)
@@ -199,9 +199,9 @@ def stored(kind: str) -> Columns:
 
 
 def episode_rows(n: int) -> Columns:
-    """Builds `n` CartPole-like transitions of whole episodes, 1 to 399 steps long: 200 on average.
+    """Return `n` CartPole-like transitions of episodes with 1 to 399 steps, 200 on average.
 
-    Half of them terminate, the others are truncated; the last is cut off without a flag if need be.
+    Half of the episodes terminate, the other half are truncated. The last episode may end without a flag.
     """
     rng = np.random.default_rng(3)
     columns = rows("cartpole", n)
@@ -220,7 +220,10 @@ def episode_rows(n: int) -> Columns:
 
 
 def following_rows(kind: str, n: int) -> TensorDict:
-    """Returns rows whose next observation is the next row's, but for the ends of episodes (about every 16 rows)."""
+    """Return rows whose next observation is the next row's observation, except at the ends of episodes.
+
+    About every 16th row ends an episode.
+    """
     columns = rows(kind, n)
     observation, following = columns["observation",], columns["next", "observation"]
     ends = columns["next", "done"][:, 0]
@@ -229,7 +232,7 @@ def following_rows(kind: str, n: int) -> TensorDict:
 
 
 def out_folder() -> tempfile.TemporaryDirectory[str]:
-    """Makes a folder within `out`, which git ignores; it goes with the object."""
+    """Return a new temporary folder within `out`, which git ignores. It is deleted with the returned object."""
     Path("out").mkdir(exist_ok=True)
     return tempfile.TemporaryDirectory(prefix="checkpoints-", dir="out")
 
@@ -237,12 +240,12 @@ def out_folder() -> tempfile.TemporaryDirectory[str]:
 def loading(
     buffer: Any, storage: Any, checkpointer: Any, kind: str, n: int
 ) -> Callable[[], Callable[[], int]]:
-    """Loads a checkpoint of `n` rows into new buffers, by the classes of some library, a load a turn.
+    """Return a set-up that loads a checkpoint of `n` rows into a new buffer in each turn.
 
     Args:
-        buffer: `ReplayBuffer`.
-        storage: `LazyTensorStorage`.
-        checkpointer: in which form.
+        buffer: a library's `ReplayBuffer`.
+        storage: its `LazyTensorStorage`.
+        checkpointer: its class for the form of the checkpoint.
         kind: see `rows`.
         n: number of rows.
     """
@@ -269,7 +272,7 @@ def loading(
 
 
 def chunks_of_episodes(steps: int, chunks: int = 50) -> list[Columns]:
-    """Builds batches of `steps` transitions, each a whole episode with an id of its own."""
+    """Return batches of `steps` transitions. Each is a complete episode with a different id."""
     out = []
     for number in range(chunks):
         columns = rows("cartpole", steps)
@@ -282,20 +285,21 @@ def chunks_of_episodes(steps: int, chunks: int = 50) -> list[Columns]:
 
 
 def first_priorities(n: int) -> NDArray[np.float32]:
-    """Returns the priorities that every prioritized buffer starts with, (n,), none 0."""
+    """Return the first priorities of every prioritized buffer, (n,) float32, all above 0."""
     return np.random.default_rng(4).random(n, dtype=np.float32) + np.float32(0.01)
 
 
 class Updates:
-    """Rows to update and new priorities for them, made before the clock starts and never the same pair twice.
+    """Rows to update and their new priorities, made before the clock starts.
 
-    A buffer that is given a row's own priority again, or the same rows each time, could do less than it should.
+    No pair of rows and priorities occurs twice within `calls` turns. A buffer could skip work if it got the same rows
+    each time, or a row's old priority again.
 
     Args:
         n: rows of the buffer.
         batch: rows of an update.
-        calls: updates of a turn.
-        convert: makes what the buffer takes out of arrays.
+        calls: updates per turn.
+        convert: converts an array to the type that the buffer expects.
     """
 
     def __init__(
@@ -307,13 +311,13 @@ class Updates:
         self._priorities = [convert(priority) for priority in priorities]
 
     def turn(self) -> Iterator[tuple[Any, Any]]:
-        """Returns the pairs of a turn: the priorities went on by one place since the last."""
+        """Return the pairs of a turn. Each turn shifts the priorities by one update against the rows."""
         self._priorities.append(self._priorities.pop(0))
         return zip(self._index, self._priorities, strict=True)
 
 
 def as_tensordict(columns: Columns) -> TensorDict:
-    """Wraps columns into one nested TensorDict of batch size (n,), sharing their memory."""
+    """Wrap columns into one nested TensorDict of batch size (n,) that shares their memory."""
     n = len(next(iter(columns.values())))
     nested: dict[str, Any] = {}
     for path, column in columns.items():

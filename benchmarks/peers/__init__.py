@@ -1,6 +1,6 @@
-"""The peers' sides, one module each, run by `peer_worker.py` in an interpreter that has them installed.
+"""Sides of other libraries, one module each. `peer_worker.py` runs them in an interpreter that has the libraries.
 
-Each module has VERSION and SETUPS (case name -> set-up). The work is that of our sides in `collection.py`,
-`replay.py`, `prioritized.py` and `slices.py`: the same environments, networks and rows, but less of it a turn where a
-peer is slow. A peer that has no place for all 11 columns of a row stores fewer, which is to its advantage.
+Each module has VERSION and SETUPS (case name -> set-up). Their work is that of gleanrl's sides, with the same
+environments, networks and rows. Where a peer is slow, a turn has less work. A peer that cannot store all 11 columns of
+a row stores fewer, which is to its advantage.
 """

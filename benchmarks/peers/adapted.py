@@ -1,4 +1,7 @@
-"""TorchRL's samplers in our buffer: what the adapter costs. Ours is imported from src, with the core that was built."""
+"""TorchRL's sampler in gleanrl's buffer, to measure the cost of the adapter.
+
+gleanrl is imported from `src`, with the native core that was built there.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ VERSION = f"torchrl {importlib.metadata.version('torchrl')} in gleanrl"
 
 
 def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Callable[[], float]]:
-    """`sample(batch)` by their sampler."""
+    """Return the set-up of `sample(batch)` with TorchRL's sampler."""
 
     def setup() -> Callable[[], float]:
         columns = stored(kind)

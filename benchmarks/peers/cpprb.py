@@ -1,4 +1,4 @@
-"""cpprb: its ReplayBuffer and PrioritizedReplayBuffer, all 11 columns."""
+"""cpprb's sides: ReplayBuffer and PrioritizedReplayBuffer with all 11 columns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Work = Callable[[], float]
 
 
 def flat(columns: Columns) -> dict[str, NDArray[Any]]:
-    """Names the columns as its keyword arguments."""
+    """Return the columns under names that serve as keyword arguments of cpprb."""
     return {"_".join(path): column for path, column in columns.items()}
 
 
 def make(
     columns: dict[str, NDArray[Any]], size: int, kind: type[ReplayBuffer] = ReplayBuffer, **options: Any
 ) -> ReplayBuffer:
-    """Makes a buffer of `size` rows of these columns."""
+    """Return a buffer of `size` rows with these columns."""
     return kind(
         size,
         {name: {"shape": column.shape[1:] or 1, "dtype": column.dtype} for name, column in columns.items()},
@@ -34,7 +34,7 @@ def make(
 
 
 def writing(n: int, calls: int) -> Callable[[], Work]:
-    """Adds `n` rows a call into a full ring."""
+    """Return the set-up of `add` with `n` rows into a full ring."""
 
     def setup() -> Work:
         columns = flat(rows("cartpole", n))
@@ -53,7 +53,7 @@ def writing(n: int, calls: int) -> Callable[[], Work]:
 
 
 def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Work]:
-    """`sample(batch)`."""
+    """Return the set-up of `sample(batch)`."""
 
     def setup() -> Work:
         columns = flat(stored(kind))
@@ -74,7 +74,7 @@ def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Work]:
 
 
 def prioritized() -> PrioritizedReplayBuffer:
-    """Fills a prioritized buffer of a million rows, each with a priority of its own."""
+    """Return a full prioritized buffer of a million rows. Each row has a different priority."""
     columns, priorities = flat(stored("cartpole")), first_priorities(STORED)
     buffer = make(columns, STORED, PrioritizedReplayBuffer, alpha=0.6)
     for i in range(0, STORED, 1000):
@@ -84,7 +84,7 @@ def prioritized() -> PrioritizedReplayBuffer:
 
 
 def prioritized_sampling(calls: int) -> Callable[[], Work]:
-    """`sample(256)`, weights included."""
+    """Return the set-up of `sample(256)` with weights."""
 
     def setup() -> Work:
         buffer = prioritized()
@@ -100,7 +100,7 @@ def prioritized_sampling(calls: int) -> Callable[[], Work]:
 
 
 def updating(calls: int) -> Callable[[], Work]:
-    """`update_priorities` of 256 rows."""
+    """Return the set-up of `update_priorities` with 256 rows."""
 
     def setup() -> Work:
         buffer, updates = prioritized(), Updates(STORED, 256, calls, as_its_own)
@@ -116,12 +116,12 @@ def updating(calls: int) -> Callable[[], Work]:
 
 
 def as_its_own(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns integers as uint64, the kind of its samples' indexes, and other values as they are."""
+    """Return an int64 array as uint64, the dtype of cpprb's indexes, and any other array unchanged."""
     return array.astype(np.uint64) if array.dtype == np.int64 else array
 
 
 def cycling(calls: int) -> Callable[[], Work]:
-    """Adds 4 rows, samples 256 and gives those new priorities."""
+    """Return the set-up of `add` with 4 rows, `sample(256)` and new priorities of the sampled rows."""
 
     def setup() -> Work:
         buffer, updates, data = prioritized(), Updates(STORED, 256, calls), flat(rows("cartpole", 4))

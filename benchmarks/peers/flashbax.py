@@ -1,6 +1,6 @@
-"""flashbax: its prioritised item buffer and its trajectory buffer, jitted, all 11 columns (integers in 32 bits).
+"""flashbax's sides: prioritised item buffer and trajectory buffer, jitted, with all 11 columns (integers in 32 bits).
 
-Its samples hold rows that it takes for consecutive: it knows no episodes. Each call is waited for.
+flashbax knows no episodes, so a slice may cross the end of one. Each call waits for its result.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ Work = Callable[[], float]
 
 
 def flat(columns: Columns) -> dict[str, NDArray[Any]]:
-    """Names the columns by one word each."""
+    """Return the columns under names that are single strings."""
     return {"_".join(path): column for path, column in columns.items()}
 
 
 def chunks(columns: dict[str, NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Cuts the columns into pieces of CHUNK rows."""
+    """Yield the columns in pieces of CHUNK rows."""
     for i in range(0, STORED, CHUNK):
         yield {name: column[i : i + CHUNK] for name, column in columns.items()}
 
 
 class Buffer:
-    """A buffer and its state; writes and updates take the state's memory over.
+    """A buffer and its state. Writes and updates donate the state's memory to the new state.
 
     Args:
-        pure: what flashbax made.
-        columns: its first rows; all of them, STORED in number, are added.
-        batched: whether `add` has a leading dimension of 1.
+        pure: flashbax's buffer, a set of pure functions.
+        columns: the first STORED rows of the buffer.
+        batched: whether `add` needs a leading dimension of 1.
     """
 
     def __init__(self, pure: Any, columns: dict[str, NDArray[Any]], batched: bool) -> None:
@@ -61,24 +61,24 @@ class Buffer:
             self.add(chunk)
 
     def add(self, columns: dict[str, NDArray[Any]]) -> None:
-        """Adds rows."""
+        """Add rows."""
         if self._batched:
             columns = {name: column[None] for name, column in columns.items()}
         self._state = jax.block_until_ready(self._add(self._state, columns))
 
     def sample(self) -> Any:
-        """Returns a sample."""
+        """Return a sample."""
         self._key, key = self._split(self._key)
         return jax.block_until_ready(self._sample(self._state, key))
 
     def update(self, index: Any, priority: Any) -> None:
-        """Gives rows new priorities."""
+        """Set the priorities of rows."""
         assert self._set is not None
         self._state = jax.block_until_ready(self._set(self._state, index, priority))
 
 
 def prioritised() -> Buffer:
-    """Fills a prioritised buffer and gives every row a priority of its own."""
+    """Return a full prioritised buffer. Each row has a different priority."""
     pure = flashbax.make_prioritised_item_buffer(
         max_length=STORED,
         min_length=BATCH,
@@ -95,7 +95,7 @@ def prioritised() -> Buffer:
 
 
 def prioritised_sampling(calls: int) -> Callable[[], Work]:
-    """A sample of 256; its probabilities are there, weights are not made of them."""
+    """Return the set-up of samples of 256 rows. They hold probabilities, from which no weights are computed."""
 
     def setup() -> Work:
         buffer = prioritised()
@@ -111,7 +111,7 @@ def prioritised_sampling(calls: int) -> Callable[[], Work]:
 
 
 def updating(calls: int) -> Callable[[], Work]:
-    """New priorities for 256 rows."""
+    """Return the set-up of new priorities for 256 rows."""
 
     def setup() -> Work:
         buffer, updates = prioritised(), Updates(STORED, BATCH, calls, as_32_bits)
@@ -127,12 +127,12 @@ def updating(calls: int) -> Callable[[], Work]:
 
 
 def as_32_bits(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns integers as int32, which is what it works on, and other values as they are."""
+    """Return an int64 array as int32, which flashbax works on, and any other array unchanged."""
     return array.astype(np.int32) if array.dtype == np.int64 else array
 
 
 def cycling(calls: int) -> Callable[[], Work]:
-    """Adds 4 rows, samples 256 and gives those new priorities."""
+    """Return the set-up of `add` with 4 rows, a sample of 256 and new priorities of the sampled rows."""
 
     def setup() -> Work:
         buffer, updates = prioritised(), Updates(STORED, BATCH, calls)
@@ -150,7 +150,7 @@ def cycling(calls: int) -> Callable[[], Work]:
 
 
 def slicing(calls: int, extend: bool) -> Callable[[], Work]:
-    """Samples 16 runs of 64 rows; with `extend` it adds 200 rows before each."""
+    """Return the set-up of samples of 16 runs of 64 rows. With `extend`, 200 rows are added before each sample."""
 
     def setup() -> Work:
         pure = flashbax.make_trajectory_buffer(

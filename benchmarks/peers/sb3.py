@@ -1,4 +1,4 @@
-"""Stable-Baselines3: DummyVecEnv with its ReplayBuffer, five columns (it has no place for more)."""
+"""Stable-Baselines3's sides: DummyVecEnv and ReplayBuffer with five columns, since it cannot store more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Work = Callable[[], float]
 
 
 def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
-    """Steps a vector of one environment and adds each transition to its buffer."""
+    """Return the set-up that steps a vector of one environment and adds each transition to a buffer."""
 
     def setup() -> Work:
         envs = DummyVecEnv([partial(make_env, name)])
@@ -59,7 +59,7 @@ def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
 def buffer_and_data(
     kind: str, size: int, n_envs: int, columns: Columns
 ) -> tuple[ReplayBuffer, tuple[Any, ...]]:
-    """Makes a buffer of `size` rows that takes `n_envs` rows an `add`, and the arguments of such an `add`."""
+    """Return a buffer of `size` rows that takes `n_envs` rows per `add`, and the arguments of such an `add`."""
     shape, dtype = OBSERVATION_SPACES[kind]
     high = 255 if dtype is np.uint8 else np.inf
     space = gym.spaces.Box(0 if dtype is np.uint8 else -np.inf, high, shape, dtype)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def buffer_and_data(
 
 
 def writing(n: int, calls: int) -> Callable[[], Work]:
-    """Adds `n` rows a call: a vector of `n` environments is its only way to write several."""
+    """Return the set-up of `add` with `n` rows, as from `n` environments: SB3 has no other write of several rows."""
 
     def setup() -> Work:
         columns = rows("cartpole", n)
@@ -98,7 +98,7 @@ def writing(n: int, calls: int) -> Callable[[], Work]:
 
 
 def sampling(kind: str, calls: int) -> Callable[[], Work]:
-    """`sample(256)`."""
+    """Return the set-up of `sample(256)`."""
 
     def setup() -> Work:
         columns = stored(kind)

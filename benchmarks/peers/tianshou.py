@@ -1,4 +1,4 @@
-"""tianshou: Collector over DummyVectorEnv, and ReplayBuffer. No bulk write: `extend` is a loop of `add`."""
+"""tianshou's sides: Collector over DummyVectorEnv, and ReplayBuffer. Without a bulk write, `extend` repeats `add`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Work = Callable[[], float]
 
 
 class NetworkPolicy(Policy):
-    """The benchmark's network as one of its policies."""
+    """The benchmark's network as a policy of tianshou."""
 
     def __init__(self, net: nn.Module | None, action_space: gym.Space[Any]) -> None:
         super().__init__(action_space)
@@ -40,7 +40,7 @@ class NetworkPolicy(Policy):
         self.discrete = isinstance(action_space, gym.spaces.Discrete)
 
     def forward(self, batch: Any, state: Any = None, **_: Any) -> Batch:
-        """Acts on a batch of observations."""
+        """Return the actions for a batch of observations."""
         assert self.net is not None, "random collection does not ask the policy"
         with torch.no_grad():
             action = self.net(torch.from_numpy(batch.obs)).numpy()
@@ -48,7 +48,7 @@ class NetworkPolicy(Policy):
 
 
 def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
-    """Steps of its collector into its vector buffer."""
+    """Return the set-up that collects steps into a vector buffer."""
 
     def setup() -> Work:
         policy = NetworkPolicy(make_policy(name) if with_policy else None, make_env(name).action_space)
@@ -67,7 +67,7 @@ def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
 
 
 def batch_of(columns: Columns, i: int) -> Batch:
-    """Cuts row `i` out, under its reserved names."""
+    """Return row `i` under tianshou's reserved names."""
     return Batch(
         obs=columns["observation",][i],
         act=columns["action",][i],
@@ -80,7 +80,7 @@ def batch_of(columns: Columns, i: int) -> Batch:
 
 
 def writing(n: int, calls: int) -> Callable[[], Work]:
-    """Adds `n` rows a call, one by one."""
+    """Return the set-up that adds `n` rows per call, one after the other."""
 
     def setup() -> Work:
         buffer, columns = ReplayBuffer(RING), rows("cartpole", EXTEND)
@@ -100,7 +100,7 @@ def writing(n: int, calls: int) -> Callable[[], Work]:
 
 
 def filled(kind: str) -> ReplayBuffer:
-    """Makes a buffer from whole columns."""
+    """Return a buffer made from complete columns."""
     columns = stored(kind)
     return ReplayBuffer.from_data(
         obs=columns["observation",],
@@ -114,7 +114,7 @@ def filled(kind: str) -> ReplayBuffer:
 
 
 def sampling(kind: str, calls: int) -> Callable[[], Work]:
-    """`sample(256)` of a buffer made from whole columns (its constructor for offline data)."""
+    """Return the set-up of `sample(256)` from a buffer that the constructor for offline data made."""
 
     def setup() -> Work:
         buffer = filled(kind)
@@ -130,7 +130,7 @@ def sampling(kind: str, calls: int) -> Callable[[], Work]:
 
 
 def prioritized() -> PrioritizedReplayBuffer:
-    """Fills a prioritized buffer of a million rows, each with a priority of its own; compiles its tree."""
+    """Return a full prioritized buffer of a million rows with different priorities. Its tree is compiled already."""
     buffer = PrioritizedReplayBuffer(STORED, alpha=0.6, beta=0.4)
     buffer.update(filled("cartpole"))
     buffer.update_weight(np.arange(STORED), first_priorities(STORED))
@@ -140,7 +140,7 @@ def prioritized() -> PrioritizedReplayBuffer:
 
 
 def prioritized_sampling(calls: int) -> Callable[[], Work]:
-    """`sample(256)`, weights included."""
+    """Return the set-up of `sample(256)` with weights."""
 
     def setup() -> Work:
         buffer = prioritized()
@@ -156,7 +156,7 @@ def prioritized_sampling(calls: int) -> Callable[[], Work]:
 
 
 def updating(calls: int) -> Callable[[], Work]:
-    """`update_weight` of 256 rows."""
+    """Return the set-up of `update_weight` with 256 rows."""
 
     def setup() -> Work:
         buffer, updates = prioritized(), Updates(STORED, 256, calls)
@@ -172,7 +172,7 @@ def updating(calls: int) -> Callable[[], Work]:
 
 
 def cycling(calls: int) -> Callable[[], Work]:
-    """Adds 4 rows, samples 256 and gives those new priorities."""
+    """Return the set-up of 4 calls of `add`, `sample(256)` and new priorities of the sampled rows."""
 
     def setup() -> Work:
         buffer, updates, columns = prioritized(), Updates(STORED, 256, calls), rows("cartpole", 4)

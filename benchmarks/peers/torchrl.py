@@ -1,6 +1,7 @@
-"""TorchRL: its collector, and its buffers over LazyTensorStorage. All 11 columns.
+"""TorchRL's sides: collectors, and buffers over LazyTensorStorage with all 11 columns.
 
-Its prioritized sampler needs its C++ extension, which its wheel may lack for the torch at hand; it says so itself.
+The prioritized sampler needs TorchRL's C++ extension. Its wheel may lack the extension for the installed torch. TorchRL
+then raises an error, which the report shows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ VERSION = importlib.metadata.version("torchrl")
 RING, EXTEND, STORED = 100_000, 200, 1_000_000
 SLICES, LENGTH = 16, 64
 Work = Callable[[], float]
-# The classes changed their names; either is the same collector.
+# TorchRL renamed these classes. Both names are the same collector.
 COLLECTOR = getattr(torchrl.collectors, "Collector", None) or torchrl.collectors.SyncDataCollector
 MULTI = {
     True: getattr(torchrl.collectors, "MultiSyncCollector", None)
@@ -59,7 +60,7 @@ MULTI = {
 def collecting(
     name: str, with_policy: bool, frames: int, transforms: tuple[type, ...] = (), **options: Any
 ) -> Callable[[], Work]:
-    """Batches of 200 frames from its collector, made with `options`, over an environment behind transforms."""
+    """Return the set-up of batches of 200 frames from a collector with `options`, over a transformed environment."""
 
     def setup() -> Work:
         env = GymEnv(name, disable_env_checker=True)
@@ -81,7 +82,7 @@ def collecting(
 
 
 def collecting_in_workers(sync: bool, with_policy: bool, batches: int) -> Callable[[], Work]:
-    """Batches of 200 steps a worker from its collectors with 2 workers."""
+    """Return the set-up of batches from a collector with 2 workers, with 200 steps per worker and batch."""
 
     def setup() -> Work:
         makers = [partial(GymEnv, "CartPole-v1", disable_env_checker=True)] * 2
@@ -95,7 +96,8 @@ def collecting_in_workers(sync: bool, with_policy: bool, batches: int) -> Callab
             makers, policy, frames_per_batch=400 if sync else 200, total_frames=-1, **kwargs
         )
         source = iter(collector)
-        # The other ones go on while it isn't their turn, each until a batch of its is taken: those aren't counted.
+        # Asynchronous workers continue during turns of other sides, until each has one batch ready. A turn first takes
+        # these batches and does not count them.
         ready, parts = (0, 1) if sync else (2, 2)
 
         def work() -> int:
@@ -110,7 +112,7 @@ def collecting_in_workers(sync: bool, with_policy: bool, batches: int) -> Callab
 
 
 def writing(one: bool, calls: int) -> Callable[[], Work]:
-    """`extend` of EXTEND rows, or `add` of one, into a full ring."""
+    """Return the set-up of `extend` with EXTEND rows, or of `add` with one, into a full ring."""
 
     def setup() -> Work:
         buffer, data = ReplayBuffer(storage=LazyTensorStorage(RING)), as_tensordict(rows("cartpole", EXTEND))
@@ -132,7 +134,7 @@ def writing(one: bool, calls: int) -> Callable[[], Work]:
 
 
 def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Work]:
-    """`sample(batch)`."""
+    """Return the set-up of `sample(batch)`."""
 
     def setup() -> Work:
         columns = stored(kind)
@@ -151,7 +153,7 @@ def sampling(kind: str, calls: int, batch: int = 256) -> Callable[[], Work]:
 
 
 def prioritized() -> TensorDictPrioritizedReplayBuffer:
-    """Fills a prioritized buffer of a million rows, each with a priority of its own."""
+    """Return a full prioritized buffer of a million rows. Each row has a different priority."""
     buffer = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=LazyTensorStorage(STORED))
     index = buffer.extend(as_tensordict(stored("cartpole")))
     buffer.update_priority(index, torch.from_numpy(first_priorities(STORED)))
@@ -159,7 +161,7 @@ def prioritized() -> TensorDictPrioritizedReplayBuffer:
 
 
 def prioritized_sampling(calls: int) -> Callable[[], Work]:
-    """`sample(256)`, weights included."""
+    """Return the set-up of `sample(256)` with weights."""
 
     def setup() -> Work:
         buffer = prioritized()
@@ -175,7 +177,7 @@ def prioritized_sampling(calls: int) -> Callable[[], Work]:
 
 
 def updating(calls: int) -> Callable[[], Work]:
-    """`update_priority` of 256 rows."""
+    """Return the set-up of `update_priority` with 256 rows."""
 
     def setup() -> Work:
         buffer, updates = prioritized(), Updates(STORED, 256, calls, torch.from_numpy)
@@ -191,7 +193,7 @@ def updating(calls: int) -> Callable[[], Work]:
 
 
 def cycling(calls: int) -> Callable[[], Work]:
-    """Adds 4 rows, samples 256 and gives those new priorities."""
+    """Return the set-up of `extend` with 4 rows, `sample(256)` and new priorities of the sampled rows."""
 
     def setup() -> Work:
         buffer, updates = prioritized(), Updates(STORED, 256, calls, torch.from_numpy)
@@ -209,7 +211,7 @@ def cycling(calls: int) -> Callable[[], Work]:
 
 
 def slicing(calls: int, extend: bool = False, **keys: Any) -> Callable[[], Work]:
-    """16 slices of 64 steps; with `extend` 200 steps are written before each sample."""
+    """Return the set-up of samples of 16 slices of 64 steps. With `extend`, 200 steps are written before each."""
 
     def setup() -> Work:
         buffer = TensorDictReplayBuffer(
@@ -231,7 +233,7 @@ def slicing(calls: int, extend: bool = False, **keys: Any) -> Callable[[], Work]
 
 
 def on_the_device(kind: str, **options: Any) -> ReplayBuffer:
-    """Holds `stored(kind)` on the device."""
+    """Return a buffer that holds `stored(kind)`, by default on the accelerator."""
     columns = stored(kind)
     storage = LazyTensorStorage(len(columns["observation",]), device=options.pop("device", DEVICE))
     buffer = ReplayBuffer(storage=storage, **options)
@@ -240,7 +242,7 @@ def on_the_device(kind: str, **options: Any) -> ReplayBuffer:
 
 
 def until_settled(calls: int, call: Callable[[], Any]) -> Work:
-    """So many calls, until the device has done them."""
+    """Return work that makes `calls` calls and waits until the device has finished them."""
 
     def work() -> int:
         for _ in range(calls):
@@ -252,7 +254,7 @@ def until_settled(calls: int, call: Callable[[], Any]) -> Work:
 
 
 def extending_there(kind: str, source: str, calls: int) -> Callable[[], Work]:
-    """`extend` of EXTEND rows that are on `source`."""
+    """Return the set-up of `extend` with EXTEND rows that are on the device `source`."""
 
     def setup() -> Work:
         size = {"cartpole": RING, "image": 4_000}[kind]
@@ -266,7 +268,7 @@ def extending_there(kind: str, source: str, calls: int) -> Callable[[], Work]:
 
 
 def sampling_there(kind: str, batch: int, calls: int) -> Callable[[], Work]:
-    """`sample(batch)` on the device."""
+    """Return the set-up of `sample(batch)` on the device."""
 
     def setup() -> Work:
         buffer = on_the_device(kind)
@@ -276,7 +278,7 @@ def sampling_there(kind: str, batch: int, calls: int) -> Callable[[], Work]:
 
 
 def prioritized_there(calls: int) -> Work:
-    """Samples by priority on the device, and new priorities from there."""
+    """Return work that samples by priority on the device, with new priorities that are there after each sample."""
     storage = LazyTensorStorage(STORED, device=DEVICE)
     buffer = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage, batch_size=256)
     index = buffer.extend(as_tensordict(stored("cartpole")))
@@ -292,7 +294,7 @@ def prioritized_there(calls: int) -> Work:
 
 
 def slicing_there(calls: int) -> Work:
-    """16 slices of 64 steps on the device; where they may begin is kept from call to call."""
+    """Return work that samples 16 slices of 64 steps on the device. The sampler caches the boundaries of episodes."""
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(STORED, device=DEVICE),
         sampler=SliceSampler(num_slices=SLICES, cache_values=True, **BY_ID),
@@ -302,7 +304,7 @@ def slicing_there(calls: int) -> Work:
 
 
 def serving(kind: str, calls: int) -> Callable[[], Work]:
-    """Batches drawn ahead from the CPU's memory, pinned where there is CUDA, and moved to the device."""
+    """Return the set-up of batches that are prefetched in the CPU's memory, pinned for CUDA, and moved there."""
 
     def setup() -> Work:
         options = {"pin_memory": DEVICE == "cuda", "prefetch": 3, "batch_size": 256}
