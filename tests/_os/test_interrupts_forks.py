@@ -173,7 +173,7 @@ def refused():
         try:
             call()
         except NotImplementedError as error:
-            said.append("forked from" in str(error))
+            said.append("forked process" in str(error))
     view = rb[:]
     view.zero_()
     rb.sample()
