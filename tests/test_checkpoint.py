@@ -158,7 +158,7 @@ def _refuse(state: Any) -> None:
 
 def test_parts_have_the_same_names(tmp_path: Path) -> None:
     Checkpoint(a=nn.Linear(1, 1), b={}).save(tmp_path)
-    with pytest.raises(SchemaError, match=r"lacks \['c'\], and holds \['b'\]"):
+    with pytest.raises(SchemaError, match=r"lacks \['c'\], and also holds \['b'\]"):
         Checkpoint(a=nn.Linear(1, 1), c={}).load(tmp_path)
 
 

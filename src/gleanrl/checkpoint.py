@@ -62,7 +62,7 @@ class Checkpoint:
             methods = [getattr(type(part), method, None) for method in ("state_dict", "load_state_dict")]
             if not isinstance(part, (dict, Checkpointed)) and not all(map(callable, methods)):
                 raise InvalidTypeError(
-                    f"{name}: expected a collector, a buffer, something with state_dict and load_state_dict, or a "
+                    f"{name}: expected a collector, a buffer, an object with state_dict and load_state_dict, or a "
                     f"dictionary, got {type(part).__name__}"
                 )
         _check_storages(parts)
@@ -184,11 +184,15 @@ class Checkpoint:
         """Return the saved states by name, after checking that they have the names of the parts."""
         parts = state.get("parts")
         if not isinstance(parts, Mapping):
-            raise SchemaError("Checkpoint: it holds no parts")
+            raise SchemaError(
+                f"Checkpoint: expected the parts {sorted(self.parts)}, but the saved state holds no parts; load a "
+                "folder that Checkpoint.save wrote"
+            )
         missing, unexpected = self.parts.keys() - parts.keys(), parts.keys() - self.parts.keys()
         if missing or unexpected:
             raise SchemaError(
-                f"Checkpoint: it lacks {sorted(missing)}, and holds {sorted(unexpected)} beside"
+                f"Checkpoint: expected the parts {sorted(self.parts)}, but the saved state lacks {sorted(missing)}, "
+                f"and also holds {sorted(unexpected)}; load it into a Checkpoint with the names of its parts"
             )
         return parts
 
@@ -214,9 +218,9 @@ class Checkpoint:
                     check_loads(part, parts[name], strict=True)
         if buffers and cut & kept:
             warnings.warn(
-                f"Checkpoint: trajectories {sorted(cut & kept)[:8]} can't go on in one collector, and go on in another "
-                "one: whose the buffers hold isn't known, and their last steps aren't marked as truncated; call "
-                "end_trajectories(ids) of the buffer that holds the former's",
+                f"Checkpoint: two collectors have trajectories with the ids {sorted(cut & kept)[:8]}, and only one of "
+                "them continues these. The buffers' steps could be of either, so their last steps aren't marked as "
+                "truncated; call end_trajectories(ids) of the buffer with the steps of the other collector",
                 stacklevel=2,
             )
         return checked + [partial(part.end_trajectories, cut - kept) for part in buffers if cut - kept]
@@ -245,8 +249,8 @@ def _check_storages(parts: Mapping[str, Any]) -> None:
         first = owners.setdefault(id(part.storage), name)
         if first != name:
             raise InvalidArgumentError(
-                f"{name}: it has the same storage as {first!r}, which saves the records: give its sampler in its "
-                f"place, {name}=buffer.sampler"
+                f"{name}: expected a buffer with its own storage, got one that shares the storage of {first!r}, which "
+                f"saves the records; pass the sampler instead: {name}=buffer.sampler"
             )
 
 

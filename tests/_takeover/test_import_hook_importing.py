@@ -110,7 +110,7 @@ def test_processes_that_a_program_starts(tmp_path, main):
         program = tmp_path / "program.py"
         program.write_text("import gleanrl.takeover\n" + CHILDREN)
         done = run(program)
-        assert done.stdout == "taken over\n" and done.stderr.count("stands in for") == 1
+        assert done.stdout == "taken over\n" and done.stderr.count("replaces the data layer") == 1
 
 
 WORKERS = """

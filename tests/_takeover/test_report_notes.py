@@ -25,8 +25,8 @@ def program(tmp_path):
 
 def test_it_is_said_once_which_names_are_served_and_what_stays(program):
     said = run("-m", "gleanrl", "run", program).stderr
-    assert said.count("stands in for the data layer of torchrl") == 1
-    listed = said.split("What else")[0]
+    assert said.count("replaces the data layer of torchrl") == 1
+    listed = said.split("Other names")[0]
     assert "torchrl.data: " in listed and " ReplayBuffer" in listed and " MLP" not in listed
     assert said.count("stays torchrl's\n") == 1
     assert "gleanrl: torchrl.data.TokenizedDatasetLoader stays torchrl's" in said
@@ -36,7 +36,7 @@ def test_it_is_said_once_which_names_are_served_and_what_stays(program):
 def test_a_report_at_the_end(program):
     done = run("-m", "gleanrl", "run", program, GLEANRL_TAKEOVER="report")
     assert done.returncode == 0
-    report = done.stderr.split("GLEANRL_TAKEOVER=report sums up.\n")[1]
+    report = done.stderr.split("GLEANRL_TAKEOVER=report adds a summary.\n")[1]
     assert "gleanrl's classes: data.LazyTensorStorage, data.ReplayBuffer, envs.GymEnv\n" in report
     assert "torchrl's classes: data.TokenizedDatasetLoader\n" in report
     assert "time since the import" in report and "\n  environments  " in report

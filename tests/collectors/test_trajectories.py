@@ -288,7 +288,13 @@ def bad_calls() -> dict[str, tuple[TensorDictBase, dict[str, Any], type[GleanErr
     jagged = torch.nested.nested_tensor_from_jagged(torch.zeros(4), torch.tensor([0, 1, 2, 4]))
     extra = Extra(value=torch.zeros(3), batch_size=[3])
     return {
-        "nothing to go by": (good.exclude("next"), {}, MissingKeyError, KeyError, "nothing tells"),
+        "nothing to go by": (
+            good.exclude("next"),
+            {},
+            MissingKeyError,
+            KeyError,
+            "mark the ends of trajectories",
+        ),
         "done_key": (good, {"done_key": "over"}, MissingKeyError, KeyError, "'over'"),
         "no batch": (
             TensorDict({"next": {"done": flags(0)}}, []),

@@ -307,7 +307,7 @@ def bad_batches() -> dict[str, tuple[TensorDict, type[GleanError], str]]:
         "no ends": (
             good.select("observation", ("next", "reward"), ("next", "observation")),
             MissingKeyError,
-            "nothing tells",
+            "mark the ends of trajectories",
         ),
         "integer reward": (
             good.clone().set(("next", "reward"), torch.ones(1, 3, 1).int()),

@@ -159,7 +159,13 @@ def bad_batches() -> dict[str, tuple[Any, dict[str, Any], type[GleanError], type
             KeyError,
             "'obs'",
         ),
-        "no next": (TensorDict({"obs": torch.zeros(3)}, [3]), {}, MissingKeyError, KeyError, "nothing tells"),
+        "no next": (
+            TensorDict({"obs": torch.zeros(3)}, [3]),
+            {},
+            MissingKeyError,
+            KeyError,
+            "mark the ends of trajectories",
+        ),
         "done_key absent": (TensorDict(done, [3]), {"done_key": "over"}, MissingKeyError, KeyError, "'over'"),
         "flag that is neither 0 nor 1": (
             TensorDict({"next": {"done": torch.tensor([0.0, 0.5, 1.0])}}, [3]),

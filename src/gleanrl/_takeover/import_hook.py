@@ -142,8 +142,8 @@ def install(quiet: bool = False) -> None:
         return
     if ROOT in sys.modules:
         raise TakeoverError(
-            "takeover: torchrl has been imported already, and what the program got from it would stay torchrl's; "
-            "make `import gleanrl.takeover` its first import, or start it by `python -m gleanrl run`"
+            "takeover: torchrl has been imported already, and the classes that the program got from it can't be "
+            "replaced; make `import gleanrl.takeover` its first import, or start it by `python -m gleanrl run`"
         )
     if importlib.util.find_spec(ROOT) is None:
         raise TakeoverError(

@@ -146,11 +146,13 @@ class Notes:
             return
         self._told = True
         release = importlib.metadata.version(ROOT)
-        _say(f"gleanrl {__version__} stands in for the data layer of torchrl {release}. It serves:")
+        _say(f"gleanrl {__version__} replaces the data layer of torchrl {release}. It serves:")
         for package in PACKAGES:
             names = " ".join(sorted(name for name in served(package) if name[0] != "_"))
             _say(textwrap.fill(f"{package}: {names}", _WIDTH, initial_indent="  ", subsequent_indent="    "))
-        _say(f"What else a program takes stays torchrl's, and is named below; {VARIABLE}={REPORT} sums up.")
+        _say(
+            f"Other names stay torchrl's, and are reported at their first use. {VARIABLE}={REPORT} adds a summary."
+        )
         if os.environ.get(VARIABLE) == REPORT:
             times = Times()
             times.start()

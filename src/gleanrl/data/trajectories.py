@@ -79,9 +79,9 @@ def trajectory_ends(
     if ends is None:
         if not ids:
             raise MissingKeyError(
-                "nothing tells where trajectories end: found neither 'done', 'terminated' nor 'truncated' "
-                f"below 'next' nor trajectory ids such as {TRAJ_IDS!r}; "
-                f"keys below 'next': {_keys_of_next(batch)}"
+                "expected flags or ids that mark the ends of trajectories: found neither 'done', 'terminated' nor "
+                f"'truncated' below 'next' nor trajectory ids such as {TRAJ_IDS!r}; add one, or name a flag by "
+                f"done_key; keys below 'next': {_keys_of_next(batch)}"
             )
         ends = torch.zeros_like(ids[0], dtype=torch.bool)
     ends[..., -1:] = True
@@ -400,7 +400,7 @@ def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
         raise SchemaError(
             f"flag {path!r} of shape {tuple(value.shape)} can't be mapped onto the batch {tuple(shape)}: "
             f"a step has entries that disagree; expected {(*shape, 1)}: let the batch size include time, or put "
-            "flags of agents into a group of their own"
+            "flags of agents into a nested group"
         )
     return ends
 
@@ -419,8 +419,8 @@ def _as_flag(path: Path, value: Tensor) -> Tensor:
 def not_a_flag(path: Path, value: Any, dtype: Any) -> SchemaError:
     """Return the error for an end flag that holds a number other than 0 and 1."""
     return SchemaError(
-        f"flag {as_key(path)!r} expected bools, or the numbers 0 and 1, got {value} ({dtype}); store "
-        "`value != 0`, or whatever says where trajectories end"
+        f"flag {as_key(path)!r} expected bools, or the numbers 0 and 1, got {value} ({dtype}); store bools that are "
+        "True where trajectories end, for example `value != 0`"
     )
 
 

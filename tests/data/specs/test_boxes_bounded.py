@@ -206,7 +206,9 @@ def test_new_ends_are_obeyed():
     spec.space.low, spec.space.high = torch.full((2,), 5.0), 6
     assert spec.low.tolist() == [5, 5] and spec.high.tolist() == [6, 6] and (spec.rand((20,)) >= 5).all()
     assert spec.is_in(torch.tensor([5.5, 6.0])) and spec.project(torch.zeros(2)).tolist() == [5, 5]
-    with pytest.raises(InvalidArgumentError, match=r"space.low: expected what expands to shape \(2,\)"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"space.low: expected a number, or a tensor that expands to shape \(2,\)"
+    ):
         spec.space.low = torch.zeros(3)
     given = Bounded(torch.zeros(2), torch.ones(2))
     assert given.space.common == (0, 1)

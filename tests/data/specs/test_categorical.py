@@ -136,7 +136,7 @@ def test_projecting_picks_the_largest_allowed():
     spec.update_mask(bools("011"))
     assert spec.project(torch.tensor([float("-inf")] * 3)).tolist() == [0, 1, 0]
     assert OneHot(2, mask=bools("01")).project(bools("10")).tolist() == [False, True]
-    with pytest.raises(SpecError, match="NaN is near to nothing"):
+    with pytest.raises(SpecError, match="no value is nearest to a NaN"):
         spec.project(torch.tensor([0.0, float("nan"), 1.0]))
 
 
@@ -276,5 +276,5 @@ def test_no_choices_are_an_empty_domain(kind):
     assert spec == spec.clone() and spec.rand((0,)).shape == (0, *spec.shape)
     with pytest.raises(UnsupportedError, match="at least one choice"):
         spec.rand()
-    with pytest.raises(SpecError, match="nothing is near"):
+    with pytest.raises(SpecError, match="no value is near to"):
         spec.project(spec.zero())

@@ -257,5 +257,5 @@ def test_choice_among_nothing_is_an_empty_domain(kind):
     assert spec == spec.clone() and spec.rand((0,)).shape == (0, *spec.shape)
     with pytest.raises(UnsupportedError, match="at least one choice"):
         spec.rand()
-    with pytest.raises(SpecError, match="nothing is near"):
+    with pytest.raises(SpecError, match="no value is near to"):
         spec.project(spec.zero())

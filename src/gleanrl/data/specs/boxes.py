@@ -183,7 +183,7 @@ def _in_place_of(old: Tensor, name: str, value: Any) -> Tensor:
         return spread(torch.as_tensor(value, dtype=old.dtype, device=old.device).expand(old.shape))
     except RuntimeError as error:
         raise InvalidArgumentError(
-            f"space.{name}: expected what expands to shape {tuple(old.shape)}, got {value!r}"
+            f"space.{name}: expected a number, or a tensor that expands to shape {tuple(old.shape)}, got {value!r}"
         ) from error
 
 

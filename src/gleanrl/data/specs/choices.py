@@ -542,7 +542,8 @@ class ChoiceSpec(LeafSpec):
     def _projected(self, value: Tensor) -> Tensor:
         if self.space.is_void and value.shape[: value.ndim - self.event_ndim].numel():
             raise SpecError(
-                f"project: nothing is near to {value.tolist()}: {self!r} has a choice among nothing"
+                f"project: no value is near to {value.tolist()}: {self!r} is an empty domain; give each choice an n of "
+                "at least 1"
             )
         return super()._projected(value)
 

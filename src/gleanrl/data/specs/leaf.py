@@ -216,7 +216,8 @@ class LeafSpec(Unbindable, TensorSpec):
     def _projected(self, value: Tensor) -> Tensor:
         if value.dtype.is_floating_point and bool((nan := value.isnan()).any()):
             raise SpecError(
-                f"project: expected {self!r}, {first_offender(nan, value)}; a NaN is near to nothing"
+                f"project: expected {self!r}, {first_offender(nan, value)}; no value is nearest to a NaN: "
+                "replace it first"
             )
         return self._nearest(value)
 

@@ -334,7 +334,7 @@ class Stacked(Unbindable, StackedMembers):
             return torch.stack(list(parts), axis)
         if axis != 0:
             raise UnsupportedError(
-                f"{self!r} has members of different shapes, and nested tensors hold those along dimension 0 only; "
+                f"{self!r} has members of different shapes, which nested tensors stack along dimension 0 only; "
                 f"use the specs of its unbind({self.stack_dim})"
             )
         return torch.nested.as_nested_tensor(list(parts))
