@@ -71,8 +71,10 @@ def chosen(everything: Sequence[Case | Gauge], patterns: Sequence[str]) -> list[
     """
     unknown = [p for p in patterns if not any(_matches(item.name, p) for item in everything)]
     if unknown:
-        names = ", ".join(item.name for item in everything)
-        raise SystemExit(f"benchmarks: no case matches {', '.join(unknown)}; there are {names}")
+        raise SystemExit(
+            f"benchmarks: expected names of cases, groups ({', '.join(GROUPS)}) or patterns with *, got "
+            f"{', '.join(unknown)}, which match no case; `--list` prints all names"
+        )
     return [item for item in everything if not patterns or any(_matches(item.name, p) for p in patterns)]
 
 
@@ -88,15 +90,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help=f"cases, groups ({', '.join(GROUPS)}) or patterns; default all"
+        "names", nargs="*", help=f"cases, groups ({', '.join(GROUPS)}) or patterns with * (default: all)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=ROUNDS, help=f"counted rounds of a case (default {ROUNDS})"
+        "--rounds", type=int, default=ROUNDS, help=f"counted rounds of each case (default: {ROUNDS})"
     )
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK} rounds: a look, no figures to quote")
-    parser.add_argument("--peers", metavar="PYTHON", help="interpreter in which the peers are installed")
-    parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder of the report")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"run only {QUICK} rounds, too few for reliable figures"
+    )
+    parser.add_argument(
+        "--peers", metavar="PYTHON", help="interpreter that has the other libraries (default: leave them out)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/benchmarks"),
+        help="folder for the report (default: %(default)s)",
+    )
+    parser.add_argument("--list", action="store_true", help="print names and titles of the cases, and exit")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds: expected a positive number, got {options.rounds}")
@@ -109,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds = QUICK if options.quick else options.rounds
     facts = {**report.machine(), "clock": CLOCK, "rounds": rounds, "peers": options.peers or "none"}
     if facts["load"] > BUSY * facts["cores"]:
-        console.print(f"load {facts['load']} on {facts['cores']} cores: expect wide spreads")
+        console.print(f"load {facts['load']} on {facts['cores']} cores: expect wide spreads of the figures")
     results: list[report.Result] = []
     for item in selected:
         console.print(f"{item.name} ...", highlight=False)
@@ -118,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.show(console, results)
     console.print(f"written to {options.out}/benchmarks.json and benchmarks.md", highlight=False)
     if sweep.plot(results, options.out / "sweep.png"):
-        console.print(f"drawn to {options.out}/sweep.png", highlight=False)
+        console.print(f"plot written to {options.out}/sweep.png", highlight=False)
     return int(any(_broken(result) for result in results))
 
 

@@ -227,7 +227,7 @@ def changed(kind: str) -> dict[str, float]:
         medians = {name: statistics.median(taken) for name, taken in times.items()}
         percents = {name: 100 * medians[name] / medians["all"] for name in medians}
         print({name: [round(1e3 * t, 1) for t in taken] for name, taken in times.items()}, flush=True)
-        print({name: f"{percent:.1f}% of a whole dump" for name, percent in percents.items()}, flush=True)
+        print({name: f"{percent:.1f}% of a complete dump" for name, percent in percents.items()}, flush=True)
         return {"bytes": 100 * max(written) / bytes_in(path), "time": percents["part"]}
 
 
@@ -332,7 +332,7 @@ def background() -> dict[str, float]:
             span = now() - start
             end = now() + span
             idle = run(functools.partial(until, lambda end=end: now() >= end))
-            print(f"  without {idle}, with {busy}", flush=True)
+            print(f"  (longest pause, calls/s) without a dump: {idle}, with a dump: {busy}", flush=True)
             found["pause"].append(1e3 * max(busy[name][0] - idle[name][0] for name in busy))
             moved = [
                 sum(count * found_in[name][1] for name, count in rows.items()) for found_in in (idle, busy)
@@ -377,8 +377,8 @@ GAUGES = (
     *(
         Gauge(
             f"checkpoint/{kind}-{what}",
-            f"{what} of {count:,} {kind} rows",
-            "of the time of one sequential file",
+            f"{what} of {count:,} {kind} rows, against one sequential file of the same bytes",
+            "x the file's time",
             functools.partial(_pick, whole, kind, what),
             1 / 0.8,
         )
@@ -388,8 +388,8 @@ GAUGES = (
     *(
         Gauge(
             f"checkpoint/{form}-{kind}-{what}",
-            f"{form}: {what} of {kind} rows",
-            "of the plain bytes" if what == "size" else "of the plain time for each byte kept",
+            f"{form}: {what} of {kind} rows, against the plain form",
+            "x the plain bytes" if what == "size" else "x the plain time per stored byte",
             functools.partial(_pick, forms, kind, form, what),
             0.55 if what == "size" else 2.0,
         )
@@ -399,41 +399,47 @@ GAUGES = (
     ),
     Gauge(
         "checkpoint/h5-dump",
-        "HDF5: dump of CartPole-like rows, a tenth of TorchRL's time",
+        "HDF5: dump of CartPole-like rows; the bound is a tenth of TorchRL's time",
         "ms/MB",
         functools.partial(_pick, lambda name: hdf5()[name], "dump"),
         1e2 / PEER_H5_SAVES,
     ),
     Gauge(
         "checkpoint/h5-load",
-        "HDF5: load of CartPole-like rows, a tenth of TorchRL's time",
+        "HDF5: load of CartPole-like rows; the bound is a tenth of TorchRL's time",
         "ms/MB",
         functools.partial(_pick, lambda name: hdf5()[name], "load"),
         1e2 / PEER_H5_LOADS,
     ),
     Gauge(
         "checkpoint/h5-size",
-        "HDF5 with compression: size of image rows",
-        "of the plain bytes",
+        "HDF5 with compression: size of image rows, against the plain form",
+        "x the plain bytes",
         functools.partial(_pick, lambda name: hdf5()[name], "size"),
         0.55,
     ),
-    Gauge("checkpoint/filled", "10,000 rows in a buffer of 1,000,000", "of their bytes", filled_part, 1.1),
+    Gauge(
+        "checkpoint/filled",
+        "size of a dump of 10,000 rows in a buffer of 1,000,000",
+        "x the rows' bytes",
+        filled_part,
+        1.1,
+    ),
     *(
         Gauge(
             f"checkpoint/changed-{what}" if kind == "cartpole" else f"checkpoint/changed-{kind}-{what}",
-            f"1% of {count:,} {kind} rows changed since the last dump",
+            f"{what} of a dump after 1% of {count:,} {kind} rows have changed",
             unit,
             functools.partial(_pick, changed, kind, what),
             5.0,
         )
         for kind, count in CHANGED.items()
-        for what, unit in (("bytes", "% of all bytes"), ("time", "% of the time of a whole dump"))
+        for what, unit in (("bytes", "% of all bytes"), ("time", "% of the time of a complete dump"))
     ),
     *(
         Gauge(
             f"checkpoint/{what}-memory",
-            f"{what if what in ('dump', 'load') else f'{what} dump'} of 0.5 GB of image rows, beyond the buffer",
+            f"memory of a {what if what in ('dump', 'load') else f'{what} dump'} of 0.5 GB of images beyond the buffer",
             "MB",
             functools.partial(in_fresh_process, what, "benchmarks.checkpoint"),
             64.0,
@@ -442,15 +448,15 @@ GAUGES = (
     ),
     Gauge(
         "checkpoint/pause",
-        "longest pause of extend and sample during a dump of 1 GB, beyond that without one",
+        "longest pause of extend and sample during a dump of 1 GB, minus the longest pause without a dump",
         "ms",
         functools.partial(_pick, lambda name: background()[name], "pause"),
         10.0,
     ),
     Gauge(
         "checkpoint/share",
-        "rows extended and sampled without a dump of 1 GB, over those during one",
-        "times as many",
+        "rows extended and sampled without a dump, over the rows during a dump of 1 GB",
+        "x",
         functools.partial(_pick, lambda name: background()[name], "share"),
         1 / 0.7,
     ),

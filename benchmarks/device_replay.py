@@ -282,7 +282,7 @@ CASES = (
     *(
         _case(
             f"extend-{kind}-from-{place}",
-            f"extend of {EXTEND} {PAYLOADS[kind]} on the {place}",
+            f"extend of {EXTEND} {PAYLOADS[kind]} that are on the {place}",
             extending(kind, {"cpu": "cpu", "device": DEVICE}[place], calls),
         )
         for kind, calls in (("cartpole", 100), ("image", 20))
@@ -291,33 +291,37 @@ CASES = (
     _case(
         "sample-32", f"sample(32) of {PAYLOADS['cartpole']} out of a million", sampling("cartpole", 32, 200)
     ),
-    _case("sample", f"sample({BATCH}) of the same", sampling("cartpole", BATCH, 200)),
+    _case(
+        "sample",
+        f"sample({BATCH}) of {PAYLOADS['cartpole']} out of a million",
+        sampling("cartpole", BATCH, 200),
+    ),
     _case(
         "sample-image", f"sample({BATCH}) of {PAYLOADS['image']} out of 20,000", sampling("image", BATCH, 50)
     ),
     _case(
         "prioritized",
-        f"sample({BATCH}) by priority out of a million, then as many new priorities",
+        f"prioritized sample({BATCH}) out of a million rows, then as many new priorities",
         prioritized(100),
     ),
-    _case("slices", f"{SLICES} slices of {LENGTH} steps out of a million", slicing(100)),
+    _case("slices", f"{SLICES} slices of {LENGTH} steps out of a million rows", slicing(100)),
     _case(
         "serve",
-        f"{BATCH} CartPole-like rows from the CPU's memory to the device",
+        f"batches of {BATCH} CartPole-like rows, from the CPU's memory to the device",
         serving("cartpole", 100, lambda: no_learner),
         "loop by hand",
         threads=4,
     ),
     _case(
         "serve-image",
-        f"{BATCH} pairs of images from the CPU's memory to the device",
+        f"batches of {BATCH} pairs of images, from the CPU's memory to the device",
         serving("image", 30, lambda: no_learner),
         "loop by hand",
         threads=4,
     ),
     _case(
         "serve-image-learning",
-        "the same, each followed by the gradients of three convolutions",
+        f"batches of {BATCH} pairs of images, each followed by the gradients of three convolutions",
         serving("image", 30 if DEVICE == "cuda" else 2, Convolutions),
         "loop by hand",
         threads=4,

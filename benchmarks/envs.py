@@ -184,8 +184,8 @@ def our_start(count: int) -> Setup:
 def _instant(num_workers: int, stepwise: bool) -> Case:
     return Case(
         f"envs/parallel-{'stepwise' if stepwise else 'instant'}-{num_workers}",
-        f"a vector step of {num_workers} workers whose environments return at once, recorded by a collector: "
-        + ("all of them waited for at every step" if stepwise else "random actions"),
+        f"a vector step of {num_workers} workers whose environments do nothing, recorded by a collector: "
+        + ("the collector waits for all workers at every step" if stepwise else "random actions"),
         "call",
         {
             **{f"ping {kind}": ping(num_workers, kind, STEPS) for kind in KINDS},
@@ -200,7 +200,7 @@ def _instant(num_workers: int, stepwise: bool) -> Case:
 CASES = (
     Case(
         "envs/serial-cartpole-mlp",
-        "SerialEnv(8) of CartPole-v1, 2x64 tanh network, against 8 environments and one batched policy call",
+        "SerialEnv(8) of CartPole-v1, 2x64 tanh network, against a loop over 8 environments with one policy call",
         "frame",
         {
             "recording loop": by_hand(8, 1),

@@ -66,7 +66,7 @@ def of_slices(n: int) -> float:
 GAUGES = (
     Gauge(
         "slices/instructions",
-        f"instructions of a sample of slices out of {LARGE:,} rows over those out of {STORED:,} (valgrind)",
+        f"instructions of a sample of slices out of {LARGE:,} rows, over a sample out of {STORED:,} (valgrind)",
         "x",
         lambda: of_slices(LARGE) / of_slices(STORED),
         1.05,

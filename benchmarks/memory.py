@@ -84,14 +84,14 @@ def in_fresh_process(what: str, module: str = "benchmarks.memory") -> float:
 GAUGES = (
     Gauge(
         "memory/rows",
-        "a full buffer of a million CartPole-like rows beyond its columns",
+        "memory of a full buffer of a million CartPole-like rows, beyond its columns",
         "bytes/row",
         lambda: in_fresh_process("rows"),
         16.0,
     ),
     Gauge(
         "memory/collecting",
-        "slope of the resident memory over 800,000 collected frames (0.1: 36 MB in an hour of 100,000/s)",
+        "growth of the resident memory over 800,000 collected frames (0.1 is 36 MB per hour at 100,000 frames/s)",
         "bytes/frame",
         lambda: in_fresh_process("collecting"),
         0.1,

@@ -110,8 +110,8 @@ def _cartpole(
 ) -> Case:
     return Case(
         f"multiprocess/cartpole-{name}-{kind}",
-        f"2 workers ({kind}), CartPole-v1, {'2x64 tanh network' if policy else 'random actions'}, {STEPS} steps a "
-        "worker and batch, against 2 processes that run free",
+        f"2 workers ({kind}), CartPole-v1, {'2x64 tanh network' if policy else 'random actions'}, {STEPS} steps per "
+        "worker and batch, against 2 independent processes",
         "frame",
         {
             "free processes": free(2, "CartPole-v1", by_hand, batches),
@@ -127,7 +127,8 @@ def _sleepy(kind: Kind, workers: int) -> Case:
     batches = 2
     return Case(
         f"multiprocess/sleepy-{workers}-{kind}",
-        f"{workers} workers ({kind}), an environment that sleeps for 1 ms, {STEPS} steps a worker and batch",
+        f"{workers} workers ({kind}), an environment that sleeps for 1 ms, {STEPS} steps per worker and batch, against "
+        f"{workers} independent processes",
         "frame",
         {
             "free processes": free(workers, SLEEPY_ENV, None, batches),

@@ -176,20 +176,37 @@ def _gauge(name: str, title: str, unit: str, bound: float) -> Gauge:
 
 _IMAGES = "2 workers, 84x84x4 images, 500 us a frame"
 GAUGES = (
-    _gauge("learner", f"{_IMAGES}: the learner's own time (not waiting) as a share of the whole", "%", 10.0),
-    _gauge("copies", f"{_IMAGES}: the learner's own time for a batch, in copies of it", "copies", 1.5),
+    _gauge("learner", f"{_IMAGES}: share of time that the learner does not wait", "%", 10.0),
+    _gauge(
+        "copies",
+        f"{_IMAGES}: the learner's own time for a batch, as a multiple of one copy of the batch",
+        "copies",
+        1.5,
+    ),
     _gauge(
         "update",
-        "update_policy_weights_ of a million parameters to 4 workers, in copies of them",
+        "update_policy_weights_ of a million parameters to 4 workers, as a multiple of one copy of the parameters",
         "copies",
         2.0,
     ),
     _gauge(
         "memory-batches", "growth of the memory of learner and 2 workers over 1,000 batches", "KiB", 512.0
     ),
-    _gauge("descriptors-batches", "growth of their open files meanwhile", "files", 0.5),
-    _gauge("memory-cycles", "growth of the memory over 50 collectors made and shut down", "KiB", 512.0),
-    _gauge("descriptors-cycles", "growth of the open files meanwhile", "files", 0.5),
+    _gauge(
+        "descriptors-batches",
+        "growth of the open files of learner and 2 workers over 1,000 batches",
+        "files",
+        0.5,
+    ),
+    _gauge(
+        "memory-cycles", "growth of the memory over 50 collectors that are made and shut down", "KiB", 512.0
+    ),
+    _gauge(
+        "descriptors-cycles",
+        "growth of the open files over 50 collectors that are made and shut down",
+        "files",
+        0.5,
+    ),
 )
 
 if __name__ == "__main__":

@@ -211,8 +211,8 @@ CYCLING = "C 8-ary tree and gather"
 CASES = (
     Case(
         "prioritized/sample",
-        "sample(256) of a million, in fresh tensors with index and weights, against our uniform sample of the same "
-        f"rows and {DRAWS} times the C draw (8-ary tree, random numbers, weights)",
+        "sample(256) out of a million rows, in new tensors with index and weights, against our uniform sample of the "
+        f"same rows and {DRAWS} C draws (8-ary tree, random numbers, weights)",
         "call",
         {
             SAMPLING: uniform_sampling(500, DRAWS),
@@ -232,7 +232,7 @@ CASES = (
     ),
     Case(
         "prioritized/update",
-        "update_priority of 256 random rows of a million",
+        "update_priority of 256 random rows out of a million",
         "call",
         {
             UPDATING: c_updating(OctTree, 1000),
@@ -245,7 +245,7 @@ CASES = (
     ),
     Case(
         "prioritized/cycle",
-        f"extend({NEW}), sample(256) and update_priority of those 256 at a million",
+        f"extend({NEW}), sample(256) out of a million rows and update_priority of the sampled rows",
         "call",
         {
             CYCLING: c_cycling(OctTree, 500),

@@ -49,7 +49,9 @@ def rounds(program: str, other: str) -> list[dict[str, Parts]]:
 def _run(program: str, way: str, what: str) -> dict[str, float]:
     path = ROOT / "tests/programs" / f"{program}.py"
     if not PYTHON.exists():
-        raise RuntimeError(f"no {PYTHON}: `make test-programs` sets it up")
+        raise RuntimeError(
+            f"programs: expected an interpreter at {PYTHON}, found none; `make test-programs` sets it up"
+        )
     done = subprocess.run(
         [PYTHON, "-W", "ignore", "-m", "benchmarks.metered", way, what, path],
         cwd=ROOT,
@@ -80,7 +82,7 @@ def _share(program: str, without: tuple[str, ...], part: str, of: str = "torchrl
 
     shares = [left(runs["takeover"]) / left(runs[of]) for runs in rounds(program, of)]
     print(
-        f"  {program}, {part} without {without}: {[round(share, 3) for share in shares]} of {of}'s",
+        f"  {program}, {part} without {without}: {[round(share, 3) for share in shares]} x {of}'s time",
         flush=True,
     )
     return statistics.median(shares)
@@ -91,8 +93,8 @@ OWN = ("networks", "environments")
 GAUGES = tuple(
     Gauge(
         f"programs/{program}-{name}",
-        f"{program}: {title}, taken over",
-        "of torchrl's time",
+        f"{program} under takeover: {title}",
+        "x torchrl's time",
         functools.partial(_share, program, without, part),
         bound,
     )
@@ -100,26 +102,26 @@ GAUGES = tuple(
     for name, title, part, without, bound in (
         (
             "layer",
-            "time in collector and buffer, the policy's own modules left out",
+            "time in collector and buffer without the policy's modules",
             "data",
             ("networks",),
             1 / 8,
         ),
         (
             "driving",
-            "time in collector and buffer, the policy's own modules and the environments left out",
+            "time in collector and buffer without the policy's modules and the environments",
             "data",
             OWN,
             1 / 8,
         ),
-        ("data", "time in collector and buffer, all of it", "data", (), 1.0),
-        ("whole", "the whole program", "whole", (), 1.0),
+        ("data", "total time in collector and buffer", "data", (), 1.0),
+        ("whole", "time of the complete program", "whole", (), 1.0),
     )
 ) + tuple(
     Gauge(
         f"programs/{program}-by-hand",
-        f"{program}: time in collector and buffer, the policy's own modules and the environments left out, taken over",
-        "of a loop's by hand",
+        f"{program} under takeover: time in collector and buffer without the policy's modules and the environments",
+        "x a hand-written loop's time",
         functools.partial(_share, program, OWN, "data", "by-hand"),
         1.25,
     )

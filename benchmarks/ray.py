@@ -208,13 +208,13 @@ def puts() -> float:
     return float(found)
 
 
-_SMALL, _IMAGES = "CartPole-like rows in an actor", "84x84x4 uint8 pairs in an actor"
-_AHEAD, _IN_TURN = "fetched ahead of a learner that works", "one after the other (two cores)"
-_LOCAL, _COPY = "that of a buffer here", "a copy of the bytes in memory"
+_SMALL, _IMAGES = "CartPole-like rows from an actor", "84x84x4 uint8 pairs from an actor"
+_AHEAD, _IN_TURN = "prefetched while the learner works for", "back to back (two cores)"
+_LOCAL, _COPY = "sample from a local buffer", "a copy of the bytes in memory"
 
 GAUGES = (
     *(
-        Gauge(f"ray/{name}", f"sample({BATCH}) of {what}", "times", partial(measure, seconds), bound)
+        Gauge(f"ray/{name}", f"time of sample({BATCH}) of {what}", "x", partial(measure, seconds), bound)
         for measure, seconds, bound, name, what in (
             (small_rows, WORK_S, 2.0, "sample", f"{_SMALL}, {_AHEAD} 5 ms, over {_LOCAL}"),
             (small_rows, SHORT_WORK_S, 2.0, "sample-short-work", f"{_SMALL}, {_AHEAD} 1 ms, over {_LOCAL}"),
@@ -226,8 +226,8 @@ GAUGES = (
     *(
         Gauge(
             f"ray/collect-{label}-{kind}",
-            f"batches of RayCollector with {NODES} nodes ({kind}), {label}, over those of as many workers",
-            "times",
+            f"time of batches of RayCollector with {NODES} nodes ({kind}), {label}, over batches of {NODES} workers",
+            "x",
             partial(collecting, kind, name),
             BOUNDS[kind],
         )
@@ -237,19 +237,19 @@ GAUGES = (
     *(
         Gauge(
             f"ray/copies{name}",
-            f"bytes written for a batch of images, {way}, over its own",
-            "times",
+            f"bytes written to deliver a batch of images {way}, over the batch's bytes",
+            "x",
             partial(copies, kind),
             bound,
         )
         for name, way, kind, bound in (
-            ("", "into the object store and out of it", Stored, 2.0),
-            ("-lent", "out of memory that its node lends", RayCollector, 1.0),
+            ("", "through the object store", Stored, 2.0),
+            ("-lent", "from memory that the node lends", RayCollector, 1.0),
         )
     ),
     Gauge(
         "ray/weights",
-        f"puts of a version of a million parameters until {WEIGHTS_NODES} nodes have used it",
+        f"puts of one version of a million parameters into the object store until {WEIGHTS_NODES} nodes have used it",
         "puts",
         puts,
         1.0,

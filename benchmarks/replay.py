@@ -178,7 +178,7 @@ CASES = (
     ),
     Case(
         "replay/sample-32",
-        "sample(32) of CartPole-like rows (11 leaves) out of a million, in fresh tensors and a TensorDict",
+        "sample(32) of CartPole-like rows (11 leaves) out of a million, in new tensors and a TensorDict",
         "call",
         _sampling("cartpole", 32, 1000),
         "numpy.take(out=)",
@@ -186,7 +186,7 @@ CASES = (
     ),
     Case(
         "replay/sample",
-        "sample(256) of the same",
+        "sample(256) of CartPole-like rows (11 leaves) out of a million, in new tensors and a TensorDict",
         "call",
         _sampling("cartpole", 256, 500),
         "numpy.take(out=)",
@@ -195,7 +195,7 @@ CASES = (
     ),
     Case(
         "replay/foreign-sampler",
-        "sample(256) of the same by torchrl's RandomSampler: in its own buffer, and in ours",
+        "sample(256) of CartPole-like rows by torchrl's RandomSampler, in torchrl's buffer and in gleanrl's",
         "call",
         {"gleanrl": ours_sampling("cartpole", 256, 500)},
         "gleanrl",
@@ -205,7 +205,7 @@ CASES = (
     ),
     Case(
         "replay/sample-1024",
-        "sample(1024) of the same",
+        "sample(1024) of CartPole-like rows (11 leaves) out of a million, in new tensors and a TensorDict",
         "call",
         _sampling("cartpole", 1024, 200),
         "numpy.take(out=)",
@@ -214,7 +214,7 @@ CASES = (
     ),
     Case(
         "replay/sample-humanoid",
-        "sample(256) of Humanoid-like rows (376 float32 twice) out of 200,000, against the C gather into ready buffers",
+        "sample(256) of Humanoid-like rows (2x376 float32) out of 200,000, against a C gather into preallocated memory",
         "call",
         {"C gather": c_gather("humanoid", 256, 200), "gleanrl": ours_sampling("humanoid", 256, 200)},
         "C gather",
@@ -223,7 +223,7 @@ CASES = (
     ),
     Case(
         "replay/sample-image",
-        "sample(256) of 84x84x4 uint8 pairs out of 20,000, against the C gather into ready buffers",
+        "sample(256) of 84x84x4 uint8 pairs out of 20,000, against a C gather into preallocated memory",
         "call",
         {"C gather": c_gather("image", 256, 20), "gleanrl": ours_sampling("image", 256, 20)},
         "C gather",
@@ -232,7 +232,7 @@ CASES = (
     ),
     Case(
         "replay/sample-image-2048",
-        "sample(2048) of the same (58 MB a leaf), against the C gather into ready buffers",
+        "sample(2048) of 84x84x4 uint8 pairs (58 MB per leaf), against a C gather into preallocated memory",
         "call",
         {"C gather": c_gather("image", 2048, 3), "gleanrl": ours_sampling("image", 2048, 3)},
         "C gather",

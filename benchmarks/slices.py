@@ -138,7 +138,7 @@ LIMIT = "numpy table, C copies"
 CASES = (
     Case(
         "slices/sample",
-        f"{SLICES} slices of {LENGTH} steps out of a million (episodes of 200 steps on average, 11 leaves)",
+        f"{SLICES} slices of {LENGTH} steps out of a million rows (episodes of 200 steps on average, 11 leaves)",
         "call",
         {
             LIMIT: by_table(1000, c_runs),
@@ -155,7 +155,7 @@ CASES = (
     ),
     Case(
         "slices/extend-sample",
-        f"extend({EXTEND}), then the same sample",
+        f"extend({EXTEND}), then {SLICES} slices of {LENGTH} steps out of a million rows",
         "call",
         {LIMIT: writing_by_table(1000), "gleanrl": ours(300, extend=True)},
         LIMIT,
@@ -167,7 +167,7 @@ CASES = (
     ),
     Case(
         "slices/large",
-        f"the same sample out of {LARGE:,} rows, against {STORED:,}",
+        f"{SLICES} slices of {LENGTH} steps out of {LARGE:,} rows, against {STORED:,} rows",
         "call",
         {
             "gleanrl, a tenth of the rows": ours(300),

@@ -142,7 +142,7 @@ def plot(results: Sequence[CaseResult | GaugeResult], path: Path) -> bool:
             title=next(k.title for k in KINDS if result.case.name == f"sweep/{k.name}"),
             xscale="log",
             xlabel="rows stored",
-            ylabel="us a call (median, quartiles)",
+            ylabel="us per call (median, quartiles)",
         )
         axes.set_ylim(bottom=0)
         axes.legend()

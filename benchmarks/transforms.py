@@ -139,7 +139,7 @@ def frames() -> TransformedEnv:
 CASES = (
     Case(
         "transforms/one",
-        f"{NAME}, random actions: StepCounter, RewardSum, ObservationNorm, DoubleToFloat",
+        f"{NAME}, random actions: StepCounter, RewardSum, ObservationNorm, DoubleToFloat, against no transforms",
         "frame",
         {"untransformed": collected(pendulum, STEPS), "gleanrl": collected(transformed(pendulum), STEPS)},
         "untransformed",
@@ -147,7 +147,7 @@ CASES = (
     ),
     Case(
         "transforms/eight",
-        f"SerialEnv of 8 {NAME}, random actions: the same transforms",
+        f"SerialEnv of 8 {NAME}, random actions: the transforms of transforms/one, against no transforms",
         "frame",
         {"untransformed": collected(eight, STEPS // 4), "gleanrl": collected(transformed(eight), STEPS // 4)},
         "untransformed",
@@ -155,7 +155,7 @@ CASES = (
     ),
     Case(
         "transforms/frames",
-        "frames (210, 160, 3): ToTensorImage, GrayScale, Resize(84), CatFrames(4)",
+        "images (210, 160, 3): ToTensorImage, GrayScale, Resize(84), CatFrames(4), against torch by hand",
         "frame",
         {"by hand": frames_by_hand, "gleanrl": collected(frames, FRAMES)},
         "by hand",

@@ -147,9 +147,7 @@ def _case(
 _NATIVE = (native, lambda num_envs: GymWrapper(native(num_envs)))
 _SERIAL = (serial, lambda num_envs: GymEnv(NAME, num_envs=num_envs))
 CASES = (
-    _case("native-random", "64 CartPoles in their own vector environment, random actions", _NATIVE, 64),
-    _case(
-        "native-mlp", "64 CartPoles in their own vector environment, 2x64 tanh network", _NATIVE, 64, Greedy
-    ),
+    _case("native-random", "CartPole's native vector environment of 64, random actions", _NATIVE, 64),
+    _case("native-mlp", "CartPole's native vector environment of 64, 2x64 tanh network", _NATIVE, 64, Greedy),
     _case("sync-mlp", "GymEnv(CartPole-v1, num_envs=8), 2x64 tanh network", _SERIAL, 8, Greedy),
 )
