@@ -1,4 +1,4 @@
-"""An environment of one's own: ten lines of it beside its specs, checked and collected from.
+"""A custom environment in ten lines and its specs: checked, then run by a collector.
 
 python examples/custom_environment.py
 """
@@ -13,7 +13,7 @@ from gleanrl.testing import check_env
 
 
 class Walk(EnvBase):
-    """A point is pushed along a line with some noise; the episode ends beyond +-2."""
+    """A point on a line. Each action pushes it, with some noise, and the episode ends beyond +-2."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Walk(EnvBase):
 
     def _step(self, tensordict):
         noise = torch.randn(1, generator=self.random) / 10
-        self.position = self.position + tensordict["action"] + noise  # a new tensor, not +=
+        self.position = self.position + tensordict["action"] + noise  # += would change the earlier tensor
         done = self.position.abs() > 2
         return TensorDict({"observation": self.position, "reward": -self.position.abs(), "done": done}, [])
 
@@ -36,7 +36,7 @@ class Walk(EnvBase):
 
 
 def home(observation: torch.Tensor) -> torch.Tensor:
-    """Pushes towards the middle, now and then too much."""
+    """Return a noisy push towards the middle."""
     return (-observation + torch.randn(1)).clamp(-1, 1)
 
 

@@ -1,10 +1,10 @@
-"""DQN on CartPole-v1: gleanrl collects and stores, plain PyTorch learns.
+"""DQN on CartPole-v1: gleanrl collects and stores data, plain PyTorch learns.
 
     python examples/dqn_cartpole.py --seed 0
-    python examples/dqn_cartpole.py --resume  # kill it at any time, and run this again: it goes on where it was
+    python examples/dqn_cartpole.py --resume  # kill it at any time; the same command resumes from the last checkpoint
 
-It first measures the collector against a loop written by hand, then learns until the mean return of the last
-100 episodes passes 195, and writes the learning curve to `out/dqn_cartpole.png`.
+The program first compares the speed of the collector with a hand-written loop. Then it learns until the mean return of
+the last 100 episodes passes 195. It writes the learning curve to `out/dqn_cartpole.png`.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SOLVED = 195.0
 
 
 class EpsilonGreedy(nn.Module):
-    """The action of the highest value, or with probability epsilon any; (4,) float32 -> one-hot (2,) int64."""
+    """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
 
     def __init__(self, q_net: nn.Module) -> None:
         super().__init__()
@@ -51,19 +51,19 @@ def make_q_net() -> nn.Module:
 
 
 def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> torch.Tensor:
-    """Double DQN: the online network chooses the next action, the target network values it."""
+    """Return the double DQN loss: the online network chooses the next action, the target network values it."""
     value = (q_net(batch["observation"]) * batch["action"]).sum(-1, keepdim=True)  # (B, 1)
     after = batch["next"]
     with torch.no_grad():
         choice = q_net(after["observation"]).argmax(-1, keepdim=True)
         bootstrap = target_net(after["observation"]).gather(-1, choice)
-        # Only a terminated episode has no future; a truncated one is bootstrapped.
+        # Bootstrap truncated episodes too: only a terminated one has no future reward.
         target = after["reward"] + gamma * bootstrap * ~after["terminated"]
     return mse_loss(value, target)
 
 
 def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
-    """Run the training loop; return (frames, mean return of the last 100 episodes) once a batch."""
+    """Run the training loop and return (frames, mean return of the last 100 episodes) for each batch."""
     torch.manual_seed(args.seed)
     q_net = make_q_net()
     target_net = copy.deepcopy(q_net)
@@ -87,7 +87,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
         collector=collector, buffer=buffer, target_net=target_net, optimizer=optimizer, progress=progress
     )
     if args.resume:
-        with suppress(IncompleteCheckpointError):  # there is none yet
+        with suppress(IncompleteCheckpointError):  # the first run has no checkpoint
             checkpoint.load(args.checkpoints)
             print(f"goes on after {collector.stats().stepped:,} frames")
 
@@ -114,7 +114,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
 
 
 def hand_written_loop(policy: nn.Module, frames: int, steps: int) -> float:
-    """Frames per second of the loop one would write by hand, storing the same fields in arrays made per batch."""
+    """Return the frames per second of a hand-written loop that stores the same fields in new arrays for each batch."""
     env = gym.make("CartPole-v1", disable_env_checker=True)
     current, _ = env.reset(seed=0)
     episode, begin = 0, time.perf_counter()
@@ -137,7 +137,7 @@ def hand_written_loop(policy: nn.Module, frames: int, steps: int) -> float:
 
 
 def collector_speed(policy: nn.Module, frames: int, steps: int) -> float:
-    """Frames per second of the collector with the same policy."""
+    """Return the frames per second of the collector with the same policy."""
     env = GymEnv("CartPole-v1")
     collector = SyncDataCollector(env, policy, frames_per_batch=steps, total_frames=frames)
     begin = time.perf_counter()
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=20, help="batches between two of them")
     parser.add_argument("--out", type=Path, default=Path("out/dqn_cartpole.png"))
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+    torch.set_num_threads(1)  # with small networks, more threads only cost time
 
     compare_speed()
     begin = time.perf_counter()

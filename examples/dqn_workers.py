@@ -2,9 +2,9 @@
 
     python examples/dqn_workers.py --seed 0
 
-Each worker collects at its own pace, ahead of the learner by two batches at most; so batches are of a policy that is a
-few updates old, which an off-policy learner doesn't mind. It learns until the mean return of the last 100 episodes
-passes 195, and says how many frames that took and how old the policies were.
+Each worker collects at its own pace, at most two batches ahead of the learner. So the policy of a batch is a few
+updates old, which an off-policy learner tolerates. The program learns until the mean return of the last 100 episodes
+passes 195. It prints the number of frames and the age of the oldest policy.
 """
 
 import argparse
@@ -23,14 +23,14 @@ SOLVED = 195.0
 
 
 class EpsilonGreedy(nn.Module):
-    """The action of the highest value, or with probability epsilon any; (4,) float32 -> one-hot (2,) int64."""
+    """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
 
     def __init__(self) -> None:
         super().__init__()
         self.q_net = nn.Sequential(
             nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
         )
-        self.register_buffer("epsilon", torch.ones(()))  # a buffer: it reaches the workers with the weights
+        self.register_buffer("epsilon", torch.ones(()))  # a buffer, so that workers get it with the weights
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         if torch.rand(()) < self.epsilon:
@@ -39,19 +39,19 @@ class EpsilonGreedy(nn.Module):
 
 
 def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> torch.Tensor:
-    """Double DQN: the online network chooses the next action, the target network values it."""
+    """Return the double DQN loss: the online network chooses the next action, the target network values it."""
     value = (q_net(batch["observation"]) * batch["action"]).sum(-1, keepdim=True)  # (B, 1)
     after = batch["next"]
     with torch.no_grad():
         choice = q_net(after["observation"]).argmax(-1, keepdim=True)
         bootstrap = target_net(after["observation"]).gather(-1, choice)
-        # Only a terminated episode has no future; a truncated one is bootstrapped.
+        # Bootstrap truncated episodes too: only a terminated one has no future reward.
         target = after["reward"] + gamma * bootstrap * ~after["terminated"]
     return mse_loss(value, target)
 
 
 def learn(args: argparse.Namespace) -> tuple[int, float, int]:
-    """Run the training loop; return frames, mean return of the last 100 episodes, and the oldest policy's age."""
+    """Run the training loop and return frames, mean return of the last 100 episodes, and the oldest policy's age."""
     torch.manual_seed(args.seed)
     policy = EpsilonGreedy()
     q_net, target_net = policy.q_net, copy.deepcopy(policy.q_net)
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+    torch.set_num_threads(1)  # with small networks, more threads only cost time
 
     begin = time.perf_counter()
     frames, mean_return, oldest = learn(args)

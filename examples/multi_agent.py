@@ -1,4 +1,4 @@
-"""Two hunters and a hare: agents in groups, each with its own observation, action, reward and end.
+"""Two hunters and a hare: groups of agents. Each agent has its own observation, action, reward and end flags.
 
 python examples/multi_agent.py
 """
@@ -18,9 +18,10 @@ FLAGS = ("done", "terminated", "truncated")
 
 
 class Hunt(EnvBase):
-    """Points on a square; a hunter tires after 30 steps, and the hunt ends when it is caught or all are tired.
+    """Points on a square. One hunter tires after 30 steps, the other after 40.
 
-    The entries of a group's agents are stacked: ``("hunters", "observation")`` is ``(2, 4)``.
+    The hunt terminates when the hare is caught. It is truncated when both hunters are tired. The entries of a group's
+    agents are stacked, so ``("hunters", "observation")`` is ``(2, 4)``.
     """
 
     def __init__(self):
@@ -38,7 +39,7 @@ class Hunt(EnvBase):
         self.observation_spec = Composite(each(lambda n: {"observation": Unbounded((*n, 4))}))
         self.action_spec = Composite(each(lambda n: {"action": Bounded(-0.1, 0.1, (*n, 2))}))
         self.reward_spec = Composite(each(lambda n: {"reward": Unbounded((*n, 1))}))
-        # Flags at the root end the episode; those of a group say which of its agents still play.
+        # The flags at the root end the episode. The flags of a group show which of its agents have stopped.
         own = {name: flag(()) for name in FLAGS}
         self.done_spec = Composite({**own, **each(lambda n: {name: flag(n) for name in FLAGS})})
 
@@ -77,7 +78,7 @@ class Hunt(EnvBase):
 
 
 def chase(sign: float):
-    """Runs towards the other, or away; (n, 4) -> (n, 2)."""
+    """Return a policy that runs towards the other group, or away for sign -1: (n, 4) -> (n, 2)."""
     return lambda seen: (sign * (seen[..., 2:] - seen[..., :2]) + torch.randn_like(seen[..., 2:]) / 10).clamp(
         -0.1, 0.1
     )

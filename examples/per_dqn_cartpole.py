@@ -2,9 +2,9 @@
 
     python examples/per_dqn_cartpole.py --seed 0
 
-Differs from `examples/dqn_cartpole.py` in the buffer: transitions are drawn by their last temporal-difference
-error, and importance weights in the loss make up for it. Learns until the mean return of the last 100 episodes
-passes 195.
+Only the buffer differs from `examples/dqn_cartpole.py`. It draws transitions in proportion to a power of their last
+temporal-difference error. Importance weights in the loss correct for that. The program learns until the mean return of
+the last 100 episodes passes 195.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SOLVED = 195.0
 
 
 class EpsilonGreedy(nn.Module):
-    """The action of the highest value, or with probability epsilon any; (4,) float32 -> one-hot (2,) int64."""
+    """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
 
     def __init__(self, q_net: nn.Module) -> None:
         super().__init__()
@@ -44,19 +44,19 @@ def make_q_net() -> nn.Module:
 
 
 def td_error(q_net: nn.Module, target_net: nn.Module, batch: TensorDictBase, gamma: float) -> torch.Tensor:
-    """Return by how much each value (B,) misses its double DQN target."""
+    """Return the difference (B,) of each value from its double DQN target."""
     value = (q_net(batch["observation"]) * batch["action"]).sum(-1, keepdim=True)  # (B, 1)
     after = batch["next"]
     with torch.no_grad():
         choice = q_net(after["observation"]).argmax(-1, keepdim=True)
         bootstrap = target_net(after["observation"]).gather(-1, choice)
-        # Only a terminated episode has no future; a truncated one is bootstrapped.
+        # Bootstrap truncated episodes too: only a terminated one has no future reward.
         target = after["reward"] + gamma * bootstrap * ~after["terminated"]
     return (value - target).squeeze(-1)
 
 
 def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
-    """Run the training loop; return (frames, mean return of the last 100 episodes) once a batch."""
+    """Run the training loop and return (frames, mean return of the last 100 episodes) for each batch."""
     torch.manual_seed(args.seed)
     q_net = make_q_net()
     target_net = copy.deepcopy(q_net)
@@ -72,7 +72,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
         total_frames=args.total_frames,
         progress=True,
     )
-    # New transitions get the largest priority seen so far: each is drawn soon after it came.
+    # A new transition gets the largest priority so far, so that it is likely to be drawn soon.
     buffer = TensorDictPrioritizedReplayBuffer(
         alpha=args.alpha,
         beta=args.beta,
@@ -86,7 +86,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
         buffer.extend(batch)
         stats = collector.stats()
         policy.epsilon = max(0.02, 1.0 - stats.stepped / args.exploration_frames)
-        # The correction grows to a full one by the end of the run.
+        # The correction by importance weights is complete (beta 1) at the end of the run.
         buffer.sampler.beta = args.beta + (1.0 - args.beta) * stats.stepped / args.total_frames
         if len(buffer) >= 1_000:
             for _ in range(args.updates_per_batch):
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=0.4, help="0 draws uniformly, 1 in full proportion")
     parser.add_argument("--beta", type=float, default=0.4, help="how much of the draw is corrected at first")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+    torch.set_num_threads(1)  # with small networks, more threads only cost time
 
     begin = time.perf_counter()
     frames, mean_return = learn(args)[-1]

@@ -2,8 +2,8 @@
 
     python examples/ppo_workers.py --seed 0
 
-Every batch has a share of each worker, made with the weights that the learner has at that moment. It learns until the
-mean return of the last 100 episodes passes 195, and says how many frames that took.
+Every batch has steps of each worker, collected with the learner's current weights. The program learns until the mean
+return of the last 100 episodes passes 195, and prints the number of frames.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def make_net(outputs: int) -> nn.Module:
 
 
 def make_policy() -> TensorDictSequential:
-    """Observations (4,) -> logits (2,) -> an action, drawn, and its log-probability."""
+    """Return a policy: observation (4,) -> logits (2,) -> a random action and its log-probability."""
     return TensorDictSequential(
         TensorDictModule(make_net(2), ["observation"], ["logits"]),
         ProbabilisticTensorDictModule(
@@ -44,12 +44,12 @@ def make_policy() -> TensorDictSequential:
 
 
 def advantages(batch, critic: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return generalised advantages and the values that the critic is to learn, `[workers, T]`."""
+    """Return generalised advantages and the targets of the critic, both `[workers, T]`."""
     with torch.no_grad():
         value = critic(batch["observation"]).squeeze(-1)
         after = critic(batch["next", "observation"]).squeeze(-1)
     reward, done = batch["next", "reward"].squeeze(-1), batch["next", "done"].squeeze(-1)
-    # Only a terminated episode has no future; a truncated one is bootstrapped.
+    # Bootstrap truncated episodes too: only a terminated one has no future reward.
     delta = reward + GAMMA * after * ~batch["next", "terminated"].squeeze(-1) - value
     found, advantage = torch.zeros_like(delta), torch.zeros(len(delta))
     for t in reversed(range(delta.shape[-1])):
@@ -59,7 +59,7 @@ def advantages(batch, critic: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def improve(policy, critic, optimizer, batch, epochs: int, minibatch: int) -> None:
-    """Take some epochs of the clipped objective over a batch `[workers, T]`."""
+    """Optimize the clipped objective over a batch `[workers, T]` for some epochs."""
     advantage, target = (part.reshape(-1) for part in advantages(batch, critic))
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     observation, action = batch["observation"].reshape(-1, 4), batch["action"].reshape(-1)
@@ -79,7 +79,7 @@ def improve(policy, critic, optimizer, batch, epochs: int, minibatch: int) -> No
 
 
 def learn(args: argparse.Namespace) -> tuple[int, float]:
-    """Run the training loop; return frames and mean return of the last 100 episodes."""
+    """Run the training loop and return frames and mean return of the last 100 episodes."""
     torch.manual_seed(args.seed)
     policy, critic = make_policy(), make_net(1)
     optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], lr=1e-3)
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--total-frames", type=int, default=200_000, help="give up after so many frames")
     parser.add_argument("--frames-per-batch", type=int, default=2_000)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+    torch.set_num_threads(1)  # with small networks, more threads only cost time
 
     begin = time.perf_counter()
     frames, mean_return = learn(args)

@@ -1,11 +1,11 @@
-"""DQN on CartPole-v1 with Ray: collectors and the replay buffer in processes of their own, here or on a cluster.
+"""DQN on CartPole-v1 with Ray: collectors and replay buffer in separate processes, on this machine or a cluster.
 
     python examples/ray_dqn.py --seed 0
     python examples/ray_dqn.py --address auto --collectors 16    # on a cluster that was started with `ray start`
 
-Collectors send their batches to the buffer's actor, past this process, which asks for samples ahead while it learns and
-sends weights. It learns until 20 episodes without exploration, tried every thousand frames, return more than 195 on
-average: after about 5,000 frames, in less than a minute on two cores.
+Collectors send their batches directly to the buffer's actor. This process prefetches samples from it, learns, and sends
+weights to the collectors. After every thousand frames it runs 20 episodes without exploration. It stops when their mean
+return passes 195, after about 5,000 frames and less than a minute on two cores.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from gleanrl.envs import GymEnv
 SOLVED = 195.0
 EPISODES = 20
 TRIED_EVERY = 1_000
-"""Frames between two trials."""
+"""Frames between two trials without exploration."""
 
 
 class EpsilonGreedy(nn.Module):
-    """The action of the highest value, or with probability epsilon any; (4,) float32 -> one-hot (2,) int64."""
+    """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class EpsilonGreedy(nn.Module):
         )
         self.register_buffer(
             "epsilon", torch.ones(())
-        )  # a buffer: it reaches the collectors with the weights
+        )  # a buffer, so that collectors get it with the weights
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         if torch.rand(()) < self.epsilon:
@@ -45,13 +45,13 @@ class EpsilonGreedy(nn.Module):
 
 
 def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> torch.Tensor:
-    """Double DQN: the online network chooses the next action, the target network values it."""
+    """Return the double DQN loss: the online network chooses the next action, the target network values it."""
     value = (q_net(batch["observation"]) * batch["action"]).sum(-1, keepdim=True)  # (B, 1)
     after = batch["next"]
     with torch.no_grad():
         choice = q_net(after["observation"]).argmax(-1, keepdim=True)
         bootstrap = target_net(after["observation"]).gather(-1, choice)
-        # Only a terminated episode has no future; a truncated one is bootstrapped.
+        # Bootstrap truncated episodes too: only a terminated one has no future reward.
         target = after["reward"] + gamma * bootstrap * ~after["terminated"]
     return mse_loss(value, target)
 
@@ -69,7 +69,7 @@ def greedy_return(policy: EpsilonGreedy) -> float:
 
 
 def learn(args: argparse.Namespace) -> tuple[int, float]:
-    """Run the training loop; return frames, and the mean return of the last trial."""
+    """Run the training loop and return frames and the mean return of the last trial."""
     torch.manual_seed(args.seed)
     policy = EpsilonGreedy()
     q_net, target_net = policy.q_net, copy.deepcopy(policy.q_net)
@@ -89,7 +89,7 @@ def learn(args: argparse.Namespace) -> tuple[int, float]:
     collector.set_seed(args.seed)
 
     updates, trials, found = 0, 0, 0.0
-    for _ in collector:  # a batch went into the buffer
+    for _ in collector:  # each item means that a batch has been written to the buffer
         stats = collector.stats()
         policy.epsilon.fill_(max(0.02, 1.0 - stats.delivered / 8_000))
         if stats.delivered >= 1_000:
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--address", help="of a cluster, or 'auto'; Ray starts on this machine if not given")
     parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+    torch.set_num_threads(1)  # with small networks, more threads only cost time
 
     begin = time.perf_counter()
     frames, mean_return = learn(args)

@@ -2,10 +2,10 @@
 
     python examples/recurrent_slices.py --seed 0
 
-The agent sees where the cart is and how the pole leans, but not how they move, so it has to remember. A GRU acts,
-keeping its state from step to step; it learns on slices of consecutive steps, each from a zero state with a few steps
-to warm up. Learns until the mean return of the last 100 episodes passes 150 (pushing to the side that the pole leans
-to lasts for about 40 steps).
+The agent sees the cart's position and the pole's angle, but not how they move, so it has to remember. The policy is a
+GRU that keeps its state from step to step. It learns on slices of consecutive steps. Each slice begins with a zero
+state, and its first steps only warm up the state. The program learns until the mean return of the last 100 episodes
+passes 150. A policy without memory, which pushes to the side that the pole leans to, lasts for about 40 steps.
 """
 
 import argparse
@@ -27,7 +27,7 @@ GOAL = 150.0
 
 
 class PositionsOnly(gym.Wrapper):
-    """Leaves out the velocities, and says which observation is the first one of an episode."""
+    """Removes the velocities from the observation, and adds a flag on the first observation of an episode."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -45,13 +45,13 @@ class PositionsOnly(gym.Wrapper):
         return self._seen(full, 0), reward, terminated, truncated, info
 
     def _seen(self, full: np.ndarray, is_init: int) -> dict[str, np.ndarray]:
-        # Scaled up: what the network has to tell apart are the small changes from step to step.
+        # Scaled up, because the network has to distinguish small changes from step to step.
         seen = full[[0, 2]] * np.array([2, 20], np.float32)
         return {"observation": seen, "is_init": np.full(1, is_init, np.int8)}
 
 
 class RecurrentQ(nn.Module):
-    """Values of both actions after each observation of a sequence; (N, T, 2) float32 -> (N, T, 2)."""
+    """Computes the values of both actions after each observation of a sequence: (N, T, 2) float32 -> (N, T, 2)."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class RecurrentQ(nn.Module):
         self.head = nn.Linear(width, 2)
 
     def forward(self, observations: torch.Tensor, state: torch.Tensor | None = None):
-        """Return the values and the state after the last step; a sequence begins with `state`, None for zeros."""
+        """Return the values and the state after the last step. The first state is `state`; None means zeros."""
         features, state = self.gru(observations, state)
         return self.head(features), state
 
 
 class Policy(nn.Module):
-    """Acts step by step: the state of the network lives here, and ends with the episode."""
+    """Acts step by step. It keeps the network's state, and resets it at the start of an episode."""
 
     def __init__(self, q_net: RecurrentQ) -> None:
         super().__init__()
@@ -85,9 +85,9 @@ class Policy(nn.Module):
 def td_loss(
     q_net: RecurrentQ, target_net: RecurrentQ, slices: TensorDictBase, burn_in: int, gamma: float
 ) -> torch.Tensor:
-    """Double DQN on slices [N, T] of episodes, each from a zero state."""
+    """Return the double DQN loss on slices [N, T] of episodes. Each slice begins with a zero state."""
     after = slices["next"]
-    # Inside a slice the next observation is that of the following step: T + 1 observations say it all.
+    # Within a slice, the next observation is the observation of the following step, so T + 1 of them are enough.
     observations = torch.cat([slices["observation"][:, :1], after["observation"]], 1)  # (N, T + 1, 2)
     values, _ = q_net(observations)
     value = (values[:, :-1] * slices["action"]).sum(-1, keepdim=True)  # (N, T, 1)
@@ -95,15 +95,15 @@ def td_loss(
         choice = values[:, 1:].argmax(-1, keepdim=True)
         bootstrap = target_net(observations)[0][:, 1:].gather(-1, choice)
         target = after["reward"] + gamma * bootstrap * ~after["terminated"]
-    # The zero state is the true one at the beginning of an episode; elsewhere the first steps only warm up.
+    # A zero state is correct only at the start of an episode. In other slices the first steps only warm up the state.
     time_step = torch.arange(slices.shape[1])
     counts = (time_step >= burn_in) | slices["is_init"][:, 0].bool()  # (N, T)
-    counts = counts & slices["collector", "mask"]  # padding is no data
+    counts = counts & slices["collector", "mask"]  # without padding
     return smooth_l1_loss(value[counts], target[counts])
 
 
 def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
-    """Run the training loop; return (frames, mean return of the last 100 episodes) once a batch."""
+    """Run the training loop and return (frames, mean return of the last 100 episodes) for each batch."""
     torch.manual_seed(args.seed)
     q_net = RecurrentQ()
     target_net = copy.deepcopy(q_net)
@@ -119,7 +119,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
         total_frames=args.total_frames,
         progress=True,
     )
-    # Episodes shorter than a slice come whole, filled up to its length; a mask tells which steps are real.
+    # Episodes shorter than a slice are padded to its length. A mask marks the real steps.
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(50_000),
         sampler=SliceSampler(slice_len=args.slice_len, strict_length=False, pad=True),
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--slice-len", type=int, default=16)
     parser.add_argument("--burn-in", type=int, default=4, help="steps of a slice that only warm up the state")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+    torch.set_num_threads(1)  # with small networks, more threads only cost time
 
     begin = time.perf_counter()
     frames, mean_return = learn(args)[-1]

@@ -1,4 +1,4 @@
-"""Many CartPoles at once: gymnasium's vector environments, one policy call for all of them.
+"""Many CartPoles at once: gymnasium's vector environments, with one policy call for all of them.
 
 python examples/vector_environment.py
 """
@@ -14,7 +14,7 @@ from gleanrl.envs import GymEnv, GymWrapper
 
 
 class Balance(nn.Module):
-    """Pushes to where the pole falls, every third time to the other side; (P, 4) float32 -> (P, 2) one-hot int64."""
+    """Pushes to the side the pole falls to, but at random to the other side: (P, 4) float32 -> (P, 2) one-hot int64."""
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         right = (observation[..., 2] + observation[..., 3] / 4) > 0
@@ -23,13 +23,13 @@ class Balance(nn.Module):
 
 
 def collect(name: str, env: GymWrapper, frames: int) -> ReplayBuffer:
-    """Collects `frames` frames into a buffer, and tells how fast."""
+    """Collect `frames` frames into a buffer, print the speed, and return the buffer."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(frames), batch_size=256)
     collector = SyncDataCollector(env, Balance(), frames_per_batch=frames // 4, total_frames=frames)
     for batch in collector:  # (P, T)
         steps = batch.reshape(-1)
         if ("collector", "mask") in steps.keys(True):
-            steps = steps[steps["collector", "mask"]].exclude(("collector", "mask"))  # resets are no frames
+            steps = steps[steps["collector", "mask"]].exclude(("collector", "mask"))  # without reset steps
         buffer.extend(steps)
     stats = collector.stats()
     print(
@@ -41,12 +41,12 @@ def collect(name: str, env: GymWrapper, frames: int) -> ReplayBuffer:
 
 def main(frames: int = 7680) -> None:
     torch.manual_seed(0)
-    # Eight environments that step one after the other; resets are ours: no row is wasted.
+    # Eight environments that step one after the other. gleanrl resets them, so no step is spent on a reset.
     collect("GymEnv(num_envs=8)", GymEnv("CartPole-v1", num_envs=8), frames)
-    # CartPole's own vector environment computes all poles at once. It spends a step on each reset, which is masked.
+    # CartPole's native vector environment computes all poles at once. It spends a step on each reset, which is masked.
     native = gymnasium.make_vec("CartPole-v1", num_envs=64)
     buffer = collect("CartPole's own, 64 at once", GymWrapper(native), frames)
-    # The observation that ended an episode is where it belongs, whatever the environment does.
+    # In both cases "next" has the observation that ended the episode, not the first one after the reset.
     ended = buffer[:]["next"]
     ended = ended[ended["terminated"].squeeze(-1)]
     fallen = (ended["observation"][:, 2].abs() > 0.209) | (ended["observation"][:, 0].abs() > 2.4)
