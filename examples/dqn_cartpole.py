@@ -89,7 +89,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
     if args.resume:
         with suppress(IncompleteCheckpointError):  # the first run has no checkpoint
             checkpoint.load(args.checkpoints)
-            print(f"goes on after {collector.stats().stepped:,} frames")
+            print(f"Resuming after {collector.stats().stepped:,} frames")
 
     for batch in collector:
         buffer.extend(batch)
@@ -155,7 +155,7 @@ def compare_speed(rounds: int = 5, frames: int = 2_000) -> None:
         theirs.append(hand_written_loop(policy, frames, 200))
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     print(
-        f"Collection: {statistics.median(ours):,.0f} frames/s; a loop written by hand: "
+        f"Collection: {statistics.median(ours):,.0f} frames/s; hand-written loop: "
         f"{statistics.median(theirs):,.0f} frames/s; ratio {ratio:.2f} (medians of {rounds} alternating rounds)"
     )
 
@@ -177,20 +177,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
+    parser.add_argument("--total-frames", type=int, default=100_000, help="frames after which to stop")
     parser.add_argument("--frames-per-batch", type=int, default=50)
     parser.add_argument("--updates-per-batch", type=int, default=25)
     parser.add_argument(
-        "--exploration-frames", type=int, default=8_000, help="epsilon falls over so many frames"
+        "--exploration-frames", type=int, default=8_000, help="frames over which epsilon falls"
     )
     parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--no-stop", action="store_true", help="go on after the task is solved")
+    parser.add_argument("--no-stop", action="store_true", help="continue after the task is solved")
     parser.add_argument(
-        "--resume", action="store_true", help="save checkpoints, and go on from the last one if there is one"
+        "--resume", action="store_true", help="save checkpoints, and resume from the last one if it exists"
     )
-    parser.add_argument("--checkpoints", type=Path, default=Path("out/dqn_cartpole"), help="their folder")
-    parser.add_argument("--save-every", type=int, default=20, help="batches between two of them")
-    parser.add_argument("--out", type=Path, default=Path("out/dqn_cartpole.png"))
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("out/dqn_cartpole"), help="folder for checkpoints"
+    )
+    parser.add_argument("--save-every", type=int, default=20, help="batches between two checkpoints")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/dqn_cartpole.png"), help="file for the learning curve"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)  # with small networks, more threads only cost time
 

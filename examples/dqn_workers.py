@@ -94,7 +94,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
+    parser.add_argument("--total-frames", type=int, default=100_000, help="frames after which to stop")
     args = parser.parse_args()
     torch.set_num_threads(1)  # with small networks, more threads only cost time
 
@@ -103,7 +103,7 @@ def main() -> None:
     verdict = "solved" if mean_return > SOLVED else "not solved"
     seconds = time.perf_counter() - begin
     print(f"{verdict}: mean return {mean_return:.1f} after {frames:,} frames, {seconds:.0f} s")
-    print(f"The oldest policy that collected was {oldest} versions old")
+    print(f"The oldest policy that collected a batch was {oldest} versions old")
 
 
 if __name__ == "__main__":

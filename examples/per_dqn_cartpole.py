@@ -113,15 +113,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
+    parser.add_argument("--total-frames", type=int, default=100_000, help="frames after which to stop")
     parser.add_argument("--frames-per-batch", type=int, default=50)
     parser.add_argument("--updates-per-batch", type=int, default=25)
     parser.add_argument(
-        "--exploration-frames", type=int, default=8_000, help="epsilon falls over so many frames"
+        "--exploration-frames", type=int, default=8_000, help="frames over which epsilon falls"
     )
     parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--alpha", type=float, default=0.4, help="0 draws uniformly, 1 in full proportion")
-    parser.add_argument("--beta", type=float, default=0.4, help="how much of the draw is corrected at first")
+    parser.add_argument(
+        "--alpha", type=float, default=0.4, help="exponent of priorities: 0 draws uniformly, 1 in proportion"
+    )
+    parser.add_argument(
+        "--beta", type=float, default=0.4, help="first exponent of importance weights; it grows to 1"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)  # with small networks, more threads only cost time
 

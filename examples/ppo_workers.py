@@ -106,7 +106,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--total-frames", type=int, default=200_000, help="give up after so many frames")
+    parser.add_argument("--total-frames", type=int, default=200_000, help="frames after which to stop")
     parser.add_argument("--frames-per-batch", type=int, default=2_000)
     args = parser.parse_args()
     torch.set_num_threads(1)  # with small networks, more threads only cost time

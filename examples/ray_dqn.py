@@ -117,8 +117,10 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--collectors", type=int, default=2)
-    parser.add_argument("--address", help="of a cluster, or 'auto'; Ray starts on this machine if not given")
-    parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
+    parser.add_argument(
+        "--address", help="address of a cluster, or 'auto'; by default Ray starts on this machine"
+    )
+    parser.add_argument("--total-frames", type=int, default=100_000, help="frames after which to stop")
     args = parser.parse_args()
     torch.set_num_threads(1)  # with small networks, more threads only cost time
 

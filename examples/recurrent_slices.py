@@ -153,11 +153,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--total-frames", type=int, default=100_000, help="give up after so many frames")
+    parser.add_argument("--total-frames", type=int, default=100_000, help="frames after which to stop")
     parser.add_argument("--frames-per-batch", type=int, default=50)
     parser.add_argument("--updates-per-batch", type=int, default=8)
     parser.add_argument(
-        "--exploration-frames", type=int, default=8_000, help="epsilon falls over so many frames"
+        "--exploration-frames", type=int, default=8_000, help="frames over which epsilon falls"
     )
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--num-slices", type=int, default=32)

@@ -55,4 +55,4 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(EXAMPLES), str(tmp_path / "checkpoints")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "goes on after 1,050 frames" in done.stdout
+    assert "Resuming after 1,050 frames" in done.stdout
