@@ -1,6 +1,6 @@
 """Check the subjects of the commits since `BASE`: `<area>: <imperative>`, at most 72 characters.
 
-Without a history (an archive, a shallow clone) there is nothing to check.
+If the history lacks `BASE` (an archive, a shallow clone), nothing is checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IMPERATIVES = {"bring", "string", "embed", "shed", "bias", "focus", "canvas"}
 
 
 def offence(subject: str) -> str | None:
-    """Return the rule that a subject breaks, or None."""
+    """Return a message about the rule that a subject breaks, or None."""
     if len(subject) > MOST_CHARACTERS:
         return f"{len(subject)} characters, at most {MOST_CHARACTERS} are allowed"
     found = SUBJECT.fullmatch(subject)
@@ -33,7 +33,7 @@ def offence(subject: str) -> str | None:
 
 
 def subjects(root: Path, base: str) -> list[str] | None:
-    """Return "hash subject" of each commit since `base`, merges left out; None where the history lacks `base`."""
+    """Return "hash subject" of each commit since `base` except merges, or None if the history lacks `base`."""
     log = ["git", "log", "--no-merges", "--format=%h %s", f"{base}..HEAD"]
     try:
         inside = subprocess.run(

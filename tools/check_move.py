@@ -1,8 +1,8 @@
 """Compare two layouts of the package: `python tools/check_move.py OLD_TREE NEW_TREE`, in the old layout's checkout.
 
-Equal must be, with each imported name replaced by the full name of its object in the new layout: the statements of each
-old module, in their order within the new one; the lists of names (`__all__`) of all packages. Docstrings of modules and
-import statements are left out.
+Each imported name is replaced by the full name of its object in the new layout. Then two things must be equal. Each new
+module must have the statements of its old modules, in their order. Each package must have the same `__all__`. Module
+docstrings and import statements are ignored.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def statements(module: Module, layout: Layout | None, here: str) -> list[str]:
 
 
 def in_order(part: list[str], whole: list[str]) -> bool:
-    """Return whether the statements of `part` are in `whole`, in their order."""
+    """Return whether `whole` has all statements of `part` in the same order, with others in between allowed."""
     rest = iter(whole)
     return all(statement in rest for statement in part)
 
 
 def main(old_tree: Path, new_tree: Path) -> int:
-    """Print the differences; return how many there are."""
+    """Print the differences and return their number."""
     layout, differences = Layout(), []
     new = {dotted(p.relative_to(new_tree).as_posix()): p for p in sorted(new_tree.rglob("*.py"))}
     left = {}

@@ -1,6 +1,7 @@
-"""Check that a change is one of prose: `python tools/check_prose.py REVISION [REVISION]` (default: the working tree).
+"""Check that a change edits only prose: `python tools/check_prose.py REVISION [REVISION]`.
 
-Code may differ in docstrings, comments and layout alone. Prints the name of each file whose code differs.
+Prints the name of each file whose code differs between the two revisions, apart from docstrings, comments and layout.
+By default the second revision is the working tree.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# A comment of C++, or a literal, which may hold the signs that begin a comment.
+# A comment of C++, or a literal. Literals are matched because they may contain characters that begin a comment.
 COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S)
 
 
@@ -21,7 +22,7 @@ def git(*arguments: str) -> str:
 
 
 class WithoutProse(ast.NodeTransformer):
-    """Drops each statement that is a string alone: docstrings of modules, classes, functions and attributes."""
+    """Drops each statement that is only a string: docstrings of modules, classes, functions and attributes."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
@@ -29,7 +30,7 @@ class WithoutProse(ast.NodeTransformer):
 
 
 def code(name: str, text: str) -> str:
-    """Return the code of a file in a form that is equal where two files differ in prose and layout alone."""
+    """Return the code of a file in a normal form: files that differ only in prose and layout have equal forms."""
     if name.endswith(".py"):
         return ast.dump(WithoutProse().visit(ast.parse(text)))
     found = COMMENT_OR_LITERAL.sub(lambda one: " " if one[0][0] == "/" else one[0], text)
@@ -41,7 +42,7 @@ def text_at(revision: str | None, name: str) -> str:
 
 
 def differing(old: str, new: str | None) -> list[str]:
-    """Return the names of Python and C++ files whose code differs; files added or removed are among them."""
+    """Return the names of Python and C++ files whose code differs, or which were added or removed."""
     revisions = [old] if new is None else [old, new]
     lines = git("diff", "--name-status", "--no-renames", *revisions, "--", "*.py", "*.cc", "*.h").splitlines()
     found = []

@@ -1,8 +1,8 @@
 """Count idioms and long sentences in docstrings, comments and pages: `python tools/lint_prose.py [FOLDER ...]`.
 
-Prints each idiom (`PATTERNS`) and each docstring's sentence of more than `LONG` words in the given folders (with
-`--changed`: in folders with uncommitted changes), then both rates of each folder. Fails where a part of the repository
-exceeds a rate in `tools/prose.tsv`; `--record` lowers the rates there to the measured ones.
+For the given folders it prints each idiom (`PATTERNS`) and each sentence of a docstring with more than `LONG` words.
+With `--changed` it does so for folders that differ from main. Then it prints both rates of folders. It fails if a part
+of the repository exceeds a rate in `tools/prose.tsv`. `--record` lowers the rates there to the measured ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 COMMENT = re.compile(r"//.*$|/\*.*?\*/", re.M | re.S)
 WORD = re.compile(r"\S*\w\S*")
 LONG = 30  # words
-# In a docstring, where text begins anew without a full stop before it: an empty line, a list's item, an argument.
+# Places in a docstring where a sentence ends without a full stop: before an empty line, a list item or an argument.
 BREAK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\*{0,2}\w+(?: \([^)]*\))?: ))")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"'`)]*\s+")
 DOCTEST = re.compile(r"^\s*>>>.*(?:\n(?!\s*\n).*)*", re.M)
@@ -47,7 +47,7 @@ SUFFIXES = (".py", ".md", ".cc", ".h")
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the prose of a file, each piece with the line that it begins at."""
+    """Yield each piece of prose in a file, with its first line."""
     text = path.read_text()
     if path.suffix == ".md":
         yield 1, FENCE.sub(lambda block: "\n" * block.group().count("\n"), text)
@@ -69,7 +69,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def counted(path: Path) -> tuple[int, list[str]]:
-    """Return a file's words of prose, and its idioms as "file:line: idiom"."""
+    """Return the number of words of prose in a file, and its idioms as "file:line: idiom"."""
     words, found = 0, []
     for line, text in prose(path):
         words += len(WORD.findall(text))
@@ -80,7 +80,7 @@ def counted(path: Path) -> tuple[int, list[str]]:
 
 
 def sentences(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each sentence of a Python file's docstrings, with the line that its docstring begins at."""
+    """Yield each sentence in the docstrings of a Python file, with the first line of its docstring."""
     if path.suffix == ".py":
         for line, text in prose(path):
             if not text.startswith("#"):
@@ -91,7 +91,7 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def long_ones(path: Path) -> tuple[int, list[str]]:
-    """Return the number of sentences in a file's docstrings, and the long ones as "file:line: sentence"."""
+    """Return the number of sentences in a file's docstrings, and the long sentences as "file:line: beginning"."""
     found = [(line, sentence.split(), len(WORD.findall(sentence))) for line, sentence in sentences(path)]
     name = path.relative_to(ROOT)
     return len(found), [
@@ -100,7 +100,7 @@ def long_ones(path: Path) -> tuple[int, list[str]]:
 
 
 def part_of(path: Path) -> str:
-    """Return the part of the repository that a file counts in: its first folder, `docs` for pages at the top."""
+    """Return the part of the repository that a file belongs to: its top folder, or `docs` for pages at the root."""
     folders = path.relative_to(ROOT).parts[:-1]
     return folders[0] if folders else "docs"
 
@@ -116,14 +116,14 @@ def git(*arguments: str) -> list[str]:
 
 
 def changed_folders() -> set[Path]:
-    """Return the folders of files that differ from the merge base with main, and of files that git doesn't track."""
+    """Return the folders of files that differ from the merge base with main or that git doesn't track."""
     base = (git("merge-base", "HEAD", "main") or ["HEAD"])[0]
     names = git("diff", "--name-only", base) + git("ls-files", "--others", "--exclude-standard")
     return {(ROOT / name).parent for name in names}
 
 
 def recorded() -> dict[str, list[float]]:
-    """Return the highest rates of each part: idioms in 1,000 words, and long sentences in 100."""
+    """Return the highest allowed rates of each part: idioms per 1,000 words, and long sentences per 100."""
     rows = [line.split("\t") for line in RATES.read_text().splitlines() if not line.startswith("#")]
     return {part: [float(rate) for rate in rates] for part, *rates in rows}
 

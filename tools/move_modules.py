@@ -1,10 +1,10 @@
-"""Move and merge the modules of `src/gleanrl` by the table `tools/modules.tsv`, with their tests and every mention.
+"""Move and merge the modules of `src/gleanrl` by the table `tools/modules.tsv`, with their tests and all references.
 
     python tools/move_modules.py            # in a clean checkout of the old layout; then run `make format`
 
-Each line of the table is an old path and a new path under `src/gleanrl`. Modules with the same new path are merged:
-imports first, then the bodies, a module after the modules that it imports. The script fails, and writes nothing, where
-the table lacks a module, and where two merged modules give one name two meanings.
+Each line of the table has an old path and a new path under `src/gleanrl`. Modules with the same new path are merged.
+The merged module has all imports first, then the bodies, each after the modules that it imports. If the table lacks a
+module, or if two merged modules give different meanings to one name, the script fails and writes nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from typing import TypeGuard
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "gleanrl"
 TABLE = ROOT / "tools" / "modules.tsv"
-# Names that two merged modules define: (old module, name) -> new name.
+# Names that two modules define which are merged: (old module, name) -> new name.
 RENAMED = {
     ("gleanrl.workers.ending", "_TERM_S"): "_ENDING_TERM_S",
     ("gleanrl.checkpoint.strict_json", "_LARGEST"): "_LARGEST_INTEGER",
 }
-# Imported names that mean something else in another module merged with theirs: (old module, name) -> new name.
+# Imported names with another meaning in a module that is merged with this one: (old module, name) -> new name.
 RENAMED_IMPORTS = {("gleanrl.data.replay_buffers.storages.memmap", "Path"): "FilePath"}
-# Definitions that a module merged with theirs imports: (old module, name) -> the same in the new layout.
+# Definitions to drop, since a module that is merged with this one imports the same object: (old module, name) -> its
+# name in the new layout.
 DROPPED = {
     (
         "gleanrl.data.replay_buffers.checkpointers.trajectories",
@@ -39,7 +40,7 @@ DROPPED = {
     ): "gleanrl._checkpoint.row_segments.Array",
     ("gleanrl.envs.transforms.arithmetic", "Array"): "gleanrl.envs.transforms.counting.Array",
 }
-# Docstrings of the packages that begin with the new layout.
+# Docstrings of the packages that are new in this layout.
 NEW_PACKAGES = {
     "_arrays": "Tensors, TensorDicts and blocks of rows: memory, schemas and conversions.",
     "_state": "State as plain values: parsing, attributes of objects, random generators.",
@@ -71,7 +72,7 @@ def is_dropped(module: Module, node: ast.stmt) -> bool:
 
 @dataclass
 class Module:
-    """An old module: its source, and the names that its imports bind."""
+    """An old module: its source, its syntax tree and its lines."""
 
     name: str
     source: str
@@ -93,7 +94,7 @@ class Module:
         ]
 
     def hidden(self) -> set[str]:
-        """Return the names that arguments and assignments bind anywhere."""
+        """Return the names that arguments and assignments bind anywhere in the module."""
         found = {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)}
         return found | {
             node.id
@@ -122,7 +123,7 @@ class Module:
 
 
 class Layout:
-    """The old modules and the table: which new module each old name is found in."""
+    """The old modules and the table: the new module of each old name."""
 
     def __init__(self) -> None:
         self.old = {
@@ -137,7 +138,7 @@ class Layout:
         if missing or gone:
             sys.exit(f"{TABLE.name} lacks {sorted(missing)}; it names {sorted(gone)}, which are not there")
         self.new = {name: dotted(path) for name, path in self.target.items()}
-        # A package moves with its modules: to the folder that most of them move to.
+        # A package moves to the folder that most of its modules move to.
         for name, path in self.old.items():
             if path.name == "__init__.py" and name not in self.new:
                 self.new[name] = self._package(name)
@@ -166,7 +167,7 @@ class Layout:
         )  # or a module takes its place
 
     def place(self, module: str, name: str) -> tuple[str, str | None]:
-        """Return what ``from module import name`` becomes: a module and a name in it, None for the module itself."""
+        """Return the new module and name for ``from module import name``; the name is None for a module itself."""
         if f"{module}.{name}" in self.old:
             return self.new[f"{module}.{name}"], None
         return self.new.get(module, module), RENAMED.get((module, name), name)
@@ -174,7 +175,7 @@ class Layout:
 
 @dataclass(frozen=True, order=True)
 class Binding:
-    """What one imported name means: `module`, or `name` in it."""
+    """The object of an imported name: `module`, or `name` in it."""
 
     module: str
     name: str | None
@@ -183,11 +184,13 @@ class Binding:
 def rewritten(
     module: Module, layout: Layout, here: str | None, taken: set[str]
 ) -> tuple[str, dict[str, Binding]]:
-    """Return a module's source with the names of the new layout, without its imports, and what these bound.
+    """Return a module's source with the names of the new layout but without imports, and the bindings of the imports.
 
     Args:
-        here: the new module that the source goes to; names imported from it are bound there already.
-        taken: names that the new module binds otherwise: an imported module keeps its old name there.
+        module: the old module.
+        layout: the old and the new layout.
+        here: the new module of the source. It binds names that were imported from it already.
+        taken: names that the new module binds to other objects. An imported module with such a name keeps its old name.
     """
     bindings: dict[str, Binding] = {}
     renames: dict[
@@ -231,7 +234,7 @@ def rewritten(
 
 
 def body(module: Module, renames: dict[str, str]) -> str:
-    """Return the source without docstring and imports, with local names renamed."""
+    """Return the source without its docstring and imports, and with local names renamed."""
     lines = list(module.lines)
     for line, start, old, new in sorted(uses(module, renames), reverse=True):
         text = lines[line - 1].encode()
@@ -251,7 +254,7 @@ def body(module: Module, renames: dict[str, str]) -> str:
 
 
 def uses(module: Module, renames: dict[str, str]) -> Iterator[tuple[int, int, str, str]]:
-    """Yield where a renamed name is used: line, byte, old and new name."""
+    """Yield the line, the byte, the old name and the new name of each use of a renamed name."""
     inside_strings = {
         id(part)
         for node in ast.walk(module.tree)
@@ -269,7 +272,7 @@ def uses(module: Module, renames: dict[str, str]) -> Iterator[tuple[int, int, st
 
 
 def in_text(module: Module, node: ast.Name, renames: dict[str, str]) -> Iterator[tuple[int, int, str, str]]:
-    """Yield a use within an f-string, whose position Python 3.11 doesn't tell: the first match on its line."""
+    """Yield a use within an f-string: the first match on its line, since Python 3.11 doesn't report its position."""
     for line in range(node.lineno, node.lineno + 8):
         if match := re.search(rf"(?<=[{{( ]){node.id}\b", module.lines[line - 1]):
             yield line, len(module.lines[line - 1][: match.start()].encode()), node.id, renames[node.id]
@@ -295,7 +298,7 @@ def import_lines(bindings: dict[str, Binding]) -> str:
 
 
 def merged(target: str, modules: list[Module], layout: Layout) -> str:
-    """Return the source of a new module: docstrings, imports, then the bodies in the order of their imports."""
+    """Return the source of a new module: docstrings, imports, and the bodies, each after the bodies it imports."""
     here = dotted(target)
     names = {module.name for module in modules}
     graph = {
@@ -352,7 +355,7 @@ def merged(target: str, modules: list[Module], layout: Layout) -> str:
 
 
 def mentions(text: str, layout: Layout) -> str:
-    """Return a text with dotted names and paths of modules replaced."""
+    """Return a text with dotted names and paths of modules replaced by the new ones."""
 
     def name(match: re.Match[str]) -> str:
         parts = match.group().split(".")
@@ -381,7 +384,7 @@ def mentions(text: str, layout: Layout) -> str:
 
 
 def statements(where: str, source: str, layout: Layout) -> str:
-    """Return a Python source of another folder with its imports from the package rewritten, each where it is."""
+    """Return a Python source of another folder with its imports from the package rewritten in place."""
     module = Module(where, source)
     lines = list(module.lines)
     taken = {n.id for n in ast.walk(module.tree) if isinstance(n, ast.Name)}
@@ -423,7 +426,7 @@ def test_name(path: Path) -> str:
 
 
 def marked(block: str, remark: str) -> str:
-    """Return import statements, one for each module, each with a remark for the linter on its first line."""
+    """Return import statements, one for each module, with a comment for the linter on the first line of each."""
     names: dict[str, list[str]] = defaultdict(list)
     for line in block.splitlines():
         start, _, name = line.partition(" import ")
@@ -437,7 +440,7 @@ def marked(block: str, remark: str) -> str:
 
 
 def moved_test(path: Path, layout: Layout) -> Path:
-    """Return where the tests of a module are after the move: `test_<new>.py`, or `test_<new>_<old>.py` where merged."""
+    """Return the new path of a test file: `test_<new>.py`, or `test_<new>_<old>.py` if modules are merged."""
     relative = path.relative_to(ROOT / "tests").as_posix()
     parts = relative.removesuffix(".py").split("/")
     stem = parts[-1].removeprefix("test_")
@@ -465,7 +468,7 @@ def moved_test(path: Path, layout: Layout) -> Path:
 
 
 def moved(layout: Layout) -> str:
-    """Return the module that says where the modules of the old layout are."""
+    """Return the source of the module that maps old modules to new modules."""
     taken = set(layout.new.values())
     rows = {old: new for old, new in sorted(layout.new.items()) if old != new and old not in taken}
     lines = "".join(f"    {old!r}: {new!r},\n" for old, new in rows.items())

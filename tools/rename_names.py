@@ -1,9 +1,9 @@
-"""Rename classes of the package by the table `tools/names.tsv`, wherever code names them.
+"""Rename classes of the package by the table `tools/names.tsv`, in all code and pages.
 
     python tools/rename_names.py            # in a clean checkout of the new layout; then run `make format`
 
-Each line is a module of the old layout, a class and its new name. A file is changed where it defines the class, or
-imports it from that module. Comments, docstrings and pages are changed where they name the class between backticks.
+Each line of the table has a module of the old layout, a class and its new name. Code changes in files that define the
+class or import it from that module. Comments, docstrings and pages change where they have the class in backticks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS = [
 
 
 def present_module(old: str) -> str:
-    """Return where the classes of a module of the old layout are."""
+    """Return the present module of the classes of a module of the old layout."""
     return moved().get(f"gleanrl.{old}", f"gleanrl.{old}")
 
 
@@ -50,7 +50,7 @@ def module_of(path: Path) -> str:
 def bindings(
     path: Path, tree: ast.Module, table: dict[tuple[str, str], str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the classes that a file defines or imports, with their new names, and its names of modules."""
+    """Return the new names of renamed classes that a file defines or imports, and the modules that it imports."""
     own = module_of(path)
     classes = {
         node.name: table[own, node.name]
