@@ -25,6 +25,6 @@ for storage in (LazyTensorStorage(1000), LazyMemmapStorage(1000)):
     sample = buffer.sample()
     assert len(buffer) == 100 and sample.batch_size == torch.Size([32])
     rows = (sample["observation"][:, None] == batch["observation"][None]).all(-1)
-    assert bool(rows.any(1).all()), "a sampled observation isn't one of those collected"
+    assert bool(rows.any(1).all()), "expected only collected observations in the sample, got another one"
 collector.shutdown()
 print(f"gleanrl {gleanrl.__version__}: the wheel collects, stores and samples")

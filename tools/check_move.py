@@ -93,21 +93,21 @@ def main(old_tree: Path, new_tree: Path) -> int:
     for name, path in layout.old.items():
         module, here = Module(name, (old_tree / path.relative_to(PACKAGE)).read_text()), layout.new[name]
         if here not in new:
-            differences.append(f"{name}: {here} is not there")
+            differences.append(f"{name}: expected the new module {here}, found none")
             continue
         part = statements(module, layout, here)
         public[here] |= set(module.public())
         if not in_order(part, left[here]):
-            differences.append(f"{name}: its statements are not in {here}, in their order")
+            differences.append(f"{name}: expected its statements in {here} in the same order")
         found[here] += part
     for name in new:
         if sorted(found[name]) != sorted(left[name]):
             extra = [s for s in left[name] if s not in found[name]]
             differences.append(
-                f"{name}: {len(extra)} statements came from nowhere: {[s[:200] for s in extra[:3]]}"
+                f"{name}: {len(extra)} statements are in no old module: {[s[:200] for s in extra[:3]]}"
             )
         if public[name] != set(Module(name, new[name].read_text()).public()):
-            differences.append(f"{name}: another __all__")
+            differences.append(f"{name}: expected the __all__ of its old modules, got another one")
     print("\n".join(differences) or f"{len(layout.old)} modules: equal")
     return len(differences)
 

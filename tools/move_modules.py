@@ -136,7 +136,9 @@ class Layout:
         missing = {name for name, path in self.old.items() if path.name != "__init__.py"} - set(self.target)
         gone = set(self.target) - set(self.old)
         if missing or gone:
-            sys.exit(f"{TABLE.name} lacks {sorted(missing)}; it names {sorted(gone)}, which are not there")
+            sys.exit(
+                f"{TABLE.name}: expected each module of the package; add {sorted(missing)}, remove {sorted(gone)}"
+            )
         self.new = {name: dotted(path) for name, path in self.target.items()}
         # A package moves to the folder that most of its modules move to.
         for name, path in self.old.items():
@@ -515,7 +517,7 @@ def main() -> None:
         if list(moves.values()).count(place) > 1 or place in stay
     ]
     if twice:
-        sys.exit("several tests move to one place: " + ", ".join(twice))
+        sys.exit("expected a different new path for each test, got: " + ", ".join(twice))
     for path in layout.old.values():
         path.unlink()
     for path, text in written.items():

@@ -107,11 +107,11 @@ def main() -> None:
         if isinstance(node, ast.ClassDef)
     }
     if set(table) - defined:
-        sys.exit(f"names.tsv names classes that are not there: {sorted(set(table) - defined)}")
+        sys.exit(f"names.tsv: expected classes of the package, got {sorted(set(table) - defined)}")
     names = {name for _, name in defined}
     taken = {new for new in table.values() if new in names or list(table.values()).count(new) > 1}
     if taken:
-        sys.exit(f"names.tsv gives names that are taken: {sorted(taken)}")
+        sys.exit(f"names.tsv: expected unused new names, got {sorted(taken)}")
     written = {
         path: renamed(path, table)
         for top in ("src/gleanrl", "tests", "benchmarks", "examples")
