@@ -7,7 +7,7 @@ from gleanrl._arrays.allocate import lasting
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_what_is_made_within_the_mode_is_written_after_it(gradients):
+def test_tensors_made_in_inference_mode_are_writable_outside_it(gradients):
     with torch.set_grad_enabled(gradients):
         with torch.inference_mode():
             column = lasting(torch.zeros)(3, dtype=torch.int64)

@@ -28,7 +28,7 @@ def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-def test_a_dead_buffer_is_used_again() -> None:
+def test_freed_buffer_is_reused() -> None:
     pool = make_pool()
     first = take(pool)
     where = address(first)
@@ -51,7 +51,7 @@ def test_a_dead_buffer_is_used_again() -> None:
         lambda a: torch.from_numpy(a).untyped_storage(),
     ],
 )
-def test_a_buffer_is_in_use_while_anything_made_of_it_lives(derive) -> None:
+def test_buffer_is_in_use_while_a_view_of_it_lives(derive) -> None:
     pool = make_pool()
     buffer = take(pool)
     where = address(buffer)
@@ -91,7 +91,7 @@ def test_idle_memory_is_bounded() -> None:
     assert kept.nbytes == SIZE
 
 
-def test_a_new_size_lets_idle_buffers_of_others_go() -> None:
+def test_new_size_frees_idle_buffers_of_other_sizes() -> None:
     pool = make_pool()
     live, idle = take(pool), take(pool)
     del idle
@@ -102,7 +102,7 @@ def test_a_new_size_lets_idle_buffers_of_others_go() -> None:
     assert list(pool._buffers) == [3 * SIZE]
 
 
-def test_shape_and_dtype() -> None:
+def test_empty_returns_the_requested_shape_and_dtype() -> None:
     array = make_pool().empty((4, 2, 1024), np.dtype(np.float32))
     assert array.shape == (4, 2, 1024) and array.dtype == np.float32 and array.flags.c_contiguous
 
@@ -136,7 +136,7 @@ def test_small_buffers_are_not_pooled() -> None:
     assert not pool._buffers
 
 
-def test_threads_never_get_one_buffer_at_once() -> None:
+def test_threads_never_share_a_buffer() -> None:
     pool = make_pool()
     torn: list[int] = []
     start = threading.Barrier(4)

@@ -48,21 +48,21 @@ class TestBlock:
                 by_row[1, ...] = 0
                 assert not rows[1].any() and rows[0].all()
 
-    def test_columns_are_apart(self, size: tuple[int, ...]) -> None:
+    def test_columns_share_no_memory(self, size: tuple[int, ...]) -> None:
         block = self.make(size)
         storages = {column.untyped_storage().data_ptr() for column in block.columns}
         assert len(storages) == len(FIELDS)
         for column in block.columns:
             assert column.untyped_storage().nbytes() == column.numel() * column.itemsize
 
-    def test_names_and_device(self, size: tuple[int, ...]) -> None:
+    def test_batch_has_names_and_device(self, size: tuple[int, ...]) -> None:
         block = self.make(size)
         for data in (block.batch(), block.batch(2)):
             for part in (data, data["next"], data["next", "stats"]):
                 assert part.names == [None] * len(size) + ["time"] and part.device is None
         assert block.batch(device=torch.device("cpu")).device == torch.device("cpu")
 
-    def test_fewer_steps(self, size: tuple[int, ...]) -> None:
+    def test_batch_of_fewer_steps_shares_the_memory(self, size: tuple[int, ...]) -> None:
         block = self.make(size)
         for steps in range(self.T + 1):
             data = block.batch(steps)
@@ -81,7 +81,7 @@ class TestBlock:
 
 
 @pytest.mark.parametrize("lazy", [torch.conj, torch._neg_view])
-def test_columns_that_are_conjugated_or_negated_lazily_are_copied_as_the_numbers_that_they_show(lazy):
+def test_lazily_conjugated_and_negated_columns_are_copied_by_value(lazy):
     source = lazy(torch.tensor([1 + 2j, 3 - 4j]))
     target = torch.zeros(2, dtype=source.dtype)
     copy_columns([target], [source])

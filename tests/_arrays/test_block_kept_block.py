@@ -24,7 +24,7 @@ def block():
     return made
 
 
-def test_what_is_shown_is_the_memory_that_is_written(block):
+def test_shown_rows_share_the_blocks_memory(block):
     rows = block.shown(PATHS)
     assert [tuple(row.shape) for row in rows[0]] == [(3, 2), (3,)]
     block.rows(("a",))[2].fill_(7.0)
@@ -52,7 +52,7 @@ def test_what_is_shown_is_the_memory_that_is_written(block):
 )
 @pytest.mark.parametrize("column", [0, 1])
 @pytest.mark.parametrize("t", [0, 3])
-def test_it_is_free_unless_somebody_has_a_part_of_it(block, take, column, t):
+def test_block_is_free_unless_a_view_is_kept(block, take, column, t):
     kept = take(block.shown(PATHS)[t][column])
     assert not block.is_free
     del kept
@@ -70,12 +70,12 @@ def test_it_is_free_unless_somebody_has_a_part_of_it(block, take, column, t):
         lambda row: setattr(row, "data", row.clone()),
     ],
 )
-def test_it_is_not_free_where_rows_are_not_as_they_were(block, change):
+def test_block_with_changed_rows_is_not_free(block, change):
     change(block.shown(PATHS)[2][0])
     assert not block.is_free
 
 
-def test_whoever_is_shown_other_columns_counts_too(block):
+def test_views_of_other_column_sets_count(block):
     kept = block.shown(PATHS)[0][0]
     assert block.shown(PATHS[:1])[0][0] is not kept
     assert not block.is_free
@@ -95,11 +95,11 @@ def test_whoever_is_shown_other_columns_counts_too(block):
         ({("a",): Field(torch.Size(()), None)}, 100, False),
     ],
 )
-def test_small_blocks_of_what_numpy_has_are_kept(fields, steps, kept):
+def test_only_small_blocks_of_numpy_dtypes_are_reused(fields, steps, kept):
     assert can_keep(Schema(fields), (3,), steps) is kept
 
 
-def test_it_outlives_inference_mode():
+def test_block_made_in_inference_mode_is_usable_outside_it():
     with torch.inference_mode():
         made = ReusableBlock(SCHEMA, (3,), 4)
         rows = made.shown(PATHS)

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
         (torch.device("cuda", 3), torch.device("cuda:3")),
     ],
 )
-def test_known(given: Any, expected: torch.device | None) -> None:
+def test_known_devices_are_normalised(given: Any, expected: torch.device | None) -> None:
     assert as_device(given) == expected
 
 
@@ -36,10 +36,10 @@ def test_an_accelerator_without_an_index_is_the_current_one(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("given", ["cup", "", "cuda:x", 1.5, object()])
-def test_unknown(given: Any) -> None:
+def test_unknown_devices_are_refused(given: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="device: torch doesn't know"):
         as_device(given)
 
 
-def test_where_columns_live() -> None:
+def test_columns_of_no_device_are_on_the_cpu() -> None:
     assert columns_device(None) == CPU and columns_device(torch.device("cuda:1")) == torch.device("cuda:1")

@@ -12,7 +12,7 @@ from gleanrl._arrays.devices import outside_graphs
 
 
 @pytest.mark.parametrize("torch_knows", [True, False])
-def test_compiled_programs_leave_their_graph_for_a_call(monkeypatch, torch_knows):
+def test_compiled_programs_break_their_graph_at_the_call(monkeypatch, torch_knows):
     if not torch_knows:  # torch before 2.7 has no such function
         monkeypatch.delattr(eval_frame, "set_code_exec_strategy")
     addresses, compiled = [], []
@@ -45,7 +45,7 @@ def test_compiled_programs_leave_their_graph_for_a_call(monkeypatch, torch_knows
     assert program(More(), tensor).tolist() == [4, 6, 8] and addresses[2:] == [tensor.data_ptr()]
 
 
-def test_elsewhere_the_method_is_the_very_one():
+def test_without_compiling_the_method_is_unchanged():
     def method(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 

@@ -7,5 +7,5 @@ import torch
 from gleanrl._arrays.dlpack import EXCHANGE
 
 
-def test_it_is_what_torch_offers_or_nothing():
+def test_exchange_api_is_torchs_or_none():
     assert EXCHANGE is None or EXCHANGE is torch.Tensor.__dlpack_c_exchange_api__

@@ -42,7 +42,7 @@ def ragged(*sizes: int) -> ObjectColumn:
 
 
 class TestObjects:
-    def test_each_object_stays_what_it_is(self) -> None:
+    def test_objects_are_kept_by_identity(self) -> None:
         objects = ObjectColumn.of(AWKWARD, (2, 5))
         assert objects.shape == (2, 5) and objects.ndim == 2 and objects.numel() == 10
         assert all(found is given for found, given in zip(objects.items(), AWKWARD, strict=True))
@@ -53,7 +53,7 @@ class TestObjects:
         )
 
     @pytest.mark.parametrize("item", AWKWARD, ids=str)
-    def test_rows_are_written_whole(self, item: Any) -> None:
+    def test_writes_replace_whole_rows(self, item: Any) -> None:
         column = ObjectColumn.blanks((2, 3))
         column.movedim(1, 0)[2][:1].copy_(ObjectColumn.of([item]))
         column[1, 1].copy_(ObjectColumn.of([item], ()))
@@ -71,7 +71,7 @@ class TestObjects:
         assert column.reshape(6).take(torch.tensor([5, 6, 0]), pad=True).items() == ["f", None, "a"]
         assert column.where(torch.tensor([[True], [False]]), copied).items() == ["a", "new", "c", *"def"]
 
-    def test_rows_by_a_mask(self) -> None:
+    def test_rows_are_selected_by_a_mask(self) -> None:
         objects = ObjectColumn.of(["a", "b", "c"])
         assert objects[torch.tensor([True, False, True])].items() == ["a", "c"]
         assert objects[np.array([2, 0])].items() == ["c", "a"]
@@ -92,13 +92,13 @@ class TestObjects:
         padded = ragged(2, 4).take(torch.tensor([2, 1]), pad=True).items()
         assert [item.shape for item in padded] == [(0, 0), (4, 3)]
 
-    def test_tensors_that_are_alike_are_one_entry(self) -> None:
+    def test_equal_shaped_tensors_become_one_tensor(self) -> None:
         rows = torch.arange(12.0).reshape(2, 3, 2, 1)
         assert torch.equal(as_entry(ObjectColumn.rows_of(rows, (2, 3))), rows)
         with pytest.raises(SchemaError, match="different shapes"):
             as_entry(ragged(2, 3))
 
-    def test_pickles(self) -> None:
+    def test_objects_survive_pickling(self) -> None:
         objects = pickle.loads(pickle.dumps(ragged(1, 2)))
         assert objects.equal(ragged(1, 2)) and objects.blank is not None
 
@@ -113,7 +113,7 @@ class TestTensorDicts:
         batch = TensorDict({"text": entry}, shape)
         assert as_leaf(batch.get("text")).shape == shape
 
-    def test_one_value_for_all(self) -> None:
+    def test_single_value_is_expanded_to_all_rows(self) -> None:
         assert non_tensors(NonTensorData("x", batch_size=[2, 2])).items() == ["x"] * 4
         assert as_entry(ObjectColumn.of(["x"], ())).data == "x"
         assert as_entry(torch.ones(1)) is not None and as_leaf(torch.ones(1)).shape == (1,)
@@ -121,7 +121,7 @@ class TestTensorDicts:
         assert non_tensors(stacked).array.tolist() == [["a", "b"], ["a", "c"]]
 
     @pytest.mark.parametrize("dim", [0, 1])
-    def test_stacks_of_unlike_tensors(self, dim: int) -> None:
+    def test_stacks_of_different_tensors_become_objects(self, dim: int) -> None:
         def env(base: int) -> Any:
             parts = [
                 TensorDict({"x": torch.full((base + t, 3), t), "s": f"{base}/{t}"}, []) for t in range(3)
@@ -148,14 +148,14 @@ class TestTensorDicts:
         assert lazy_leaf(LazyStackedTensorDict.lazy_stack([one, other]), "x", 2).field_shape == (-1,)
 
     @pytest.mark.parametrize("other", [torch.ones(2, 2), torch.ones(2, dtype=torch.int64)])
-    def test_more_than_sizes_differs(self, other: torch.Tensor) -> None:
+    def test_stacks_that_differ_in_more_than_sizes_are_refused(self, other: torch.Tensor) -> None:
         batch = LazyStackedTensorDict.lazy_stack([TensorDict({"x": torch.ones(1)}), TensorDict({"x": other})])
         with pytest.raises(
             SchemaError, match="'x': expected parts of a lazy stack that differ only in sizes"
         ):
             flatten(batch)
 
-    def test_members_of_one_record_are_alike(self) -> None:
+    def test_members_of_one_record_have_one_form(self) -> None:
         agents = LazyStackedTensorDict.lazy_stack(
             [TensorDict({"x": torch.ones(1)}), TensorDict({"x": torch.ones(2)})]
         )
@@ -164,7 +164,7 @@ class TestTensorDicts:
         ):
             flatten(TensorDict({"agents": agents}, []))
 
-    def test_layouts_put_records_together(self) -> None:
+    def test_builders_join_records_with_objects(self) -> None:
         layout = TensorDictBuilder(
             [("a",), ("g", "x"), ("g", "s")], lists=[("g", "x"), ("g", "s")], empty=[("e", "f")]
         )

@@ -12,7 +12,7 @@ def test_a_write_that_fits_has_one_span():
     assert placement.cursor == 7
 
 
-def test_a_write_that_ends_with_the_ring_doesnt_wrap():
+def test_write_that_ends_with_the_ring_has_one_span():
     placement = Placement(start=6, num_steps=4, skipped=0, evicted=0, length=10, capacity=10)
     assert placement.spans() == ((6, 10),)
     assert not placement.wraps

@@ -35,7 +35,7 @@ PRIVATE = [torch.uint4, torch.int4, torch.bits8, torch.bits16]
 by = both_ways(sample_tensors)  # allocated by the core or by NumPy
 
 
-def test_they_are_what_was_asked_for(by):
+def test_tensors_have_the_requested_form(by):
     tensors, addresses = maker(FORMS)()
     for tensor, address, (shape, dtype) in zip(tensors, addresses, FORMS, strict=True):
         assert type(tensor) is torch.Tensor and tensor.dtype == dtype and tensor.shape == shape
@@ -46,13 +46,13 @@ def test_they_are_what_was_asked_for(by):
 
 
 @pytest.mark.parametrize("dtype", PRIVATE)
-def test_dtypes_that_only_torch_knows(by, dtype):
+def test_dtypes_unknown_to_numpy_are_allocated(by, dtype):
     (tensor, other), (address, _) = maker([((3, 2), dtype), ((4,), torch.float32)])()
     assert tensor.dtype == dtype and tensor.shape == (3, 2) and tensor.data_ptr() == address
     assert other.dtype == torch.float32
 
 
-def test_each_has_memory_of_its_own_that_stays_while_anything_needs_it(by):
+def test_tensors_share_no_memory_and_keep_it_alive(by):
     make = maker([((100,), torch.int64)] * 2)
     made = [tensor for _ in range(20) for tensor in make()[0]]
     for number, tensor in enumerate(made):
@@ -67,7 +67,7 @@ def test_each_has_memory_of_its_own_that_stays_while_anything_needs_it(by):
     del others
 
 
-def test_writes_by_address(by):
+def test_writes_by_address_are_seen(by):
     (tensor,), (address,) = maker([((8,), torch.float64)])()
     array = np.arange(8.0)
 
@@ -75,7 +75,7 @@ def test_writes_by_address(by):
     assert tensor.tolist() == array.tolist()
 
 
-def test_modes_of_torch_change_nothing(by):
+def test_torch_modes_do_not_change_the_tensors(by):
     make = maker([((2,), torch.float32)])
     with torch.inference_mode(), torch.device("meta"):
         (tensor,), _ = make()
@@ -86,7 +86,7 @@ def test_modes_of_torch_change_nothing(by):
     assert tensor.zero_().requires_grad_().sum().backward() is None and tensor.grad.tolist() == [1.0, 1.0]
 
 
-def test_large_ones_come_from_the_pool(by):
+def test_large_tensors_come_from_the_pool(by):
     pool = BufferPool(min_bytes=4096)
     make = maker([((4096,), torch.uint8), ((4,), torch.bfloat16)], pool)
     (large, small), (at, _) = make()
@@ -95,7 +95,7 @@ def test_large_ones_come_from_the_pool(by):
     assert make()[1][0] == at, "its memory is used again"
 
 
-def test_memory_goes_back_from_any_thread(by):
+def test_memory_is_returned_from_any_thread(by):
     make = maker([((1 << 16,), torch.uint8)] * 4)
     made = []
 

@@ -44,12 +44,12 @@ def read(schema: Schema, data: Any) -> list[torch.Tensor]:
 
 class TestSchema:
     @pytest.mark.parametrize("size", SIZES, ids=str)
-    def test_of_a_batch(self, size: tuple[int, ...]) -> None:
+    def test_schema_is_read_from_a_batch(self, size: tuple[int, ...]) -> None:
         schema = Schema.of(batch(size))
         assert schema == Schema(FIELDS) and schema.items() == FIELDS and len(schema) == 4
         assert Schema.of(batch(size), exclude=[("image",)]).paths == tuple(FIELDS)[1:]
 
-    def test_lookups(self) -> None:
+    def test_fields_are_found_by_path(self) -> None:
         schema = Schema(FIELDS)
         assert schema.paths == tuple(FIELDS) == tuple(schema.items())
         assert ("done",) in schema and ("next",) not in schema and "done" not in schema
@@ -58,18 +58,18 @@ class TestSchema:
             schema.index(("reward",))
         assert schema.row_bytes == 4 + 4 + 2 + 1
 
-    def test_equality_ignores_the_order_and_nothing_else(self) -> None:
+    def test_equality_ignores_only_the_order(self) -> None:
         turned = Schema(dict(reversed(FIELDS.items())))
         assert turned == Schema(FIELDS) and hash(turned) == hash(Schema(FIELDS)) and Schema(FIELDS) != FIELDS
         for change in (Field(torch.Size([2]), torch.bool), Field(torch.Size([]), torch.uint8)):
             assert Schema({**FIELDS, ("done",): change}) != Schema(FIELDS)
 
-    def test_what_it_shows(self) -> None:
+    def test_repr_shows_paths_and_fields(self) -> None:
         assert str(FIELDS["image",]) == "(2, 2) uint8"
         assert "('next', 'reward'): (1,) float32" in repr(Schema(FIELDS))
 
     @pytest.mark.parametrize("size", [*SIZES, (0,)], ids=str)
-    def test_reading(self, size: tuple[int, ...]) -> None:
+    def test_leaves_are_read_in_order(self, size: tuple[int, ...]) -> None:
         data = batch(size)
         leaves = read(Schema(dict(reversed(FIELDS.items()))), data)
         assert all(leaf is data.get(path) for leaf, path in zip(leaves, reversed(FIELDS), strict=True))
@@ -102,11 +102,11 @@ class TestSchema:
             with pytest.raises(SchemaError, match=f"(?s)extend: key .*{message}"):
                 read(Schema(FIELDS), data)
 
-    def test_keys_come_first(self) -> None:
+    def test_missing_keys_are_reported_before_shapes(self) -> None:
         with pytest.raises(SchemaError, match=r"missing \['done'\]"):
             read(Schema(FIELDS), batch((2,)).exclude("done"))
 
-    def test_many_batch_sizes(self) -> None:
+    def test_many_batch_sizes_are_checked_correctly(self) -> None:
         schema = Schema(FIELDS)
         for size in [*range(100), *range(100)]:
             read(schema, batch((size,)))
@@ -118,14 +118,16 @@ class TestMemory:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3)], ids=str)
     @pytest.mark.parametrize("pooled", [False, True])
-    def test_allocation(self, dtype: torch.dtype, shape: tuple[int, ...], pooled: bool) -> None:
+    def test_allocated_tensors_have_the_requested_form(
+        self, dtype: torch.dtype, shape: tuple[int, ...], pooled: bool
+    ) -> None:
         pool = BufferPool(min_bytes=1) if pooled else None
         tensor = allocate(shape, dtype, None, pool)
         assert tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
         tensor.fill_(1)
         assert (tensor.to(torch.complex64) == 1).all() and not allocate(shape, dtype).is_shared()
 
-    def test_another_device(self) -> None:
+    def test_other_devices_are_allocated_by_torch(self) -> None:
         for shape in ((), (3, 2)):
             tensor = allocate(shape, torch.bfloat16, torch.device("meta"))
             assert tensor.device.type == "meta" and tensor.shape == shape and tensor.dtype == torch.bfloat16

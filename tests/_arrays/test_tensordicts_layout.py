@@ -30,7 +30,7 @@ from tests._arrays.test_tensordicts_tree import COLLECTIONS, PATHS, make
 
 class TestRead:
     @pytest.mark.parametrize("kind", COLLECTIONS)
-    def test_the_order_is_that_of_the_paths(self, kind: str) -> None:
+    def test_leaves_are_read_in_the_order_of_the_paths(self, kind: str) -> None:
         batch = COLLECTIONS[kind](make())
         paths = tuple(reversed(PATHS))
         leaves = TensorDictBuilder(paths).read(batch)
@@ -62,12 +62,12 @@ class TestRead:
             TensorDictBuilder(PATHS).read(batch, "extend")
         assert all(str(as_key(path)) in str(caught.value) for path in PATHS)
 
-    def test_a_string_where_a_tensor_was(self) -> None:
+    def test_string_in_place_of_a_tensor_is_read_as_an_object(self) -> None:
         layout = TensorDictBuilder(PATHS)
         leaf = layout.read(make().set(("b", "c"), NonTensorData("x", [2])))[PATHS.index(("b", "c"))]
         assert isinstance(leaf, ObjectColumn), "schemas tell whether that may be"
 
-    def test_groups_without_leaves_are_no_difference(self) -> None:
+    def test_empty_groups_are_ignored(self) -> None:
         batch = make()
         batch.set("empty", TensorDict({}, [2])).set(("b", "empty", "too"), TensorDict({}, [2]))
         leaves = TensorDictBuilder(PATHS).read(batch)
@@ -98,11 +98,11 @@ class TestBuild:
         built["b"].names = ["other"]
         assert built.names == ["time"]
 
-    def test_without_names_and_device(self) -> None:
+    def test_names_and_device_default_to_none(self) -> None:
         built = TensorDictBuilder(PATHS).build([torch.zeros(2)] * 5, torch.Size([2]))
         assert built.device is None and built.names == [None]
 
-    def test_a_built_batch_is_a_batch_like_any_other(self) -> None:
+    def test_built_batch_supports_all_operations(self) -> None:
         leaves = [torch.full((2, 3), float(k)) for k in range(5)]
         built = TensorDictBuilder(PATHS).build(leaves, torch.Size([2]))
         expected = make()
@@ -113,7 +113,7 @@ class TestBuild:
         with pytest.raises(RuntimeError):
             built.set("z", torch.ones(3))
 
-    def test_dict_batch(self) -> None:
+    def test_dict_batch_wraps_entries_without_copies(self) -> None:
         inner, leaf = make(), torch.ones(2, 3)
         entries = {"x": leaf, "y": inner}
         built = dict_batch(entries, torch.Size([2]))
@@ -124,7 +124,7 @@ class TestBuild:
         assert "z" not in entries
 
     @pytest.mark.parametrize("device", [None, torch.device("cpu")])
-    def test_dict_batch_sets_what_the_container_sets(self, device: Any) -> None:
+    def test_dict_batch_sets_the_containers_attributes(self, device: Any) -> None:
         size, names = torch.Size([2, 3]), [None, "time"]
         ours = dict_batch({"x": torch.ones(2, 3)}, size, device, names)
         theirs: Any = TensorDict._new_unsafe({}, batch_size=size, device=device, names=names, nested=False)
@@ -150,11 +150,11 @@ class TestLayout:
             [("x", "a"), ("y",), ("x", "a")],
         ],
     )
-    def test_paths_in_each_others_way(self, paths: list[Path]) -> None:
+    def test_nested_or_repeated_paths_are_refused(self, paths: list[Path]) -> None:
         with pytest.raises(SchemaError, match="expected each key once"):
             TensorDictBuilder(paths)
 
-    def test_nothing(self) -> None:
+    def test_builder_without_paths_reads_and_builds_nothing(self) -> None:
         layout = TensorDictBuilder([])
         assert layout.read(TensorDict({}, [2])) == [] and layout.build([], torch.Size([2])).is_empty()
 
@@ -181,7 +181,7 @@ def test_reading_succeeds_on_equal_key_sets_only(first: Any, second: Any) -> Non
             layout.read(batch)
 
 
-def test_groups_have_batch_sizes_of_their_own():
+def test_groups_may_have_longer_batch_sizes():
     sizes = {("a",): (3,), ("a", "b"): (3, 2), ("c",): ()}
     layout = TensorDictBuilder([("x",), ("a", "y"), ("a", "b", "z"), ("c", "w")], sizes)
     leaves = [torch.zeros(4), torch.zeros(4, 3), torch.zeros(4, 3, 2), torch.zeros(4)]
@@ -191,14 +191,14 @@ def test_groups_have_batch_sizes_of_their_own():
     assert layout == TensorDictBuilder(layout.paths) and layout.read(batch) == leaves
 
 
-def test_a_group_has_at_least_the_batch_size_of_the_one_around_it():
+def test_group_has_at_least_its_parents_batch_size():
     layout = TensorDictBuilder([("a", "b", "z")], {("a",): (3,), ("a", "b"): ()})
     batch = layout.build([torch.zeros(4, 3)], torch.Size([4]))
     assert batch["a"].batch_size == batch["a", "b"].batch_size == (4, 3)
 
 
 class TestAddEntries:
-    def test_entries_stand_beside_and_below_others(self) -> None:
+    def test_entries_are_added_at_every_level(self) -> None:
         batch = TensorDict({"a": torch.zeros(3), "b": {"c": torch.zeros(3)}}, [3])
         weight, flag = torch.rand(3), torch.ones(3, 1, dtype=torch.bool)
         add_entries(batch, {"w": weight, ("b", "d"): flag, ("new", "deep", "e"): flag, "a": weight}, 3)
@@ -207,7 +207,7 @@ class TestAddEntries:
         assert set(batch.keys(True, True)) == {"a", "w", ("b", "c"), ("b", "d"), ("new", "deep", "e")}
         assert batch["new"].batch_size == batch["new", "deep"].batch_size == (3,)
 
-    def test_a_key_of_another_class_of_strings_is_one_key(self) -> None:
+    def test_key_of_a_str_subclass_is_one_key(self) -> None:
         class Name(str):
             """A subclass of str, for example a member of an enumeration."""
 
@@ -215,7 +215,7 @@ class TestAddEntries:
         add_entries(batch, {Name("ab"): torch.ones(3)}, 3)
         assert set(batch.keys(True, True)) == {("a", "c"), "ab"}
 
-    def test_a_group_that_was_a_leaf(self) -> None:
+    def test_group_replaces_a_leaf(self) -> None:
         batch = TensorDict({"b": torch.zeros(3)}, [3])
         add_entries(batch, {("b", "c"): torch.ones(3)}, 3)
         assert set(batch.keys(True, True)) == {("b", "c")}
@@ -241,7 +241,7 @@ class TestAddEntries:
     @pytest.mark.parametrize(
         "batch", [TensorDict({}, [2]), TensorDict({}, []), torch.zeros(3), [1, 2, 3], None], ids=repr
     )
-    def test_what_holds_other_rows(self, batch: Any) -> None:
+    def test_batch_of_other_rows_is_refused(self, batch: Any) -> None:
         with pytest.raises(SchemaError, match="'w'.* can't be added .* expected a TensorDict of 3 rows"):
             add_entries(batch, {"w": torch.ones(3)}, 3)
 
@@ -257,7 +257,7 @@ class TestShallowCopy:
         found["w"] = torch.zeros(2)
         assert set(batch.keys(True, True)) == {"x", ("group", "y")}  # the keys of tensors only
 
-    def test_others_copy_themselves(self) -> None:
+    def test_other_collections_use_their_own_copy(self) -> None:
         stack = LazyStackedTensorDict(TensorDict({"x": torch.zeros(2)}), TensorDict({"x": torch.zeros(3)}))
         found = shallow_copy(stack)
         assert type(found) is LazyStackedTensorDict and found is not stack

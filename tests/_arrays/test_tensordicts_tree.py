@@ -65,18 +65,18 @@ class TestKeys:
             ((("a", ("b",)), "c"), ("a", "b", "c"), ("a", "b", "c")),
         ],
     )
-    def test_paths(self, key: Any, path: Path, spelling: Any) -> None:
+    def test_keys_and_paths_convert(self, key: Any, path: Path, spelling: Any) -> None:
         assert as_path(key) == path and as_key(path) == spelling
 
     @pytest.mark.parametrize("key", [3, (), None, ["a"], ("a", 3)])
-    def test_no_key(self, key: Any) -> None:
+    def test_values_other_than_keys_raise(self, key: Any) -> None:
         with pytest.raises(SchemaError, match="a string or a tuple of strings"):
             as_path(key)
 
     @pytest.mark.parametrize(
         ("path", "private"), [(("a",), False), (("_a",), True), (("a", "_b"), True), (("a_", "b_"), False)]
     )
-    def test_private(self, path: Path, private: bool) -> None:
+    def test_leading_underscores_are_private(self, path: Path, private: bool) -> None:
         assert is_private(path) is private
 
 
@@ -87,14 +87,14 @@ class TestLeaves:
         assert all(leaf is batch.get(as_key(path)) for path, leaf in flatten(batch).items())
         assert flatten(TensorDict({"empty": TensorDict({}, [])}, [])) == {}
 
-    def test_other_collections(self) -> None:
+    def test_other_collections_are_flattened(self) -> None:
         lazy = LazyStackedTensorDict.lazy_stack([make(), make()], 0)
         assert {path: leaf.shape for path, leaf in iter_leaves(lazy)} == dict.fromkeys(PATHS, (2, 2, 3))
         assert list(flatten(TensorDict({"r": Record(a=torch.ones(2), batch_size=[2])}, [2]))) == [("r", "a")]
 
     @pytest.mark.parametrize("value", [NonTensorData("x", [2]), NonTensorStack("x", "y")])
     @pytest.mark.parametrize("key", ["text", ("b", "text")])
-    def test_strings_are_objects(self, value: Any, key: Any) -> None:
+    def test_strings_become_object_columns(self, value: Any, key: Any) -> None:
         leaf = flatten(make().set(key, value))[as_path(key)]
         assert isinstance(leaf, ObjectColumn) and leaf.items() == (
             ["x", "x"] if type(value) is NonTensorData else ["x", "y"]
@@ -115,32 +115,32 @@ COLLECTIONS: dict[str, Callable[[TensorDict], Any]] = {
 }
 
 
-def test_the_outermost_groups() -> None:
+def test_outermost_drops_nested_groups() -> None:
     assert outermost([("a",), (), ("a", "b")]) == [()]
     assert outermost([("a", "b"), ("c",), ("a", "d"), ("c", "e"), ("c",)]) == [("a", "b"), ("c",), ("a", "d")]
     assert outermost([]) == []
 
 
 class TestPutLeaf:
-    def test_on_every_level(self) -> None:
+    def test_leaves_are_put_at_every_level(self) -> None:
         batch = TensorDict({"a": torch.zeros(2), "group": {}}, [2])
         for path in (("a",), ("group", "b"), ("new", "c")):
             put_leaf(batch, path, value := torch.ones(2))
             assert batch.get(path) is value
         assert batch.get("new").batch_size == batch.batch_size
 
-    def test_what_is_no_tensor(self) -> None:
+    def test_non_tensors_are_put(self) -> None:
         batch = TensorDict({}, [2])
         put_leaf(batch, ("text",), "left")
         put_leaf(batch, ("group",), {"a": torch.ones(2)})
         assert batch["text"] == "left" and batch["group", "a"].sum() == 2
 
-    def test_into_a_lazy_stack(self) -> None:
+    def test_leaves_are_put_into_a_lazy_stack(self) -> None:
         batch = lazy_stack([TensorDict({"a": torch.zeros(3)}), TensorDict({"a": torch.zeros(3)})])
         put_leaf(batch, ("a",), torch.ones(2, 3))
         assert all(part["a"].sum() == 3 for part in batch.tensordicts)
 
-    def test_the_containers_checks(self) -> None:
+    def test_checks_of_the_container_apply(self) -> None:
         with pytest.raises(RuntimeError, match="batch dimension mismatch"):
             put_leaf(TensorDict({}, [2]), ("a",), torch.ones(3))
         with pytest.raises(RuntimeError, match="locked"):
@@ -150,7 +150,7 @@ class TestPutLeaf:
         assert batch["a"].is_meta
 
 
-def test_lazy_stacks_of_unlike_parts_are_refused():
+def test_lazy_stacks_of_different_parts_are_refused():
     parts = [TensorDict({"x": torch.zeros(2)}), TensorDict({"x": torch.zeros(2), "y": torch.zeros(1)})]
     with pytest.raises(SchemaError, match=r"extend: .* part 1 differs from the first one in \['y'\]"):
         check_uniform(lazy_stack(parts), "extend")

@@ -27,7 +27,7 @@ from gleanrl._os.threads import Job
 from gleanrl.errors import CheckpointError, UnsupportedError
 
 
-def test_done_and_waited_for(tmp_path: Path) -> None:
+def test_dump_reports_its_end(tmp_path: Path) -> None:
     leave = threading.Event()
     with fault_points.inject({"fs.rename": leave.wait}):
         dump = Dump(Folder(tmp_path), "thing", {"a": 1}, 1)
@@ -38,7 +38,7 @@ def test_done_and_waited_for(tmp_path: Path) -> None:
     assert Folder(tmp_path).load().state == {"a": 1}
 
 
-def test_the_place_is_the_one_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_folder_is_resolved_at_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "there")
@@ -52,7 +52,7 @@ def test_the_place_is_the_one_that_was_named(tmp_path: Path, monkeypatch: pytest
     assert Folder(tmp_path / "there" / "folder").load().state == {"a": 1}
 
 
-def test_the_end_is_waited_for_whatever_it_is(tmp_path: Path) -> None:
+def test_end_waits_for_success_and_failure(tmp_path: Path) -> None:
     dump = Dump(Folder(tmp_path / "a"), "thing", {"a": 1}, 1)
     dump.end()
     assert dump.done()
@@ -78,11 +78,11 @@ def rests(tmp_path: Path, state: Any) -> list[float]:
     return fake.slept
 
 
-def test_it_rests_most_of_the_time(tmp_path: Path) -> None:
+def test_background_dump_pauses_most_of_the_time(tmp_path: Path) -> None:
     rests(tmp_path, {"a": torch.ones(10 << 20)})
 
 
-def test_it_rests_where_somebody_else_writes_a_file(tmp_path: Path) -> None:
+def test_background_dump_pauses_while_a_callback_writes(tmp_path: Path) -> None:
     def write(file: BinaryIO) -> None:
         data = np.random.default_rng(0).integers(0, 255, 1 << 20, np.uint8)
         for _ in range(20):
@@ -95,7 +95,7 @@ def test_it_rests_where_somebody_else_writes_a_file(tmp_path: Path) -> None:
     assert written.read_bytes() == again.read_bytes()
 
 
-def test_it_writes_a_little_at_a_time(tmp_path: Path) -> None:
+def test_background_dump_writes_in_small_pieces(tmp_path: Path) -> None:
     state = {"a": torch.ones(1 << 20)}
     with fault_points.inject({}) as visits:
         assert Dump(Folder(tmp_path), "thing", state, 1).wait(60)
@@ -103,7 +103,7 @@ def test_it_writes_a_little_at_a_time(tmp_path: Path) -> None:
     assert torch.equal(Folder(tmp_path).load().state["a"], state["a"])
 
 
-def test_who_waits_for_it_lets_it_hurry(tmp_path: Path) -> None:
+def test_waiting_caller_ends_the_pauses(tmp_path: Path) -> None:
     state, fake, leave = {"a": torch.ones(10 << 20)}, FakeClock(), threading.Event()
     with clock.use(fake), fault_points.inject({"fs.lock": leave.wait}):
         dump = Dump(Folder(tmp_path), "thing", state, 1)
@@ -124,7 +124,7 @@ def frames_of(thread: threading.Thread) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def test_an_error_is_told_once_unless_asked_for(tmp_path: Path) -> None:
+def test_error_is_raised_once_by_settle_and_always_by_wait(tmp_path: Path) -> None:
     for first in ("wait", "settle"):
         dump = Dump(Folder(tmp_path), "thing", object(), 1)
         for _ in range(2 if first == "wait" else 1):
@@ -134,7 +134,7 @@ def test_an_error_is_told_once_unless_asked_for(tmp_path: Path) -> None:
         assert dump.done()
 
 
-def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:
+def test_forked_child_does_not_wait_for_the_dump(tmp_path: Path) -> None:
     leave = threading.Event()
     with fault_points.inject({"fs.rename": leave.wait}):
         dump = Dump(Folder(tmp_path), "thing", {"a": 1}, 1)
@@ -160,7 +160,7 @@ buffer.dumps(sys.argv[1], wait=False)
 """
 
 
-def test_the_end_of_the_program_waits(tmp_path: Path) -> None:
+def test_program_waits_for_the_dump_at_exit(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", AT_THE_END, str(tmp_path)], capture_output=True, text=True, check=False
     )

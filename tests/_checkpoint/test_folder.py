@@ -43,7 +43,7 @@ def checkpoints(path: Path) -> list[str]:
     return sorted(name for name in os.listdir(path) if name != "LOCK")
 
 
-def test_the_newest_is_loaded_and_older_ones_go(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_loaded_and_older_ones_are_removed(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "a" / "b")
     with pytest.raises(IncompleteCheckpointError, match="no complete checkpoint"):
         folder.load()
@@ -57,7 +57,7 @@ def test_the_newest_is_loaded_and_older_ones_go(tmp_path: Path) -> None:
     assert read(place)[1]["number"] == 4
 
 
-def test_a_damaged_one_is_skipped_with_a_word(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for number in range(3):
         newest = folder.commit("thing", state(number), keep=3)
@@ -72,7 +72,7 @@ def test_a_damaged_one_is_skipped_with_a_word(tmp_path: Path) -> None:
         folder.load()
 
 
-def test_a_folder_keeps_to_one_kind(tmp_path: Path) -> None:
+def test_folder_holds_one_kind_of_state(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.commit("thing", state(1))
     with pytest.raises(
@@ -104,7 +104,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def test_what_this_process_wrote_last_is_known(tmp_path: Path, parsed: list[Path]) -> None:
+def test_last_commit_of_this_process_is_cached(tmp_path: Path, parsed: list[Path]) -> None:
     for number in range(3):
         place = Folder(tmp_path).commit("thing", {"large": LARGE, "number": number}, keep=5)
         assert links(place) == [number + 1] and not parsed
@@ -115,7 +115,7 @@ def test_what_this_process_wrote_last_is_known(tmp_path: Path, parsed: list[Path
     assert found.state["number"] == 3 and torch.equal(found.state["large"], LARGE)
 
 
-def test_it_is_believed_of_the_same_place_only(tmp_path: Path, parsed: list[Path]) -> None:
+def test_cache_applies_to_the_same_path_only(tmp_path: Path, parsed: list[Path]) -> None:
     place = Folder(tmp_path).commit("thing", {"large": LARGE})
     other = tmp_path / f"ckpt-00000009-{'0' * 32}"
     shutil.copytree(place, other)
@@ -123,7 +123,7 @@ def test_it_is_believed_of_the_same_place_only(tmp_path: Path, parsed: list[Path
     assert parsed == [other] and links(place) == [1] and links(last) == links(other) == [2]
 
 
-def test_it_is_believed_while_the_manifest_is_what_was_written(tmp_path: Path, parsed: list[Path]) -> None:
+def test_changed_manifest_invalidates_the_cache(tmp_path: Path, parsed: list[Path]) -> None:
     place = Folder(tmp_path).commit("thing", {"large": LARGE})
     manifest = place / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-1] + b" ")
@@ -132,7 +132,7 @@ def test_it_is_believed_while_the_manifest_is_what_was_written(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("numbers", [[False, True], [0, 0], [-1, 0], [0]])
-def test_a_commit_upon_a_forged_one_can_be_loaded(
+def test_commit_after_a_forged_checkpoint_can_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[Any]
 ) -> None:
     monkeypatch.setattr(module, "_written", {})
@@ -148,7 +148,7 @@ def test_a_commit_upon_a_forged_one_can_be_loaded(
         assert torch.equal(found["a"], LARGE) and torch.equal(found["b"], LARGE + 1)
 
 
-def test_a_state_within_itself_is_refused(tmp_path: Path) -> None:
+def test_self_referencing_state_is_refused(tmp_path: Path) -> None:
     for value in ([1], {"a": 1}):
         inner: Any = value
         inner.append(inner) if isinstance(inner, list) else inner.update(b=inner)
@@ -157,9 +157,7 @@ def test_a_state_within_itself_is_refused(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == []
 
 
-def test_what_is_remembered_is_forgotten_while_others_note_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_is_bounded_under_concurrent_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_written", {})
     monkeypatch.setattr(module, "_REMEMBERED", 1)
     earlier, paths = Earlier(tmp_path, "thing", (), (), ()), [tmp_path / str(n) for n in range(40)]
@@ -172,7 +170,7 @@ def test_what_is_remembered_is_forgotten_while_others_note_theirs(
     assert len(module._written) <= 8
 
 
-def test_only_a_few_folders_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_holds_a_few_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_written", {})
     folders = [Folder(tmp_path / str(number)) for number in range(module._REMEMBERED + 3)]
     for folder in (*folders, folders[5]):
@@ -195,7 +193,7 @@ def test_a_load_finds_the_newer_checkpoint_where_a_dump_removes_the_listed_one(
         assert found.state["number"] == 1 and not found.skipped
 
 
-def test_a_load_beside_a_dump_still_reports_a_damaged_checkpoint(tmp_path: Path) -> None:
+def test_load_during_a_dump_reports_a_damaged_checkpoint(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
 
     def replace() -> None:
@@ -227,7 +225,7 @@ def test_checkpoints_after_a_number_of_nines_are_loaded_and_kept(tmp_path: Path,
         )
 
 
-def test_digits_of_other_scripts_number_no_checkpoint(tmp_path: Path) -> None:
+def test_names_with_digits_of_other_scripts_are_ignored(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.commit("thing", state(0)).rename(tmp_path / f"ckpt-{chr(0x0669) * 8}-{'0' * 32}")
     with pytest.raises(IncompleteCheckpointError):
@@ -244,7 +242,7 @@ def test_paths_and_choices_are_checked(tmp_path: Path) -> None:
     assert Folder(".").path == Path.cwd()
 
 
-def test_leftovers_are_collected_and_strangers_stay(tmp_path: Path) -> None:
+def test_leftovers_are_removed_and_other_files_are_kept(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     (tmp_path / f"tmp-{'0' * 32}").mkdir()
     (tmp_path / f"trash-{'1' * 32}").mkdir()
@@ -287,7 +285,7 @@ KINDS = ("directory", "link", "pipe", "socket")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_lock_that_is_no_plain_file_is_named(tmp_path: Path, kind: str) -> None:
+def test_lock_that_is_not_a_plain_file_is_named(tmp_path: Path, kind: str) -> None:
     special(tmp_path / "LOCK", kind)
     with pytest.raises(CheckpointError, match=f"{tmp_path}/LOCK: expected the plain file.*remove it"):
         Folder(tmp_path).commit("thing", state(0))
@@ -295,7 +293,7 @@ def test_a_lock_that_is_no_plain_file_is_named(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_others_that_are_called_like_ours_neither_stop_a_dump_nor_a_load(tmp_path: Path, kind: str) -> None:
+def test_special_files_with_checkpoint_names_stop_neither_dump_nor_load(tmp_path: Path, kind: str) -> None:
     names = [f"records.h5.tmp-{'0' * 32}", f"tmp-{'0' * 32}", f"ckpt-00000007-{'0' * 32}", "manifest.json"]
     for name in names:
         special(tmp_path / name, kind)
@@ -309,7 +307,7 @@ def test_others_that_are_called_like_ours_neither_stop_a_dump_nor_a_load(tmp_pat
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["manifest.json", "000000.bin"])
-def test_a_part_of_a_checkpoint_that_is_no_plain_file_is_damage(tmp_path: Path, kind: str, name: str) -> None:
+def test_special_file_in_a_checkpoint_is_damage(tmp_path: Path, kind: str, name: str) -> None:
     folder = Folder(tmp_path)
     place = folder.commit("thing", {"large": LARGE})
     (place / name).unlink()
@@ -345,7 +343,7 @@ def test_a_folder_of_another_library_is_named(tmp_path: Path) -> None:
         Folder(Folder(tmp_path).commit("thing", state(0))).load()
 
 
-def test_links_are_no_checkpoints_and_go_when_it_is_their_turn(tmp_path: Path) -> None:
+def test_links_are_ignored_and_removed_in_their_order(tmp_path: Path) -> None:
     folder, away = Folder(tmp_path / "a"), Folder(tmp_path / "b").commit("thing", state(5))
     folder.commit("thing", state(0))
     (folder.path / f"ckpt-00000007-{'0' * 32}").symlink_to(away)
@@ -379,7 +377,7 @@ def acts(tmp_path: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_an_act_that_fails_leaves_the_earlier_one_and_nothing_else(tmp_path: Path, code: int) -> None:
+def test_failing_operation_leaves_only_the_earlier_checkpoint(tmp_path: Path, code: int) -> None:
     counted = acts(tmp_path)
     assert {
         "fs.make_dir",
@@ -452,7 +450,7 @@ print(len(outcomes), sum(outcomes))
 
 
 @pytest.mark.slow
-def test_a_kill_at_every_act_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_kill_at_every_operation_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -461,7 +459,7 @@ def test_a_kill_at_every_act_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     assert kills >= 12 and 0 < after < kills
 
 
-def test_a_reader_whose_checkpoints_are_always_replaced_says_to_keep_more(tmp_path: Path) -> None:
+def test_load_of_constantly_replaced_checkpoints_advises_to_keep_more(tmp_path: Path) -> None:
     folder, numbers = Folder(tmp_path), itertools.count(1)
     folder.commit("thing", state(0))
 
@@ -475,7 +473,7 @@ def test_a_reader_whose_checkpoints_are_always_replaced_says_to_keep_more(tmp_pa
     assert next(numbers) == 101
 
 
-def test_a_lock_that_the_operating_system_refuses_is_not_called_another_kind_of_file(tmp_path: Path) -> None:
+def test_refused_lock_is_not_reported_as_a_special_file(tmp_path: Path) -> None:
     refused = OSError(errno.EINVAL, "Invalid argument")
     with (
         fault_points.inject({"fs.lock": refused}),

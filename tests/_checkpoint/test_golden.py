@@ -23,7 +23,7 @@ def test_checkpoints_of_earlier_releases_load(version: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for version, name in CASES if version == f"{FORMAT}"])
-def test_those_of_the_newest_format_hold_all_state(name: str) -> None:
+def test_checkpoints_of_the_newest_format_hold_all_state(name: str) -> None:
     made, same = SPECIMENS[name](), filled(name)
     made.loads(GOLDEN / f"{FORMAT}" / name.replace(" ", "-"))
     assert without_names(made.state_dict()) == without_names(same.state_dict())
@@ -40,11 +40,11 @@ def without_names(state: object) -> object:
     return as_values(state)
 
 
-def test_there_are_some_of_the_newest_format() -> None:
+def test_newest_format_has_a_checkpoint_of_every_specimen() -> None:
     assert set(EXPECTED[f"{FORMAT}"]) == set(SPECIMENS)
 
 
-def test_what_is_there_stays(tmp_path: Path) -> None:
+def test_existing_golden_folder_is_not_overwritten(tmp_path: Path) -> None:
     add(tmp_path / "new")
     assert set(json.loads((tmp_path / "new" / "records.json").read_text())) == set(SPECIMENS)
     with pytest.raises(SystemExit, match="isn't changed"):

@@ -60,7 +60,7 @@ def test_files_are_flushed_between_pieces(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"chunks": (7, 3)}])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32])
-def test_what_is_made_piece_by_piece_comes_back(
+def test_arrays_made_in_pieces_are_restored(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(hdf5, "LARGE_BYTES", 100)
@@ -72,7 +72,7 @@ def test_what_is_made_piece_by_piece_comes_back(
         assert torch.equal(state["a"], column) and torch.equal(found["x"], column)
 
 
-def test_what_cant_be_saved_is_refused() -> None:
+def test_unsupported_values_are_refused() -> None:
     with pytest.raises(CheckpointError, match="object"):
         encoded({"a": object()}, {}, {})
 
@@ -119,7 +119,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_leads_elsewhere_is_refused(change: str) -> None:
+def test_links_and_changed_structures_are_refused(change: str) -> None:
     with pytest.raises(CorruptCheckpointError):
         decoded(changed(CHANGES[change]))
 

@@ -65,22 +65,22 @@ def test_rows_and_large_arrays_are_found_in_order() -> None:
         {"rows": 10**15},
     ],
 )
-def test_what_isnt_right_is_no_table(wrong: Any) -> None:
+def test_invalid_rows_provide_no_table(wrong: Any) -> None:
     assert earlier({**ROWS, **wrong}).table(0, LAYOUT) is None
 
 
 @pytest.mark.parametrize("pieces", [None, [[]], [[0, 0, "x"]]])
-def test_what_isnt_right_is_no_array(pieces: Any) -> None:
+def test_invalid_places_provide_no_array(pieces: Any) -> None:
     assert arrays_of(earlier({"$tensor": pieces})) == []
 
 
 @pytest.mark.parametrize("number", [9, -1, -3, True, 3.0, "3", None, 2**70])
-def test_what_stands_in_no_extent_is_never_the_same(number: Any) -> None:
+def test_arrays_outside_extents_are_not_linked(number: Any) -> None:
     wrong = {**ARRAY, "$tensor": [[number, 0, LARGE_BYTES // 2], [4, 0, LARGE_BYTES // 2]]}
     assert arrays_of(earlier(wrong, ARRAY)) == [[], [*EXTENTS][3:]]
 
 
-def test_what_stands_where_something_else_does_is_none() -> None:
+def test_overlapping_entries_are_used_once() -> None:
     found = earlier(ROWS, ARRAY, {**ROWS, "id": "1" * 32}, {**ARRAY, "$tensor": ARRAY["$tensor"][::-1]})
     assert arrays_of(found) == [[*EXTENTS][3:], []] and found.table(1, LAYOUT) is None
     twice = [[3, 0, LARGE_BYTES // 2], [3, 0, LARGE_BYTES // 2]]
@@ -92,7 +92,7 @@ def kept(sizes: list[int], needed: dict[int, int], total: int) -> set[int]:
     return Earlier(Path("nowhere"), "thing", files, (), ()).worth_keeping(needed, total)
 
 
-def test_files_with_much_garbage_are_written_anew() -> None:
+def test_files_with_much_garbage_are_rewritten() -> None:
     assert kept([100, 100], {0: 100, 1: 1}, 200) == {0, 1}  # 99 of 200 bytes are garbage
     assert kept([100, 100], {0: 100, 1: 1}, 190) == {0}
     assert kept([100, 100], {0: 100}, 100) == {0}  # a file without needed bytes isn't linked anyway
@@ -112,7 +112,7 @@ def test_many_small_files_become_one() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 1_000), st.integers(1, 1_000)), max_size=60), st.integers(0, 10_000))
-def test_there_is_never_much_garbage(files: list[tuple[int, int]], more: int) -> None:
+def test_kept_garbage_is_bounded(files: list[tuple[int, int]], more: int) -> None:
     needed = {number: min(one, other) for number, (one, other) in enumerate(files)}
     sizes, total = [max(file) for file in files], sum(needed.values()) + more
     found = kept(sizes, needed, total)

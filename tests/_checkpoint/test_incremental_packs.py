@@ -33,7 +33,7 @@ def test_a_pack_is_written_until_it_is_full(tmp_path: Path) -> None:
     assert (tmp_path / "manifest.json").read_bytes() == b"{}" and not open_in(tmp_path)
 
 
-def test_nobody_gets_a_pack_that_somebody_has(tmp_path: Path) -> None:
+def test_pack_has_one_user_at_a_time(tmp_path: Path) -> None:
     packs = Packs(tmp_path, None)
     with ExitStack() as held:
         each = [held.enter_context(packs.pack(10)) for _ in range(3)]
@@ -47,7 +47,7 @@ def test_nobody_gets_a_pack_that_somebody_has(tmp_path: Path) -> None:
     assert (tmp_path / "000001.bin").read_bytes().startswith(b"abxyz")
 
 
-def test_what_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_named_files_get_unique_names(tmp_path: Path) -> None:
     packs = Packs(tmp_path, None)
 
     def fill(file: NewFile) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def test_each_file_is_linked_once_and_refusals_are_known(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_UNSYNCED", 3), ("_UNSYNCED_BYTES", 25)])
-def test_much_is_synced_on_the_way(
+def test_full_packs_are_synced_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     monkeypatch.setattr(module, limit, value)

@@ -37,7 +37,7 @@ def body(**changes: Any) -> dict[str, Any]:
     return {**found, **changes}
 
 
-def test_there_and_back() -> None:
+def test_manifest_survives_a_round_trip() -> None:
     assert Manifest.decoded(MADE.encoded()) == MADE
     assert Manifest.decoded(signed(body())) == MADE
 
@@ -64,7 +64,7 @@ TWICE = ((0, 0, 5, 0, 4, 2), (0, 0, 10, 0, 9, 1), (0, 3, 4, 0, 0, 10), (0, 0, 5,
 ONE = {"files": [{"name": "000000.bin", "size": 10}], "crc32": table(5, dtype="<u4")}
 
 
-def test_one_extent() -> None:
+def test_manifest_with_one_or_no_extent_decodes() -> None:
     found = Manifest.decoded(signed(body(**ONE, extents=table(0, 2, 8))))
     assert [*found.extents] == [Extent(0, 2, 8, (5,))]
     assert len(Manifest.decoded(signed(body(files=[], extents="", crc32=""))).extents) == 0
@@ -103,7 +103,7 @@ def test_one_extent() -> None:
         {"format": -1},
     ],
 )
-def test_what_is_signed_is_checked_all_the_same(changes: dict[str, Any]) -> None:
+def test_invalid_manifest_with_a_correct_hash_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(CorruptCheckpointError, match="manifest"):
         Manifest.decoded(signed(body(**changes)))
 
@@ -124,14 +124,14 @@ def test_a_later_format_is_named() -> None:
         b'{"sha256":"%s"}',
     ],
 )
-def test_damaged_json(text: bytes) -> None:
+def test_invalid_json_is_refused(text: bytes) -> None:
     text = text.replace(b"%s", b"0" * 64)
     data = text.replace(b"0" * 64, hashlib.sha256(text).hexdigest().encode(), 1)
     with pytest.raises(CheckpointError):
         Manifest.decoded(data)
 
 
-def test_a_manifest_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_manifest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 10)
     with pytest.raises(CorruptCheckpointError, match="more than 10 bytes"):
         Manifest.decoded(MADE.encoded())

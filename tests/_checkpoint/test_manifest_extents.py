@@ -22,7 +22,7 @@ def extents(draw: st.DrawFn, most: int = 8) -> list[Extent]:
 
 
 @given(extents())
-def test_a_table_is_what_it_was_made_of(each: list[Extent]) -> None:
+def test_table_equals_its_extents(each: list[Extent]) -> None:
     table = Extents.of(iter(each))
     assert [*table] == each and len(table) == len(each) and [table[n] for n in range(len(each))] == each
     assert table.files.tolist() == [extent.file for extent in each]
@@ -31,7 +31,7 @@ def test_a_table_is_what_it_was_made_of(each: list[Extent]) -> None:
 
 
 @given(extents(), st.data())
-def test_any_of_them_in_other_files(each: list[Extent], data: st.DataObject) -> None:
+def test_taken_extents_move_to_other_files(each: list[Extent], data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.sampled_from(range(len(each))))) if each else []
     files = np.array([5, 0, 9, 2])
     found = Extents.of(each).take(np.array(numbers, np.int64)).within(files)
@@ -39,7 +39,7 @@ def test_any_of_them_in_other_files(each: list[Extent], data: st.DataObject) -> 
 
 
 @given(extents(), st.randoms(use_true_random=False))
-def test_parts_are_put_together(each: list[Extent], random: object) -> None:
+def test_tables_are_concatenated(each: list[Extent], random: object) -> None:
     numbers = [*range(len(each))]
     random.shuffle(numbers)  # type: ignore[attr-defined]
     cut = len(numbers) // 3
@@ -54,7 +54,7 @@ def test_parts_are_put_together(each: list[Extent], random: object) -> None:
             Extents.together(wrong, count)
 
 
-def test_others_are_others() -> None:
+def test_different_tables_are_unequal() -> None:
     one = Extent(0, 0, 5, (7,))
     table = Extents.of([one])
     assert table == Extents.of([one]) and table != Extents.of([one, one]) and table != [one]

@@ -17,13 +17,13 @@ STEPS = {
 }
 
 
-def test_steps_follow_each_other() -> None:
+def test_migrations_run_step_by_step() -> None:
     assert migrated({"format": 1, "a": 4}, 3, STEPS, "it") == {"format": 3, "c": 50}
     assert migrated({"format": 2, "b": 4}, 3, STEPS, "it") == {"format": 3, "c": 40}
     assert migrated({"format": 3, "c": 4}, 3, STEPS, "it") == {"format": 3, "c": 4}
 
 
-def test_what_no_step_leads_from_is_refused_by_name() -> None:
+def test_unknown_formats_are_refused_by_number() -> None:
     with pytest.raises(
         IncompatibleCheckpointError, match="it: expected format 3 or an earlier one, got 4: a later release"
     ):
@@ -35,7 +35,7 @@ def test_what_no_step_leads_from_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "tree", [{}, {"format": "1"}, {"format": True}, {"format": -1}, {"format": 1}, {"format": 1, "a": "x"}]
 )
-def test_what_a_step_stumbles_over_is_damage(tree: dict[str, Any]) -> None:
+def test_error_in_a_migration_is_damage(tree: dict[str, Any]) -> None:
     with pytest.raises(CorruptCheckpointError, match="it: "):
         migrated(tree, 3, STEPS, "it")
 
@@ -56,7 +56,7 @@ KINDS = {
 """The kinds of values that each format of manifests adds to the format before it."""
 
 
-def test_a_kind_of_value_more_makes_another_format() -> None:
+def test_new_kind_of_value_needs_a_new_format() -> None:
     """An older library must report a later format instead of a damaged checkpoint."""
     assert {f"${kind}" for kinds in KINDS.values() for kind in kinds} == set(tree_codec._MAKERS)
     assert max(KINDS) == manifest.FORMAT

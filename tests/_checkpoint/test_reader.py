@@ -66,7 +66,7 @@ def test_a_block_is_named(tmp_path: Path) -> None:
         arrays_from(FileReader(tmp_path, files, extents, True), [place], [data.size])
 
 
-def test_what_nothing_asks_for_is_compared_too(tmp_path: Path) -> None:
+def test_unrequested_bytes_are_verified_too(tmp_path: Path) -> None:
     _, files, _ = written(tmp_path)
     flip(tmp_path / NAME, 100)
     reader = FileReader(tmp_path, *files, True)
@@ -74,7 +74,7 @@ def test_what_nothing_asks_for_is_compared_too(tmp_path: Path) -> None:
         reader.finish(rows=True)
 
 
-def test_other_sizes_missing_files_and_links_are_found_without_checksums(tmp_path: Path) -> None:
+def test_wrong_sizes_missing_files_and_links_are_found_without_checksums(tmp_path: Path) -> None:
     _, files, _ = written(tmp_path)
     path = tmp_path / NAME
     content = path.read_bytes()
@@ -106,7 +106,7 @@ def test_other_sizes_missing_files_and_links_are_found_without_checksums(tmp_pat
         [[0, 0, 4]],
     ],
 )
-def test_places_that_arent_there(tmp_path: Path, place: Any) -> None:
+def test_places_outside_the_files_are_refused(tmp_path: Path, place: Any) -> None:
     _, files, _ = written(tmp_path)
     with pytest.raises(CorruptCheckpointError, match="an array"):
         arrays_from(FileReader(tmp_path, *files, verify=True), [place], [8])
@@ -124,7 +124,7 @@ def test_no_byte_is_read_twice(tmp_path: Path) -> None:
         arrays_from(reader, [place], [data.size])
 
 
-def test_columns_of_a_form_stay_in_their_files_until_they_are_spread(tmp_path: Path) -> None:
+def test_matching_columns_are_read_when_they_are_spread(tmp_path: Path) -> None:
     writer = FileWriter(tmp_path)
     large = torch.arange(LARGE_BYTES // 8 + 3).view(-1, 1)
     state = {"form": "any", "packed": {"columns": [large, torch.arange(3)], "beside": large + 1}}
@@ -164,7 +164,7 @@ def rows_in(folder: Path) -> tuple[FileWriter, SegmentLayout, list[Any], str, An
 
 
 @pytest.mark.parametrize("room", [50, 64])
-def test_rows_are_read_once_to_where_they_stay(tmp_path: Path, room: int) -> None:
+def test_rows_are_read_once_to_their_destination(tmp_path: Path, room: int) -> None:
     _, layout, given, identity, files = rows_in(tmp_path)
     reader = FileReader(tmp_path, *files, verify=True)
     stored = reader.rows(1, layout, identity)
@@ -179,7 +179,7 @@ def test_rows_are_read_once_to_where_they_stay(tmp_path: Path, room: int) -> Non
         assert torch.equal(mine, column)
 
 
-def test_rows_go_to_places_that_arent_contiguous(tmp_path: Path) -> None:
+def test_rows_are_read_into_non_contiguous_columns(tmp_path: Path) -> None:
     _, layout, given, identity, files = rows_in(tmp_path)
     places = [torch.zeros(100, *column.shape[1:], dtype=column.dtype)[::2] for column in given]
     FileReader(tmp_path, *files, verify=True).rows(1, layout, identity).read(places)
@@ -187,7 +187,7 @@ def test_rows_go_to_places_that_arent_contiguous(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 21 * 8, -1])
-def test_damaged_rows(tmp_path: Path, position: int) -> None:
+def test_damaged_rows_are_found(tmp_path: Path, position: int) -> None:
     _, layout, _, identity, files = rows_in(tmp_path)
     second = files[1][2]
     flip(tmp_path / NAME, second.offset + position % second.size)
@@ -200,7 +200,7 @@ def test_damaged_rows(tmp_path: Path, position: int) -> None:
     FileReader(tmp_path, *files, verify=False).rows(1, layout, identity).tensors()
 
 
-def test_rows_that_arent_there(tmp_path: Path) -> None:
+def test_missing_rows_are_refused(tmp_path: Path) -> None:
     _, layout, _, identity, files = rows_in(tmp_path)
     reader = FileReader(tmp_path, *files, verify=True)
     for first in (0, 2, 4, 10**12):

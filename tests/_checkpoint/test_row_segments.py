@@ -15,7 +15,7 @@ from tests._checkpoint.helpers import Plain, columns
 @given(
     rows=st.integers(0, 100), step=st.integers(1, 40), start=st.integers(0, 120), count=st.integers(0, 120)
 )
-def test_the_segments_that_rows_touch(rows: int, step: int, start: int, count: int) -> None:
+def test_rows_touch_the_expected_segments(rows: int, step: int, start: int, count: int) -> None:
     layout = SegmentLayout(((torch.int64, ()),), rows, step)
     spans = [layout.span(number) for number in range(layout.count)]
     assert [row for first, last in spans for row in range(first, last)] == list(range(rows))
@@ -24,7 +24,7 @@ def test_the_segments_that_rows_touch(rows: int, step: int, start: int, count: i
     assert list(layout.touched(start, start + count)) == (wanted if count else [])
 
 
-def test_columns_lie_one_after_the_other() -> None:
+def test_columns_of_a_segment_are_consecutive_and_aligned() -> None:
     given, layout = columns(50), Plain(columns(50), 20).layout
     assert list(layout.places(2)) == [(0, 80), (128, 60), (192, 0), (192, 10)]
     assert [layout.size(number) for number in range(3)] == [64 * 3 + 64 * 2 + 64, 384, 256]
@@ -35,7 +35,7 @@ def test_columns_lie_one_after_the_other() -> None:
     assert not data[80:128].any() and not data[202:].any()
 
 
-def test_a_single_number_of_any_stride() -> None:
+def test_single_number_with_any_stride_is_written() -> None:
     for stride in (0, 7):
         one = torch.tensor([1.5, 2.5]).as_strided((1,), (stride,), 1)
         assert bytes_of(one).tobytes() == np.float32(2.5).tobytes()
@@ -44,7 +44,7 @@ def test_a_single_number_of_any_stride() -> None:
 @pytest.mark.parametrize(
     ("width", "capacity"), [(60, 1_000_000), (56_000, 20_000), (8, 100), (1 << 24, 50), (4, 10**9)]
 )
-def test_one_hundredth_of_the_rows_touches_few_bytes(width: int, capacity: int) -> None:
+def test_one_percent_of_the_rows_touches_few_bytes(width: int, capacity: int) -> None:
     layout = SegmentLayout.fitting([(torch.uint8, (width,))], capacity, capacity)
     size = layout.size(0)
     assert size <= max(1 << 24, width + 64) + 64
@@ -58,7 +58,7 @@ def test_one_hundredth_of_the_rows_touches_few_bytes(width: int, capacity: int) 
     assert SegmentLayout.fitting([(torch.uint8, (width,))], 1, capacity).step == layout.step
 
 
-def test_all_rows_at_once() -> None:
+def test_tensors_returns_all_rows() -> None:
     source = Plain(columns(50), 20)
     assert all(torch.equal(a, b) for a, b in zip(source.tensors(), source.columns, strict=True))
     assert not source.is_open

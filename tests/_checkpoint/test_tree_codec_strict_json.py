@@ -8,7 +8,7 @@ from gleanrl._checkpoint import tree_codec
 from gleanrl.errors import CorruptCheckpointError
 
 
-def test_there_and_back() -> None:
+def test_json_survives_a_round_trip() -> None:
     tree = {"a": [1, -(2**63), 2.5, None, True, "é\0"], "": {}}
     assert tree_codec.decoded(tree_codec.encoded(tree), "it") == tree
     with pytest.raises(ValueError, match="JSON"):
@@ -31,6 +31,6 @@ def test_there_and_back() -> None:
         b'{"a":1} x',
     ],
 )
-def test_anything_else_is_damage(data: bytes) -> None:
+def test_other_json_is_damage(data: bytes) -> None:
     with pytest.raises(CorruptCheckpointError, match="it: "):
         tree_codec.decoded(data, "it")

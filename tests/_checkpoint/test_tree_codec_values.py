@@ -64,7 +64,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_values_come_back_as_they_were(value: Any) -> None:
+def test_values_survive_a_round_trip(value: Any) -> None:
     assert same(value, there_and_back(value))
 
 
@@ -94,7 +94,7 @@ def test_bits_of_floats_are_kept() -> None:
     assert torch.equal(there_and_back(bits.view(torch.float32)).view(torch.int32), bits)
 
 
-def test_tensordicts() -> None:
+def test_tensordicts_survive_a_round_trip() -> None:
     td = TensorDict(
         {"a": torch.ones(2, 3), "b": TensorDict({"c": torch.zeros(2, 3, 1)}, [2, 3])}, [2], names=["time"]
     )
@@ -114,12 +114,12 @@ def test_tensordicts() -> None:
         (torch.eye(2).to_sparse(), "sparse"),
     ],
 )
-def test_what_cant_be_saved_is_named(value: Any, named: str) -> None:
+def test_unsupported_values_are_named(value: Any, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         Encoder(len).tree(value)
 
 
-def test_nesting_has_an_end_on_both_sides() -> None:
+def test_nesting_depth_is_limited_on_write_and_read() -> None:
     deep: Any = 1
     for _ in range(63):
         deep = [deep]

@@ -43,7 +43,7 @@ def test_arrays_come_back_from_files_of_a_bounded_size(tmp_path: Path, monkeypat
     reader.finish(rows=True)
 
 
-def test_attachments_have_files_of_their_own(tmp_path: Path) -> None:
+def test_attachments_have_separate_files(tmp_path: Path) -> None:
     first, second, third, fourth = arrays(5, 9, 11, 3)
     given = [first, second, third, fourth]
     with FileWriter(tmp_path) as writer:
@@ -111,7 +111,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None:
+def test_unchanged_segments_are_linked(tmp_path: Path) -> None:
     (large,) = arrays(3 * LARGE_BYTES // 2)
     source = Plain(columns(50), 20)
     first = write(tmp_path / "a", source, large)
@@ -139,7 +139,7 @@ def test_what_is_known_or_found_to_be_the_same_is_linked(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_is_the_same_with_forged_checksums_is_written_anew(tmp_path: Path) -> None:
+def test_equal_data_with_forged_checksums_are_rewritten(tmp_path: Path) -> None:
     (large,) = arrays(LARGE_BYTES)
     first = write(tmp_path / "a", Plain(columns(50), 20), large)
     sevens = Extents.of(extent._replace(checksums=(7,)) for extent in first.manifest.extents)
@@ -177,9 +177,7 @@ def test_without_links_everything_is_written(tmp_path: Path) -> None:
     "rows, same", [(50, 3), (45, 2), (40, 2), (41, 2), (60, 2), (61, 2), (20, 1), (19, 0), (90, 2)]
 )
 @pytest.mark.parametrize("known", [True, False])
-def test_only_segments_of_the_same_rows_are_the_same(
-    tmp_path: Path, rows: int, same: int, known: bool
-) -> None:
+def test_only_segments_of_equal_rows_are_linked(tmp_path: Path, rows: int, same: int, known: bool) -> None:
     small = np.zeros(1, np.uint8)
     before = Plain(columns(50), 20)
     first = write(tmp_path / "a", before, small)
@@ -200,7 +198,7 @@ def test_segments_are_taken_in_their_order(tmp_path: Path, first: int) -> None:
     assert source.taken == [(first + n) % 3 for n in range(3)]
 
 
-def test_what_is_remembered_is_what_would_be_read(tmp_path: Path) -> None:
+def test_cached_index_equals_the_index_read_from_the_manifest(tmp_path: Path) -> None:
     """`as_earlier` equals the index read from the manifest: arrays, attachments and rows in nested containers."""
     large, other = arrays(3 * LARGE_BYTES // 2, LARGE_BYTES)
     attached = Attachment("x.h5", np.ones(9, np.uint8))
@@ -227,7 +225,7 @@ def test_what_is_remembered_is_what_would_be_read(tmp_path: Path) -> None:
         assert np.array_equal(sorted(extent.size for extent in manifest.extents)[-7:], [LARGE_BYTES // 2] * 7)
 
 
-def test_an_attachment_of_nothing(tmp_path: Path) -> None:
+def test_empty_attachment_is_written_and_read(tmp_path: Path) -> None:
     with FileWriter(tmp_path) as writer:
         assert writer.attach(Attachment("x.h5", np.empty(0, np.uint8))) == []
         files, extents = writer.write()
@@ -248,7 +246,7 @@ def test_few_files_hold_everything(tmp_path: Path) -> None:
     assert stops[-1] == first.manifest.files[0].size
 
 
-def test_what_nobody_needs_goes_once_it_is_much(tmp_path: Path) -> None:
+def test_garbage_is_dropped_once_it_is_large(tmp_path: Path) -> None:
     """A ring has 40 segments. One of them changes before each dump."""
     rows = torch.arange(40 * 64)
     before, identity, room, written = None, "", [], []
@@ -273,7 +271,7 @@ def test_what_nobody_needs_goes_once_it_is_much(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_an_error_ends_all_threads_and_lets_nobody_wait(tmp_path: Path) -> None:
+def test_error_ends_all_threads_without_a_wait(tmp_path: Path) -> None:
     source = Plain([column.repeat(1000, *[1] * (column.ndim - 1)) for column in columns(1_000)], 1_000)
     with fault_points.inject({"fs.sync": At(OSError(errno.ENOSPC, "full"), 5)}) as visits:
         with pytest.raises(OSError, match="full"):
@@ -298,7 +296,7 @@ def test_files_are_synced_many_at_a_time_and_never_many_open(tmp_path: Path) -> 
     assert 64 <= most <= 2 * 64 + 2
 
 
-def test_a_segment_that_is_written_on_is_taken(tmp_path: Path) -> None:
+def test_segment_written_during_the_dump_is_copied(tmp_path: Path) -> None:
     (large,) = arrays(LARGE_BYTES)
     plain, source = Plain(columns(50), 20), Plain(columns(50), 20)
     source.written_on = {0, 2}

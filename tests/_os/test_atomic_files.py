@@ -43,15 +43,13 @@ def test_pieces_are_written_one_after_the_other(tmp_path: Path) -> None:
         ("fs.rename", lambda path: replace_file(path, lambda file: file.write(b"x"))),
     ],
 )
-def test_every_act_can_be_made_to_fail_and_leaves_nothing(
-    tmp_path: Path, name: str, act: Callable[[Path], None]
-) -> None:
+def test_failing_operation_leaves_no_file(tmp_path: Path, name: str, act: Callable[[Path], None]) -> None:
     with fault_points.inject({name: OSError(errno.EIO, "broken")}), pytest.raises(OSError, match="broken"):
         act(tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_written_is_nobody_elses_to_remove(tmp_path: Path) -> None:
+def test_file_in_progress_is_not_removed_as_abandoned(tmp_path: Path) -> None:
     path = tmp_path / f"a.h5.tmp-{0:032x}"
     with fault_points.inject({"fs.sync": lambda: remove_abandoned(tmp_path, files.names(tmp_path), ".h5")}):
         file = NewFile(path, [b"x"], locked=True)
@@ -63,9 +61,7 @@ def test_a_file_that_is_written_is_nobody_elses_to_remove(tmp_path: Path) -> Non
     assert [one.name for one in tmp_path.iterdir()] == [f"a.h4.tmp-{0:032x}"]
 
 
-def test_a_file_that_was_removed_before_its_lock_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_removed_before_its_lock_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, lock = tmp_path / f"a.h5.tmp-{0:032x}", atomic_files.fcntl.flock
     removals = iter([path.unlink, lambda: None])
     monkeypatch.setattr(atomic_files.fcntl, "flock", lambda *given: (next(removals)(), lock(*given)))
@@ -74,7 +70,7 @@ def test_a_file_that_was_removed_before_its_lock_is_made_again(
     assert path.read_bytes() == b"x"
 
 
-def test_somebody_writes_anywhere_in_it(tmp_path: Path) -> None:
+def test_callback_may_seek_and_truncate(tmp_path: Path) -> None:
     def fill(file: BinaryIO) -> None:
         file.seek(4)
         file.write(b"behind")
@@ -91,7 +87,7 @@ def test_somebody_writes_anywhere_in_it(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == b"abcdbehin"
 
 
-def test_who_was_broken_off_writes_into_no_other_file(tmp_path: Path) -> None:
+def test_interrupted_callback_cannot_write_into_another_file(tmp_path: Path) -> None:
     kept: list[BinaryIO] = []
 
     def fill(file: BinaryIO) -> None:
@@ -112,7 +108,7 @@ def test_who_was_broken_off_writes_into_no_other_file(tmp_path: Path) -> None:
     assert (tmp_path / "b").read_bytes() == b"mine" and len([*tmp_path.iterdir()]) == 1
 
 
-def test_what_the_disk_refuses_is_told_whatever_the_writer_makes_of_it(tmp_path: Path) -> None:
+def test_disk_error_is_raised_even_if_the_callback_wraps_it(tmp_path: Path) -> None:
     def fill(file: BinaryIO) -> None:
         try:
             file.write(b"x")

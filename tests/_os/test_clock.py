@@ -17,7 +17,7 @@ def test_the_real_clock_is_monotonic_time():
     assert before <= clock.monotonic() <= time.monotonic()
 
 
-def test_a_fake_takes_the_place_of_the_real_one_for_a_while():
+def test_fake_clock_replaces_the_real_one_in_a_block():
     fake = FakeClock(start=100.0)
     with clock.use(fake):
         assert clock.monotonic() == 100.0
@@ -65,7 +65,7 @@ def test_no_deadline_never_passes():
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan])
-def test_bad_seconds(bad):
+def test_negative_seconds_are_refused(bad):
     with pytest.raises(ValueError, match="expected seconds >= 0"):
         Deadline(bad)
 
@@ -75,7 +75,7 @@ def test_time_does_not_go_back():
         FakeClock().advance(-1)
 
 
-def test_who_waits_for_an_item_gets_it_or_time_passes():
+def test_await_item_waits_for_an_item_or_the_time_limit():
     queue: SimpleQueue[int] = SimpleQueue()
     queue.put(1)
     clock.await_item(queue, math.inf)
@@ -90,7 +90,7 @@ def test_who_waits_for_an_item_gets_it_or_time_passes():
         assert fake.slept == [5.0] and queue.empty()
 
 
-def test_a_pace_rests_as_long_as_its_share_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pace_pauses_in_proportion_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 0.0005, 0.002, 7.0, 7.0, 7.001, 9.0])
     monkeypatch.setattr(time, "thread_time", lambda: next(seconds))
     fake = FakeClock()

@@ -27,7 +27,7 @@ def test_an_exception_is_raised_at_its_visit_only():
     assert visits.counts["disk"] == 4
 
 
-def test_repeat_goes_on():
+def test_repeated_fault_is_raised_at_every_later_visit():
     with fault_points.inject({"disk": At(KeyError, visit=2, repeat=True)}):
         fault_points.point("disk")
         for _ in range(3):

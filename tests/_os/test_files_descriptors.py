@@ -18,7 +18,7 @@ def nothing_left():
     before.check()
 
 
-def test_they_are_closed_once_and_with_their_owner():
+def test_descriptors_are_closed_once_and_with_their_owner():
     held = Descriptors()
     reading, writing = held.take(pipe())
     (kept,) = held.take(memory("kept"))
@@ -34,7 +34,7 @@ def test_they_are_closed_once_and_with_their_owner():
         os.fstat(kept)
 
 
-def test_a_pipe_of_another_process_ends_with_the_last_that_has_it_open():
+def test_pipe_ends_when_the_last_process_closes_it():
     held, own = Descriptors(), Descriptors()
     reading, writing = held.take(pipe())
     (far,) = own.take(pipe_of(os.getpid(), writing, os.O_WRONLY))
@@ -47,7 +47,7 @@ def test_a_pipe_of_another_process_ends_with_the_last_that_has_it_open():
         own.take(pipe_of(os.getpid(), writing, os.O_RDONLY))
 
 
-def test_one_that_is_sent():
+def test_sent_descriptor_is_received_as_a_copy():
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     held = Descriptors()
     reading, writing = held.take(pipe())

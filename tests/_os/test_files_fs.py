@@ -23,7 +23,7 @@ def test_create_file_reserves_zeros(tmp_path, num_bytes, can_reserve, monkeypatc
     assert path.stat().st_blocks * 512 >= num_bytes
 
 
-def test_create_file_never_touches_what_is_there(tmp_path):
+def test_create_file_never_overwrites(tmp_path):
     path = tmp_path / "column"
     path.write_bytes(b"mine")
     with pytest.raises(FileExistsError):
@@ -34,7 +34,7 @@ def test_create_file_never_touches_what_is_there(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_more_than_any_disk_holds_is_an_error_that_leaves_nothing(tmp_path):
+def test_size_beyond_any_disk_raises_and_leaves_nothing(tmp_path):
     # The size is refused at once; a size that nearly fits would first fill the disk.
     with pytest.raises(OSError) as raised:
         files.create_file(tmp_path / "column", 2**62)
@@ -42,7 +42,7 @@ def test_more_than_any_disk_holds_is_an_error_that_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_limit_of_a_files_size_is_an_error_that_leaves_nothing(tmp_path):
+def test_file_size_limit_raises_and_leaves_nothing(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
@@ -87,7 +87,7 @@ def test_a_map_needs_a_file_with_content(tmp_path):
         files.map_file(tmp_path / "empty")
 
 
-def test_directories(tmp_path):
+def test_make_dir_creates_parents_and_respects_exist_ok(tmp_path):
     deep = tmp_path / "a" / "b"
     files.make_dir(deep)
     files.make_dir(deep)
@@ -96,7 +96,7 @@ def test_directories(tmp_path):
     assert deep.is_dir()
 
 
-def test_directories_whose_names_last(tmp_path):
+def test_make_lasting_dir_syncs_the_new_name(tmp_path):
     for _ in range(2):
         with fault_points.inject({}) as visits:
             files.make_lasting_dir(tmp_path / "a" / "b")
@@ -156,7 +156,7 @@ def test_a_lock_names_its_owner_and_ends_with_the_block(tmp_path):
     assert files.while_locked(path, b"me", lambda: path.read_bytes().rstrip()) == b"me"
 
 
-def test_a_tree_is_removed_and_what_its_links_point_to_stays(tmp_path):
+def test_remove_tree_keeps_targets_of_links(tmp_path):
     (tmp_path / "tree" / "deep").mkdir(parents=True)
     (tmp_path / "outside").write_bytes(b"x")
     (tmp_path / "tree" / "link").symlink_to(tmp_path / "outside")
@@ -164,7 +164,7 @@ def test_a_tree_is_removed_and_what_its_links_point_to_stays(tmp_path):
     assert os.listdir(tmp_path) == ["outside"]
 
 
-def test_remove_file(tmp_path):
+def test_remove_file_raises_unless_missing_is_ok(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.remove_file(tmp_path / "f")
     files.remove_file(tmp_path / "f", missing_ok=True)
@@ -178,7 +178,7 @@ def test_a_temporary_directory_ends_with_its_context():
     assert not path.exists()
 
 
-def test_free_bytes(tmp_path):
+def test_free_bytes_reports_the_file_system(tmp_path):
     state = os.statvfs(tmp_path)
     assert 0 < files.free_bytes(tmp_path) <= state.f_blocks * state.f_frsize
     with pytest.raises(FileNotFoundError):
@@ -201,7 +201,7 @@ def test_free_bytes(tmp_path):
         ("fs.lock", lambda d: files.while_locked(d / "new", b"me", list)),
     ],
 )
-def test_every_act_can_be_made_to_fail_and_changes_nothing(tmp_path, name, act):
+def test_failing_operation_changes_nothing(tmp_path, name, act):
     (tmp_path / "there").write_bytes(b"content")
     with fault_points.inject({name: OSError(errno.EIO, "broken")}), pytest.raises(OSError, match="broken"):
         act(tmp_path)

@@ -33,7 +33,7 @@ def another_launcher():
     fork_server._current = program
 
 
-def test_there_is_one_until_it_is_shut_down_or_ends():
+def test_one_fork_server_runs_until_shutdown_or_its_end():
     first = fork_server.current(ENTRY, ())
     assert fork_server.current(ENTRY, ()) is first and first.is_alive
     first._process.kill()
@@ -44,21 +44,21 @@ def test_there_is_one_until_it_is_shut_down_or_ends():
     assert not second.is_alive
 
 
-def test_an_import_that_fails_is_no_secret():
+def test_failing_import_is_reported():
     with pytest.raises(fork_server.LaunchError, match="No module named 'gleanrl_is_not_called_that'"):
         fork_server.current(ENTRY, ("gleanrl_is_not_called_that",))
     with pytest.raises(fork_server.LaunchError, match="has no attribute 'nothing'"):
         fork_server.current("tests._os.entries:nothing", ())
 
 
-def test_what_every_launcher_imports(monkeypatch):
+def test_failing_preload_is_reported(monkeypatch):
     monkeypatch.setattr(fork_server, "_preloaded", [])
     fork_server.preload("gleanrl_is_not_called_that")
     with pytest.raises(fork_server.LaunchError, match="No module named 'gleanrl_is_not_called_that'"):
         fork_server.current(ENTRY, ())
 
 
-def test_codes_are_told_whenever_they_are_asked_for():
+def test_exit_codes_are_reported_at_any_time():
     launched, held, started = fork_server.current(ENTRY, ()), Descriptors(), []
     for code in (b"3", b"4", b"5"):
         mine, theirs = held.take(pipe())
@@ -98,13 +98,13 @@ def test_an_interrupted_start_leaves_nothing_and_the_next_one_gets_its_own_proce
         again.close()
 
 
-def test_an_interrupted_launch_leaves_nothing():
+def test_interrupted_launch_leaves_no_process():
     for _, place in interruptions(lambda: None, lambda _: fork_server.current(ENTRY, ()), 30):
         assert fork_server.current(ENTRY, ()).is_alive, place
         fork_server.shut_down()
 
 
-def test_a_fork_has_its_own():
+def test_forked_process_has_its_own_fork_server():
     first = fork_server.current(ENTRY, ())
     child = os.fork()
     if child == 0:
@@ -178,14 +178,14 @@ def test_nothing_is_imported_from_the_current_directory(tmp_path, flags, where, 
     assert done.stdout.split() == ["6"]
 
 
-def test_a_launcher_has_the_flags_of_the_interpreter(monkeypatch):
+def test_fork_server_has_the_interpreters_flags(monkeypatch):
     monkeypatch.setattr(sys, "warnoptions", ["ignore::UserWarning"])
     process = fork_server.current(ENTRY, ())._process
     flags = subprocess._args_from_interpreter_flags()
     assert "-Wignore::UserWarning" in flags and process.args[1 : 1 + len(flags)] == flags
 
 
-def test_a_launcher_has_the_current_directory_last_and_only_for_packages_from_there(tmp_path, monkeypatch):
+def test_fork_server_has_the_current_directory_last_in_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "/a", str(tmp_path), "."])
     assert fork_server._path(["json.decoder", "never_imported"]) == ["/a"]
@@ -196,7 +196,7 @@ def test_a_launcher_has_the_current_directory_last_and_only_for_packages_from_th
     del sys.modules["gleanrl_own"]
 
 
-def test_a_launcher_keeps_installed_packages_where_they_are_the_current_directory(monkeypatch):
+def test_fork_server_keeps_site_packages_that_are_the_current_directory(monkeypatch):
     installed = sysconfig.get_paths()["purelib"]
     monkeypatch.chdir(installed)
     monkeypatch.setattr(sys, "path", ["", "/a", installed])
@@ -204,7 +204,7 @@ def test_a_launcher_keeps_installed_packages_where_they_are_the_current_director
 
 
 @pytest.mark.timeout(25)  # the wait once took 30 s
-def test_a_stopped_launcher_holds_up_no_report_of_a_lost_worker():
+def test_stopped_fork_server_does_not_delay_the_report_of_a_lost_worker():
     started, held = fork_server.current(ENTRY, ()), Descriptors()
     process = started.start(held.take(pipe()), held)  # waits for an order that never comes
     os.kill(started._process.pid, signal.SIGSTOP)

@@ -47,7 +47,7 @@ def held():
     owned.close()
 
 
-def test_codes_of_processes_that_ended(launched, held):
+def test_exit_codes_of_ended_processes_are_reported(launched, held):
     for order, code in ((b"3", 3), (DIE, -9), (RAISE, 1)):
         pid, sentinel, _ = start(launched, order, held)
         assert gone(sentinel) and launched.exit_code(pid) == code
@@ -63,7 +63,7 @@ def test_the_latest_codes_are_remembered(monkeypatch):
     assert list(client.codes) == [6, 7] and not client.children
 
 
-def test_it_waits_for_nobody(launched, held):
+def test_links_are_non_blocking(launched, held):
     """All links are non-blocking: a read would hang on a link whose number was reused within a round."""
     start(launched, READ, held)
     folder = Path(f"/proc/{launched._process.pid}")
@@ -72,7 +72,7 @@ def test_it_waits_for_nobody(launched, held):
     assert len(flags) >= 3 and all(flag & os.O_NONBLOCK for flag in flags)
 
 
-def test_it_is_told_apart_from_its_parent(launched, held):
+def test_process_has_its_own_session_and_descriptors(launched, held):
     pid, _, reading = start(launched, READ, held)
     found = json.loads(os.read(reading, 4096))
     assert (
@@ -89,7 +89,7 @@ def test_processes_end_with_the_one_that_asked_for_them(launched, held):
     assert gone(sentinel) and gone(inner_sentinel)
 
 
-def test_all_end_with_the_launcher(launched, held):
+def test_processes_end_with_the_fork_server(launched, held):
     workers = [start(launched, STAY, held) for _ in range(3)]
     launched._process.kill()
     assert all(gone(sentinel) for _, sentinel, _ in workers)
@@ -98,7 +98,7 @@ def test_all_end_with_the_launcher(launched, held):
         launched.start([], held)
 
 
-def test_all_end_with_the_owner():
+def test_processes_end_with_the_owner():
     """When the owner is killed, all processes that it started end at once, including one that ignores SIGTERM."""
     reading, writing = os.pipe()
     owner = os.fork()

@@ -11,13 +11,13 @@ from gleanrl._os import hugepages
 
 
 @pytest.mark.parametrize("num_bytes", [1, 1000, (4 << 20) - 1, 4 << 20, (6 << 20) + 5])
-def test_zeroed_and_aligned(num_bytes: int) -> None:
+def test_memory_is_zeroed_and_aligned(num_bytes: int) -> None:
     memory = hugepages.zeroed(num_bytes)
     assert memory.shape == (num_bytes,) and not memory.any() and memory.flags.writeable
     assert memory.ctypes.data % hugepages.ALIGNMENT == 0
 
 
-def test_mappings_go_back_one_by_one() -> None:
+def test_mappings_are_released_separately() -> None:
     def size() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 

@@ -7,7 +7,7 @@ import pytest
 from gleanrl._os.interrupts import to_the_end
 
 
-def test_an_interrupted_change_is_whole_when_the_interrupt_arrives():
+def test_interrupt_is_raised_after_the_whole_change():
     done: dict[str, int] = {}
     interrupts = [KeyboardInterrupt("Ctrl-C")]
 
@@ -22,7 +22,7 @@ def test_an_interrupted_change_is_whole_when_the_interrupt_arrives():
     assert done == {"first": 1, "second": 2}
 
 
-def test_without_an_interrupt_a_change_is_made_once():
+def test_change_without_an_interrupt_runs_once():
     calls: list[int] = []
     to_the_end(lambda: calls.append(1))
     assert calls == [1]

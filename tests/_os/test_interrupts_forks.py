@@ -65,7 +65,7 @@ def run(program):
     return run
 
 
-def test_a_child_forked_in_the_midst_of_a_write_samples(run):
+def test_child_forked_during_a_write_can_sample(run):
     assert (
         run("""
 rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
@@ -137,7 +137,7 @@ thread.join()
     assert out in ("'a launcher'\n", "5\n")
 
 
-def test_a_child_draws_a_sequence_of_its_own_and_the_same_in_every_run():
+def test_child_draws_a_separate_reproducible_sequence():
     script = """
 import copy
 draw = lambda: rb.sample().tolist()

@@ -18,7 +18,7 @@ def reading(path: Path, size: int, *checksums: int) -> Reading:
     return Reading(str(path), 0, size, np.array([[memory.ctypes.data, size]]), checksums)
 
 
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_read_errors_name_file_and_cause(tmp_path: Path) -> None:
     good, path = tmp_path / "good", tmp_path / "ä"
     for file in (good, path):
         file.write_bytes(b"abcde")

@@ -25,15 +25,15 @@ def machine(root, files: dict[str, str]):
     return root
 
 
-def test_without_groups_it_is_what_the_machine_has(tmp_path):
+def test_available_memory_without_cgroups_is_the_machines(tmp_path):
     assert proc.available_memory(machine(tmp_path, {})) == 8 * GIB
 
 
-def test_without_meminfo_it_is_unknown(tmp_path):
+def test_available_memory_without_meminfo_is_none(tmp_path):
     assert proc.available_memory(tmp_path) is None
 
 
-def test_the_tightest_group_of_version_2_decides(tmp_path):
+def test_tightest_cgroup_v2_limits_available_memory(tmp_path):
     groups = "sys/fs/cgroup"
     root = machine(
         tmp_path,
@@ -49,7 +49,7 @@ def test_the_tightest_group_of_version_2_decides(tmp_path):
     assert proc.available_memory(root) == GIB + GIB // 2
 
 
-def test_a_container_that_sees_only_its_own_group(tmp_path):
+def test_container_with_only_its_own_cgroup_is_limited(tmp_path):
     root = machine(
         tmp_path,
         {
@@ -61,7 +61,7 @@ def test_a_container_that_sees_only_its_own_group(tmp_path):
     assert proc.available_memory(root) == GIB
 
 
-def test_groups_of_version_1(tmp_path):
+def test_cgroup_v1_limits_available_memory(tmp_path):
     group = "sys/fs/cgroup/memory/jobs"
     root = machine(
         tmp_path,
@@ -74,7 +74,7 @@ def test_groups_of_version_1(tmp_path):
     assert proc.available_memory(root) == 0
 
 
-def test_a_limit_of_all_that_the_machine_has_limits_nothing(tmp_path):
+def test_limit_of_the_whole_machine_has_no_effect(tmp_path):
     groups = "sys/fs/cgroup"
     root = machine(
         tmp_path,
@@ -88,7 +88,7 @@ def test_a_limit_of_all_that_the_machine_has_limits_nothing(tmp_path):
     assert proc.available_memory(root) == 8 * GIB
 
 
-def test_this_machine():
+def test_values_of_this_machine_are_plausible():
     available = proc.available_memory()
     assert available is None or 0 < available < 2**50
     assert 1 <= proc.cpu_count() <= (os.cpu_count() or 1)
@@ -101,7 +101,7 @@ def test_cpu_count_follows_the_affinity():
     assert done.stdout == "1\n", done.stderr
 
 
-def test_is_alive():
+def test_is_alive_reports_running_processes_only():
     assert proc.is_alive(os.getpid())
     assert proc.is_alive(1)
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -136,11 +136,11 @@ def test_processes_by_descriptor_and_state():
         (None, "unknown"),
     ],
 )
-def test_ends_in_words(code, words):
+def test_exit_codes_are_described(code, words):
     assert words in proc.describe_exit(code)
 
 
-def test_what_this_process_has_and_may_have():
+def test_peak_memory_and_free_descriptors_are_reported():
     assert 10 << 20 < proc.peak_memory() < 1 << 40
     before = proc.descriptors_left()
     with open("/dev/null"):
@@ -148,7 +148,7 @@ def test_what_this_process_has_and_may_have():
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
-def test_a_process_runs_on_what_it_is_told():
+def test_run_on_binds_the_process_to_processors():
     child = os.fork()
     if child == 0:
         first = min(os.sched_getaffinity(0))
@@ -157,12 +157,12 @@ def test_a_process_runs_on_what_it_is_told():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_process_knows_who_it_is():
+def test_identity_names_the_process():
     assert proc.identity() == proc.identity()
     assert proc.identity().startswith(f"process {os.getpid()}, started at ") and "?" not in proc.identity()
 
 
-def test_a_forked_process_looks_who_it_is_though_it_has_the_number_of_an_ancestor(monkeypatch, tmp_path):
+def test_forked_process_with_a_reused_pid_reads_its_identity_again(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "getpid", lambda: 4)
     assert "?" not in proc.identity()
     child = os.fork()

@@ -89,7 +89,7 @@ def test_descriptors_are_closed(in_file, tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before and not any(tmp_path.iterdir())
 
 
-def test_a_failure_leaves_nothing():
+def test_failing_creation_leaves_no_descriptor():
     gc.collect()  # free objects of other tests now, so that they close no descriptor during the test
     before = len(os.listdir("/proc/self/fd"))
     with (
@@ -103,7 +103,7 @@ def test_a_failure_leaves_nothing():
 
 
 @pytest.mark.parametrize("in_file", [False, True])
-def test_memory_that_grows_is_seen_by_whoever_maps_it_anew(in_file, tmp_path):
+def test_growth_is_seen_after_a_resize(in_file, tmp_path):
     memory = SharedMemory(64, tmp_path if in_file else None)
     assert memory.free_bytes() > 1 << 16
     other = pickle.loads(pickle.dumps(memory))
@@ -115,7 +115,7 @@ def test_memory_that_grows_is_seen_by_whoever_maps_it_anew(in_file, tmp_path):
     assert other.map[60_000] == 2
 
 
-def test_a_forked_child_has_a_lock_of_its_own_from_the_beginning():
+def test_forked_child_has_a_separate_lock_at_once():
     memory = SharedMemory(64)
     read, write = os.pipe()
 

@@ -19,7 +19,7 @@ def alive(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
-def test_results_and_errors_come_to_whoever_waits():
+def test_result_returns_the_value_or_raises_the_error():
     workers = Workers(2, "test-results")
     jobs = [workers.start(lambda n=n: 10 // n) for n in (5, 0, 2)]
     assert jobs[0].result() == 2 and jobs[2].result() == 5 and jobs[2].result() == 5
@@ -27,7 +27,7 @@ def test_results_and_errors_come_to_whoever_waits():
         jobs[1].result()
 
 
-def test_who_waits_for_so_long_learns_whether_it_has_ended():
+def test_timed_wait_returns_whether_the_job_ended():
     workers, go = Workers(1, "test-wait"), threading.Event()
     job = workers.start(go.wait)
     assert not job.ended and not job.wait(0.02)
@@ -35,7 +35,7 @@ def test_who_waits_for_so_long_learns_whether_it_has_ended():
     assert job.wait(60) and job.ended and job.wait(0)
 
 
-def test_the_stack_of_a_thread():
+def test_stack_of_a_running_job_is_reported():
     workers, go, numbers = Workers(1, "test-stack"), threading.Event(), []
 
     def stands_still():
@@ -67,7 +67,7 @@ def test_threads_start_with_the_first_call_and_end_with_the_object(count):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_interrupt_of_whoever_starts_or_waits_breaks_nothing(count):
+def test_workers_are_usable_after_an_interrupted_start_or_wait(count):
     def call(workers: Workers) -> None:
         assert workers.start(lambda: 7).result() == 7
 
@@ -75,7 +75,7 @@ def test_an_interrupt_of_whoever_starts_or_waits_breaks_nothing(count):
         assert in_another_thread(lambda workers=workers: workers.start(lambda: 8).result()) == 8, place
 
 
-def test_a_forked_process_starts_threads_of_its_own():
+def test_forked_process_starts_new_threads():
     workers = Workers(2, "test-fork")
     assert workers.start(lambda: 1).result() == 1 and not workers.forked
     child = os.fork()
@@ -133,13 +133,13 @@ def test_a_wait_ends_when_an_activity_that_it_watches_is_hurried_or_over():
             assert not activity.hurried and not activity.over
 
 
-def test_a_thread_has_an_activity_of_its_own():
+def test_each_thread_has_a_separate_activity():
     here.activity = activity = Activity()
     assert in_another_thread(lambda: here.activity) is None and here.activity is activity
     here.activity = None
 
 
-def test_who_is_alone():
+def test_alone_is_true_with_one_thread():
     assert not in_another_thread(alone)
     child = os.fork()  # the child has one thread
     if child == 0:
@@ -155,7 +155,7 @@ def test_who_is_alone():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_each_item_once_and_nothing_after_an_error(count):
+def test_for_each_handles_items_once_and_stops_at_an_error(count):
     done = []
     for_each(done.append, range(100), count)
     assert sorted(done) == list(range(100)) and not alive("gleanrl-helper")

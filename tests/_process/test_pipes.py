@@ -47,7 +47,7 @@ def test_signals_and_messages_in_order(ends):
     assert (worker.next_code(), worker.message()) == (MESSAGE, b"")
 
 
-def test_answers_are_taken_whole_whatever_the_pieces(ends):
+def test_answers_are_complete_for_every_fragmentation(ends):
     owner, worker = ends
     worker.send(b"first")
     os.write(worker.writing, DONE)
@@ -66,7 +66,7 @@ def test_answers_are_taken_whole_whatever_the_pieces(ends):
     assert owner.take() is None
 
 
-def test_messages_longer_than_the_pipe(ends):
+def test_messages_longer_than_the_pipe_are_sent_in_pieces(ends):
     owner, worker = ends
     data = bytes(range(256)) * 40_000
 
@@ -83,13 +83,13 @@ def test_messages_longer_than_the_pipe(ends):
     assert answer == (MESSAGE, data)
 
 
-def test_nobody_takes_it(ends):
+def test_full_pipe_without_a_reader_raises(ends):
     owner, _ = ends
     with pytest.raises(ChannelFull):
         owner.send(bytes(1 << 20), Deadline(0.0))
 
 
-def test_what_came_before_the_end_is_taken(ends, held):
+def test_messages_before_the_end_are_received(ends, held):
     owner, worker = ends
     os.write(worker.writing, DONE + MESSAGE + (100).to_bytes(8, "little") + b"half")
     owner.pull()
@@ -101,7 +101,7 @@ def test_what_came_before_the_end_is_taken(ends, held):
         owner.take()
 
 
-def test_the_other_side_is_gone(ends, held):
+def test_closed_other_end_raises(ends, held):
     owner, worker = ends
     held.close(worker.reading, worker.writing)
     with pytest.raises(ChannelClosed):

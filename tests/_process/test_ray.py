@@ -12,7 +12,7 @@ from gleanrl.errors import ClosedError
 from tests import rays
 
 
-def test_a_ray_that_runs_is_used_and_left(ray_session):
+def test_running_ray_is_used_and_not_shut_down(ray_session):
     first, second = RayRuntime(), RayRuntime()
     assert not first.ended
     for runtime in (first, second, second):
@@ -24,7 +24,7 @@ def test_a_ray_that_runs_is_used_and_left(ray_session):
         RayRuntime({"num_cpus": 1}).release()
 
 
-def test_the_last_user_ends_what_was_started():
+def test_last_user_shuts_down_a_started_ray():
     # This runs in another process, because the Ray of the test process lives until the end of the test run.
     script = """
 import os

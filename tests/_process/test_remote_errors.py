@@ -27,7 +27,7 @@ def test_the_type_the_arguments_and_the_traceback_arrive():
     assert str(RemoteTraceback()) == ""
 
 
-def test_what_cannot_be_sent_arrives_in_words():
+def test_unpicklable_exception_arrives_as_text():
     error = report_of(UnpicklableError()).error()
     assert type(error) is WorkerError and str(error) == "UnpicklableError: held back"
 
@@ -51,12 +51,12 @@ class Naming(Exception):
 
 
 @pytest.mark.parametrize("sent", [Joining(1, 2), Wording(3), Naming(code=4)], ids=lambda e: type(e).__name__)
-def test_constructors_with_arguments_of_their_own(sent):
+def test_exceptions_with_other_constructor_arguments_arrive(sent):
     error = report_of(sent).error()
     assert type(error) is type(sent) and str(error) == str(sent) and vars(error) == vars(sent)
 
 
-def test_what_cannot_be_restored_arrives_in_words():
+def test_exception_that_cannot_be_restored_arrives_as_text():
     class Picky(Exception):
         def __new__(cls, *, secret):
             return super().__new__(cls)
@@ -68,7 +68,7 @@ def test_what_cannot_be_restored_arrives_in_words():
     assert type(error) is WorkerError and str(error).startswith("Picky: ")
 
 
-def test_errors_of_classes_made_for_them_arrive():
+def test_errors_of_generated_classes_arrive():
     error = report_of(failure_from(PrivateError(3, "x"), "environment 1: x")).error()
     assert isinstance(error, EnvironmentFailure) and isinstance(error, PrivateError)
     assert str(error) == "environment 1: x"

@@ -35,7 +35,7 @@ def batch() -> TensorDict:
     return TensorDict({"x": torch.arange(1000).view(500, 2), "next": inner}, [500], names=["time"])
 
 
-def test_a_tensordict_arrives_as_it_was():
+def test_tensordict_arrives_unchanged():
     td = batch().lock_()
     arrived, memory = sent(td)
     assert list(map(len, memory)) == [10000] and arrived.num_bytes == 10000  # small tensors share a buffer
@@ -54,7 +54,7 @@ def test_a_batch_of_slices_still_knows_where_they_end():
     assert torch.equal(trajectory_ends(sent(td)[0].open()), ends)
 
 
-def test_nothing_is_kept_of_what_was_packed():
+def test_packed_tensors_are_not_referenced():
     tensor = torch.rand(100_000)
     kept = weakref.ref(tensor)
     gc.disable()
@@ -66,7 +66,7 @@ def test_nothing_is_kept_of_what_was_packed():
         gc.enable()
 
 
-def test_a_view_looks_at_the_memory_in_which_it_arrived():
+def test_view_shares_the_received_memory():
     arrived, memory = sent({"x": torch.arange(1000)})
     (place,) = {found.view()["x"].data_ptr() for found in (arrived, arrived)}
     assert place == np.frombuffer(memory[0], np.uint8).ctypes.data
@@ -87,13 +87,13 @@ def test_a_view_looks_at_the_memory_in_which_it_arrived():
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
 )
-def test_tensors_of_every_kind(tensor: torch.Tensor) -> None:
+def test_tensors_of_every_kind_arrive(tensor: torch.Tensor) -> None:
     found = sent([tensor])[0].open()[0]
     assert found.dtype == tensor.dtype and found.shape == tensor.shape and torch.equal(found, tensor)
     found.add_(1) if found.dtype != torch.bool else found.logical_not_()
 
 
-def test_whatever_holds_tensors():
+def test_containers_of_tensors_arrive():
     lazy = LazyStackedTensorDict.lazy_stack([TensorDict({"w": torch.rand(n)}) for n in (200, 300)])
     texts = TensorDict({"x": torch.rand(200), "text": NonTensorStack(*"ab" * 100)}, [200])
     pair = Pair(left=torch.rand(200), right=torch.rand(200, 2), batch_size=[200])

@@ -39,7 +39,7 @@ def rows(num_steps):
     return SharedRows(SCHEMA, torch.Size((2,)), num_steps)
 
 
-def test_both_see_the_same_rows(pair):
+def test_both_processes_see_the_same_rows(pair):
     region = pickle.loads(pickle.dumps(pair[0].region("rows", rows(5))))
     mine, theirs = (s.block(region) for s in pair)
     for number, column in enumerate(mine.columns):
@@ -52,7 +52,7 @@ def test_both_see_the_same_rows(pair):
     assert not owned.borrowed and float(owned.column(("a",)).max()) == 0
 
 
-def test_regions_and_blocks_stand_beside_each_other(pair):
+def test_regions_and_blocks_do_not_overlap(pair):
     first, second = pair
     regions = [first.region(name, rows(5), num_blocks=2) for name in ("a", "b", "c")]
     blocks = [(region, number) for region in regions for number in range(2)]
@@ -67,7 +67,7 @@ def test_regions_and_blocks_stand_beside_each_other(pair):
     assert first.region("e", rows(100)).start == moved.end
 
 
-def test_old_views_stay_when_it_grows(pair):
+def test_old_views_stay_valid_after_growth(pair):
     first, second = pair
     old = first.block(first.region("rows", rows(5)))
     old.column(("a",)).fill_(3)
@@ -77,7 +77,7 @@ def test_old_views_stay_when_it_grows(pair):
     assert float(second.block(grown).columns[0].reshape(-1)[:30].max()) == 3
 
 
-def test_progress(pair):
+def test_progress_words_are_shared_by_worker(pair):
     first, second = pair
     first.progress(1)[PLACE] = 4
     first.progress(2)[WORK] += 1
@@ -85,7 +85,7 @@ def test_progress(pair):
     assert second.progress(2)[WORK] == 1
 
 
-def test_memory_that_is_not_there(pair, monkeypatch):
+def test_scarce_memory_raises(pair, monkeypatch):
     first, _ = pair
     monkeypatch.setattr(module, "available_memory", lambda: 1000)
     with pytest.raises(CapacityError, match="shared memory: .* bytes can't be reserved"):
@@ -100,7 +100,7 @@ def test_memory_that_is_not_there(pair, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_memory_that_this_process_may_not_see(pair):
+def test_address_space_limit_raises(pair):
     first, _ = pair
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limits = resource.getrlimit(resource.RLIMIT_AS)

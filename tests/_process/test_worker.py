@@ -31,7 +31,7 @@ def test_too_few_files_are_noticed_beforehand():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_other_systems_are_told(monkeypatch):
+def test_other_systems_are_refused_with_the_reason(monkeypatch):
     require_platform()
     monkeypatch.delattr(os, "pidfd_open")
     with pytest.raises(UnsupportedError, match="Linux .*no pidfd_open.*SerialEnv"):
@@ -40,12 +40,12 @@ def test_other_systems_are_told(monkeypatch):
 
 @pytest.mark.parametrize("name", ["start_s", "work_s", "close_s"])
 @pytest.mark.parametrize("value", [-1, "3", float("nan"), float("inf"), True])
-def test_timeouts_are_numbers(name, value):
+def test_invalid_timeouts_are_refused(name, value):
     with pytest.raises(InvalidArgumentError, match=name):
         Timeouts(**{name: value})
 
 
-def test_timeouts_that_are_none_or_nothing():
+def test_timeouts_may_be_none():
     assert Timeouts(start_s=None, work_s=None, close_s=0) == Timeouts(None, None, 0.0)
     with pytest.raises(InvalidArgumentError, match="work_s"):
         Timeouts(work_s=0)

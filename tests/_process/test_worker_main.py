@@ -24,7 +24,7 @@ def crew():
     made.close()
 
 
-def test_surroundings_are_those_of_the_owner(monkeypatch, tmp_path):
+def test_worker_inherits_the_owners_surroundings(monkeypatch, tmp_path):
     monkeypatch.setenv("GLEANRL_TEST_MARK", "here")
     monkeypatch.chdir(tmp_path)
     crew = WorkerPool([Clerk], WorkerPlan(num_threads=3))
@@ -63,7 +63,7 @@ def test_draws_follow_the_owners_seed():
     torch.random.set_rng_state(before)
 
 
-def test_few_descriptors(crew):
+def test_worker_has_few_descriptors(crew):
     """A worker has pipes, the shared memory, stack files, a link to the fork server, and standard streams."""
     assert all(found["descriptors"] <= 10 for found in ask(crew, "surroundings"))
 

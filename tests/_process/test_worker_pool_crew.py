@@ -25,7 +25,7 @@ def crew():
     made.close()
 
 
-def test_requests_and_signals(crew):
+def test_requests_and_signals_are_answered(crew):
     assert ask(crew, "echo", 3) == [3, 3, 3]
     numbers = [crew.post(2, "echo", "two"), crew.post(0, "echo", "none")]
     assert [(a.worker, a.request, a.value) for a in crew.wait_all()] == [
@@ -37,7 +37,7 @@ def test_requests_and_signals(crew):
     assert ask(crew, "count") == [count + 50 for count in before] and crew.wait_any() is None
 
 
-def test_answers_come_as_they_are_ready(crew):
+def test_answers_are_returned_in_order_of_arrival(crew):
     """The slow worker is asked first, and has a second request in its queue."""
     slow = [crew.post(0, "walk", 3), crew.post(0, "echo", 7)]
     quick = crew.post(1, "echo", 8)
@@ -46,13 +46,13 @@ def test_answers_come_as_they_are_ready(crew):
     assert [crew.wait_any().request for _ in slow] == slow and crew.wait_any() is None and crew.is_idle
 
 
-def test_what_has_arrived_is_seen_after_the_deadline(crew):
+def test_arrived_answer_is_returned_after_the_deadline(crew):
     number = crew.post(1, "echo", 9)
     assert select.select([crew.workers[1].channel.reading], [], [], 60)[0]
     assert crew.wait_any(Deadline(0.0)).request == number and crew.wait_any(Deadline(0.0)) is None
 
 
-def test_what_a_worker_raises_arrives_and_the_crew_goes_on(crew):
+def test_exception_of_a_worker_arrives_and_the_pool_continues(crew):
     for raising in (lambda: [crew.post(i, "fail") for i in range(3)], lambda: crew.signal(b"r")):
         assert raising() is not True
         answers = crew.wait_all()
@@ -63,7 +63,7 @@ def test_what_a_worker_raises_arrives_and_the_crew_goes_on(crew):
         assert ask(crew, "echo", 1) == [1, 1, 1]
 
 
-def test_what_cannot_be_sent(crew):
+def test_unpicklable_values_raise_in_both_directions(crew):
     crew.post(0, "fail_privately")
     crew.post(1, "unsendable")
     first, second = crew.wait_all()
@@ -74,12 +74,12 @@ def test_what_cannot_be_sent(crew):
     assert ask(crew, "echo", 1) == [1, 1, 1]
 
 
-def test_long_messages(crew):
+def test_long_messages_arrive(crew):
     data = bytes(3 << 20)
     assert ask(crew, "echo", data) == [data] * 3
 
 
-def test_what_was_given_up_is_dropped(crew):
+def test_forgotten_answers_are_dropped(crew):
     crew.post(0, "walk", 2)
     crew.forget()
     assert crew.is_idle and ask(crew, "echo", "mine") == ["mine"] * 3
@@ -88,14 +88,14 @@ def test_what_was_given_up_is_dropped(crew):
 @pytest.mark.parametrize(
     "call", [lambda c: c.signal(b"s"), lambda c: ask(c, "echo", 0)], ids=["signal", "ask"]
 )
-def test_interrupts_leave_it_usable(crew, call):
+def test_pool_is_usable_after_interrupts(crew, call):
     for number, (_, place) in enumerate(interruptions(lambda: crew, call, 150)):
         crew.forget()
         assert ask(crew, "echo", number) == [number] * 3, place
         assert crew.signal(b"s") and ask(crew, "echo", -number) == [-number] * 3, place
 
 
-def test_interrupts_of_the_start_leave_nothing(doomed):
+def test_interrupted_start_leaves_nothing(doomed):
     doomed().close()
     before = Holdings.now()
     for crew, place in interruptions(
@@ -129,7 +129,7 @@ def interrupting():
 @pytest.mark.parametrize(
     "call", [lambda c: c.signal(b"s"), lambda c: ask(c, "echo", 0)], ids=["signal", "ask"]
 )
-def test_signal_handlers_that_raise_leave_it_usable(crew, interrupting, call):
+def test_pool_is_usable_after_raising_signal_handlers(crew, interrupting, call):
     for delay in (0.0005, 0.001, 0.002, 0.003) * 10:
         with pytest.raises(Interrupt):
             interrupting(delay)
@@ -157,7 +157,7 @@ def test_a_worker_writes_one_block_while_the_other_one_is_read(doomed):
     assert seen == [40, 40]
 
 
-def test_none_is_passed_over_for_quicker_ones(crew):
+def test_every_worker_is_served_in_turn(crew):
     for index in (0, 1):
         crew.post(index, "echo", index)
     for _ in range(10):
@@ -168,5 +168,5 @@ def test_none_is_passed_over_for_quicker_ones(crew):
     crew.wait_all()
 
 
-def test_many_workers(doomed):
+def test_pool_of_many_workers_answers(doomed):
     assert ask(doomed(*[Clerk] * 12), "echo", 0) == [0] * 12

@@ -36,20 +36,20 @@ def test_a_killed_worker_is_noticed_with_its_signal(doomed, number):
     assert again.request == request and again.error is answer.error and not crew.is_idle
 
 
-def test_a_worker_that_leaves(doomed):
+def test_exited_worker_is_reported(doomed):
     crew = doomed()
     crew.post(0, "leave", 3)
     assert "exited with code 3" in str(lost(crew).error)
 
 
-def test_one_killed_between_two_requests(doomed):
+def test_worker_killed_between_requests_is_reported(doomed):
     crew = doomed()
     os.kill(crew.workers[1].pid, signal.SIGKILL)
     crew.workers[1].wait(Deadline(5))
     assert not crew.signal(b"s") and "SIGKILL" in str(lost(crew).error)
 
 
-def test_one_killed_by_its_signal(doomed):
+def test_worker_that_dies_in_a_signal_is_reported(doomed):
     crew = doomed()
     crew.signal(b"s")
     assert not crew.signal(b"d") and "SIGKILL at item 7, step 2" in str(lost(crew).error)
@@ -65,13 +65,13 @@ def test_a_hung_worker_shows_its_stack(doomed, hang):
     assert "servants.py" in str(error) and "in hang" in str(error)
 
 
-def test_a_stopped_worker(doomed):
+def test_stopped_worker_is_reported(doomed):
     crew = doomed(work_s=0.3)
     crew.post(0, "stop_itself")
     assert "It is stopped" in str(lost(crew).error)
 
 
-def test_one_that_hangs_is_noticed_though_another_one_is_busy(doomed):
+def test_hanging_worker_is_noticed_while_another_is_busy(doomed):
     crew = doomed(work_s=0.5)
     crew.post(1, "hang")
     while not (answer := crew.wait_any()).lost:
@@ -79,11 +79,11 @@ def test_one_that_hangs_is_noticed_though_another_one_is_busy(doomed):
     assert answer.worker == 1
 
 
-def test_getting_on_is_not_hanging(doomed):
+def test_slow_progress_is_not_a_hang(doomed):
     assert ask(doomed(work_s=0.5), "walk", 12, workers=[0]) == [12]
 
 
-def test_servants_that_cannot_be_made(doomed):
+def test_failing_service_constructors_are_reported(doomed):
     crew = started(Clerk, Unmade)
     made, failed = crew.wait_all()
     assert made.error is None and failed.error.b == "construction" and not failed.lost
@@ -115,7 +115,7 @@ def test_a_killed_worker_is_replaced(doomed):
     assert crew.is_idle
 
 
-def test_one_that_hangs_or_is_stopped_is_replaced_and_its_answers_are_dropped(doomed):
+def test_hanging_or_stopped_worker_is_replaced_and_its_answers_are_dropped(doomed):
     crew = doomed()
     region = crew.segment.region("rows", ROWS)
     for name in ("stop_itself", "hang"):
@@ -132,7 +132,7 @@ def test_one_that_hangs_or_is_stopped_is_replaced_and_its_answers_are_dropped(do
     assert crew.workers[1].generation == 2
 
 
-def test_one_whose_servant_could_not_be_made_is_replaced(doomed):
+def test_worker_with_a_failed_service_is_replaced(doomed):
     crew = started(Unmade, Clerk)
     assert [type(answer.error).__name__ for answer in crew.wait_all()] == ["PrivateError", "NoneType"]
     crew.replace(0, Clerk)
@@ -140,7 +140,7 @@ def test_one_whose_servant_could_not_be_made_is_replaced(doomed):
     crew.close()
 
 
-def test_no_generation_draws_what_another_one_drew(doomed):
+def test_replaced_workers_draw_other_random_numbers(doomed):
     crew = doomed(Clerk)
     (first,) = ask(crew, "draws")
     crew.replace(0, Clerk)
@@ -149,7 +149,7 @@ def test_no_generation_draws_what_another_one_drew(doomed):
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
-def test_one_killed_while_it_sends_a_long_answer(doomed):
+def test_worker_killed_while_sending_a_long_answer_is_reported(doomed):
     """The partial answer of the killed worker is dropped, and the other worker's answer arrives."""
     crew = doomed()
     crew.post(

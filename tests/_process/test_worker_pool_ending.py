@@ -13,20 +13,20 @@ from tests._process.crews import ask
 from tests._process.servants import Clerk, Grudging, PrivateError, Stubborn
 
 
-def test_ends_whatever_its_workers_do(doomed):
+def test_close_ends_stubborn_workers(doomed):
     crew = doomed(Clerk, Stubborn, Clerk, close_s=0.3)
     crew.close()
     assert all(worker.pid for worker in crew.workers)
 
 
-def test_what_a_close_raises(doomed):
+def test_exception_of_a_service_close_is_raised_once(doomed):
     crew = doomed(Clerk, Grudging)
     with pytest.raises(PrivateError):
         crew.close()
     crew.close()
 
 
-def test_who_uses_it_afterwards_is_told_why(doomed):
+def test_closed_pool_raises_with_the_reason(doomed):
     crew = doomed()
     crew.close(because="of the weather")
     for use in (
@@ -39,7 +39,7 @@ def test_who_uses_it_afterwards_is_told_why(doomed):
             use()
 
 
-def test_a_fork_of_the_owner_leaves_them_alone(doomed):
+def test_fork_of_the_owner_does_not_end_the_workers(doomed):
     crew = doomed()
     child = os.fork()
     if child == 0:
@@ -66,14 +66,14 @@ class _Closer:
         return int, ()
 
 
-def test_a_close_while_a_request_is_being_written(doomed):
+def test_close_during_a_request_ends_the_workers(doomed):
     crew = doomed()
     with pytest.raises(ClosedError, match="have been ended"):
         crew.post(0, "echo", _Closer(crew))
 
 
 @pytest.mark.parametrize("hang", [lambda c: c.signal(b"h"), lambda c: c.post(1, "hang")])
-def test_a_close_while_answers_are_waited_for(doomed, hang):
+def test_close_during_a_wait_ends_the_workers(doomed, hang):
     crew = doomed()
     before = signal.signal(signal.SIGALRM, lambda *_: crew.close(0.0))
     signal.setitimer(signal.ITIMER_REAL, 0.2)

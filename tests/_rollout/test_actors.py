@@ -61,10 +61,10 @@ VALUE = {("stats", "value"): Field(torch.Size([]), torch.float64)}
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("device", [None, CPU], ids=str)
 class TestAgainstThePolicy:
-    def test_module(self, size: tuple[int, ...], device: Any) -> None:
+    def test_module_outputs_are_written(self, size: tuple[int, ...], device: Any) -> None:
         check(TensorDictModule(network(), ["observation"], ["action"]), ACTION, size, True, device)
 
-    def test_sequence_with_hidden_outputs(self, size: tuple[int, ...], device: Any) -> None:
+    def test_sequence_with_private_outputs_is_written(self, size: tuple[int, ...], device: Any) -> None:
         policy = TensorDictSequential(
             TensorDictModule(
                 lambda x, n: x * n.unsqueeze(-1), ["observation", ("robot", "clock")], ["_hidden"]
@@ -75,24 +75,24 @@ class TestAgainstThePolicy:
         )
         check(policy, {**ACTION, **VALUE}, size, True, device)
 
-    def test_gradients_are_cut(self, size: tuple[int, ...], device: Any) -> None:
+    def test_outputs_are_detached(self, size: tuple[int, ...], device: Any) -> None:
         policy = TensorDictModule(torch.enable_grad()(network().forward), ["observation"], ["action"])
         check(policy, ACTION, size, True, device)
 
-    def test_bfloat16(self, size: tuple[int, ...], device: Any) -> None:
+    def test_bfloat16_outputs_are_written(self, size: tuple[int, ...], device: Any) -> None:
         policy = TensorDictModule(lambda x: x[..., :2].bfloat16() / 3, ["observation"], ["action"])
         check(policy, {("action",): Field(torch.Size([2]), torch.bfloat16)}, size, True, device)
 
-    def test_strided_outputs(self, size: tuple[int, ...], device: Any) -> None:
+    def test_strided_outputs_are_written(self, size: tuple[int, ...], device: Any) -> None:
         policy = TensorDictModule(lambda x: x.flip(-1)[..., ::2], ["observation"], ["action"])
         check(policy, ACTION, size, True, device)
 
     @pytest.mark.parametrize("policy", [as_function, fresh], ids=["same", "fresh"])
-    def test_callables(self, policy: Any, size: tuple[int, ...], device: Any) -> None:
+    def test_outputs_of_callables_are_written(self, policy: Any, size: tuple[int, ...], device: Any) -> None:
         fields = {**ACTION, **VALUE} if policy is as_function else ACTION
         check(policy, fields, size, False, device)
 
-    def test_what_a_policy_does_to_its_input_stays_outside_the_record_of_the_next_row(
+    def test_root_entries_set_by_a_policy_do_not_reach_the_next_row(
         self, size: tuple[int, ...], device: Any
     ) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:
@@ -104,7 +104,7 @@ class TestAgainstThePolicy:
 
 class TestRandomActor:
     @pytest.mark.parametrize("size", SIZES, ids=str)
-    def test_it_draws_all_rows_in_one_call(self, size: tuple[int, ...]) -> None:
+    def test_random_actor_draws_all_rows_in_one_call(self, size: tuple[int, ...]) -> None:
         arm = Bounded(low=-1.0, high=1.0, shape=(*size, 2), dtype=torch.float32)
         policy = RandomPolicy(
             Composite(arm=arm, hand=Composite(grip=Categorical(5, shape=size), shape=size), shape=size)
@@ -126,7 +126,7 @@ class TestRandomActor:
 
     @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.int32], ids=str)
     @pytest.mark.parametrize("mask", [None, [True, False, True, True]], ids=["all", "masked"])
-    def test_choices_are_those_of_the_spec(self, dtype: torch.dtype, mask: Any) -> None:
+    def test_discrete_draws_equal_the_spec(self, dtype: torch.dtype, mask: Any) -> None:
         spec = OneHot(4, dtype=dtype, mask=None if mask is None else torch.tensor(mask))
         fields = {("action",): Field(torch.Size([4]), dtype)}
         block, policy = make_block(fields, ()), RandomPolicy(Composite(action=spec))
@@ -134,7 +134,7 @@ class TestRandomActor:
         drawn = policy.draw((T,), OwnedTorchGenerator(3))
         assert torch.equal(block.column(("action",)), drawn[("action",)])
 
-    def test_an_exchanged_draw_is_used(self) -> None:
+    def test_replaced_rand_method_is_used(self) -> None:
         spec = OneHot(4, dtype=torch.int64)
         spec.rand = lambda shape, generator=None: torch.eye(4, dtype=torch.int64)[[2] * shape[0]]
         fields = {("action",): Field(torch.Size([4]), torch.int64)}
@@ -153,7 +153,7 @@ class TestRandomActor:
         ],
         ids=["shape", "dtype", "key"],
     )
-    def test_a_spec_that_does_not_fit(self, spec: Any, message: str) -> None:
+    def test_unfitting_spec_is_refused(self, spec: Any, message: str) -> None:
         actor = RandomActor(RandomPolicy(spec), ACTION)
         with pytest.raises(PolicyError, match=message):
             actor.bind(make_block(ACTION, (3,)))
@@ -175,7 +175,9 @@ class TestRefused:
             (lambda x: x[..., :2].to(torch.complex64), "float32.*complex64"),
         ],
     )
-    def test_shape_and_dtype(self, output: Any, message: str, size: tuple[int, ...]) -> None:
+    def test_action_of_another_shape_or_dtype_is_refused(
+        self, output: Any, message: str, size: tuple[int, ...]
+    ) -> None:
         with pytest.raises(PolicyError, match=f"(?s)'action'.*{message}"):
             self.act(self.module(output), size=size)
         with pytest.raises(PolicyError, match=f"(?s)'action'.*{message}"):
@@ -188,19 +190,19 @@ class TestRefused:
         with pytest.raises(PolicyError, match=r"'value' expected .*only actions are cast"):
             self.act(module, fields)
 
-    def test_an_input_that_nobody_offers(self) -> None:
+    def test_unknown_input_key_is_refused(self) -> None:
         with pytest.raises(
             PolicyError, match=r"\['goal'\] aren't offered.*'observation'.*\('robot', 'clock'\)"
         ):
             self.act(self.module(torch.add, ["observation", "goal"]))
 
-    def test_a_missing_output(self) -> None:
+    def test_missing_action_is_refused(self) -> None:
         with pytest.raises(PolicyError, match="a tensor under 'action', got nothing"):
             self.act(lambda td: TensorDict({}, td.batch_size))
         with pytest.raises(PolicyError, match="a tensor under 'action', got nothing"):
             self.act(self.module(lambda x: x, outs="act"))
 
-    def test_an_output_without_a_column(self) -> None:
+    def test_output_without_a_column_is_refused(self) -> None:
         calls: list[int] = []
 
         def policy(td: TensorDictBase) -> TensorDictBase:
@@ -215,7 +217,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         "late", [("some", "late"), ("some", "deep", "late"), ("some", "bare", "late"), ("robot", "late")]
     )
-    def test_an_output_more_in_a_group(self, late: tuple[str, ...]) -> None:
+    def test_additional_output_in_a_group_is_refused(self, late: tuple[str, ...]) -> None:
         calls: list[int] = []
 
         def policy(td: TensorDictBase) -> TensorDictBase:
@@ -234,7 +236,7 @@ class TestRefused:
             self.act(policy, fields)
         assert len(calls) == 3
 
-    def test_a_group_that_the_policy_leaves_out_at_times(self) -> None:
+    def test_group_missing_in_some_steps_is_accepted(self) -> None:
         calls: list[int] = []
 
         def policy(td: TensorDictBase) -> TensorDictBase:
@@ -246,7 +248,7 @@ class TestRefused:
         assert len(calls) > 2
 
     @pytest.mark.parametrize("late", ["late", ("some", "late"), "some"])
-    def test_another_output_in_the_place_of_one(self, late: Any) -> None:
+    def test_output_that_changes_its_key_is_refused(self, late: Any) -> None:
         calls: list[int] = []
 
         def policy(td: TensorDictBase) -> TensorDictBase:
@@ -258,7 +260,7 @@ class TestRefused:
         with pytest.raises(PolicyError, match=rf"\[{re.escape(repr(late))}\], which its first call didn't"):
             self.act(policy, fields)
 
-    def test_a_state_by_another_name_is_carried_on(self) -> None:
+    def test_private_state_under_a_new_name_is_carried(self) -> None:
         seen: list[list[str]] = []
 
         def policy(td: TensorDictBase) -> TensorDictBase:
@@ -269,16 +271,16 @@ class TestRefused:
         self.act(policy)
         assert seen[2:4] == [["_early"], ["_late"]]
 
-    def test_no_tensordict(self) -> None:
+    def test_policy_that_returns_no_tensordict_is_refused(self) -> None:
         with pytest.raises(PolicyError, match=r"\['action'\], got Tensor"):
             self.act(lambda td: td["observation"])
 
-    def test_no_tensor(self) -> None:
+    def test_output_that_is_not_a_tensor_is_refused(self) -> None:
         with pytest.raises(PolicyError, match="a tensor under 'action', got str"):
             self.act(self.module(lambda x: "left"))
 
 
-def test_a_primed_actor_writes_what_is_there_once() -> None:
+def test_primed_actor_writes_its_first_outputs_once() -> None:
     calls: list[int] = []
 
     def policy(td: TensorDictBase) -> TensorDictBase:
@@ -300,7 +302,7 @@ def test_a_primed_actor_writes_what_is_there_once() -> None:
 class TestState:
     """Outputs of a policy other than its actions are its inputs in the next row."""
 
-    def test_it_comes_back_until_it_is_forgotten(self) -> None:
+    def test_state_is_carried_until_forget(self) -> None:
         fields = {**ACTION, ("hidden",): Field(torch.Size([1]), torch.float32)}
         noise: list[float] = []
 
@@ -323,7 +325,7 @@ class TestState:
         drive(actor, block)
         assert float(block.column(("hidden",))[0, 0]) == 0.0 and noise[2 * T] == 0.0
 
-    def test_a_module_that_reads_what_it_wrote_gets_none_first(self) -> None:
+    def test_module_that_reads_its_output_gets_none_first(self) -> None:
         fields = {**ACTION, ("hidden",): Field(torch.Size([2]), torch.float32)}
         module = TensorDictModule(
             lambda x, h: (x[..., :2], x[..., :2] if h is None else h + 1),
@@ -351,7 +353,7 @@ class TestInPlace:
         ],
         ids=["module", "tensordict"],
     )
-    def test_refused(self, policy: Any) -> None:
+    def test_policy_that_changes_its_input_in_place_is_refused(self, policy: Any) -> None:
         with pytest.raises(PolicyError, match=r"changed its input \['observation'\] in place at step 0"):
             drive(PolicyActor(policy, ACTION, layout(ACTION, (3,))), make_block(ACTION, (3,)))
 

@@ -52,7 +52,7 @@ def test_marks_are_numbers_of_changes_and_addresses(tensor):
 
 
 @pytest.mark.usefixtures("way")
-def test_marks_say_what_went_wrong():
+def test_marks_raise_the_underlying_error():
     with torch.inference_mode():
         tensor = torch.zeros(1)
     with pytest.raises(RuntimeError, match="version"):

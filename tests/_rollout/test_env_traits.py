@@ -41,14 +41,14 @@ def test_attributes_of_the_class_and_of_the_object_are_found():
     assert extra(env, "no such thing", 3) == 3
 
 
-def test_getattr_is_not_asked():
+def test_custom_getattr_is_not_called():
     proxy = Proxy(CountingEnv())
     assert extra(proxy, "make_stepper") is None
     assert extra(proxy, "usage", 3) == 3
     assert proxy.asked == []
 
 
-def test_a_wrapper_is_stepped_itself_and_not_what_it_wraps():
+def test_wrapper_is_stepped_instead_of_its_inner_environment():
     proxy = Proxy(GymEnv("CartPole-v1"))
     assert type(make_stepper(proxy)) is TensorDictStepper
     collector = SyncDataCollector(proxy, frames_per_batch=5, total_frames=5)
@@ -106,7 +106,7 @@ def test_actions_under_a_mask_are_drawn_step_by_step():
     assert torch.equal(batch["action"], batch["observation"][:, 2].long() % 4)
 
 
-def test_primed_keys_are_observations_that_are_read_too():
+def test_primed_keys_are_observations_that_are_also_states():
     assert EnvTraits.of(CountingEnv()).primed_keys == ()
     env = CountingEnv()
     env.observation_spec = Composite(observation=Unbounded((3,)), agent={"hidden": Unbounded((2,))})
@@ -126,7 +126,7 @@ class Choosy(CountingEnv):
 @pytest.mark.parametrize("size", [(), (2,)])
 @pytest.mark.parametrize("around", [lambda env: env, TransformedEnv])
 @pytest.mark.parametrize("how", ["rollout", "policy", "collector", "first frames"])
-def test_random_actions_of_an_environments_own(how, around, size):
+def test_overridden_rand_action_is_called_at_each_step(how, around, size):
     env = around(Choosy(Script(lengths=(50,)), size))
     steps, frames = 6, 6 * env.numel()
     if how == "rollout":
@@ -155,7 +155,7 @@ def test_random_actions_that_a_transform_changes_are_drawn_from_its_spec():
 
 
 @pytest.mark.parametrize("make", [CountingEnv, lambda: TransformedEnv(CountingEnv())])
-def test_who_was_closed_says_so(make):
+def test_is_closed_reports_closed_environments(make):
     env = make()
     assert not is_closed(env)
     env.close()

@@ -13,7 +13,7 @@ from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
 
-def test_a_fault_says_where() -> None:
+def test_fault_keeps_its_place_after_pickling() -> None:
     cause = ValueError("no")
     fault = StepFault(3, 1, "reset", cause)
     assert fault.made(2) == [4, 4] and StepFault(3, 1, "step", cause).made(2) == [3, 3]
@@ -36,13 +36,15 @@ class TestExplain:
             (BATCH, {"step": 0}, "CountingEnv, step 0"),
         ],
     )
-    def test_place_and_kind(self, index: int, where: dict[str, int], place: str) -> None:
+    def test_error_names_the_place_and_keeps_the_type(
+        self, index: int, where: dict[str, int], place: str
+    ) -> None:
         error = explain(StepFault(3, index, "step", ValueError("bad")), self.env, **where)
         assert str(error) == f"{place}: step raised ValueError: bad"
         assert isinstance(error, EnvironmentFailure) and isinstance(error, ValueError)
 
     @pytest.mark.parametrize("kind", [EnvironmentContractError, PolicyError, EnvironmentFailure])
-    def test_errors_of_our_own_keep_their_class(self, kind: type[GleanError]) -> None:
+    def test_gleanrl_errors_keep_their_class(self, kind: type[GleanError]) -> None:
         cause = kind("what came")
         error = explain(StepFault(3, 1, "step", cause), self.env)
         assert type(error) is kind and str(error) == "environment 1 (CountingEnv): what came"

@@ -114,7 +114,7 @@ POLICIES: dict[str, Callable[[], list[Any]]] = {
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("kind", [InteractionType.RANDOM, InteractionType.MEAN], ids=str)
-def test_groups(name: str, kind: InteractionType) -> None:
+def test_groups_of_each_step_are_current(name: str, kind: InteractionType) -> None:
     policy, env = ProbabilisticTensorDictSequential(*POLICIES[name]()), Robot()
     with set_interaction_type(kind), set_composite_lp_aggregate(False), torch.no_grad():
         torch.manual_seed(0)

@@ -23,7 +23,7 @@ ACTION = {("action",): Field(torch.Size([2]), torch.float32)}
 class TestProbe:
     root = TensorDict({"observation": torch.ones(4, 3), "mask": torch.ones(4), "hits": torch.ones(4)}, [4])
 
-    def test_it_finds_the_columns_and_leaves_the_root_alone(self) -> None:
+    def test_probe_finds_the_columns_and_leaves_the_root_unchanged(self) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:
             td["observation"].mul_(2)  # in place
             td.set("mask", td["mask"].clone())  # another tensor, equal
@@ -42,14 +42,14 @@ class TestProbe:
         }
         assert values["action",].requires_grad and (values["observation",] == 2).all()
 
-    def test_what_a_lazy_stack_gives_is_a_copy(self) -> None:
+    def test_probe_finds_outputs_in_a_lazy_stack(self) -> None:
         root = LazyStackedTensorDict.lazy_stack([*self.root.unbind(0)], 0)
         found, _ = probe(
             lambda td: td.set("action", torch.zeros(4, 2)).set("hits", td["hits"] + 1), root, ACTION
         )
         assert set(found) == {("action",), ("hits",)}
 
-    def test_equal_copies_that_a_policy_does_not_name_are_not_its(self) -> None:
+    def test_equal_copies_count_only_if_out_keys_name_them(self) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:
             out = td.clone().set("action", torch.zeros(4, 2))
             return out.set("hits", out["hits"] + 1)
@@ -72,12 +72,12 @@ class TestProbe:
             (lambda td: None, "got NoneType"),
         ],
     )
-    def test_refused(self, policy: Any, message: str) -> None:
+    def test_invalid_outputs_are_refused(self, policy: Any, message: str) -> None:
         with pytest.raises(PolicyError, match=message):
             probe(policy, self.root, ACTION)
 
 
-def test_spare() -> None:
+def test_spare_copies_modules_where_possible() -> None:
     class Stubborn(nn.Linear):
         def __deepcopy__(self, memo: Any) -> Any:
             raise RuntimeError("not me")
@@ -116,7 +116,7 @@ class Vain(Silent):
 
 @pytest.mark.parametrize("policy", [Silent(), Brief(), Vain(), TensorDictSequential(Brief())])
 @pytest.mark.parametrize("size", [(), (2,)])
-def test_a_trial_shows_what_a_module_writes_whatever_it_names(policy: Any, size: tuple[int, ...]) -> None:
+def test_trial_finds_outputs_beyond_out_keys(policy: Any, size: tuple[int, ...]) -> None:
     env = CountingEnv(Script(ending="never"), size)
     batch = next(iter(SyncDataCollector(env, policy, frames_per_batch=8)))
     assert torch.equal(batch["value"], batch["observation"].sum(-1, keepdim=True))

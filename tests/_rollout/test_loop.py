@@ -76,7 +76,7 @@ def rows(stop: int, ready: bool) -> list[Any]:
 
 @pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("watched", [False, True])
-def test_a_whole_block(ready: bool, watched: bool) -> None:
+def test_whole_block_is_filled(ready: bool, watched: bool) -> None:
     part, block, seen = Recorder(ready), make_block(), []
 
     def stop(t: int) -> bool:
@@ -89,7 +89,7 @@ def test_a_whole_block(ready: bool, watched: bool) -> None:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("act")], ids=["whole", "failed"])
-def test_rows_that_nobody_else_looks_at_may_be_written_later(error: Exception | None) -> None:
+def test_unwatched_rows_may_be_written_at_the_end(error: Exception | None) -> None:
     part, hidden, writing, watched = (Recorder(at=("act", 2), error=error) for _ in range(4))
     hidden.seen, writing.overwrites = None, True
     for actor, stop in ((part, None), (hidden, None), (writing, None), (watched, lambda t: False)):
@@ -102,7 +102,7 @@ def test_rows_that_nobody_else_looks_at_may_be_written_later(error: Exception | 
 
 @pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("last", range(T))
-def test_stopping(ready: bool, last: int) -> None:
+def test_stop_callback_ends_the_block(ready: bool, last: int) -> None:
     part, block = Recorder(ready), make_block()
     assert collect(part, part, block, lambda t: t == last) == last + 1 == block.num_whole
     ended = [("stop", last + 1)] if last < T - 1 else []  # a full block needs no early end

@@ -21,20 +21,20 @@ def modes():
 
 @pytest.mark.parametrize("kind", [None, InteractionType.RANDOM, InteractionType.MEAN])
 @pytest.mark.parametrize("outside", [True, False])
-def test_a_call_finds_its_modes(kind, outside):
+def test_calls_run_in_the_expected_modes(kind, outside):
     with torch.set_grad_enabled(outside), set_interaction_type(InteractionType.MEAN):
         for enabled in (True, False):
             assert with_gradients(enabled, exploring, kind, modes) == (enabled, kind)
             assert modes() == (outside, InteractionType.MEAN)
 
 
-def test_an_error_restores_them():
+def test_error_restores_the_modes():
     with pytest.raises(ZeroDivisionError):
         with_gradients(False, exploring, InteractionType.RANDOM, lambda: 1 / 0)
     assert modes() == (True, None)
 
 
-def test_an_interrupt_at_any_line_restores_them():
+def test_interrupt_at_any_line_restores_the_modes():
     found = []
     for _, _ in interruptions(
         lambda: None, lambda _: with_gradients(False, exploring, InteractionType.RANDOM, modes), also=THEIRS

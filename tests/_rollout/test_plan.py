@@ -68,7 +68,7 @@ FORMS = list(Count().forms())
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 class TestCalls:
-    def test_acting_now_every_call_counts(self, form: str, size: tuple[int, ...]) -> None:
+    def test_act_now_uses_every_call(self, form: str, size: tuple[int, ...]) -> None:
         policy, env = Count(), CountingEnv(LONG, size)
         plan = plan_rollout(env, policy.forms()[form], act_now=True)
         block = plan.block(4)
@@ -78,7 +78,7 @@ class TestCalls:
         assert block.batch()["action"][..., 0].reshape(-1, 4).tolist() == [[1, 2, 3, 4]] * env.numel()
         assert len(env.masks) == 1
 
-    def test_otherwise_a_trial_leaves_the_environment_and_the_random_state(
+    def test_trial_restores_the_environment_and_the_random_state(
         self, form: str, size: tuple[int, ...]
     ) -> None:
         policy, env = Count(), CountingEnv(LONG, size)
@@ -142,15 +142,15 @@ class TestColumns:
         assert set(items) == set(own.paths) | set(plan.policy_paths)
         return {path: items[path] for path in plan.policy_paths}
 
-    def test_random(self) -> None:
+    def test_random_policy_has_action_columns_only(self) -> None:
         for act_now in (False, True):
             assert self.columns(None, act_now=act_now) == ACTION
 
-    def test_modules_that_promise_just_the_actions_are_not_called(self) -> None:
+    def test_modules_with_only_action_outputs_are_not_called(self) -> None:
         policy = Count()
         assert self.columns(policy.module()) == ACTION and policy.calls == 0
 
-    def test_extras(self) -> None:
+    def test_extra_outputs_become_columns(self) -> None:
         value = Field(torch.Size([1]), torch.float32)
         for name in ("module, two outputs", "plain, two outputs"):
             key = "value" if name.startswith("module") else "output1"
@@ -158,21 +158,21 @@ class TestColumns:
                 found = self.columns(Count().forms()[name], act_now=act_now)
                 assert found == {**ACTION, (key,): value} and next(iter(found)) == ("action",)
 
-    def test_hidden_ones_are_left_out(self) -> None:
+    def test_private_outputs_have_no_column(self) -> None:
         policy = TensorDictSequential(
             TensorDictModule(lambda x: x, ["observation"], ["_hidden"]),
             TensorDictModule(lambda x: x[..., :2], ["_hidden"], ["action"]),
         )
         assert self.columns(policy) == ACTION
 
-    def test_several_and_nested_actions(self) -> None:
+    def test_several_and_nested_actions_have_columns(self) -> None:
         grip = Field(torch.Size([]), torch.int64)
         assert self.columns(None, TwoActionEnv(LONG)) == {("arm",): ACTION["action",], ("gripper",): grip}
         nested = {("agents", "action"): Field(torch.Size([2, 2]), torch.float32)}
         assert self.columns(None, TeamEnv(LONG, (3,))) == nested
         assert action_fields(TeamEnv(LONG, (3,)), 1) == nested
 
-    def test_a_policy_may_overwrite_a_root_column_of_its_own_kind(self) -> None:
+    def test_policy_may_overwrite_a_root_column_of_equal_form(self) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:
             return td.set("action", td["observation"][..., :2]).set("observation", td["observation"] + 1)
 
@@ -186,11 +186,11 @@ class TestColumns:
         ):
             self.columns(wrong)
 
-    def test_the_environments_own_done_ends_an_episode_whatever_its_groups_say(self) -> None:
+    def test_root_done_ends_an_episode_regardless_of_groups(self) -> None:
         plan = plan_rollout(TeamEnv(LONG, nested_flags=True), None)
         assert plan.done_paths == (("next", "done"),)
 
-    def test_the_owners_columns_stand_beside(self) -> None:
+    def test_block_has_the_plans_schema(self) -> None:
         plan = plan_rollout(CountingEnv(LONG), None)
         assert plan.block(3).schema is plan.schema and plan.block(3).num_steps == 3
 
@@ -205,12 +205,12 @@ class TestChoices:
             (Count().on_td, False),
         ],
     )
-    def test_actors(self, policy: Any, modules: bool) -> None:
+    def test_actor_depends_on_the_policy(self, policy: Any, modules: bool) -> None:
         plan = plan_rollout(CountingEnv(LONG), policy)
         assert isinstance(plan.actor, PolicyActor) and plan.actor.by_modules is modules
         assert type(plan.random_actor) is RandomActor and not isinstance(plan.policy, RandomPolicy)
 
-    def test_without_a_policy(self) -> None:
+    def test_missing_policy_uses_the_random_actor(self) -> None:
         plan = plan_rollout(CountingEnv(LONG), None)
         assert type(plan.actor) is RandomActor and isinstance(plan.policy, RandomPolicy)
 
@@ -222,7 +222,7 @@ class TestChoices:
         batch = block.batch()
         assert not batch["value"].any() and batch["action"].unique().numel() == 24
 
-    def test_where_it_starts(self) -> None:
+    def test_plan_starts_from_a_given_root(self) -> None:
         env = CountingEnv(LONG)
         root = env.step(env.rand_action(env.reset()))["next"].exclude("reward")
         plan = plan_rollout(env, None, root=root)
@@ -243,11 +243,11 @@ class TestRefused:
             (lambda td: td.set("action", td["done"]).set(("next", "done"), td["done"]), "contains 'next'"),
         ],
     )
-    def test_policies(self, policy: Any, message: str, act_now: bool) -> None:
+    def test_invalid_policies_are_refused(self, policy: Any, message: str, act_now: bool) -> None:
         with pytest.raises(PolicyError, match=message):
             plan_rollout(CountingEnv(LONG), policy, act_now=act_now)
 
-    def test_an_environment_whose_reset_fails(self) -> None:
+    def test_failing_first_reset_is_explained(self) -> None:
         with pytest.raises(EnvironmentContractError, match="environment 0 .StillDoneEnv.*returned done"):
             plan_rollout(StillDoneEnv(), None)
 

@@ -8,7 +8,7 @@ from gleanrl._arrays.schema import Field, Schema
 from gleanrl._rollout.plan import GraphBlock
 
 
-def test_a_block_that_keeps_its_graph():
+def test_block_with_gradients_keeps_its_graph():
     schema = Schema(
         {("x",): Field(torch.Size((2,)), torch.float32), ("n",): Field(torch.Size(), torch.int64)}
     )

@@ -102,7 +102,7 @@ AS_IT_IS = [
 
 @pytest.mark.parametrize("policy", AS_IT_IS, ids=range(len(AS_IT_IS)))
 @pytest.mark.parametrize("keys", [ONE, TWO])
-def test_taken_as_it_is(policy: Any, keys: Any) -> None:
+def test_tensordict_policies_are_not_wrapped(policy: Any, keys: Any) -> None:
     assert wrap_policy(policy, CountingEnv(), keys) is policy
 
 
@@ -132,7 +132,7 @@ WRAPPED: list[tuple[Any, Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("policy", "keys", "ins", "names"), WRAPPED, ids=range(len(WRAPPED)))
-def test_wrapped(policy: Any, keys: Any, ins: Any, names: Any) -> None:
+def test_callables_are_wrapped_with_their_keys(policy: Any, keys: Any, ins: Any, names: Any) -> None:
     for env in (CountingEnv(), TwoActionEnv()):
         found = wrap_policy(policy, env, keys)
         assert type(found) is TensorDictModule and found.module is policy
@@ -167,14 +167,16 @@ REFUSED: list[tuple[Any, Any, type[BaseException], str]] = [
 
 
 @pytest.mark.parametrize(("policy", "keys", "error", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_refused(policy: Any, keys: Any, error: type[BaseException], message: str) -> None:
+def test_unsupported_callables_are_refused(
+    policy: Any, keys: Any, error: type[BaseException], message: str
+) -> None:
     with pytest.raises(error, match=message) as caught:
         wrap_policy(policy, CountingEnv(), keys)
     assert isinstance(caught.value, GleanError)
     assert isinstance(caught.value, RuntimeError if error is PolicyError else TypeError)
 
 
-def test_the_environments_own_random_methods() -> None:
+def test_random_methods_of_environments_are_policies() -> None:
     env = TwoActionEnv()
     for policy in (None, env.rand_step, env.rand_action):
         found = wrap_policy(policy, env, ONE)
@@ -202,7 +204,7 @@ class TestRandomPolicy:
         out = RandomPolicy(spec)(td)
         assert out is td and td["hand", "grip"].shape == (4,) and "other" in td.keys()
 
-    def test_the_global_generator_decides(self) -> None:
+    def test_draws_follow_the_global_generator(self) -> None:
         policy = RandomPolicy(Bounded(-1.0, 1.0, (2,)))
         torch.manual_seed(3)
         first = policy.draw((4,))["action",]
@@ -210,7 +212,7 @@ class TestRandomPolicy:
         assert torch.equal(policy.draw((4,))["action",], first)
 
 
-def test_a_random_policy_without_a_spec_takes_that_of_its_environment():
+def test_random_policy_without_a_spec_uses_the_environments():
     policy = RandomPolicy()
     with pytest.raises(PolicyError, match="no action_spec"):
         policy(TensorDict({}, []))
@@ -223,7 +225,7 @@ def test_a_random_policy_without_a_spec_takes_that_of_its_environment():
     assert set(own(TensorDict({}, [])).keys()) == {"action"}
 
 
-def test_actions_after_the_first_mask_in_the_middle_of_a_batch_are_uniform_among_the_allowed_ones():
+def test_actions_after_a_first_mask_in_mid_batch_are_uniform():
     torch.manual_seed(0)
     collector = SyncDataCollector(
         MaskedEnv("categorical", "mid_spec"), None, frames_per_batch=400, total_frames=4000
@@ -240,7 +242,7 @@ def test_actions_after_the_first_mask_in_the_middle_of_a_batch_are_uniform_among
         assert chi2 < 20, (mask, taken)  # at most 3 degrees of freedom: p < 0.0002
 
 
-def test_random_policy_with_a_mask_of_the_user_keeps_it_where_the_environment_has_none():
+def test_user_mask_of_a_random_policy_is_kept():
     only = Categorical(4, mask=torch.tensor([True, False, False, False]))
     env = MaskedEnv("categorical", "transform")  # returns masks, but its spec has none
     assert not bool(env.rollout(30, RandomPolicy(only), break_when_any_done=False)["action"].any())
@@ -253,7 +255,7 @@ def test_random_policy_of_all_actions_obeys_the_masks_of_the_environment(source)
     check_allowed(batch.unsqueeze(0), "one_hot")
 
 
-def test_random_policy_of_other_actions_draws_from_its_own_spec():
+def test_random_policy_with_fewer_actions_draws_from_its_spec():
     env = masked("categorical")
     batch = env.rollout(60, RandomPolicy(Categorical(1)), break_when_any_done=False)
     assert not bool(batch["action"].any())
@@ -280,7 +282,7 @@ def drawn(env, seed, rows):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_forbidden_actions_of_the_prepared_rows_are_redrawn_and_all_others_kept(encoding):
+def test_only_forbidden_prepared_actions_are_redrawn(encoding):
     env = MaskedEnv(encoding, "late_spec")
     _, unmasked = drawn(env, 1, range(STEPS))
     mask = env.mask(0)
@@ -315,7 +317,7 @@ def test_members_of_a_batch_get_the_redraws_of_their_place_in_it():
     batch.close()
 
 
-def test_watch_tells_masks_that_come_and_go():
+def test_watch_notices_added_and_removed_masks():
     env = MaskedEnv("one_hot", "late_spec")
     watch = MaskWatch(env)
     assert not watch.present()
@@ -338,7 +340,7 @@ class Overriding(MaskedEnv):
         return self.masked if self.masks else self.full_action_spec
 
 
-def test_watch_looks_each_time_at_an_environment_that_overrides_its_live_spec():
+def test_watch_reads_an_overridden_live_spec_each_time():
     env = Overriding("one_hot", "late_spec")
     env.masked = env.full_action_spec.clone()
     env.masked["action"].update_mask(env.mask(0))

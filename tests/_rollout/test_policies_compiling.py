@@ -67,7 +67,7 @@ class OnTensorDicts(nn.Module):
     ],
     ids=["module", "TensorDictModule", "sequence", "on TensorDicts"],
 )
-def test_the_same_actions(make: Callable[[], Any], graphs: int) -> None:
+def test_compiled_policy_returns_the_same_actions(make: Callable[[], Any], graphs: int) -> None:
     torch._dynamo.reset()
     backend = Counting()
     compiled, plain = taken(make(), compile_policy={"backend": backend, "fullgraph": False}), taken(make())
@@ -82,7 +82,7 @@ def test_each_callable_is_compiled_once_and_weights_stay_shared() -> None:
         assert torch.equal(compiler(module)(torch.ones(3)), module(torch.ones(3)))
 
 
-def test_what_is_asked_for() -> None:
+def test_compile_policy_argument_is_parsed() -> None:
     assert compiler_of(None, None) is None and compiler_of(False, False) is None
     assert isinstance(compiler_of(EAGER, None), Compiler) and isinstance(compiler_of(True, None), Compiler)
     with pytest.raises(InvalidTypeError, match="compile_policy: .*got 'inductor'"):
@@ -96,7 +96,7 @@ def test_cuda_graphs_need_cuda(asked: Any) -> None:
         taken(net(), cudagraph_policy=asked)
 
 
-def test_without_a_compiler_the_error_says_what_to_do() -> None:
+def test_missing_compiler_gives_advice() -> None:
     def broken(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no compiler")
 

@@ -45,7 +45,7 @@ from tests.fakes_modules import (
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_sequences(size: torch.Size) -> None:
+def test_members_of_sequences_equal_the_sequence(size: torch.Size) -> None:
     hidden, head = module(nn.Linear(3, 5), "hidden"), module(nn.Linear(5, 2), "action", "hidden")
     for policy in (
         TensorDictSequential(hidden, head),
@@ -130,7 +130,9 @@ def with_text(batch_size: torch.Size) -> TensorDict:
 @pytest.mark.parametrize("kind", [None, InteractionType.MODE, InteractionType.RANDOM], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", MIXED)
-def test_mixed_sequences(name: str, size: torch.Size, kind: InteractionType | None) -> None:
+def test_members_of_mixed_sequences_equal_the_sequence(
+    name: str, size: torch.Size, kind: InteractionType | None
+) -> None:
     with set_interaction_type(kind):
         check_in_turn(MIXED[name](), size, with_text)
 
@@ -152,7 +154,7 @@ def test_a_device_is_kept() -> None:
     assert batch["action"].device.type == "meta"
 
 
-def test_what_is_there_is_skipped_where_that_is_asked_for() -> None:
+def test_skip_existing_keeps_the_policy_whole() -> None:
     policy = TensorDictSequential(module(outs="goal"), module(torch.neg, "action", "goal"))
     check(policy, SIZES[1])
     with set_skip_existing(True):

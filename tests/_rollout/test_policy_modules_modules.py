@@ -56,13 +56,13 @@ PLAIN: dict[str, Callable[[], TensorDictModule]] = {
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", PLAIN)
-def test_modules(name: str, size: torch.Size) -> None:
+def test_calls_of_modules_equal_the_module(name: str, size: torch.Size) -> None:
     check(PLAIN[name](), size)
 
 
 @pytest.mark.parametrize("kind", [*InteractionType, None], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_distributions(size: torch.Size, kind: InteractionType | None) -> None:
+def test_calls_of_distributions_equal_the_module(size: torch.Size, kind: InteractionType | None) -> None:
     logits = ProbabilisticTensorDictSequential(
         module(net(3), "logits"), normal(in_keys=["logits"], distribution_class=distributions.Categorical)
     )
@@ -86,7 +86,7 @@ def test_distributions(size: torch.Size, kind: InteractionType | None) -> None:
 
 @pytest.mark.parametrize("given", ["params", ("robot", "params")], ids=str)
 @pytest.mark.parametrize("outs", [["action"], ["action", ("hand", "grip")]], ids=str)
-def test_composite_distributions(outs: list[Any], given: Any) -> None:
+def test_calls_of_composite_distributions_equal_the_module(outs: list[Any], given: Any) -> None:
     names = ["action", ("hand", "grip")][: len(outs)]
     distribution = {
         "distribution_map": dict.fromkeys(names, Normal),
@@ -135,7 +135,7 @@ def test_parameters_that_the_distribution_lacks_are_explained_by_the_module() ->
         run(policy, SIZES[0])
 
 
-def test_a_generator_of_its_own() -> None:
+def test_private_generator_of_a_module_is_used() -> None:
     drawn = []
     for _ in range(2):
         policy = gaussian(generator=torch.Generator().manual_seed(3))
@@ -145,7 +145,7 @@ def test_a_generator_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_left_whole(name: str) -> None:
+def test_other_policies_are_not_decomposed(name: str) -> None:
     assert calls_of(WHOLE[name](), SIZES[1]) is None
 
 
@@ -157,7 +157,7 @@ def test_a_hook_on_the_wrapped_network_still_runs() -> None:
 
 
 @pytest.mark.parametrize("out", [lambda x: (x, x), lambda x: ()])
-def test_outputs_and_keys_in_unequal_number(out: Any) -> None:
+def test_unequal_numbers_of_outputs_and_keys_raise(out: Any) -> None:
     with pytest.raises(PolicyError, match=r"out_keys \['action'\]"):
         run(module(out), SIZES[0])
 

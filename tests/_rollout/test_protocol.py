@@ -138,7 +138,7 @@ def reference(make: Any, rules: EpisodeRules = FREELY, **kwargs: Any) -> tuple[A
 @pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("limit", [None, 1, 3])
 @every_route
-def test_rows_from_block_to_block(make: Any, route: str, limit: int | None, ready: bool) -> None:
+def test_rows_continue_from_block_to_block(make: Any, route: str, limit: int | None, ready: bool) -> None:
     rules = EpisodeRules(max_steps=limit)
     (env, stepper), (other, model) = make(route, rules), reference(make, rules)
     assert stepper.rules == rules and stepper.batch_size == env.batch_size
@@ -147,7 +147,7 @@ def test_rows_from_block_to_block(make: Any, route: str, limit: int | None, read
 
 
 @every_route
-def test_an_end_without_a_reset(make: Any, route: str) -> None:
+def test_end_without_a_reset_keeps_the_last_observation(make: Any, route: str) -> None:
     rules, script = EpisodeRules(reset_when_done=False), Script(lengths=(3,))
     (env, stepper), (other, model) = make(route, rules, script=script), reference(make, rules, script=script)
     same(rows(env, stepper, 6, until=3), rows(other, model, 6, until=3))
@@ -159,14 +159,14 @@ def test_an_end_without_a_reset(make: Any, route: str) -> None:
 
 
 @every_route
-def test_a_block_that_ends_early(make: Any, route: str) -> None:
+def test_block_that_ends_early_continues_in_the_next(make: Any, route: str) -> None:
     (env, stepper), (other, model) = make(route), reference(make)
     for until in (2, 1, 4):
         same(rows(env, stepper, 5, until=until), rows(other, model, 5, until=until))
 
 
 @every_route
-def test_resets(make: Any, route: str) -> None:
+def test_partial_and_full_resets_follow_the_mask(make: Any, route: str) -> None:
     env, stepper = make(route, script=LONG)
     rows(env, stepper, 3)
     clocks = stepper.root()["observation",][..., 2]
@@ -194,7 +194,7 @@ def test_faults_name_row_and_environment_and_a_reset_follows(make: Any, route: s
 
 
 @every_route
-def test_disturbance(make: Any, route: str) -> None:
+def test_use_outside_the_stepper_is_noticed(make: Any, route: str) -> None:
     env, stepper = make(route)
     stepper.reset()
     assert not stepper.disturbed
@@ -209,7 +209,7 @@ def test_disturbance(make: Any, route: str) -> None:
 
 
 @every_route
-def test_another_stepper_goes_on_from_a_state(make: Any, route: str) -> None:
+def test_another_stepper_continues_from_a_state(make: Any, route: str) -> None:
     rules = EpisodeRules(max_steps=4)
     (env, stepper), (other, model) = make(route, rules, script=LONG), make(route, rules, script=LONG)
     heir, idle = (stepper_of(owner, rules, type(stepper)) for owner in (env, other))

@@ -19,7 +19,7 @@ def filled() -> PolicyCarry:
     return carry
 
 
-def test_what_is_saved_goes_on_and_shares_nothing() -> None:
+def test_saved_carry_continues_and_shares_no_memory() -> None:
     carry, other = filled(), PolicyCarry(SIZE)
     state, value = carry.state_dict(), carry.snapshot()
     carry.outputs[0][1].add_(1)

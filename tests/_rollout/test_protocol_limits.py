@@ -7,7 +7,7 @@ import numpy as np
 from gleanrl._rollout.protocol import StepLimit
 
 
-def test_episodes_that_have_reached_the_limit():
+def test_limit_marks_episodes_that_reach_it():
     limit = StepLimit((2,), 3)
     assert limit.step() is None and limit.step(np.array([False, True])) is None
     assert limit.counts.tolist() == [2, 0]
@@ -18,7 +18,7 @@ def test_episodes_that_have_reached_the_limit():
     assert limit.counts.tolist() == [0, 0]
 
 
-def test_one_environment():
+def test_limit_counts_an_unbatched_environment():
     limit = StepLimit((), 1)
     assert limit.step().shape == () and limit.counts == 1
     limit.restart(np.asarray(True))

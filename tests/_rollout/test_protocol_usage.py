@@ -13,7 +13,7 @@ from tests.fakes import OracleEnv
 from tests.fakes_base import CountingEnv
 
 
-def test_the_last_user_counts() -> None:
+def test_last_user_holds_the_lease() -> None:
     usage = Usage()
     first, second = Lease(usage), Lease(usage)
     assert not first.held and not usage.started
@@ -38,7 +38,7 @@ def test_the_last_user_counts() -> None:
     ],
     ids=["reset", "step", "rollout", "check", "stepper"],
 )
-def test_a_stepper_notices(make: Any, disturb: Any) -> None:
+def test_stepper_notices_other_users(make: Any, disturb: Any) -> None:
     env = make()
     stepper = make_stepper(env)
     stepper.reset()

@@ -51,14 +51,14 @@ def shown(module: EGreedyModule, actor: PolicyActor) -> list[set[Any]]:
 
 
 @pytest.mark.parametrize("reads", [["observation"], [("robot", "clock"), "done"], []], ids=str)
-def test_what_is_read_is_shown(reads: list[Any]) -> None:
+def test_known_reads_are_passed_only(reads: list[Any]) -> None:
     module = EGreedyModule(*reads)
     actor = actor_of(module)
     assert shown(module, actor) == [{*reads}] * T
     assert actor.seen == [as_path(key) for key in reads]
 
 
-def test_what_a_member_before_wrote_isnt_read_from_the_row() -> None:
+def test_output_of_an_earlier_member_is_not_read_from_the_row() -> None:
     first = TensorDictModule(nn.Linear(3, 2), ["observation"], ["action"])
     module = EGreedyModule("action", "done")
     assert (
@@ -68,7 +68,7 @@ def test_what_a_member_before_wrote_isnt_read_from_the_row() -> None:
 
 
 @pytest.mark.parametrize("reads", ["robot", "elsewhere", "count"])
-def test_where_a_row_hasnt_got_what_is_read_all_is_shown(reads: str) -> None:
+def test_missing_read_key_passes_the_whole_row(reads: str) -> None:
     module = EGreedyModule(reads)
     actor = actor_of(module)
     everything = {"observation", ("robot", "clock"), "done"}
@@ -76,7 +76,7 @@ def test_where_a_row_hasnt_got_what_is_read_all_is_shown(reads: str) -> None:
     assert actor.seen is None
 
 
-def test_it_is_found_out_for_each_block() -> None:
+def test_reads_are_determined_for_each_block() -> None:
     module = EGreedyModule("observation")
     actor = actor_of(module)
     assert shown(module, actor) == [{"observation"}] * T
@@ -87,7 +87,7 @@ def test_it_is_found_out_for_each_block() -> None:
     assert shown(module, actor) == [{"observation"}] * T
 
 
-def test_subclasses_and_others_of_that_name_may_look_at_anything() -> None:
+def test_subclasses_and_namesakes_get_the_whole_row() -> None:
     derived, elsewhere = (
         type(name, (EGreedyModule,), {"__module__": home})
         for name, home in (
@@ -100,7 +100,7 @@ def test_subclasses_and_others_of_that_name_may_look_at_anything() -> None:
         assert len(shown(module, actor_of(module))[0]) == 3
 
 
-def test_groups_of_sizes_of_their_own_are_shown_whatever_is_read() -> None:
+def test_groups_with_longer_batch_sizes_are_always_passed() -> None:
     module = EGreedyModule("observation")
     block, row = make_block(COUNTED, (3,)), layout(COUNTED, (3,))
     actor = PolicyActor(module, COUNTED, replace(row, groups={("robot",): (3, 2)}))
@@ -108,13 +108,13 @@ def test_groups_of_sizes_of_their_own_are_shown_whatever_is_read() -> None:
     assert ("robot", "clock") in module.shown[0]
 
 
-def test_a_mask_that_is_named_later_is_read() -> None:
+def test_mask_key_set_later_is_read() -> None:
     module = EGreedyModule("observation")
     module.action_mask_key = "done"
     assert shown(module, actor_of(module)) == [{"observation", "done"}] * T
 
 
-def test_a_forward_that_was_replaced_may_look_at_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_forward_gets_the_whole_row(monkeypatch: pytest.MonkeyPatch) -> None:
     module = EGreedyModule("observation")
     actor, own = actor_of(module), module.forward
     module.forward = lambda td: own(td)

@@ -39,7 +39,7 @@ T = 4
         ((1, 3), (3,), 1, False),
     ],
 )
-def test_one_trailing_dimension_of_size_one_more_or_less(
+def test_trailing_dimension_of_size_one_is_added_or_removed(
     shape: Any, wanted: Any, dims: int, fits: bool
 ) -> None:
     found = with_shape(torch.zeros(shape), torch.Size(wanted), dims)
@@ -98,7 +98,7 @@ def test_the_whole_block_is_checked_at_its_end_and_the_first_row_at_once() -> No
         block.check()  # type: ignore[attr-defined]
 
 
-def test_each_dtype_is_checked_by_itself() -> None:
+def test_each_dtype_is_checked_separately() -> None:
     block, write = conversions(())
     write(0, torch.ones(3))
     write(1, torch.ones(3, dtype=torch.bool))
@@ -138,7 +138,7 @@ def taken(make: Callable[[], Any], policy: Any, frames: int = 6) -> TensorDictBa
     ],
     ids=["float", "keepdim", "int", "numpy", "bool", "float-one-hot", "squeezed", "double", "tensordict"],
 )
-def test_policies_that_run_after_a_conversion(make: Callable[[], Any], policy: Any) -> None:
+def test_converted_actions_are_collected(make: Callable[[], Any], policy: Any) -> None:
     batch, spec = taken(make, policy), make().full_action_spec["action"]
     assert batch["action"].dtype is spec.dtype and batch["action"].shape == (6, *spec.shape)
     assert spec.is_in(batch["action"][0])
@@ -146,7 +146,7 @@ def test_policies_that_run_after_a_conversion(make: Callable[[], Any], policy: A
 
 
 @pytest.mark.parametrize("around", [SerialEnv, ParallelEnv])
-def test_batches_of_environments(around: Any) -> None:
+def test_converted_actions_of_batches_are_collected(around: Any) -> None:
     env = around(2, pendulum)
     batch = taken(lambda: env, lambda observation: observation[..., 0].double(), 8)
     assert batch["action"].shape == (2, 4, 1) and batch["action"].dtype is torch.float32
@@ -160,7 +160,7 @@ def test_a_rollout_with_gradients_converts_too() -> None:
     assert rollout["action"].dtype is torch.float32 and rollout["action"].requires_grad
 
 
-def test_the_batch_is_lost_where_a_value_would_change_and_the_next_one_follows() -> None:
+def test_changed_value_discards_the_batch_and_the_next_one_continues() -> None:
     calls: list[int] = []
 
     def policy(observation: torch.Tensor) -> torch.Tensor:
@@ -174,7 +174,7 @@ def test_the_batch_is_lost_where_a_value_would_change_and_the_next_one_follows()
     assert collector.stats().reasons == {"policy": 5}
 
 
-def test_what_an_environment_stumbles_over_is_told_first() -> None:
+def test_invalid_conversion_is_reported_before_the_environments_error() -> None:
     calls: list[int] = []
 
     def policy(observation: torch.Tensor) -> torch.Tensor:
@@ -190,14 +190,14 @@ def test_what_an_environment_stumbles_over_is_told_first() -> None:
     assert collector.stats().reasons == {"environment": 2}
 
 
-def test_scores_never_reach_the_environment() -> None:
+def test_scores_are_refused_before_the_step() -> None:
     collector = SyncDataCollector(GymEnv("CartPole-v1"), torch.nn.Linear(4, 2), frames_per_batch=5)
     with pytest.raises(PolicyError, match="argmax .*categorical_action_encoding=True"):
         collector.next()
     assert collector.stats().stepped == 0
 
 
-def test_a_random_policy_has_to_draw_what_is_declared() -> None:
+def test_random_policy_of_another_spec_is_refused() -> None:
     with pytest.raises(PolicyError, match="'action' expected shape"):
         taken(categorical, RandomPolicy(OneHot(2)))
 
@@ -233,10 +233,10 @@ class TestRowsWrittenByTheCore:
         ],
         ids=["plain", "graph", "parameter", "strided", "negated", "double", "view"],
     )
-    def test_a_row(self, action: torch.Tensor) -> None:
+    def test_unusual_tensors_are_written(self, action: torch.Tensor) -> None:
         assert torch.equal(self.written(action), torch.tensor([[0, 0], [1, -2], [0, 0]]).float())
 
-    def test_nothing_is_written_of_what_does_not_fit(self) -> None:
+    def test_unfitting_outputs_are_refused(self) -> None:
         with pytest.raises(PolicyError, match="'action' expected shape"):
             self.written(torch.zeros(3))
         with pytest.raises(PolicyError, match="'value' expected shape"):
@@ -280,7 +280,7 @@ def test_a_converted_action_is_reported_where_the_policy_fails_before_the_end(er
         assert context is error if error is not None else "expected shape" in str(context)
 
 
-def test_an_interrupt_of_a_policy_is_no_policy_error() -> None:
+def test_interrupt_in_a_policy_is_not_a_policy_error() -> None:
     with pytest.raises(KeyboardInterrupt):
         Int8Env().rollout(9, Wrapping(5, KeyboardInterrupt()))
 

@@ -52,7 +52,7 @@ def values(batch, t):
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (4,), (2, 3)])
-def test_rows_and_the_roots_behind_them_are_those_that_torch_writes(batch):
+def test_rows_and_next_roots_equal_torchs(batch):
     block, want = zeros(batch), zeros(batch)
     assert all(written_whole(block, path) for path in FIELDS)
     rows = rows_of(block, AFTER, {"a": ("a",)}, ["done"])
@@ -82,7 +82,7 @@ def test_rows_and_the_roots_behind_them_are_those_that_torch_writes(batch):
         lambda a: None,
     ],
 )
-def test_what_is_no_plain_tensor_as_declared_is_left_to_others(change):
+def test_other_tensors_are_left_to_the_fallback(change):
     block = zeros((4,))
     rows = rows_of(block, AFTER)
     found = values((4,), 0)
@@ -92,7 +92,7 @@ def test_what_is_no_plain_tensor_as_declared_is_left_to_others(change):
     assert not any(bool(column.any()) for column in block.columns)
 
 
-def test_keys_are_those_that_are_asked_for():
+def test_other_keys_are_ignored_or_refused():
     block, found = zeros((4,)), values((4,), 0)
     rows = rows_of(block, AFTER)
     more = {**found, "b": torch.zeros(4)}
@@ -134,7 +134,7 @@ def test_values_may_lie_in_any_order(dtype, batch, leaf, random):
     assert not bool(block.rows(("a",))[0].any())
 
 
-def test_there_may_be_many_columns():
+def test_many_columns_are_written():
     names = [f"c{number}" for number in range(100)]
     block = Block(Schema({(name,): FIELDS["a",] for name in names}), (), 2)
     assert (
@@ -154,7 +154,7 @@ def test_a_value_may_be_the_row_that_it_is_written_to():
     assert block.rows(("a",))[2].unique().tolist() == [3.0]
 
 
-def test_large_values_in_several_pieces_are_left_to_others(way):
+def test_large_non_contiguous_values_are_left_to_the_fallback(way):
     field = Field(torch.Size((20, 30)), torch.float32)
     block = Block(Schema({("a",): field}), (), 2)
     rows, value = rows_of(block, {"a": ("a",)}), torch.randn(30, 20).t()
@@ -164,7 +164,7 @@ def test_large_values_in_several_pieces_are_left_to_others(way):
 
 
 @pytest.mark.parametrize("batch", [(), (4,)])
-def test_values_may_be_rows_that_other_values_are_written_to(batch):
+def test_values_may_be_destination_rows_of_other_values(batch):
     fields = {(key,): FIELDS["a",] for key in ("a", "b")}
     block = Block(Schema(fields), batch, 3)
     for number, column in enumerate(block.columns):
@@ -177,7 +177,7 @@ def test_values_may_be_rows_that_other_values_are_written_to(batch):
     assert block.column(("b",)).select(time, 2).unique().tolist() == [1.0]
 
 
-def test_what_has_no_memory_is_left_to_others(way):
+def test_tensors_without_memory_are_left_to_the_fallback(way):
     if way == "asked":
         pytest.skip("the core says by itself that an address is null")
     block, found = zeros((4,)), values((4,), 0)
@@ -193,7 +193,7 @@ def test_what_has_no_memory_is_left_to_others(way):
     assert written == [None]
 
 
-def test_values_that_are_taken_away_meanwhile_are_missing(way):
+def test_values_removed_meanwhile_are_missing(way):
     if way == "asked":
         pytest.skip("nothing is read by address before all values are there")
     block, found = zeros((4,)), values((4,), 0)
@@ -215,7 +215,7 @@ def test_values_come_from_any_mapping():
     assert torch.equal(block.rows(("next", "a"))[0], values((4,), 0)["a"])
 
 
-def test_columns_in_several_pieces_are_not_written_whole():
+def test_non_contiguous_columns_are_not_written_as_batches():
     block = Block(Schema(FIELDS), (4,), 6)
     for column in block.columns:
         column.zero_()
@@ -223,7 +223,7 @@ def test_columns_in_several_pieces_are_not_written_whole():
     assert written_whole(block.part(0), ("a",))
 
 
-def test_the_core_refuses_what_it_cant_write(way):
+def test_core_refuses_invalid_columns(way):
     if way == "asked":
         pytest.skip("there is nothing to refuse")
     exchange, flat = row_writers.EXCHANGE, torch.zeros(3, 2)

@@ -86,7 +86,7 @@ COMBINATIONS = [dict(zip(OPTIONS, on, strict=True)) for on in itertools.product(
 
 @pytest.mark.parametrize("on", COMBINATIONS, ids=lambda on: "".join(str(int(v)) for v in on.values()))
 class TestFlags:
-    def test_nested(self, on: dict[str, bool]) -> None:
+    def test_nested_keys_follow_the_flags(self, on: dict[str, bool]) -> None:
         data = record()
         before = flatten(data)
         out = step_mdp(data, **on, **KEYS)
@@ -101,14 +101,14 @@ class TestFlags:
                 assert not value.is_empty(), key
         assert flatten(data).keys() == before.keys(), "the input's groups aren't shared"
 
-    def test_lazy_stacks_of_unlike_shapes(self, on: dict[str, bool]) -> None:
+    def test_lazy_stacks_of_different_shapes_are_stepped(self, on: dict[str, bool]) -> None:
         pieces = [record(width) for width in (2, 3)]
         out = step_mdp(LazyStackedTensorDict.lazy_stack(pieces, 1), **on, **KEYS)
         assert isinstance(out, LazyStackedTensorDict) and out.batch_size == (2, 2) and out.stack_dim == 1
         for piece, found in zip(pieces, out.unbind(1), strict=True):
             same(found, oracle(flatten(piece), KEYS, **on))
 
-    def test_a_lazy_stack_inside(self, on: dict[str, bool]) -> None:
+    def test_nested_lazy_stack_is_stepped(self, on: dict[str, bool]) -> None:
         teams, afters = [], []
         for width in (2, 3):
             data = record(width)
@@ -125,19 +125,19 @@ class TestFlags:
             same(out["agents"][:, k], {path[1:]: leaf for path, leaf in expected.items()})
 
 
-def test_default_keys_touch_the_root_alone() -> None:
+def test_default_keys_apply_to_the_root_only() -> None:
     out = step_mdp(record(), exclude_done=True)
     assert ("agents", "reward") in out.keys(True) and ("agents", "done") in out.keys(True)
     assert not {"reward", "action", "done"} & set(out.keys())
     assert {"terminated", "truncated"} <= set(out.keys()), "only the keys that were named are left out"
 
 
-def test_groups_that_held_only_excluded_entries_are_gone() -> None:
+def test_groups_with_only_excluded_entries_are_dropped() -> None:
     assert "hand" not in step_mdp(record(), **KEYS).keys()
     assert "hand" in step_mdp(record(), **{**KEYS, "action_keys": "action"}).keys()
 
 
-def test_a_target_is_updated_and_keeps_what_is_its_own() -> None:
+def test_target_is_updated_and_keeps_other_entries() -> None:
     target = TensorDict({"observation": torch.zeros(2, 2), "mine": torch.ones(2)}, [2])
     data = record()
     assert step_mdp(data, target, **KEYS) is target
@@ -152,12 +152,12 @@ def test_strings_are_kept() -> None:
     assert out.get("text").tolist() == ["a", "b"] and out.get("word").tolist() == ["c", "d"]
 
 
-def test_no_next() -> None:
+def test_missing_next_raises() -> None:
     with pytest.raises(KeyError, match="next"):
         step_mdp(TensorDict({"observation": torch.zeros(1)}, [1]))
 
 
-def test_no_reset_mask_comes_along() -> None:
+def test_reset_mask_is_dropped() -> None:
     data = record()
     data.set("_reset", torch.ones(2, 1, dtype=torch.bool))
     assert "_reset" not in step_mdp(data).keys()
@@ -175,7 +175,7 @@ def test_advance_takes_the_keys_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize("kind", ["flat", "nested", "lazy"])
-def test_the_root_that_follows_is_that_of_step_mdp(kind: str) -> None:
+def test_next_root_equals_step_mdp(kind: str) -> None:
     data: Any = record()
     if kind == "flat":
         whole = [key for key in data.keys() if isinstance(data[key], torch.Tensor)]

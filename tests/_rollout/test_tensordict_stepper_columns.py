@@ -50,7 +50,7 @@ def test_the_next_row_of_the_roots_column_gets_the_same_values(kind: Any, dtype:
     assert torch.equal(block.column(PATH[1:]).movedim(1, 0), torch.stack([values[0] + 1, *values[:-1]]))
 
 
-def test_of_a_value_with_a_graph_the_numbers_are_written() -> None:
+def test_values_with_a_graph_are_detached() -> None:
     target, block = column()
     with torch.no_grad():
         target.write(1, torch.ones(4, 2, requires_grad=True))
@@ -73,12 +73,12 @@ def test_gradients_flow_where_the_block_lets_them() -> None:
         (None, r"expected shape \(4, 2\) torch.float32, got NoneType"),
     ],
 )
-def test_what_does_not_fit_is_named(value: Any, message: str) -> None:
+def test_unfitting_values_are_named(value: Any, message: str) -> None:
     with pytest.raises(EnvironmentContractError, match=message):
         column()[0].write(0, value)
 
 
-def test_what_may_come_otherwise_is_cast() -> None:
+def test_accepted_dtypes_are_cast() -> None:
     target, block = column(casts=True)
     target.write(0, torch.ones(4, 2, dtype=torch.float64))
     target, later = column(accepted=torch.int32)

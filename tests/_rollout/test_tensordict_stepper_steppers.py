@@ -117,7 +117,7 @@ KINDS: list[Any] = [
 
 @pytest.mark.parametrize("size", [(), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=range(len(KINDS)))
-def test_against_the_naive_loop(kind: Any, size: tuple[int, ...]) -> None:
+def test_stepper_equals_a_naive_loop(kind: Any, size: tuple[int, ...]) -> None:
     given = actions(kind(SCRIPT, size), 3 * T)
     expected = naive(kind(SCRIPT, size), given, 3 * T)
     env = kind(SCRIPT, size)
@@ -172,7 +172,7 @@ class TestLimit:
 
 
 class TestCarry:
-    def test_reset_of_some(self) -> None:
+    def test_partial_reset_follows_its_mask(self) -> None:
         env = CountingEnv(LONG, (3,))
         stepper = TensorDictStepper(env)
         run(env, stepper, 2)
@@ -183,7 +183,7 @@ class TestCarry:
         assert mask.tolist() == [False, True, False]
         assert steps_of(run(env, stepper, 2)).tolist() == [[2, 3], [0, 1], [2, 3]]
 
-    def test_reset_of_some_reaches_every_group(self) -> None:
+    def test_partial_reset_reaches_every_group(self) -> None:
         env = TeamEnv(LONG, (3,), nested_flags=True)
         stepper = TensorDictStepper(env)
         run(env, stepper, 2)
@@ -202,7 +202,7 @@ class TestCarry:
         stepper.schema(), stepper.root()
         assert steps_of(run(env, stepper, 2)).tolist() == [0, 1] and len(env.masks) == 1
 
-    def test_load_goes_on_from_the_environments_own_state(self) -> None:
+    def test_load_continues_from_the_environments_state(self) -> None:
         env = CountingEnv(LONG)
         root = env.step(env.rand_action(env.reset()))["next"].exclude("reward")
         before = root.clone()
@@ -255,7 +255,7 @@ class Foreign:
 
 class TestForeign:
     @pytest.mark.parametrize("key", ["reward", "pay"])
-    def test_an_environment_of_another_library(self, key: str) -> None:
+    def test_foreign_environment_is_stepped(self, key: str) -> None:
         env = Foreign(PayingEnv(key, script=SCRIPT, batch_size=(3,)))
         stepper = make_stepper(env)
         assert type(stepper) is TensorDictStepper
@@ -281,7 +281,7 @@ class TestForeign:
         with pytest.raises(StepFault, match=r"expected dtype torch.float32, got torch.float64"):
             run(env, TensorDictStepper(env))
 
-    def test_an_environment_may_bring_its_own(self) -> None:
+    def test_environment_may_provide_its_own_stepper(self) -> None:
         class Fast:
             def make_stepper(self, rules: EpisodeRules) -> EpisodeRules:
                 return rules
@@ -301,7 +301,7 @@ class TestFaults:
             ("raise", "the fake broke on purpose"),
         ],
     )
-    def test_a_step_that_fails(self, fault: str, message: str, size: tuple[int, ...]) -> None:
+    def test_failing_step_names_its_row(self, fault: str, message: str, size: tuple[int, ...]) -> None:
         env = CrookedEnv(fault, at=4, script=LONG, batch_size=size)
         stepper = TensorDictStepper(env)
         block = make_block(env, stepper)
@@ -321,7 +321,7 @@ class TestFaults:
             collect(Fixed(actions(env, T)), stepper, block)
         assert len(caught) == 1 and ("next", "surprise") not in block.batch().keys(True)
 
-    def test_a_reset_that_fails(self) -> None:
+    def test_failing_reset_names_its_row(self) -> None:
         class Failing(CountingEnv):
             def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
                 if len(self.masks) == 1:
@@ -338,7 +338,7 @@ class TestFaults:
         batch = block.batch(3)
         assert batch["next", "done"][:, 0].tolist() == [False, False, True]
 
-    def test_the_first_reset(self) -> None:
+    def test_failing_first_reset_names_the_reset(self) -> None:
         with pytest.raises(StepFault) as caught:
             TensorDictStepper(StillDoneEnv()).schema()
         assert (caught.value.t, caught.value.during) == (0, "reset")
@@ -360,7 +360,7 @@ class Asked(CountingEnv):
         return super().maybe_reset(tensordict)
 
 
-def test_methods_of_the_users_are_called() -> None:
+def test_overridden_methods_are_called() -> None:
     assert (run(env := Paid(Script(lengths=(50,))), make_stepper(env))["next", "reward"] == 7).all()
     run(asked := Asked(Script(lengths=(50,))), make_stepper(asked))
     assert asked.asked > 1
@@ -373,7 +373,7 @@ class InPlace(CountingEnv):
         return tensordict.update(super().maybe_reset(tensordict))
 
 
-def test_a_root_that_a_users_reset_changes_in_place_is_recorded_as_it_is_then() -> None:
+def test_root_changed_in_place_by_maybe_reset_is_recorded() -> None:
     ours, given = CountingEnv(Script(lengths=(2,))), actions(CountingEnv(), T)
     theirs = InPlace(Script(lengths=(2,)))
     found, wanted = (run(env, make_stepper(env), given=Fixed(given)) for env in (theirs, ours))

@@ -29,7 +29,7 @@ T = 7
 
 
 class TestSchema:
-    def test_root_and_next(self) -> None:
+    def test_schema_has_root_and_next_columns(self) -> None:
         schema = TensorDictStepper(TwoActionEnv(LONG, (3,))).schema()
         flag = Field(torch.Size([1]), torch.bool)
         root = {("observation",): Field(torch.Size([3]), torch.float32)}
@@ -56,7 +56,7 @@ class TestSchema:
         assert ("_private",) not in stepper.schema()
         assert (run(env, stepper)["task"] == 3).all()
 
-    def test_a_private_key_that_is_declared_is_one_like_others(self) -> None:
+    def test_declared_private_key_has_a_column(self) -> None:
         class Noisy(CountingEnv):
             def _declare(self) -> None:
                 super()._declare()
@@ -86,11 +86,11 @@ class TestSchema:
 
         return TensorDictStepper(Changed(LONG))
 
-    def test_a_missing_key(self) -> None:
+    def test_missing_key_raises(self) -> None:
         with pytest.raises(EnvironmentContractError, match=r"Changed returned no \['observation'\].*'done'"):
             self.changed(lambda out: out.exclude("observation")).schema()
 
-    def test_another_shape(self) -> None:
+    def test_another_shape_raises(self) -> None:
         with pytest.raises(
             EnvironmentContractError, match=r"'observation'.*\(3,\) float32, got \(2,\) float32"
         ):
@@ -150,7 +150,7 @@ class TestDtypes:
             assert stepper.root()["observation",].dtype == torch.float32, "as the policy will see it"
         assert batch["observation"].dtype == batch["next", "observation"].dtype == torch.float32
 
-    def test_a_change_later_raises(self) -> None:
+    def test_later_dtype_change_raises(self) -> None:
         env = Double(LONG)
         env.__dict__["at"] = 3
         with pytest.warns(UserWarning), pytest.raises(StepFault) as caught:

@@ -38,11 +38,11 @@ class Both(Slotted):
 
 
 @pytest.mark.parametrize("value", [int, len, np.sin, np.dtype("f4"), torch.float32, partial(len), range(3)])
-def test_what_never_changes_is_known_by_a_name(value: Any) -> None:
+def test_constants_have_names(value: Any) -> None:
     assert is_constant(value) and constant_name(value)
 
 
-def test_a_method_of_c_belongs_to_an_object_that_changes() -> None:
+def test_builtin_method_of_a_mutable_object_is_not_constant() -> None:
     assert not is_constant([].append)
 
 
@@ -51,7 +51,7 @@ def test_slots_are_attributes() -> None:
 
 
 @pytest.mark.parametrize("value", [threading.Lock(), iter([]), torch.zeros(1), np.zeros(1), open.__self__])
-def test_memory_of_c_is_no_attribute(value: Any) -> None:
+def test_c_level_state_is_not_an_attribute(value: Any) -> None:
     with pytest.raises(UnsupportedError, match="state outside of its attributes"):
         attributes(value)
 
@@ -64,7 +64,7 @@ def test_memory_of_c_is_no_attribute(value: Any) -> None:
         lambda: np.random.RandomState(3),
     ],
 )
-def test_numpys_generators_go_on(made: Any) -> None:
+def test_numpy_generators_continue(made: Any) -> None:
     one = made()
     one.normal()
     name = f"{type(one).__module__}.{type(one).__qualname__}"
@@ -72,7 +72,7 @@ def test_numpys_generators_go_on(made: Any) -> None:
     assert one.normal() == other.normal() and one.uniform() == other.uniform()
 
 
-def test_other_generators_go_on() -> None:
+def test_python_and_torch_generators_continue() -> None:
     plain, torchs = random.Random(3), torch.Generator().manual_seed(3)
     assert generator("random.Random", generator_state(plain)).gauss(0, 1) == plain.gauss(0, 1)
     again = generator("torch._C.Generator", generator_state(torchs))
@@ -82,7 +82,7 @@ def test_other_generators_go_on() -> None:
         generator("os.system", "true")
 
 
-def test_hooks_are_two_methods() -> None:
+def test_state_hooks_need_both_methods() -> None:
     class One:
         def get_state(self) -> int:
             return 1
@@ -94,12 +94,12 @@ def test_hooks_are_two_methods() -> None:
     assert has_hooks(Two()) and not has_hooks(One())
 
 
-def test_what_is_left_out_goes_by_class() -> None:
+def test_left_out_attributes_are_found_by_class() -> None:
     assert left_out(Both(), {Slotted: ("left",), Both: ("more",), int: ("real",)}) == {"left", "more"}
 
 
 @pytest.mark.parametrize("made", [np.random.Generator(np.random.MT19937(0)), np.random.RandomState(0)])
-def test_a_generators_position_lies_within_it(made: Any) -> None:
+def test_generator_position_out_of_range_is_refused(made: Any) -> None:
     state = copy.deepcopy(generator_state(made))
     kind = f"{type(made).__module__}.{type(made).__qualname__}"
     assert generator(kind, state).random() == made.random()

@@ -19,7 +19,7 @@ class Thing:
         self.__dict__.update(attributes)
 
 
-def test_a_state_is_plain_enough_for_torch() -> None:
+def test_state_passes_a_weights_only_load() -> None:
     thing = Thing(
         big=2**100, text="a", words=np.array(["ab", "c"]), numbers=(np.float32(2), {1, 2}), none=None
     )
@@ -29,7 +29,7 @@ def test_a_state_is_plain_enough_for_torch() -> None:
     assert torch.load(file, weights_only=True)["nodes"]
 
 
-def test_what_is_met_twice_is_one_node() -> None:
+def test_object_met_twice_is_one_node() -> None:
     inner = Thing(n=1)
     thing = Thing(one=inner, two=[inner, inner])
     inner.back = thing
@@ -47,7 +47,7 @@ def test_what_is_met_twice_is_one_node() -> None:
         (np.array([1], "M8[s]"), "datetime64"),
     ],
 )
-def test_what_is_no_data_is_refused_by_its_place(value: Any, where: str) -> None:
+def test_unsupported_value_is_refused_with_its_path(value: Any, where: str) -> None:
     with pytest.raises(UnsupportedError, match=where):
         saved(Thing(inner={"a": [1, value]}))
 
@@ -60,7 +60,7 @@ def test_arrays_that_share_memory_are_refused() -> None:
     assert saved(Thing(one=whole, same=whole))
 
 
-def test_a_chain_without_end_is_refused() -> None:
+def test_endless_chain_is_refused() -> None:
     thing = None
     for _ in range(5000):
         thing = Thing(following=thing)

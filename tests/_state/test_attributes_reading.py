@@ -55,7 +55,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_values_come_back(value: Any) -> None:
+def test_values_survive_a_round_trip(value: Any) -> None:
     source, target = Thing(value=value), Thing(value=Colour.RED if value is Colour.BLUE else value)
     adopt(target, saved(source))
     assert target.value == value and type(target.value) is type(value)
@@ -75,7 +75,7 @@ def test_values_come_back(value: Any) -> None:
     ],
     ids=repr,
 )
-def test_arrays_come_back_in_their_order(array: Any) -> None:
+def test_arrays_keep_their_memory_order(array: Any) -> None:
     target = Thing(array=None)
     adopt(target, saved(Thing(array=array)))
     found = target.array
@@ -108,7 +108,7 @@ def nodes_in(state: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_was_one_is_one_again() -> None:
+def test_shared_and_recursive_values_stay_shared() -> None:
     shared = np.zeros(2)
     source = Thing(a=shared, b=[shared], c=[])
     source.c.append(source.c)
@@ -118,20 +118,20 @@ def test_what_was_one_is_one_again() -> None:
     assert target.b[0][0] == 5 and target.c[0] is target.c and source.a[0] == 0
 
 
-def test_attributes_that_were_not_there_go() -> None:
+def test_attributes_missing_in_the_state_are_removed() -> None:
     target = Thing(n=1, extra=2)
     adopt(target, saved(Thing(n=3)))
     assert vars(target) == {"n": 3}
 
 
-def test_parameters_stay_themselves() -> None:
+def test_parameters_keep_their_identity() -> None:
     source, target = nn.Linear(2, 2), nn.Linear(2, 2)
     weight = target.weight
     adopt(target, saved(source))
     assert target.weight is weight and weight.equal(source.weight)
 
 
-def test_parts_and_objects_with_hooks_say_what_they_live_by() -> None:
+def test_parts_and_objects_with_hooks_load_their_own_state() -> None:
     source, target = (
         Thing(part=OwnedGenerator(1), own=Counting()),
         Thing(part=OwnedGenerator(2), own=Counting()),
@@ -142,7 +142,7 @@ def test_parts_and_objects_with_hooks_say_what_they_live_by() -> None:
     assert target.own.n == 7 and target.part.integers(99, 5).equal(source.part.integers(99, 5))
 
 
-def test_methods_belong_to_the_objects_there_are() -> None:
+def test_bound_methods_refer_to_the_present_objects() -> None:
     def made(n: int) -> Thing:
         thing = Thing(own=Counting())
         thing.own.n = n
@@ -154,7 +154,7 @@ def test_methods_belong_to_the_objects_there_are() -> None:
     assert target.call() == {"n": 5}
 
 
-def test_factories_of_defaults_stay() -> None:
+def test_default_factories_are_kept() -> None:
     target = Thing(d=defaultdict(list))
     adopt(target, saved(Thing(d=defaultdict(list, a=[1]))))
     assert target.d["a"] == [1] and target.d["b"] == []
@@ -173,7 +173,7 @@ def test_factories_of_defaults_stay() -> None:
         (Thing(), Counting()),
     ],
 )
-def test_a_state_of_something_else_changes_nothing(source: Any, target: Any) -> None:
+def test_state_of_another_object_changes_nothing(source: Any, target: Any) -> None:
     before = dict(vars(target))
     with pytest.raises(SchemaError):
         adopt(target, saved(source))
@@ -262,7 +262,7 @@ def moved(value: Any, by: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ["inner", "call"])
-def test_objects_and_functions_do_not_go(name: str) -> None:
+def test_missing_objects_and_functions_are_refused(name: str) -> None:
     target = Simulator(**BEFORE)
     state = saved(Simulator(**{key: value for key, value in BEFORE.items() if key != name}))
     with pytest.raises(SchemaError, match=f"Simulator.{name}: expected .*, the state has nothing"):
@@ -280,7 +280,7 @@ def test_objects_and_functions_do_not_go(name: str) -> None:
     ],
     ids=repr,
 )
-def test_values_of_programs_that_went_on_are_taken(later: dict[str, Any]) -> None:
+def test_values_of_later_program_states_are_accepted(later: dict[str, Any]) -> None:
     target, (name,) = Simulator(**BEFORE), later
     adopt(target, saved(Simulator(**BEFORE | later)))
     assert repr(getattr(target, name)) == repr(later[name])
@@ -313,7 +313,7 @@ def test_settled_objects_keep_their_shapes_and_numbers(forged: dict[str, Any]) -
     assert vars(target.space) == before
 
 
-def test_functions_are_looked_at_wherever_they_stand() -> None:
+def test_swapped_functions_are_refused() -> None:
     state = saved(Thing(f=len, g=max))
     attributes = state["nodes"][0]["attributes"]
     attributes["g"] = attributes["f"]
@@ -350,7 +350,7 @@ def test_broken_states_are_refused(state: Any) -> None:
         parse(Thing(n=1), state)
 
 
-def test_a_hook_that_refuses_a_state_keeps_its_own() -> None:
+def test_object_whose_hook_refuses_keeps_its_state() -> None:
     source, target = Thing(own=Counting()), Thing(own=Counting())
     target.own.n = 4
     state = saved(source)
@@ -365,7 +365,7 @@ def test_a_hook_that_refuses_a_state_keeps_its_own() -> None:
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [1], (1,), np.array([None, 1], object)], ids=repr)
-def test_lists_are_not_taken_from_shapes(value: Any) -> None:
+def test_list_data_that_is_no_list_is_refused(value: Any) -> None:
     state = saved(Thing(value=value))
     (node,) = [node for node in state["nodes"] if "items" in node or "pairs" in node]
     node["items" if "items" in node else "pairs"] = TensorDict({}, [1 << 40])
@@ -376,7 +376,7 @@ def test_lists_are_not_taken_from_shapes(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [np.array([None, 1], object), np.array(["x"])], ids=repr)
-def test_shapes_are_lists(value: Any) -> None:
+def test_shape_that_is_not_a_list_is_refused(value: Any) -> None:
     state = saved(Thing(value=value))
     (node,) = [node for node in state["nodes"] if "shape" in node]
     node["shape"] = TensorDict({}, [1 << 40])
@@ -384,7 +384,7 @@ def test_shapes_are_lists(value: Any) -> None:
         adopt(Thing(value=value), state)
 
 
-def test_pairs_are_not_taken_from_shapes() -> None:
+def test_pair_that_is_no_list_is_refused() -> None:
     state = saved(Thing(value={"a": 1}))
     (node,) = [node for node in state["nodes"] if "pairs" in node]
     node["pairs"] = [TensorDict({}, [1 << 40])]

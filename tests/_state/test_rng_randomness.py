@@ -24,7 +24,7 @@ def as_before() -> Any:
         yield
 
 
-def test_all_go_on_from_a_saved_state() -> None:
+def test_all_generators_continue_from_a_saved_state() -> None:
     random.gauss(0, 1), np.random.normal()  # each generator now caches a second value
     file = io.BytesIO()
     torch.save(GENERATORS.state_dict(), file)
@@ -34,7 +34,7 @@ def test_all_go_on_from_a_saved_state() -> None:
     assert draws() == expected
 
 
-def test_a_block_leaves_no_trace() -> None:
+def test_block_restores_all_generators() -> None:
     with GENERATORS.kept():
         expected = draws()
     assert draws() == expected
@@ -62,7 +62,7 @@ def test_a_broken_state_changes_nothing(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("bits", [np.random.MT19937, np.random.Philox])
-def test_positions_that_numpy_would_read_from_but_doesnt_hold(bits: Any) -> None:
+def test_numpy_position_out_of_range_is_refused(bits: Any) -> None:
     state = bits().state
     check_position(state)
     for wrong in (-1, 625):

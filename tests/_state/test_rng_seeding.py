@@ -33,7 +33,7 @@ def test_a_seed_fixes_the_sequence():
     assert numbers(OwnedGenerator(3)) != numbers(OwnedGenerator(4))
 
 
-def test_without_a_seed_the_global_generator_gives_one_at_first_use():
+def test_first_use_without_a_seed_draws_one_from_the_global_generator():
     torch.manual_seed(1)
     first = OwnedGenerator()
     expected = numbers(first)
@@ -45,7 +45,7 @@ def test_without_a_seed_the_global_generator_gives_one_at_first_use():
     assert torch.equal(torch.get_rng_state(), before), "only the first use touches the global generator"
 
 
-def test_a_save_is_no_use_and_holds_the_seed_of_one():
+def test_saving_before_use_holds_a_seed():
     torch.manual_seed(1)
     owned, other, before = OwnedGenerator(), OwnedGenerator(3), torch.get_rng_state()
     other.load_state_dict(owned.state_dict())
@@ -53,7 +53,7 @@ def test_a_save_is_no_use_and_holds_the_seed_of_one():
     assert numbers(other) == numbers(owned)
 
 
-def test_seeds_come_later_where_the_process_is_saved_too():
+def test_seeds_are_deferred_if_the_process_state_is_saved():
     torch.manual_seed(1)
     owned, other, before = OwnedGenerator(), OwnedGenerator(3), torch.get_rng_state()
     with seeds_later():
@@ -63,7 +63,7 @@ def test_seeds_come_later_where_the_process_is_saved_too():
     assert torch.equal(torch.rand(2), drawn) and numbers(other) == expected
 
 
-def test_several_that_are_saved_have_seeds_of_their_own():
+def test_several_saved_generators_have_different_seeds():
     torch.manual_seed(1)
     one, other, before = OwnedGenerator(), OwnedGenerator(), torch.get_rng_state()
     with seeds_in_turn():
@@ -74,7 +74,7 @@ def test_several_that_are_saved_have_seeds_of_their_own():
     assert (numbers(one), numbers(other)) == expected
 
 
-def test_what_has_begun_has_a_place_to_come_back_to():
+def test_begun_generator_can_return_to_a_snapshot():
     owned = OwnedGenerator()
     owned.begin()
     place = owned.snapshot()
@@ -95,7 +95,7 @@ def test_fresh_seeds_come_from_the_global_generator():
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3])
-def test_a_restored_generator_goes_on(cut):
+def test_restored_generator_continues(cut):
     owned = OwnedGenerator(7)
     for _ in range(cut):
         numbers(owned)
@@ -117,14 +117,14 @@ def test_the_state_passes_a_safe_load(tmp_path):
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_copies_go_on_by_themselves(clone):
+def test_copies_continue_independently(clone):
     owned = OwnedGenerator(7)
     other = clone(owned)
     expected = numbers(owned)
     assert numbers(other) == expected
 
 
-def test_going_back_to_a_place():
+def test_generator_returns_to_a_saved_position():
     owned = OwnedGenerator(7)
     place = owned.snapshot()
     expected = numbers(owned)
@@ -176,7 +176,7 @@ def test_a_default_device_changes_nothing():
 class TestTorchGenerator:
     """A private generator for torch's random functions."""
 
-    def test_it_goes_on_after_a_save_a_copy_and_a_pickle(self):
+    def test_generator_continues_after_a_save_a_copy_and_a_pickle(self):
         owned = OwnedTorchGenerator(3)
         torch.rand(5, generator=owned.get())
         loaded = OwnedTorchGenerator()
@@ -197,7 +197,7 @@ class TestTorchGenerator:
         assert torch.equal(torch.get_rng_state(), before)
 
     @pytest.mark.parametrize("used", [False, True])
-    def test_forked_children_draw_otherwise_than_their_parent_and_each_other(self, used):
+    def test_forked_children_draw_different_numbers(self, used):
         owned = OwnedTorchGenerator(device="cpu")
         if used:
             torch.rand(1, generator=owned.get())
@@ -215,7 +215,7 @@ class TestTorchGenerator:
         found.append(torch.rand(1, generator=owned.get()).numpy().tobytes())
         assert len(set(found)) == 3
 
-    def test_lent_it_serves_code_that_draws_from_the_global_one(self):
+    def test_generator_replaces_the_global_one_in_a_block(self):
         one, other = OwnedTorchGenerator(4), OwnedTorchGenerator(4)
         before = torch.get_rng_state()
         with pytest.raises(ValueError, match="inside"), one.lent():
@@ -225,7 +225,7 @@ class TestTorchGenerator:
         assert torch.equal(torch.rand(3, generator=other.get()), drawn)
         assert torch.equal(torch.rand(3, generator=other.get()), torch.rand(3, generator=one.get()))
 
-    def test_lent_in_several_threads_at_once_each_continues_its_own_sequence(self):
+    def test_generators_used_globally_in_several_threads_keep_their_sequences(self):
         def draw(seed):
             owned, drawn = OwnedTorchGenerator(seed), []
             start.wait()
@@ -248,7 +248,7 @@ class TestTorchGenerator:
             assert torch.equal(drawn, expected)
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_forked_while_another_thread_lends_the_child_can_lend(self):
+    def test_child_forked_during_global_use_can_use_its_generator_globally(self):
         inside, leave = threading.Event(), threading.Event()
 
         def lend():
@@ -294,7 +294,7 @@ def test_a_given_generator_and_its_user_draw_from_one_sequence():
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))])
-def test_the_state_of_a_given_generator(clone):
+def test_state_of_a_given_generator_is_saved_and_loaded(clone):
     source = GivenGenerator(torch.Generator().manual_seed(7))
     source.uniforms(3)
     state, copied = source.state_dict(), clone(source)

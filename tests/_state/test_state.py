@@ -57,7 +57,7 @@ def test_plain_values_own_their_tensors_and_pass_a_strict_load():
     assert torch.load(file, weights_only=True)["place"]["position"] == 1
 
 
-def test_what_was_saved_is_loaded_and_copied():
+def test_saved_state_is_loaded_as_a_copy():
     walker, other = Walker(), Walker()
     walker.place = Place(2, torch.tensor([2, 0, 1]))
     state = walker.state_dict()
@@ -88,7 +88,7 @@ def test_a_wrong_field_is_named_and_nothing_changes(change: Mapping[str, Any], m
     assert walker.place is before
 
 
-def test_what_is_missing_or_no_state_is_named():
+def test_missing_fields_and_invalid_states_are_named():
     with pytest.raises(SchemaError, match="the state of Walker, 'order' is missing"):
         Walker().load_state_dict({"position": 0})
     with pytest.raises(SchemaError, match="the state of Walker, got list"):

@@ -34,5 +34,5 @@ if __name__ == "__main__":
 """
 
 
-def test_a_collector_that_stays_theirs(tmp_path):
+def test_gleanrl_environments_run_in_a_torchrl_collector(tmp_path):
     assert output(tmp_path, PROGRAM).endswith("collected\n")

@@ -48,5 +48,5 @@ print("so it is")
 """
 
 
-def test_facades_are_modules(tmp_path):
+def test_facades_behave_like_modules(tmp_path):
     assert output(tmp_path, PROGRAM) == "so it is\n"

@@ -62,17 +62,17 @@ print("as it should be")
 """
 
 
-def test_every_way_of_importing(tmp_path):
+def test_every_import_statement_is_redirected(tmp_path):
     assert output(tmp_path, EVERY_WAY) == "as it should be\n"
 
 
-def test_as_the_first_import_of_a_program(tmp_path):
+def test_takeover_as_first_import_redirects_the_program(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import gleanrl.takeover\n" + EVERY_WAY)
     assert run(program).stdout == "as it should be\n"
 
 
-def test_torchrl_must_not_have_been_imported(tmp_path):
+def test_takeover_after_importing_torchrl_is_refused(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import torchrl\nimport gleanrl.takeover\n")
     assert "TakeoverError: takeover: torchrl has been imported already" in run(program).stderr
@@ -103,7 +103,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("main", [True, False], ids=["command line", "import"])
-def test_processes_that_a_program_starts(tmp_path, main):
+def test_processes_of_the_program_are_taken_over(tmp_path, main):
     if main:
         assert output(tmp_path, CHILDREN) == "taken over\n"
     else:
@@ -136,7 +136,7 @@ def make():
 """
 
 
-def test_the_workers_of_our_own_environments(tmp_path):
+def test_workers_of_gleanrl_environments_are_taken_over(tmp_path):
     (tmp_path / "members.py").write_text(MEMBERS)
     assert output(tmp_path, WORKERS) == "4\n4\n"
 
@@ -163,12 +163,12 @@ print(len(buffer))
 """
 
 
-def test_the_workers_of_our_own_collectors(tmp_path):
+def test_workers_of_gleanrl_collectors_are_taken_over(tmp_path):
     (tmp_path / "members.py").write_text(MEMBERS)
     assert output(tmp_path, COLLECTORS) == "8\n8\n8\n8\n40\n"
 
 
-def test_a_program_saves_where_nothing_of_ours_was_installed(tmp_path):
+def test_program_saves_without_installed_package_metadata(tmp_path):
     """The sources are on the path, and there is no metadata of an installed package."""
     program = """
 import sys

@@ -23,7 +23,7 @@ def program(tmp_path):
     return path
 
 
-def test_it_is_said_once_which_names_are_served_and_what_stays(program):
+def test_note_lists_served_and_remaining_names_once(program):
     said = run("-m", "gleanrl", "run", program).stderr
     assert said.count("replaces the data layer of torchrl") == 1
     listed = said.split("Other names")[0]
@@ -33,7 +33,7 @@ def test_it_is_said_once_which_names_are_served_and_what_stays(program):
     assert "time since" not in said
 
 
-def test_a_report_at_the_end(program):
+def test_report_is_printed_at_exit(program):
     done = run("-m", "gleanrl", "run", program, GLEANRL_TAKEOVER="report")
     assert done.returncode == 0
     report = done.stderr.split("GLEANRL_TAKEOVER=report adds a summary.\n")[1]

@@ -5,7 +5,7 @@ import re
 from gleanrl._takeover.report import Times, _place, _room
 
 
-def test_rooms():
+def test_modules_are_assigned_to_report_rows():
     assert _room("gleanrl.collectors.single") == "collectors"
     assert _room("torchrl.objectives.ppo") == "losses" and _room("torchrl.modules.models") == "modules"
     assert _room("__main__") == _room("torchrl_tricks") == _room("numpy") == "the program's own code"
@@ -21,7 +21,7 @@ class Stack:
         self.f_back = Stack(*modules[:-1]) if modules[1:] else None
 
 
-def test_time_counts_for_what_the_program_called_and_for_what_ran_in_there():
+def test_time_is_attributed_to_the_called_and_the_running_module():
     inside = Stack(
         "runpy", "gleanrl.__main__", "__main__", "gleanrl.collectors.single", "__main__", "torch.nn"
     )

@@ -80,7 +80,7 @@ def test_ratios_need_series_of_equal_length() -> None:
         ratios([1.0, 2.0], [1.0])
 
 
-def test_verdicts() -> None:
+def test_verdict_compares_with_the_target() -> None:
     run = result(us=[90.0], ref=[100.0], peer=[30.0])
     assert run.verdict(Target(0.9)) is True
     assert run.verdict(Target(0.91)) is False
@@ -94,7 +94,7 @@ def test_verdicts() -> None:
     assert result(ref=[1.0]).verdict(Target(1.0, "us")) is None
 
 
-def test_turns_go_there_and_back() -> None:
+def test_order_of_sides_is_reversed_every_round() -> None:
     assert turn_order(["a", "b", "c"], 0) == ["a", "b", "c"]
     assert turn_order(["a", "b", "c"], 1) == ["c", "b", "a"]
 
@@ -120,7 +120,7 @@ def test_sides_alternate_and_warm_up_rounds_are_not_counted() -> None:
     assert speeds == {name: [15.0, 20.0, 25.0] for name in "ab"}  # runs 3 to 5
 
 
-def test_a_side_that_fails_leaves_and_the_others_go_on() -> None:
+def test_failing_side_is_dropped_and_the_rest_continues() -> None:
     log: list[str] = []
     failures: dict[str, str] = {}
     speeds = interleave({"a": Recorder("a", log), "b": Recorder("b", log, fails_at=4)}, 3, failures)
@@ -140,7 +140,7 @@ def test_run_case_reports_set_up_failures() -> None:
     assert len(run.speeds["ref"]) == 2
 
 
-def test_gauges() -> None:
+def test_gauges_report_limits_and_failures() -> None:
     assert run_gauge(Gauge("t/g", "", "bytes", lambda: 3.0, 3.0)).met is True
     assert run_gauge(Gauge("t/g", "", "bytes", lambda: 3.1, 3.0)).met is False
     failed = run_gauge(Gauge("t/g", "", "bytes", lambda: [][0], 3.0))  # type: ignore[index]
@@ -148,7 +148,7 @@ def test_gauges() -> None:
     assert failed.failure == "IndexError: list index out of range"
 
 
-def test_a_worker_answers_each_go_and_keeps_other_output_out_of_the_answers(package: str) -> None:
+def test_worker_answers_each_go_without_other_output(package: str) -> None:
     with RemoteSide(sys.executable, "t/adding", "dummy", package=package) as side:
         assert side.version == "1.2"
         for _ in range(3):
@@ -179,7 +179,7 @@ def test_a_side_may_be_a_variant_of_a_module(package: str) -> None:
     ("name", "message"),
     [("broken", "no such thing"), ("absent", "KeyError: 't/absent'")],
 )
-def test_a_worker_that_cannot_set_up_says_why(package: str, name: str, message: str) -> None:
+def test_failing_set_up_of_a_worker_is_reported(package: str, name: str, message: str) -> None:
     with pytest.raises(RuntimeError, match=f"dummy: .*{message}"):
         RemoteSide(sys.executable, f"t/{name}", "dummy", package=package)
 
@@ -187,7 +187,7 @@ def test_a_worker_that_cannot_set_up_says_why(package: str, name: str, message: 
 @pytest.mark.parametrize(
     ("name", "message"), [("breaking", "ValueError: in mid-turn"), ("dying", "status 3")]
 )
-def test_a_worker_that_fails_in_its_turn_says_why(package: str, name: str, message: str) -> None:
+def test_failing_turn_of_a_worker_is_reported(package: str, name: str, message: str) -> None:
     side = RemoteSide(sys.executable, f"t/{name}", "dummy", package=package)
     with side, pytest.raises(RuntimeError, match=message):
         side.turn()
@@ -209,7 +209,7 @@ def test_the_report_holds_figures_targets_and_failures() -> None:
     assert {"cpu", "cores", "python", "torch", "commit"} <= document["run"].keys()
 
 
-def test_targets_in_words() -> None:
+def test_targets_are_described_in_words() -> None:
     assert wording(Target(1.1, "time")) == "time <= 1.1 x"
     assert wording(Target(20.0, "us")) == "time <= 20 us"
     assert wording(Target(4.0, against="torchrl")) == "speed >= 4 x torchrl"

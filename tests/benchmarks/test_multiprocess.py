@@ -39,13 +39,13 @@ def test_small_batches_make_as_many_frames_as_large_ones(kind) -> None:
     assert ours(kind, 2, "CartPole-v1", None, 5, 80)()() == ours(kind, 2, "CartPole-v1", None, 20, 20)()()
 
 
-def test_growth_is_that_of_a_straight_line() -> None:
+def test_growth_is_the_slope_of_a_line() -> None:
     seen = iter(range(1000))
     assert growth(lambda pids: 3 * next(seen), 50, 5, list) == pytest.approx(150)
     assert growth(lambda pids: 7, 50, 5, list) == 0
 
 
-def test_what_processes_hold() -> None:
+def test_descriptors_and_memory_of_processes_are_counted() -> None:
     before = descriptors([os.getpid()])
     with open(os.devnull):
         assert descriptors([os.getpid()]) == before + 1
@@ -53,7 +53,7 @@ def test_what_processes_hold() -> None:
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_everything_can_be_read(name, monkeypatch) -> None:
+def test_every_reading_works(name, monkeypatch) -> None:
     for constant in ("WARM_UP", "ROUNDS", "BATCHES", "BATCHES_BEFORE", "CYCLES", "CYCLES_BEFORE"):
         monkeypatch.setattr(multiprocess_gauges, constant, 3)
     assert 0 <= READINGS[name]() < 1e6

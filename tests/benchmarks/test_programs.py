@@ -26,7 +26,7 @@ def drifting(monkeypatch):
     programs.rounds.cache_clear()
 
 
-def test_a_share_is_the_median_of_those_of_the_rounds(drifting):
+def test_share_is_the_median_over_the_rounds(drifting):
     shares = {gauge.name: gauge.measure() for gauge in programs.GAUGES if "ppo_continuous" in gauge.name}
     assert shares["programs/ppo_continuous-driving"] == pytest.approx(1 / 8)
     assert shares["programs/ppo_continuous-data"] == pytest.approx(5 / 12)

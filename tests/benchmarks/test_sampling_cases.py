@@ -45,7 +45,7 @@ def test_episodes_are_200_steps_long_on_average_and_differ_in_id() -> None:
     np.testing.assert_array_equal(either, columns["next", "done"])
 
 
-def test_chunks_are_episodes_with_an_id_of_their_own() -> None:
+def test_chunks_are_episodes_with_different_ids() -> None:
     chunks = chunks_of_episodes(20, chunks=3)
     for columns in chunks:
         assert ends_of(columns["next", "done"]).tolist() == [19]
@@ -72,7 +72,7 @@ def test_the_table_draws_slices_of_one_episode() -> None:
         np.testing.assert_array_equal(ids[first], ids[first + slices.LENGTH - 1])
 
 
-def test_our_buffers_hold_what_the_limits_hold() -> None:
+def test_gleanrl_buffers_hold_the_limits_rows() -> None:
     columns = episode_rows(2000)
     batch = slices.our_buffer(2000, columns).sample()
     np.testing.assert_array_equal(batch["observation"], columns["observation",][batch["index"]])

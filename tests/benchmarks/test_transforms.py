@@ -8,7 +8,7 @@ from benchmarks.transforms import CASES, FrameBank, by_hand, frames
 from gleanrl.collectors import SyncDataCollector
 
 
-def test_the_loop_records_what_the_transforms_make():
+def test_loop_records_equal_the_transforms():
     batch = SyncDataCollector(frames(), frames_per_batch=300, total_frames=-1).next()
     before, after, action, reward, flags = next(by_hand(FrameBank(), 300))
     assert torch.allclose(batch["pixels"], before, atol=1e-6)
@@ -18,6 +18,6 @@ def test_the_loop_records_what_the_transforms_make():
     assert batch["action"].shape == action.shape
 
 
-def test_the_cases_run():
+def test_every_case_runs():
     for case in CASES:
         assert case.sides["gleanrl"]()() > 0

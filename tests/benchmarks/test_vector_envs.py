@@ -15,7 +15,7 @@ NAMES = {"collector.traj_ids": "traj_ids", "collector.mask": "mask"}
 
 
 @pytest.mark.parametrize("make", [native, serial])
-def test_the_loop_stores_what_a_batch_holds(make) -> None:
+def test_loop_stores_the_leaves_of_a_batch(make) -> None:
     batch = next(iter(SyncDataCollector(GymWrapper(make(3)), frames_per_batch=60)))
     by_hand = next(vector_loop(make(3), steps=20))
     leaves = {NAMES.get(path, path): leaf for path, leaf in batch.flatten_keys(".").items()}
@@ -24,7 +24,7 @@ def test_the_loop_stores_what_a_batch_holds(make) -> None:
 
 
 @pytest.mark.parametrize("make", [native, serial])
-def test_the_loop_records_what_a_collector_records(make) -> None:
+def test_loop_records_equal_a_collectors(make) -> None:
     collector = SyncDataCollector(GymWrapper(make(3)), Greedy(), frames_per_batch=120)
     collector.set_seed(0)
     loop = vector_loop(make(3), Greedy(), steps=40)
@@ -40,6 +40,6 @@ def test_the_loop_records_what_a_collector_records(make) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_sides_work(case) -> None:
+def test_both_sides_make_equal_frames(case) -> None:
     frames = {setup()() for setup in case.sides.values()}
     assert len(frames) == 1 and frames.pop() > 0

@@ -16,7 +16,7 @@ TRAJ_IDS = "collector.traj_ids"
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", FRAMES_ENV])
-def test_the_recording_loop_stores_what_a_batch_holds(name: str) -> None:
+def test_recording_loop_stores_the_leaves_of_a_batch(name: str) -> None:
     collector = SyncDataCollector(GymEnv(name), None, frames_per_batch=20, total_frames=20)
     (batch,) = list(collector)
     by_hand = next(recording_loop(name, steps=20))
@@ -48,7 +48,7 @@ def test_the_recording_loop_records_correctly(name: str, num_envs: int) -> None:
     assert torch.is_grad_enabled()
 
 
-def test_random_actions_are_recorded_as_they_were_taken() -> None:
+def test_random_actions_are_recorded_correctly() -> None:
     batch = next(recording_loop("CartPole-v1", steps=100))
     assert (batch["action"].sum(-1) == 1).all()
     velocity = batch["next.observation"][..., 1] - batch["observation"][..., 1]

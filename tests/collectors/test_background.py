@@ -68,7 +68,7 @@ class Turns:
 
 
 class TestTurns:
-    def test_they_go_on_until_they_are_stopped_and_start_again(self) -> None:
+    def test_turns_run_until_stopped_and_can_restart(self) -> None:
         part = Turns()
         assert not part.background.running and part.background.stop() is False
         for _ in range(2):
@@ -83,7 +83,7 @@ class TestTurns:
             assert part.background.stop() and not part.background.running
         assert part.taken >= 4
 
-    def test_they_end_by_themselves(self) -> None:
+    def test_turns_end_when_no_work_is_left(self) -> None:
         part = Turns(count=2)
         part.may.release(2)
         part.background.start()
@@ -92,7 +92,7 @@ class TestTurns:
         until(lambda: not (part.background.running))
         assert part.taken == 2 and part.background.stop() is False
 
-    def test_an_error_is_raised_by_the_next_look_and_only_by_that(self) -> None:
+    def test_error_is_raised_once_by_the_next_call(self) -> None:
         part = Turns(error=ZeroDivisionError("mine"))
         part.may.release(1)
         part.background.start()
@@ -106,7 +106,7 @@ class TestTurns:
         with pytest.raises(ZeroDivisionError):
             part.background.stop()
 
-    def test_a_pause_waits_for_the_turn_at_hand_and_goes_on_afterwards(self) -> None:
+    def test_pause_waits_for_the_running_turn_and_resumes_afterwards(self) -> None:
         part = Turns()
         part.background.start()
         part.did.acquire()
@@ -122,7 +122,7 @@ class TestTurns:
         part.may.release(1_000)
         part.background.stop()
 
-    def test_what_ends_while_it_is_told_to_pause_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_turn_that_ends_during_the_pause_request_resumes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         part = Turns()
         part.may.release(2)
         part.background.start()
@@ -145,7 +145,7 @@ class TestTurns:
         part.may.release(1_000)
         part.background.stop()
 
-    def test_between_two_pauses_there_is_a_turn(self) -> None:
+    def test_turn_runs_between_two_pauses(self) -> None:
         part = Turns()
         part.may.release(1_000)
         part.background.start()
@@ -179,7 +179,7 @@ class TestTurns:
         part.may.release(1_000)
         part.background.stop()
 
-    def test_who_cannot_wait_is_told(self) -> None:
+    def test_stop_with_a_timeout_raises(self) -> None:
         part = Turns()
         part.background.start()
         part.did.acquire()
@@ -188,7 +188,7 @@ class TestTurns:
         part.may.release(1)
         assert part.background.stop() and part.taken == 1
 
-    def test_they_end_with_their_owner(self) -> None:
+    def test_turns_end_with_their_owner(self) -> None:
         part = Turns()
         part.background.start()
         part.did.acquire()
@@ -222,7 +222,7 @@ class TestCollector:
             collector.start()
         assert collector.state_dict()["frames"] == 304
 
-    def test_who_looks_pauses_it(self) -> None:
+    def test_calls_of_the_user_pause_the_thread(self) -> None:
         rb, net = buffer(), Net(0.5)
         collector = make(CountingEnv(SHORT), net, replay_buffer=rb)
         collector.start()
@@ -253,7 +253,7 @@ class TestCollector:
         # The rollout of six frames went to the caller instead.
         assert len(rb) == collector.stats().delivered - 6
 
-    def test_an_error_of_the_thread_is_raised_where_the_user_looks_next(self) -> None:
+    def test_error_of_the_thread_is_raised_by_the_users_next_call(self) -> None:
         looks: list[Callable[[SyncDataCollector], Any]] = [
             lambda c: [None for _ in iter(c.is_running, False)],
             lambda c: c.next(),
@@ -278,7 +278,7 @@ class TestCollector:
                 until(lambda: len(rb) > 6)  # noqa: B023 - it's over before the next buffer
                 collector.shutdown()
 
-    def test_hooks_look_at_it_and_end_it(self) -> None:
+    def test_hooks_may_read_and_stop_the_collector(self) -> None:
         rb, seen = buffer(), []
 
         def look(_: Any) -> None:
@@ -294,7 +294,7 @@ class TestCollector:
         assert seen == [0, 6, 12] and len(rb) == 18 and not collector.closed
         collector.shutdown()
 
-    def test_the_last_reference_ends_it(self) -> None:
+    def test_deleting_the_collector_ends_its_thread(self) -> None:
         rb, env = buffer(), CountingEnv(SHORT)
         collector = make(env, Net(), replay_buffer=rb)
         collector.start()
@@ -302,7 +302,7 @@ class TestCollector:
         while not env.is_closed:
             gc.collect()
 
-    def test_without_a_buffer_it_cannot_start(self) -> None:
+    def test_start_without_a_buffer_is_refused(self) -> None:
         collector = make()
         with pytest.raises(MissingArgumentError, match="replay_buffer="):
             collector.start()
@@ -332,7 +332,7 @@ class TestCollector:
 
 
 @pytest.mark.slow
-def test_the_program_ends_while_it_collects() -> None:
+def test_program_ends_while_the_thread_collects() -> None:
     program = """
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer

@@ -75,14 +75,14 @@ def test_learner_and_collector_keep_the_ratio_to_the_end_of_the_budget(ratio: fl
     collector.shutdown()
 
 
-def test_the_end_of_the_budget_wakes_a_learner_who_waits_for_more_than_comes() -> None:
+def test_end_of_the_budget_wakes_a_waiting_learner() -> None:
     buffer = limited(MinSize(100))
     collector = started(buffer, total_frames=12)
     assert len(buffer.sample()) == 4 and len(buffer) == 12
     collector.shutdown()
 
 
-def test_what_fails_in_the_background_wakes_the_learner() -> None:
+def test_error_in_the_background_wakes_the_learner() -> None:
     buffer = limited(MinSize(100))
 
     def hook() -> None:
@@ -98,7 +98,7 @@ def test_what_fails_in_the_background_wakes_the_learner() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("how", ["stop", "pause", "shutdown", "state_dict"])
-def test_a_batch_at_hand_is_let_in_when_the_collector_is_waited_for(how: str, whole: bool) -> None:
+def test_waiting_batch_bypasses_the_limiter_during_a_stop_or_pause(how: str, whole: bool) -> None:
     buffer = limited(SamplesPerInsert(1))
     collector = started(buffer, extend_buffer=whole)
     until(lambda: waiting(buffer))
@@ -118,7 +118,7 @@ def test_a_batch_at_hand_is_let_in_when_the_collector_is_waited_for(how: str, wh
     assert collector.stats().delivered == len(buffer) and not collector.stats().discarded
 
 
-def test_new_weights_let_no_batch_in() -> None:
+def test_weight_update_does_not_bypass_the_limiter() -> None:
     buffer, net = limited(SamplesPerInsert(1)), Net(0.5)
     collector = make(CountingEnv(SHORT), net, replay_buffer=buffer)
     collector.start()
@@ -135,7 +135,7 @@ def test_new_weights_let_no_batch_in() -> None:
     assert set(actions[: before[0] + 6]) == {0.5} and set(actions[before[0] + 6 :]) == {0.75}
 
 
-def test_a_pause_doesnt_end_the_wait_for_what_the_collector_will_insert() -> None:
+def test_pause_does_not_end_the_learners_wait() -> None:
     buffer, done = limited(MinSize(1_000)), threading.Event()
     collector = started(buffer)
 
@@ -176,7 +176,7 @@ def test_an_interrupted_pause_leaves_the_limit_in_force(monkeypatch: pytest.Monk
     assert counts(buffer)[0] == collector.stats().delivered + 6
 
 
-def test_a_time_out_in_the_background_is_raised_by_the_next_look_and_the_batch_is_discarded() -> None:
+def test_timeout_in_the_background_is_raised_by_the_next_call_and_discards_the_batch() -> None:
     buffer = limited(SamplesPerInsert(1, timeout_s=50))
     with clock.use(clock.FakeClock()):
         collector = started(buffer)

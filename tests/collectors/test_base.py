@@ -45,7 +45,7 @@ class Numbers(DataCollectorBase):
     def update_policy_weights_(self, policy_weights: TensorDictBase | None = None) -> None: ...
 
 
-def test_next_gives_batches_without_a_device_then_none_for_ever() -> None:
+def test_next_returns_batches_and_then_none() -> None:
     collector = Numbers()
     batches = [collector.next() for _ in range(4)]
     assert [int(b["n"]) for b in batches if b is not None] == [0, 1, 2, 3]
@@ -53,7 +53,7 @@ def test_next_gives_batches_without_a_device_then_none_for_ever() -> None:
     assert [collector.next(), collector.next()] == [None, None]
 
 
-def test_iterating_again_goes_on_where_the_last_iteration_stopped() -> None:
+def test_second_iteration_continues_the_first() -> None:
     collector = Numbers()
     for batch in collector:
         assert batch.device == torch.device("cpu")
@@ -62,7 +62,7 @@ def test_iterating_again_goes_on_where_the_last_iteration_stopped() -> None:
     assert [int(b["n"]) for b in collector] == [2, 3]
 
 
-def test_next_goes_on_after_an_error() -> None:
+def test_next_continues_after_an_error() -> None:
     collector = Numbers(faults=(0, 2))
     found = []
     for _ in range(7):
@@ -82,7 +82,7 @@ def test_collectors_are_neither_generic_nor_indexed() -> None:
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_the_last_reference_shuts_down_what_was_ready(ready: bool) -> None:
+def test_deleting_a_constructed_collector_shuts_it_down(ready: bool) -> None:
     events: list[str] = []
     collector = Numbers(events=events, ready=ready)
     del collector

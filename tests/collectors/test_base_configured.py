@@ -20,7 +20,7 @@ def test_settings_are_read_from_the_collector_and_not_written() -> None:
     collector.shutdown()
 
 
-def test_an_endless_one_has_no_length() -> None:
+def test_endless_collector_has_no_length() -> None:
     collector = SyncDataCollector(CountingEnv(), frames_per_batch=4)
     with pytest.raises(EndlessError):
         len(collector)

@@ -32,7 +32,7 @@ class Ending(CountingEnv):
 class TestStopIteration:
     """An environment's StopIteration is an ordinary error, which no loop takes for its end."""
 
-    def test_it_can_be_caught_as_such(self) -> None:
+    def test_stop_iteration_is_raised_by_next(self) -> None:
         collector = make(Ending(StopIteration))
         take(collector, 1)
         with pytest.raises(StopIteration, match="step raised StopIteration: on purpose") as caught:
@@ -40,7 +40,7 @@ class TestStopIteration:
         assert isinstance(caught.value, EnvironmentFailure) and isinstance(caught.value, RuntimeError)
 
     @pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration, GeneratorExit, KeyError])
-    def test_loops_raise(self, error: type[BaseException]) -> None:
+    def test_loops_raise_instead_of_ending(self, error: type[BaseException]) -> None:
         collector = make(Ending(error), total_frames=24)
         found = []
         with pytest.raises((EnvironmentFailure, error), match="on purpose") as caught:
@@ -54,7 +54,7 @@ class TestStopIteration:
         check_names(found)
 
 
-def test_an_iterator_goes_on_after_an_error() -> None:
+def test_iterator_continues_after_an_error() -> None:
     batches: Iterator[Any] = iter(make(Ending(KeyError), total_frames=18))
     found = [next(batches)]
     with pytest.raises(KeyError):
@@ -84,7 +84,7 @@ def test_an_interrupt_on_the_way_to_the_user_is_counted(error: type[BaseExceptio
     check_names(found)  # type: ignore[arg-type]
 
 
-def test_whoever_processes_a_batch_may_look_at_the_counters() -> None:
+def test_postproc_may_read_the_stats() -> None:
     seen: list[int] = []
     collector = make(CountingEnv(NEVER), postproc=lambda td: [seen.append(collector.stats().stepped), td][1])
     take(collector, 3)
@@ -92,7 +92,7 @@ def test_whoever_processes_a_batch_may_look_at_the_counters() -> None:
     assert collector.stats().delivered == 18 and not collector.stats().reasons
 
 
-def test_a_rollout_aside_counts_against_nothing() -> None:
+def test_rollout_does_not_count_against_the_budget() -> None:
     collector = make(CountingEnv(SCRIPT), total_frames=12, init_random_frames=6)
     assert collector.rollout().numel() == 6
     assert collector.state_dict()["frames"] == 0 and collector.stats().delivered == 6
@@ -107,7 +107,7 @@ class TestRandomActions:
         return torch.cat([batch["action"] for batch in take(collector, count)])
 
     @pytest.mark.parametrize("kwargs", [{}, {"policy": True, "init_random_frames": 18}])
-    def test_the_global_seed_decides_and_later_draws_disturb_nobody(self, kwargs: dict[str, Any]) -> None:
+    def test_global_seed_decides_and_later_draws_have_no_effect(self, kwargs: dict[str, Any]) -> None:
         def collector() -> Any:
             policy = torch.nn.Linear(3, 2) if "policy" in kwargs else None
             return make(CountingEnv(NEVER), **{**kwargs, "policy": policy})
@@ -135,7 +135,7 @@ class TestRandomActions:
 
         assert torch.equal(frames(3), frames(3)) and not torch.equal(frames(3), frames(4))
 
-    def test_they_go_on_in_another_collector(self) -> None:
+    def test_random_actions_continue_in_a_restored_collector(self) -> None:
         collector, other = make(CountingEnv(NEVER)), make(CountingEnv(NEVER))
         take(collector, 1)
         other.load_state_dict(collector.state_dict())
@@ -149,7 +149,7 @@ class TestRandomActions:
         assert torch.equal(*found)
 
 
-def test_a_state_is_saved_after_the_end_and_a_closed_collector_says_so() -> None:
+def test_state_can_be_saved_after_the_end_but_not_after_closing() -> None:
     collector = make(CountingEnv(SCRIPT), total_frames=12)
     assert len(list(collector)) == 2
     assert collector.state_dict()["frames"] == 12 and collector.next() is None
@@ -175,7 +175,7 @@ def test_the_plan_is_shown_without_addresses() -> None:
     )
 
 
-def test_scores_of_choices_are_no_actions() -> None:
+def test_scores_in_place_of_discrete_actions_are_refused() -> None:
     collector = make(GymEnv("CartPole-v1"), torch.nn.Linear(4, 2))
     with pytest.raises(PolicyError, match="argmax .*categorical_action_encoding=True"):
         collector.next()

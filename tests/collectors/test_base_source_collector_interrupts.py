@@ -60,12 +60,14 @@ class Subject:
 
 @pytest.mark.parametrize("batch_size", [(), (2,)])
 @pytest.mark.parametrize("call", [Subject.next, Subject.iterate, lambda s: s.collector.reset()])
-def test_calls_that_step_or_reset(batch_size: tuple[int, ...], call: Callable[[Subject], Any]) -> None:
+def test_interrupted_steps_and_resets_are_counted(
+    batch_size: tuple[int, ...], call: Callable[[Subject], Any]
+) -> None:
     for subject, where in interruptions(lambda: Subject(batch_size), call, most=250):
         subject.check(where)
 
 
-def test_batches_that_go_into_a_buffer_are_there_and_counted_or_neither() -> None:
+def test_interrupted_extend_is_stored_and_counted_or_neither() -> None:
     class Feeding(Subject):
         def __init__(self) -> None:
             self.env, self.net = CountingEnv(SHORT), Net()
@@ -85,7 +87,7 @@ def test_batches_that_go_into_a_buffer_are_there_and_counted_or_neither() -> Non
         subject.check(where)
 
 
-def test_whole_trajectories_are_handed_out_and_counted_or_neither() -> None:
+def test_interrupted_trajectory_batches_are_delivered_and_counted_or_neither() -> None:
     class Whole(Subject):
         def __init__(self) -> None:
             self.env, self.net = CountingEnv(SHORT, (2,)), Net()
@@ -107,14 +109,14 @@ def test_whole_trajectories_are_handed_out_and_counted_or_neither() -> None:
         subject.check(where)
 
 
-def test_partial_resets() -> None:
+def test_interrupted_partial_resets_keep_the_counts() -> None:
     for subject, where in interruptions(
         lambda: Subject((2,), NEVER), lambda subject: subject.collector.reset([1]), most=150
     ):
         subject.check(where)
 
 
-def test_loads_happen_whole_or_not_at_all() -> None:
+def test_interrupted_loads_are_complete_or_absent() -> None:
     def make_subject() -> Subject:
         subject = Subject()
         assert subject.state
@@ -130,7 +132,7 @@ def test_loads_happen_whole_or_not_at_all() -> None:
         subject.check(where)
 
 
-def test_pushed_weights_arrive_whole_or_not_at_all() -> None:
+def test_interrupted_weight_updates_are_complete_or_absent() -> None:
     weights = TensorDict.from_module(Net(7.0)).data.clone()
     weights["calls"] = torch.tensor(7)
 
@@ -143,7 +145,7 @@ def test_pushed_weights_arrive_whole_or_not_at_all() -> None:
         subject.check(where)
 
 
-def test_a_shutdown_is_finished_by_the_next_one() -> None:
+def test_interrupted_shutdown_is_finished_by_the_next_one() -> None:
     for subject, where in interruptions(Subject, lambda subject: subject.collector.shutdown()):
         subject.collector.shutdown()
         assert subject.env.is_closed, where

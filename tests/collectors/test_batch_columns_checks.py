@@ -30,7 +30,7 @@ def scattered(*leaf: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("make", [column, scattered])
-def test_the_first_bad_value_is_found_wherever_it_stands(make, dtype: torch.dtype) -> None:
+def test_first_bad_value_is_found_at_every_position(make, dtype: torch.dtype) -> None:
     assert first_nonfinite(make(2, dtype=dtype)) == -1
     for position, value in itertools.product(range(P * T * 2), BAD):
         data = make(2, dtype=dtype)
@@ -41,7 +41,7 @@ def test_the_first_bad_value_is_found_wherever_it_stands(make, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_what_cannot_be_nan_is_skipped(dtype: torch.dtype) -> None:
+def test_integer_and_bool_columns_are_skipped(dtype: torch.dtype) -> None:
     data = column(2).to(dtype)
     assert first_nonfinite(data) == -1
     check_finite([(("a",), data)], T, "Env")

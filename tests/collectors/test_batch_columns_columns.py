@@ -33,7 +33,7 @@ def made(numbering: Numbering | None = None) -> tuple[BatchColumns, Block]:
 
 
 @pytest.mark.parametrize("numbering", [None, Numbering(1, 3)])
-def test_ids_are_numbered(numbering: Numbering | None) -> None:
+def test_trajectory_ids_are_filled_in(numbering: Numbering | None) -> None:
     columns, block = made(numbering)
     begin = TrajectoryIds.begin(2)
     done = columns.complete(block, 3, begin)
@@ -48,7 +48,7 @@ def test_ids_are_numbered(numbering: Numbering | None) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_columns_of_another_device_are_looked_at_there(dtype: torch.dtype) -> None:
+def test_columns_are_checked_on_their_device(dtype: torch.dtype) -> None:
     columns, block = made()
     path = ("next", "observation")
     fields = {**columns.schema.items(), path: replace(columns.schema[path], dtype=dtype)}

@@ -16,7 +16,7 @@ from tests.collectors.helpers import SCRIPT, collect
 from tests.fakes_base import CountingEnv
 
 
-def test_ids_begin_where_they_are_told_to() -> None:
+def test_first_id_and_numbering_determine_the_ids() -> None:
     made = assemble(
         CountingEnv(SCRIPT), None, CollectorConfig(CollectionOptions()), numbering=Numbering(2, 4), first_id=7
     )
@@ -24,7 +24,7 @@ def test_ids_begin_where_they_are_told_to() -> None:
     assert ids.min() == 7 * 4 + 2 and (ids % 4 == 2).all()
 
 
-def test_a_limit_needs_a_flag_and_gets_one() -> None:
+def test_step_limit_adds_the_truncated_flag() -> None:
     env = CountingEnv(SCRIPT, flags=("done", "terminated"))
     with pytest.raises(UnsupportedError, match="set_truncated"):
         assemble(env, None, CollectorConfig(CollectionOptions(), set_truncated=True))
@@ -34,7 +34,7 @@ def test_a_limit_needs_a_flag_and_gets_one() -> None:
 
 @pytest.mark.parametrize("batch", [SerialEnv, ParallelEnv])
 @pytest.mark.parametrize("wrap", [None, RewardSum])
-def test_a_limit_around_a_batch_gives_its_members_the_flag(batch: Any, wrap: Any) -> None:
+def test_step_limit_adds_the_flag_to_members_of_a_batch(batch: Any, wrap: Any) -> None:
     def member() -> CountingEnv:
         return CountingEnv(SCRIPT, flags=("done", "terminated"))
 
@@ -51,7 +51,7 @@ def test_a_limit_around_a_batch_gives_its_members_the_flag(batch: Any, wrap: Any
 
 
 @pytest.mark.parametrize("batch", [SerialEnv, ParallelEnv])
-def test_members_that_exist_get_no_flag(batch: Any) -> None:
+def test_existing_members_get_no_flag(batch: Any) -> None:
     env = batch(2, lambda: CountingEnv(SCRIPT, flags=("done", "terminated")))
     env.reset()
     with pytest.raises(

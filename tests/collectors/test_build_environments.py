@@ -18,7 +18,7 @@ from tests.fakes_base import CountingEnv
 class TestMakeEnv:
     """`make_env` accepts environments, callables and classes, and refuses other values."""
 
-    def test_an_environment_is_taken_as_it_is(self) -> None:
+    def test_environment_is_returned_unchanged(self) -> None:
         env = CountingEnv()
         assert make_env(env, None) is make_env(env, {}) is env
 
@@ -26,7 +26,7 @@ class TestMakeEnv:
         assert make_env(CountingEnv, {"batch_size": (2,)}).batch_size == (2,)
         assert make_env(lambda **kwargs: CountingEnv(**kwargs), {"batch_size": (3,)}).batch_size == (3,)
 
-    def test_keywords_for_an_environment_that_exists_need_its_consent(self) -> None:
+    def test_keywords_for_an_existing_environment_need_its_support(self) -> None:
         with pytest.raises(UnsupportedError, match="create_env_kwargs: the environment exists already"):
             make_env(CountingEnv(), {"a": 1})
 
@@ -37,7 +37,7 @@ class TestMakeEnv:
         assert make_env(Willing(), {"a": 1}).given == {"a": 1}
 
     @pytest.mark.parametrize("value", [None, 3, "CartPole-v1", [CountingEnv]])
-    def test_what_is_neither_is_refused(self, value: Any) -> None:
+    def test_other_values_are_refused(self, value: Any) -> None:
         with pytest.raises(InvalidTypeError, match=f"got {type(value).__name__}"):
             make_env(value, None)
 
@@ -47,7 +47,7 @@ class TestMakeEnv:
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_what_was_made_is_closed_if_the_block_raises(given: bool) -> None:
+def test_made_environment_is_closed_if_the_block_raises(given: bool) -> None:
     env = CountingEnv()
     with pytest.raises(KeyError), made_env(env if given else lambda: env, None) as found:
         assert found is env
@@ -55,7 +55,7 @@ def test_what_was_made_is_closed_if_the_block_raises(given: bool) -> None:
     assert env.is_closed is not given
 
 
-def test_the_error_of_the_block_comes_out_although_closing_fails() -> None:
+def test_error_of_the_block_is_raised_although_closing_fails() -> None:
     with pytest.raises(KeyError), made_env(Unclosable, None):
         raise KeyError
     with pytest.raises(InvalidArgumentError, match="frames_per_batch"):
@@ -70,7 +70,7 @@ class Unclosable(CountingEnv):
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, partial(ParallelEnv, num_processes=1)])
-def test_the_error_of_a_maker_comes_out_although_closing_its_neighbour_fails(kind: Any) -> None:
+def test_error_of_a_maker_is_raised_although_closing_another_member_fails(kind: Any) -> None:
     calls = [0, 0]  # the first environment of each callable only provides its specs
 
     def first() -> Any:
@@ -101,7 +101,7 @@ class OthersBatch(Unclosable):
 
 
 @pytest.mark.parametrize("workers", [False, True])
-def test_environment_that_cannot_add_the_flag_of_a_limit_says_why_and_what_to_do(workers: bool) -> None:
+def test_environment_without_a_truncated_flag_refuses_a_limit_with_advice(workers: bool) -> None:
     kind, make = (MultiSyncDataCollector, [OthersBatch]) if workers else (SyncDataCollector, OthersBatch)
     with pytest.raises(
         UnsupportedError, match=r"OthersBatch has no 'truncated' flag.*not in a batch.*make_env\(\)"

@@ -109,12 +109,12 @@ def check_goes_on(build: Callable[[], SyncDataCollector], batches: int = 3) -> N
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_the_stream_goes_on(env: str) -> None:
+def test_loaded_collector_continues_the_stream(env: str) -> None:
     check_goes_on(lambda: make(ENVS[env]()))
 
 
 @pytest.mark.parametrize("batches", [0, 1, 7])
-def test_at_every_cut(batches: int) -> None:
+def test_loaded_collector_continues_at_every_cut(batches: int) -> None:
     check_goes_on(lambda: make(GymEnv("CartPole-v1")), batches)
 
 
@@ -131,15 +131,15 @@ def test_at_every_cut(batches: int) -> None:
     ],
     ids=str,
 )
-def test_whatever_the_options(kwargs: dict[str, Any]) -> None:
+def test_loaded_collector_continues_with_every_option(kwargs: dict[str, Any]) -> None:
     check_goes_on(lambda: make(SerialEnv(2, ENVS["single"]), **kwargs))
 
 
-def test_with_what_a_policy_carries() -> None:
+def test_loaded_collector_continues_the_policys_carry() -> None:
     check_goes_on(lambda: make(cart(TensorDictPrimer(state=Unbounded((4,)))), recurrent()))
 
 
-def test_with_trajectories_that_are_held_back() -> None:
+def test_loaded_collector_continues_held_back_trajectories() -> None:
     def build() -> SyncDataCollector:
         return make(CountingEnv(SCRIPT, (2,)), None, 6, 60, trajs_per_batch=3)
 
@@ -160,7 +160,7 @@ def cut(build: Callable[[], SyncDataCollector], reason: str) -> SyncDataCollecto
     return second
 
 
-def test_what_cannot_be_told_ends_trajectories_which_are_counted() -> None:
+def test_unsupported_environment_state_ends_and_counts_trajectories() -> None:
     second = cut(lambda: make(GymWrapper(Iterating()), None), "1 trajectories end .*range_iterator")
     third = make(GymWrapper(Iterating()), None)
     with pytest.warns(UserWarning, match="1 trajectories end"):
@@ -168,7 +168,7 @@ def test_what_cannot_be_told_ends_trajectories_which_are_counted() -> None:
     assert third.stats().cut == 2
 
 
-def test_another_environment_begins_anew() -> None:
+def test_state_of_another_environment_ends_trajectories() -> None:
     torch.manual_seed(3)
     first = make(GymEnv("CartPole-v1"), None)
     first.set_seed(3)
@@ -180,7 +180,7 @@ def test_another_environment_begins_anew() -> None:
     assert second.next() is not None and second.stats().cut == 1
 
 
-def test_a_collector_that_goes_back_gives_its_trajectories_other_ids() -> None:
+def test_collector_that_loads_an_earlier_state_uses_new_ids() -> None:
     collector = make(CountingEnv(SCRIPT), None)
     state = collector.state_dict()
     first = collector.next()
@@ -192,7 +192,7 @@ def test_a_collector_that_goes_back_gives_its_trajectories_other_ids() -> None:
     assert not ids[0] & ids[1]
 
 
-def test_after_a_failure_the_reset_is_still_to_come() -> None:
+def test_state_after_a_failure_begins_with_the_reset() -> None:
     def build() -> SyncDataCollector:
         return make(GymEnv("CartPole-v1"))
 

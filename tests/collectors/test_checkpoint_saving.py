@@ -10,7 +10,7 @@ from tests.collectors.helpers import collect, collection
 from tests.fakes_base import CountingEnv
 
 
-def test_parsing_changes_nothing_and_adopting_goes_on() -> None:
+def test_parsing_changes_nothing_and_adopting_continues() -> None:
     first, other = collection(CountingEnv()), collection(CountingEnv())
     collect(first)
     state = checkpoint.saved(first)
@@ -22,7 +22,7 @@ def test_parsing_changes_nothing_and_adopting_goes_on() -> None:
     assert other.ledger.spent == first.ledger.spent and calls == [1]
 
 
-def test_what_is_missing_or_unknown_is_named() -> None:
+def test_missing_and_unknown_entries_are_named() -> None:
     made = collection(CountingEnv())
     state = checkpoint.saved(made)
     with pytest.raises(SchemaError, match="unexpected \\['more'\\]"):

@@ -20,7 +20,7 @@ def of(**arguments: Any) -> Settings:
     return Settings.of({**common, "another": 3, **arguments})
 
 
-def test_exploration() -> None:
+def test_exploration_type_is_parsed() -> None:
     assert of(exploration_type="mode").exploration_type is InteractionType.MODE
     assert of().exploration_type is None
     with pytest.warns(DeprecationWarning, match="exploration_mode"):
@@ -28,7 +28,7 @@ def test_exploration() -> None:
     assert settings.exploration_type is InteractionType.RANDOM
 
 
-def test_options() -> None:
+def test_config_fills_the_collection_options() -> None:
     assert of().options().max_steps is of(max_frames_per_traj=-3).options().max_steps is None
     settings = of(max_frames_per_traj=3, nonfinite="mark", reset_at_each_iter=True, return_same_td=True)
     options = settings.options()
@@ -48,7 +48,7 @@ def test_options() -> None:
         of(nonfinite="drop").options()
 
 
-def test_buffers() -> None:
+def test_config_makes_the_buffer_feed() -> None:
     buffer = ReplayBuffer(storage=ListStorage(5))
     assert of().feed is None
     feed = of(replay_buffer=buffer).feed
@@ -57,7 +57,7 @@ def test_buffers() -> None:
         of(replay_buffer=buffer, extend_buffer=False, postproc=print)
 
 
-def test_whole_trajectories() -> None:
+def test_trajs_per_batch_wraps_the_source() -> None:
     source = collection(CountingEnv())
     assert of(nonfinite="mark").whole_or_not(source) is source
     assert isinstance(of(trajs_per_batch=2).whole_or_not(source), WholeTrajectories)
@@ -77,6 +77,6 @@ def test_whole_trajectories() -> None:
         ({"pre_collect_hook": 3}, InvalidTypeError, "pre_collect_hook"),
     ],
 )
-def test_words_that_do_not_go_together(given: Any, error: Any, message: str) -> None:
+def test_conflicting_keywords_are_refused(given: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         of(**given)

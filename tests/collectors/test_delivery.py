@@ -25,7 +25,7 @@ def batch(num_steps: int = 4) -> TensorDict:
     )
 
 
-def test_without_any_wish_it_is_the_batch_itself() -> None:
+def test_without_options_the_batch_is_returned_itself() -> None:
     given = batch()
     assert PostProcessing()(given) is given
 
@@ -39,7 +39,7 @@ def test_private_entries_are_left_out() -> None:
         assert set(out.keys(True, True)) == set(given.keys(True, True))
 
 
-def test_it_is_marked_then_moved_then_split_then_processed() -> None:
+def test_batch_is_marked_moved_split_and_processed_in_this_order() -> None:
     seen: list[TensorDictBase] = []
     delivery = PostProcessing(
         CPU0, ["done", "truncated", "terminated"], True, lambda td: [seen.append(td), td][1]
@@ -50,7 +50,7 @@ def test_it_is_marked_then_moved_then_split_then_processed() -> None:
     assert out["next", "done"].squeeze(-1).tolist() == [[False, True], [False, True]]
 
 
-def test_moved_batches_share_their_memory_where_that_is_wanted() -> None:
+def test_moved_batches_share_their_memory_on_request() -> None:
     delivery = PostProcessing(CPU0, reuse=True)
     first = delivery(batch())
     assert delivery(batch()) is first and delivery(batch(6)) is not first
@@ -59,11 +59,11 @@ def test_moved_batches_share_their_memory_where_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("postproc", [3, "abc", [len]])
-def test_what_cannot_be_called(postproc: Any) -> None:
+def test_postproc_that_is_not_callable_is_refused(postproc: Any) -> None:
     with pytest.raises(InvalidTypeError, match="postproc: expected a callable"):
         PostProcessing(postproc=postproc)
 
 
-def test_none_is_no_batch() -> None:
+def test_postproc_that_returns_none_is_refused() -> None:
     with pytest.raises(InvalidTypeError, match="postproc: .* got None"):
         PostProcessing(postproc=lambda td: None)(batch())  # type: ignore[arg-type, return-value]

@@ -49,7 +49,7 @@ def test_a_batch_of_environments_keeps_its_shape() -> None:
 
 
 @pytest.mark.parametrize(("size", "calls"), [((), [("add", ())] * 6), ((2,), [("extend", (2,))] * 3)])
-def test_step_by_step(size: tuple[int, ...], calls: list[Any]) -> None:
+def test_extend_buffer_false_adds_steps_one_by_one(size: tuple[int, ...], calls: list[Any]) -> None:
     rb = Recorder()
     make(CountingEnv(SCRIPT, size), replay_buffer=rb, extend_buffer=False).next()
     assert rb.calls == calls
@@ -73,7 +73,7 @@ def test_any_object_with_extend_and_add_is_a_buffer() -> None:
         make(replay_buffer=[])
 
 
-def test_what_is_delivered_is_what_goes_in() -> None:
+def test_buffer_gets_the_processed_batch() -> None:
     rb, seen = ReplayBuffer(storage=ListStorage(100)), []
 
     def postproc(batch: Any) -> Any:
@@ -93,12 +93,12 @@ def test_what_is_delivered_is_what_goes_in() -> None:
             make(replay_buffer=rb, extend_buffer=False, **extra)
 
 
-def test_a_rollout_aside_goes_to_the_user() -> None:
+def test_rollout_is_returned_to_the_user() -> None:
     rb = Recorder()
     assert make(CountingEnv(SCRIPT), replay_buffer=rb).rollout().shape == (6,) and not rb.calls
 
 
-def test_what_a_buffer_refuses_is_discarded() -> None:
+def test_batch_refused_by_the_buffer_is_discarded() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(100))
     rb.extend(CountingEnv(SCRIPT).rollout(4).select("observation"))
     collector = make(CountingEnv(SCRIPT), replay_buffer=rb)

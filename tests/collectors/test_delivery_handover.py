@@ -35,7 +35,7 @@ def test_batches_until_the_budget_is_spent() -> None:
         handover.next()
 
 
-def test_batches_aside_dont_count_and_go_to_the_user() -> None:
+def test_batches_outside_the_budget_go_to_the_user() -> None:
     into = buffer()
     handover = made(feed=BufferSink(into))
     assert handover.next() is None and len(into) == 4
@@ -44,13 +44,13 @@ def test_batches_aside_dont_count_and_go_to_the_user() -> None:
     assert handover.source.spent == 4
 
 
-def test_others_are_served_by_their_own_grants() -> None:
+def test_serve_uses_the_given_budget() -> None:
     handover = made()
     assert handover.serve(Budget(1, 2, 2), lambda batch, part: (len(batch), part)) == (2, (0, 1))
     assert handover.serve(Budget(1, 2, 2), lambda batch, part: batch) is None
 
 
-def test_nothing_is_handed_over_once_it_is_closed() -> None:
+def test_closed_delivery_refuses_every_call() -> None:
     handover = made()
     handover.require_open()
     handover.closed = True
@@ -59,7 +59,7 @@ def test_nothing_is_handed_over_once_it_is_closed() -> None:
             call()
 
 
-def test_what_comes_before_a_batch_and_what_fails_after_it() -> None:
+def test_before_hook_runs_and_failing_postproc_discards_the_batch() -> None:
     def fail(batch: TensorDict) -> TensorDict:
         raise LookupError("postproc")
 

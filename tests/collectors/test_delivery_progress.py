@@ -62,7 +62,7 @@ def test_frames_speed_episodes_and_mean_return_are_shown(fake_clock: clock.FakeC
     progress.close()
 
 
-def test_it_is_drawn_a_few_times_a_second_at_most_and_the_last_state_always(
+def test_bar_is_drawn_a_few_times_a_second_and_at_the_end(
     fake_clock: clock.FakeClock,
 ) -> None:
     console = terminal()
@@ -98,7 +98,7 @@ def test_closing_twice_or_before_the_first_frame_draws_nothing_more() -> None:
     assert "100%" in drawn(console)[-1]
 
 
-def test_two_at_once_get_along() -> None:
+def test_two_bars_share_a_console() -> None:
     console = terminal()
     first, second = CollectorProgress(10, console), CollectorProgress(20, console)
     first.update(1, stats())
@@ -108,7 +108,7 @@ def test_two_at_once_get_along() -> None:
     assert any("2 frames" in line for line in drawn(console))
 
 
-def test_in_a_file_only_the_last_state_is_written() -> None:
+def test_file_gets_only_the_last_state() -> None:
     console = Console(file=io.StringIO(), width=160, force_terminal=False, _environ={})
     progress = CollectorProgress(10, console)
     progress.update(5, stats())

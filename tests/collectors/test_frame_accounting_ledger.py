@@ -42,12 +42,12 @@ def test_every_frame_is_accounted_for(events: list[tuple[str, int, object]]) -> 
     assert FrameCounts.read(plain(ledger)) == ledger
 
 
-def test_what_does_not_count_against_the_budget_is_delivered_all_the_same() -> None:
+def test_uncounted_frames_are_delivered_without_spending_the_budget() -> None:
     ledger = FrameCounts().delivering(10).delivering(5, 2, counted=False)
     assert (ledger.delivered, ledger.flagged, ledger.spent, ledger.batches) == (13, 2, 10, 1)
 
 
-def test_a_ledger_never_changes() -> None:
+def test_frame_counts_are_immutable() -> None:
     ledger = FrameCounts()
     ledger.delivering(3)
     ledger.discarding(3, "policy")
@@ -62,7 +62,7 @@ def test_counts_never_wrap() -> None:
     assert ledger.stepped == ledger.delivered == 2**64
 
 
-def test_what_users_see() -> None:
+def test_stats_report_all_counts() -> None:
     ledger = FrameCounts().lasting(2.0).delivering(6, 1).discarding(3, "environment")
     stats = ledger.stats(
         replace(TrajectoryIds.begin(1), num_ended=2, recent_returns=(1.0, 2.0), recent_lengths=(3, 4))

@@ -100,7 +100,7 @@ def histories(draw: st.DrawFn) -> tuple[int, int, int, list[tuple[str, Any]]]:
 
 @settings(max_examples=150)
 @given(histories())
-def test_ids_counts_returns_and_lengths_are_those_of_the_oracle(history: Any) -> None:
+def test_ids_counts_returns_and_lengths_equal_the_oracle(history: Any) -> None:
     num_envs, worker, num_workers, events = history
     tracker, oracle = (
         Tracker(num_envs, worker, num_workers),
@@ -147,7 +147,7 @@ def test_the_cut_into_batches_changes_nothing(rows: list[list[bool]], data: st.D
     assert str(plain(pieces.now)) == str(plain(whole.now))
 
 
-def test_no_id_names_two_trajectories_whatever_the_worker_or_the_batch() -> None:
+def test_ids_are_unique_across_workers_and_batches() -> None:
     rng = np.random.default_rng(3)
     owners: dict[int, tuple[int, int, int]] = {}
     for worker in range(3):
@@ -177,7 +177,7 @@ def test_an_unused_id_survives_a_reset() -> None:
     assert record(tracker, np.zeros((2, 1), BOOL))[0].tolist() == [[2], [3]]
 
 
-def test_a_past_gets_ids_that_no_frame_has_had_since() -> None:
+def test_earlier_state_gets_ids_that_no_later_frame_has() -> None:
     tracker = Tracker(2)
     past = tracker.now
     done = np.zeros((2, 3), BOOL)
@@ -201,7 +201,7 @@ def test_abandoned_episodes_count_neither_as_ended_nor_in_the_next_return() -> N
     )
 
 
-def test_without_rewards_lengths_are_followed_and_returns_are_not() -> None:
+def test_without_rewards_only_lengths_are_tracked() -> None:
     tracker = Tracker(1)
     record(tracker, np.array([[False, True, True]]))
     assert (list(tracker.now.recent_lengths), list(tracker.now.recent_returns)) == ([2, 1], [])
@@ -216,7 +216,7 @@ def test_float32_rewards_are_summed_in_float64() -> None:
     assert tracker.now.recent_returns[0] == pytest.approx(5000 * float(np.float32(0.1)), rel=1e-12)
 
 
-def test_only_the_recent_trajectories_are_remembered() -> None:
+def test_only_the_latest_hundred_trajectories_are_kept() -> None:
     tracker = Tracker(1)
     record(tracker, np.ones((1, 105), BOOL), np.arange(105.0)[None])
     assert (list(tracker.now.recent_returns), tracker.now.num_ended) == (np.arange(5.0, 105.0).tolist(), 105)

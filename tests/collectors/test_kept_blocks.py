@@ -52,7 +52,7 @@ class Keeping(torch.nn.Module):
 @pytest.mark.parametrize("kind", ENVS)
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("part", PARTS)
-def test_what_a_policy_keeps_stays_as_it_was(part, whole, kind, steps):
+def test_values_kept_by_a_policy_do_not_change(part, whole, kind, steps):
     env = ENVS[kind](Script(lengths=(4,)))
     shape, dtype = env.action_spec.shape, env.action_spec.dtype
     module = Keeping(PARTS[part], lambda observation: torch.ones(shape, dtype=dtype))
@@ -140,7 +140,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("steps", [1, 3, 10])
 @pytest.mark.parametrize("size", [(), (2,)])
 @pytest.mark.parametrize("kind", TRANSFORMS)
-def test_what_a_transform_keeps_stays_as_it_was(kind, size, steps):
+def test_values_kept_by_a_transform_do_not_change(kind, size, steps):
     transform = TRANSFORMS[kind]()
     env = TransformedEnv(
         CountingEnv(Script(lengths=(4,)), size), Compose(StepCounter(max_steps=3), transform, RewardSum())
@@ -176,7 +176,7 @@ def policy():
 
 
 @pytest.mark.parametrize("kind", ["parallel", "sync", "async"])
-def test_what_a_policy_keeps_of_shared_memory_stays_as_it_was(kind):
+def test_values_of_shared_memory_kept_by_a_policy_do_not_change(kind):
     if kind == "parallel":
         collector = SyncDataCollector(ParallelEnv(2, counting), policy(), frames_per_batch=6, total_frames=48)
     else:
@@ -201,7 +201,7 @@ def collected(forward, steps=3, **kwargs):
     )
 
 
-def test_what_a_policy_attaches_to_a_row_is_gone_in_the_next_batch():
+def test_attributes_set_on_a_row_are_gone_in_the_next_batch():
     gradients, marked = [], []
 
     def forward(observation):
@@ -217,13 +217,13 @@ def test_what_a_policy_attaches_to_a_row_is_gone_in_the_next_batch():
 
 
 @pytest.mark.parametrize("steps", [3, 30_000])
-def test_a_policy_that_moves_what_it_is_shown_is_told(steps):
+def test_policy_that_moves_its_input_raises(steps):
     with pytest.raises(PolicyError, match=r"moved its input \['observation'\] to other memory at step 0"):
         collected(lambda observation: observation.share_memory_(), steps)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_what_is_kept_of_memory_that_batches_share_stays_as_it_was(steps):
+def test_values_kept_with_return_same_td_do_not_change(steps):
     kept = []
     collected(lambda row: kept.append((row, row.clone())), steps, return_same_td=True)
     assert len(kept) == BATCHES * steps
@@ -244,7 +244,7 @@ class KeepingWriter(RoundRobinWriter):
 
 @pytest.mark.parametrize("kind", ["storage", "writer"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_what_a_buffers_parts_keep_stays_as_it_was(kind, batched):
+def test_values_kept_by_parts_of_a_buffer_do_not_change(kind, batched):
     storage = (KeepingStorage if kind == "storage" else LazyTensorStorage)(100, ndim=1 + batched)
     writer = KeepingWriter() if kind == "writer" else RoundRobinWriter()
     part = storage if kind == "storage" else writer

@@ -35,13 +35,13 @@ def rows(batch: TensorDictBase) -> list[TensorDictBase]:
 
 @pytest.mark.parametrize("batch_size", SIZES)
 @pytest.mark.parametrize("ends", ["all", "any", None])
-def test_specs_are_kept(ends: str | None, batch_size: tuple[int, ...]) -> None:
+def test_survivor_environment_passes_the_checks(ends: str | None, batch_size: tuple[int, ...]) -> None:
     check_env_specs(SurvivorEnv(ends, batch_size=batch_size))
 
 
 @pytest.mark.parametrize("batch_size", SIZES)
 @pytest.mark.parametrize("ends", ["all", "any"])
-def test_the_environments_flags_end_an_episode_and_those_of_its_agents_do_not(
+def test_environment_flags_end_an_episode_and_agent_flags_do_not(
     ends: str, batch_size: tuple[int, ...]
 ) -> None:
     env = SurvivorEnv(ends, batch_size=batch_size)
@@ -70,7 +70,7 @@ def test_the_environments_flags_end_an_episode_and_those_of_its_agents_do_not(
     assert all(bool((m.all(-1) | ~m.any(-1)).all()) for m in env.masks)  # a team is reset together
 
 
-def test_groups_without_flags_above_them_are_reset_each_by_its_own() -> None:
+def test_groups_without_parent_flags_reset_separately() -> None:
     env = SurvivorEnv(None, Script(lengths=(2,)))
     batch = batch_of(env, 12)
     for group, k, life in (("red", 0, 2), ("red", 1, 3), ("blue", 0, 4)):
@@ -119,7 +119,7 @@ def test_splitting_by_one_groups_flags() -> None:
     assert split["red", "observation"].shape == (2, 6, 2, 3)
 
 
-def test_a_partial_reset_leaves_the_dead_of_other_rows_dead() -> None:
+def test_partial_reset_keeps_dead_agents_of_other_rows() -> None:
     env = SurvivorEnv("all", batch_size=(2,))
     data = env.rollout(3, break_when_any_done=False)
     root = data[:, -1]["next"].exclude(("red", "reward"), ("blue", "reward"))

@@ -49,7 +49,7 @@ def test_bad_arguments_raise_before_workers_start(
         MultiSyncDataCollector(**{"create_env_fn": [Stream(0)] * 2, "frames_per_batch": 4, **arguments})
 
 
-def test_one_worker_collects_ahead() -> None:
+def test_a_sync_collector_uses_one_worker() -> None:
     collector = aSyncDataCollector(Stream(0), frames_per_batch=6, total_frames=24)
     batches = list(collector)
     check_streams(batches)
@@ -59,7 +59,7 @@ def test_one_worker_collects_ahead() -> None:
 
 
 @pytest.mark.parametrize("cls", [SyncDataCollector, MultiSyncDataCollector])
-def test_keywords_of_other_releases_that_ask_for_nothing(cls: Any) -> None:
+def test_no_op_keywords_of_other_releases_are_accepted(cls: Any) -> None:
     off = {name: row.off for name, row in UNSERVED_KEYWORDS[constructor(cls)].items()}
     create = Stream(0) if cls is SyncDataCollector else [Stream(0)]
     collector = cls(create, frames_per_batch=6, total_frames=6, **off)
@@ -71,7 +71,7 @@ def constructor(cls: type) -> str:
     return next(base.__name__ for base in cls.__mro__ if "__init__" in base.__dict__)
 
 
-def test_the_frames_of_each_worker() -> None:
+def test_frames_per_batch_are_split_among_workers() -> None:
     with collecting("sync", 2, frames=[5, 5], collector_class=SyncDataCollector) as collector:
         assert collector.frames_per_batch_worker() == collector.frames_per_batch_worker(1) == 5
         assert collector.next().shape == (2, 5)
@@ -94,13 +94,13 @@ def noting() -> Any:
     return Stream(0)()
 
 
-def test_workers_call_something_first() -> None:
+def test_init_fn_runs_first_in_each_worker() -> None:
     with collecting("sync", [noting] * 2, init_fn=note) as collector:
         assert collector.next().numel() == 12
     assert Noted.notes == ()
 
 
-def test_the_number_of_threads_comes_back() -> None:
+def test_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     with collecting("sync", num_threads=1) as collector:
         assert torch.get_num_threads() == 1
@@ -109,7 +109,7 @@ def test_the_number_of_threads_comes_back() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_whole_trajectories(kind: str) -> None:
+def test_trajectory_batches_are_padded(kind: str) -> None:
     with collecting(kind, total_frames=240, trajs_per_batch=3) as collector:
         batches = list(collector)
     assert batches and all(batch.shape[0] == 3 for batch in batches)
@@ -120,7 +120,7 @@ def test_whole_trajectories(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_whole_trajectories_one_after_the_other(kind: str) -> None:
+def test_trajectory_batches_may_be_concatenated(kind: str) -> None:
     with collecting(kind, total_frames=240, trajs_per_batch=3, traj_format="cat") as collector:
         batches = list(collector)
     check_streams(batches)
@@ -129,7 +129,7 @@ def test_whole_trajectories_one_after_the_other(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_whole_trajectories_in_a_buffer(kind: str) -> None:
+def test_trajectory_batches_go_into_a_buffer(kind: str) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(300))
     more = {"trajs_per_batch": 3, "trajs_per_write": 2, "replay_buffer": buffer}
     with collecting(kind, total_frames=240, **more) as collector:
@@ -140,7 +140,7 @@ def test_whole_trajectories_in_a_buffer(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_buffer_of_one_dimension_gets_the_shares_one_behind_the_other(kind: str) -> None:
+def test_one_dimensional_buffer_gets_concatenated_shares(kind: str) -> None:
     buffer, rows = (ReplayBuffer(storage=LazyTensorStorage(300, ndim=ndim)) for ndim in (1, 2))
     with collecting(kind, total_frames=36, replay_buffer=buffer) as collector:
         assert set(collector) == {None}
@@ -152,7 +152,7 @@ def test_a_buffer_of_one_dimension_gets_the_shares_one_behind_the_other(kind: st
         assert len(rows) == 36 and rows[:].ndim == 2
 
 
-def test_what_processes_batches_for_a_buffer_gets_stacks() -> None:
+def test_postproc_before_a_buffer_gets_stacked_shares() -> None:
     buffer, seen = ReplayBuffer(storage=LazyTensorStorage(300)), list[tuple[int, ...]]()
 
     def flat(batch: Any) -> Any:
@@ -165,7 +165,7 @@ def test_what_processes_batches_for_a_buffer_gets_stacks() -> None:
     check_streams([buffer[:]])
 
 
-def test_some_workers_are_reset_by_either_name() -> None:
+def test_workers_are_reset_by_index_or_reset_idx() -> None:
     for name in ("index", "reset_idx"):
         with collecting("sync", 2) as collector:
             before = collector.next()["observation"][:, -1, 1]
@@ -184,7 +184,7 @@ def test_hooks_are_called_around_every_batch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("factory", [lambda: Net(0.25), [lambda: Net(0.25), lambda: Net(0.75)]])
-def test_policies_that_workers_make(factory: Any) -> None:
+def test_workers_make_policies_by_policy_factory(factory: Any) -> None:
     with collecting("sync", 2, policy_factory=factory) as collector:
         assert [values(part) for part in collector.next()] == [
             [0.25],

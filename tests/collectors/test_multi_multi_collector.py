@@ -20,19 +20,19 @@ from tests.collectors.workers.crews import Stream
 
 
 @pytest.mark.parametrize(("sync", "cls"), [(True, MultiSyncDataCollector), (False, MultiaSyncDataCollector)])
-def test_it_makes_either_with_the_same_arguments(sync: bool, cls: type) -> None:
+def test_sync_chooses_the_class(sync: bool, cls: type) -> None:
     collector = MultiCollector(Stream(0), sync=sync, num_workers=2, frames_per_batch=8, total_frames=8)
     assert type(collector) is cls and isinstance(collector, MultiCollector)
     assert sum(batch.numel() for batch in collector) == 8
 
 
-def test_it_has_to_be_told_which() -> None:
+def test_missing_sync_is_refused() -> None:
     with pytest.raises(MissingArgumentError, match="sync: expected True .* or False"):
         MultiCollector([Stream(0)], frames_per_batch=8)
     assert issubclass(aSyncDataCollector, MultiCollector) and not issubclass(Stream, MultiCollector)
 
 
-def test_a_shutdown_after_a_loss_that_was_told_raises_nothing() -> None:
+def test_shutdown_after_a_reported_loss_raises_nothing() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=4)
     collector = aSyncDataCollector(Stream(0), None, frames_per_batch=5, total_frames=-1, replay_buffer=buffer)
     collector.start()

@@ -50,7 +50,7 @@ CHANGES = [exchange_parameter, exchange_buffer, exchange_module, exchange_data, 
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_current_tensors_are_copied_whatever_was_exchanged(change: Callable[[nn.Sequential], None]) -> None:
+def test_replaced_tensors_are_copied(change: Callable[[nn.Sequential], None]) -> None:
     module = net()
     linked, record = WeightCopier(module), record_of(module)
     linked.write(record)
@@ -72,7 +72,7 @@ def test_current_tensors_are_copied_whatever_was_exchanged(change: Callable[[nn.
         lambda module: module[1].register_buffer("more", torch.zeros(1)),
     ],
 )
-def test_other_keys_shapes_and_dtypes_are_noticed_and_nothing_is_copied(
+def test_changed_keys_shapes_and_dtypes_raise_before_any_copy(
     change: Callable[[nn.Sequential], None],
 ) -> None:
     module = net()
@@ -88,7 +88,7 @@ def test_other_keys_shapes_and_dtypes_are_noticed_and_nothing_is_copied(
     assert (record == before).all()
 
 
-def test_several_records() -> None:
+def test_copier_writes_into_several_records() -> None:
     module = net()
     linked, records = WeightCopier(module), [record_of(module) for _ in range(3)]
     for number in range(6):
@@ -97,5 +97,5 @@ def test_several_records() -> None:
         assert (records[number % 3] == record_of(module)).all()
 
 
-def test_weights_without_values() -> None:
+def test_meta_weights_are_reported_as_lacking() -> None:
     assert WeightCopier(net().to("meta")).lacking

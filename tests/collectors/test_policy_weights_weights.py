@@ -65,12 +65,12 @@ class TestWithoutADevice:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
-def test_a_module_that_is_there_already_runs_itself(device: str) -> None:
+def test_module_on_the_device_runs_itself(device: str) -> None:
     module = net()
     assert PolicyWeights(module, torch.device(device)).policy is module
 
 
-class TestElsewhere:
+class TestOnAnotherDevice:
     """A copy runs."""
 
     def test_the_copy_gets_the_current_weights_until_some_are_pushed(self) -> None:
@@ -110,7 +110,7 @@ class TestElsewhere:
         held.push(wrap(other))
         assert same(held.policy, weights(other)) and not same(module, weights(other))
 
-    def test_weights_of_a_tensordict_module_and_detached_ones(self) -> None:
+    def test_weights_of_a_tensordict_module_may_be_detached(self) -> None:
         module = TensorDictModule(elsewhere(), in_keys=["a"], out_keys=["action"])
         held = PolicyWeights(module, CPU)
         change(module)
@@ -122,7 +122,7 @@ class TestElsewhere:
         held.push()
         assert all(p.requires_grad and p.grad_fn is None for p in held.policy.parameters())
 
-    def test_a_module_without_weights(self) -> None:
+    def test_module_without_weights_is_not_copied(self) -> None:
         tanh = nn.Tanh()
         held = PolicyWeights(tanh, torch.device("meta"))
         assert held.policy is tanh
@@ -140,7 +140,7 @@ class TestElsewhere:
 
 
 @pytest.mark.parametrize("device", [None, CPU])
-class TestWeightsThatDoNotFit:
+class TestWrongWeights:
     """No weight is copied."""
 
     def check(self, device: Any, given: Any, kind: type[Exception], message: str) -> None:
@@ -156,29 +156,29 @@ class TestWeightsThatDoNotFit:
         change(module)
         return TensorDict.from_module(module).detach().clone()
 
-    def test_a_missing_key(self, device: Any) -> None:
+    def test_missing_key_raises(self, device: Any) -> None:
         given = self.spoilt()
         del given["2", "bias"]
         self.check(device, given, SchemaError, r"missing \[\('2', 'bias'\)\], unexpected \[\]")
 
-    def test_an_extra_key(self, device: Any) -> None:
+    def test_extra_key_raises(self, device: Any) -> None:
         given = self.spoilt()
         given["2", "scale"] = torch.ones(2)
         self.check(device, given, SchemaError, r"missing \[\], unexpected \[\('2', 'scale'\)\]")
 
     @pytest.mark.parametrize("shape", [(1,), (), (3,), (1, 2)])
-    def test_another_shape_even_one_that_would_broadcast(self, device: Any, shape: tuple[int, ...]) -> None:
+    def test_another_shape_raises_even_if_it_broadcasts(self, device: Any, shape: tuple[int, ...]) -> None:
         given = self.spoilt()
         given["2", "bias"] = torch.ones(shape)
         self.check(device, given, SchemaError, r"\('2', 'bias'\) expected shape \(2,\)")
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
-    def test_another_dtype(self, device: Any, dtype: torch.dtype) -> None:
+    def test_another_dtype_raises(self, device: Any, dtype: torch.dtype) -> None:
         given = self.spoilt()
         given["2", "bias"] = given["2", "bias"].to(dtype)
         self.check(device, given, SchemaError, r"\('2', 'bias'\) expected .*torch.float32, got .*torch\.")
 
-    def test_a_list_of_weights(self, device: Any) -> None:
+    def test_list_of_weights_raises(self, device: Any) -> None:
         given = list(net().parameters())
         self.check(device, given, InvalidTypeError, "a state dictionary or a module, got list")
 
@@ -196,7 +196,7 @@ def test_weights_come_in_many_forms(form: Any) -> None:
 
 @pytest.mark.parametrize("policy", [None, lambda td: td])
 @pytest.mark.parametrize("device", [None, CPU])
-def test_a_policy_that_is_no_module(policy: Any, device: Any) -> None:
+def test_push_to_a_policy_that_is_no_module_raises(policy: Any, device: Any) -> None:
     held = PolicyWeights(policy, device)
     assert held.policy is policy
     held.push()
@@ -212,7 +212,7 @@ class TestWithoutValues:
             return nn.Linear(3, 2)
 
     @pytest.mark.parametrize("device", [None, "cpu"])
-    def test_the_meta_device(self, device: Any) -> None:
+    def test_meta_policy_needs_pushed_weights(self, device: Any) -> None:
         policy, trained = self.on_meta(), nn.Linear(3, 2)
         collector = make(CountingEnv(NEVER), policy, policy_device=device)
         for missing in (collector.next, collector.state_dict):
@@ -229,7 +229,7 @@ class TestWithoutValues:
     @pytest.mark.parametrize(
         "wrap", [lambda m: m, lambda m: TensorDictModule(m, ["observation"], ["action"]), nn.Sequential]
     )
-    def test_lazy_parameters(self, wrap: Any, elsewhere: bool) -> None:
+    def test_lazy_parameters_are_materialised_at_construction(self, wrap: Any, elsewhere: bool) -> None:
         lazy = nn.LazyLinear(2)
         policy: Any = wrap(lazy)
         collector = make(CountingEnv(NEVER), policy, policy_device="cpu" if elsewhere else None)
@@ -249,7 +249,7 @@ class TestWithoutValues:
         lambda net: {"weights": net, "model_id": "policy"},
     ],
 )
-def test_weights_by_their_other_names(named: Any) -> None:
+def test_weights_are_accepted_under_other_keywords(named: Any) -> None:
     collector = make(CountingEnv(NEVER), Net(0.5))
     collector.update_policy_weights_(**named(Net(0.25)))
     assert collector.next()["action"].unique().tolist() == [0.25] and collector.policy_version == 1
@@ -266,7 +266,7 @@ def test_weights_by_their_other_names(named: Any) -> None:
         ({"wieghts": Net()}, InvalidTypeError, "unexpected keyword argument 'wieghts'"),
     ],
 )
-def test_names_that_say_nothing_or_too_much(given: Any, error: Any, message: str) -> None:
+def test_ambiguous_or_missing_weights_are_refused(given: Any, error: Any, message: str) -> None:
     collector = make(CountingEnv(NEVER), Net(0.5))
     with pytest.raises(error, match=message):
         collector.update_policy_weights_(**given)

@@ -79,7 +79,9 @@ DEVICES = ["device", "policy_device", "env_device", "storing_device"]
     ],
     ids=lambda devices: " ".join(f"{name}={place}" for name, place in devices.items()) or "none",
 )
-def test_it_learns(devices: dict[str, str], default: str | None, staying: bool) -> None:
+def test_program_learns_for_every_placement(
+    devices: dict[str, str], default: str | None, staying: bool
+) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(1, 2)
     logits(layer)
@@ -141,7 +143,7 @@ class TestExploration:
             [0.75, 0.75, 0.5, 0.25] if staying else [0.75, 0.5, 0.25, 0.0]
         )
 
-    def test_a_push_that_does_not_fit_takes_nothing_over(self, staying: bool) -> None:
+    def test_failing_push_keeps_following_the_user_weights(self, staying: bool) -> None:
         inner, policy = self.policy(staying)
         collector = make(CountingEnv(NEVER), policy, policy_device="cpu")
         with pytest.raises(ValueError, match="missing"):
@@ -150,7 +152,7 @@ class TestExploration:
         (batch,) = take(collector, 1)
         assert float(batch["action"][0, 0]) == 0.75
 
-    def test_a_state_holds_the_current_weights_and_loaded_ones_stay(self, staying: bool) -> None:
+    def test_state_holds_current_weights_and_loaded_weights_stay(self, staying: bool) -> None:
         inner, policy = self.policy(staying)
         collector = make(CountingEnv(NEVER), policy, policy_device="cpu")
         take(collector, 1)
@@ -162,7 +164,7 @@ class TestExploration:
         assert float(batch["action"][0, 0]) == 0.75 == float(other.eps)
 
 
-def test_hooks_of_a_policy_that_is_where_it_has_to_run() -> None:
+def test_hooks_run_on_a_policy_that_is_not_moved() -> None:
     net = nn.Linear(3, 2)
     calls = []
     collector = make(CountingEnv(NEVER), net, device="cpu")

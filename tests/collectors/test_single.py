@@ -58,7 +58,7 @@ class TestConstruction:
             assert len(list(collector)) == 2
 
     @pytest.mark.parametrize("limit", [None, 0, -5])
-    def test_no_limit(self, limit: int | None) -> None:
+    def test_without_a_limit_there_is_no_step_count(self, limit: int | None) -> None:
         assert "step_count" not in take(make(max_frames_per_traj=limit), 1)[0].keys()
 
     def test_a_fractional_limit_is_refused(self) -> None:
@@ -75,7 +75,7 @@ class TestConstruction:
             ({"policy": on_td(lambda td: td["nothing"])}, KeyError),
         ],
     )
-    def test_a_failure_closes_what_it_made_and_leaves_open_what_it_was_given(
+    def test_failing_constructor_closes_made_environments_only(
         self, wrong: dict[str, Any], error: type[Exception]
     ) -> None:
         made: list[CountingEnv] = []
@@ -152,7 +152,7 @@ class TestBatches:
         batches = take(make(reset_at_each_iter=True, max_frames_per_traj=3), 4)
         check_stream(batches, SCRIPT, fresh_batches=True, limit=3)
 
-    def test_split_then_postproc(self) -> None:
+    def test_postproc_gets_split_trajectories(self) -> None:
         seen: list[torch.Size] = []
         collector = make(
             CountingEnv(Script(lengths=(3,))),
@@ -162,7 +162,7 @@ class TestBatches:
         assert take(collector, 1)[0].shape == (2, 3) and seen == [(2, 3)]
         assert collector.stats().delivered == 6
 
-    def test_a_failing_postproc_loses_its_batch_and_no_other(self) -> None:
+    def test_failing_postproc_discards_only_its_batch(self) -> None:
         calls: list[int] = []
 
         def postproc(batch: TensorDictBase) -> TensorDictBase:
@@ -178,7 +178,7 @@ class TestBatches:
         assert sum(batch.numel() for batch in batches) == 18
         assert (collector.stats().stepped, dict(collector.stats().reasons)) == (24, {"postproc": 6})
 
-    def test_the_iteration_goes_on_after_an_environments_error(self) -> None:
+    def test_iteration_continues_after_an_environment_error(self) -> None:
         collector = make(CrookedEnv("raise", 9, script=SCRIPT), total_frames=18)
         batches = take(collector, 1)
         with pytest.raises(EnvironmentFailure):
@@ -194,7 +194,7 @@ class TestDevices:
 
     @pytest.mark.parametrize("storing", [None, "cpu", "cpu:0"])
     @pytest.mark.parametrize("same", [False, True])
-    def test_batches_are_whole_wherever_they_are_stored(self, storing: str | None, same: bool) -> None:
+    def test_batches_are_complete_for_every_storing_device(self, storing: str | None, same: bool) -> None:
         collector = make(
             CountingEnv(SCRIPT, (2,)), storing_device=storing, return_same_td=same, frames=8, total_frames=28
         )
@@ -210,14 +210,14 @@ class TestDevices:
             assert len(set(pointers[:3])) == 1
 
     @pytest.mark.parametrize("storing", [None, "cpu:0"])
-    def test_return_same_td_hands_out_one_object(self, storing: str | None) -> None:
+    def test_return_same_td_returns_one_object(self, storing: str | None) -> None:
         collector = iter(make(storing_device=storing, return_same_td=True))
         first = next(collector)
         frozen = first.clone()
         assert next(collector) is first and not torch.equal(first["observation"], frozen["observation"])
 
     @pytest.mark.parametrize("storing", [None, "cpu:0"])
-    def test_otherwise_batches_keep_what_they_had(self, storing: str | None) -> None:
+    def test_batches_do_not_change_by_default(self, storing: str | None) -> None:
         collector = iter(make(storing_device=storing))
         first = next(collector)
         frozen = first.clone()
@@ -229,7 +229,7 @@ class TestDevices:
         assert next(iter(collector)).device == CPU
 
     @pytest.mark.parametrize("policy", [Net(0.0), on_td(lambda td: torch.zeros(2)), None])
-    def test_a_policy_on_a_device_of_its_own(self, policy: Any) -> None:
+    def test_policy_may_have_another_device(self, policy: Any) -> None:
         check_stream(take(make(policy=policy, policy_device="cpu:0"), 3), SCRIPT)
 
     def test_a_copied_policy_waits_for_the_push(self) -> None:
@@ -257,7 +257,7 @@ class TestControl:
         assert batches[1]["observation"][:, 0, 2].tolist() == [0, 3, 0]
         check_names(batches)  # type: ignore[arg-type]
 
-    def test_what_an_index_cannot_do(self) -> None:
+    def test_invalid_reset_index_is_refused(self) -> None:
         with pytest.raises(InvalidArgumentError, match="batch of environments"):
             make().reset(0)
         with pytest.raises(UnsupportedError, match="leave index out"):
@@ -295,7 +295,7 @@ class TestControl:
                 call()
 
     @pytest.mark.parametrize("used", [True, False])
-    def test_the_last_reference_closes_an_environment_that_nobody_else_uses(self, used: bool) -> None:
+    def test_deleting_the_collector_closes_an_unshared_environment(self, used: bool) -> None:
         env = CountingEnv(SCRIPT)
         collector = make(env)
         take(collector, 1)
@@ -340,7 +340,7 @@ class TestControl:
         assert "12 frames" in capsys.readouterr().out
 
 
-def test_the_policys_failure_reaches_the_caller_as_it_is() -> None:
+def test_exception_of_the_policy_is_not_changed() -> None:
     collector = make(policy=Calls(3, raising(ZeroDivisionError("mine"))))
     with pytest.raises(ZeroDivisionError, match="mine"):
         collector.next()
@@ -371,7 +371,7 @@ def test_weights_of_the_wrapper_fit_too() -> None:
 @pytest.mark.parametrize(
     "make_env", [lambda: CountingEnv(SCRIPT), lambda: GymWrapper(OracleEnv(script=SCRIPT))]
 )
-def test_an_environment_that_somebody_else_used_is_reset(make_env: Any, disturb: Any) -> None:
+def test_environment_used_outside_the_collector_is_reset(make_env: Any, disturb: Any) -> None:
     env = make_env()
     collector = make(env, frames=7, total_frames=21)
     stream = iter(collector)
@@ -396,12 +396,12 @@ def test_an_environment_that_somebody_else_used_is_reset(make_env: Any, disturb:
         ({"device": "cuda:7"}, "env_device: cuda:7 can't be used here"),
     ],
 )
-def test_what_can_never_work_is_refused_at_once(kwargs: dict[str, Any], message: str) -> None:
+def test_unusable_arguments_are_refused_at_construction(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         SyncDataCollector(CountingEnv(NEVER), frames_per_batch=2, **kwargs)
 
 
-def test_a_postproc_that_returns_nothing_is_an_error_and_nothing_is_delivered() -> None:
+def test_postproc_that_returns_none_raises_and_delivers_nothing() -> None:
     collector = make(CountingEnv(NEVER), frames=4, total_frames=8, postproc=lambda batch: None)
     with pytest.raises(TypeError, match="postproc: expected the batch"):
         collector.next()
@@ -409,12 +409,12 @@ def test_a_postproc_that_returns_nothing_is_an_error_and_nothing_is_delivered() 
     assert stats.delivered == 0 and stats.reasons == {"postproc": 4}
 
 
-def test_a_state_that_is_none() -> None:
+def test_none_in_place_of_a_state_is_refused() -> None:
     with pytest.raises(TypeError, match="load_state_dict: expected a mapping, got NoneType"):
         make(CountingEnv(NEVER)).load_state_dict(None)
 
 
-def test_a_policy_that_returns_nothing() -> None:
+def test_policy_that_returns_none_raises() -> None:
     with pytest.raises(PolicyError, match=r"expected \['action'\], it returned None"):
         SyncDataCollector(CountingEnv(NEVER), lambda observation: None, frames_per_batch=2)
 

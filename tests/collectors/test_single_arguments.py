@@ -24,7 +24,7 @@ def test_the_length_is_the_number_of_batches(frames: int, total: int, batches: i
     assert len(collector) == batches == len(list(collector)) and collector
 
 
-def test_an_endless_collector_has_no_length_and_says_so() -> None:
+def test_len_of_an_endless_collector_raises() -> None:
     collector = make(CountingEnv(SCRIPT))
     with pytest.raises(EndlessError, match="unknown without total_frames") as caught:
         len(collector)
@@ -38,7 +38,7 @@ def test_names_since_0_11_take_the_same_arguments() -> None:
 
 
 class TestPolicy:
-    def test_a_factory_makes_it(self) -> None:
+    def test_policy_factory_makes_the_policy(self) -> None:
         made = []
         collector = make(policy_factory=lambda: made.append(Net(0.25)) or made[0])
         assert collector.policy.module is made[0] and len(made) == 1
@@ -47,7 +47,7 @@ class TestPolicy:
         with pytest.raises(InvalidTypeError, match="policy_factory: expected a callable, got int"):
             make(policy_factory=3)
 
-    def test_a_trusted_one_gets_tensordicts_whatever_its_parameter_is_called(self) -> None:
+    def test_trusted_policy_gets_tensordicts_for_any_parameter_name(self) -> None:
         class Policy(nn.Module):
             def forward(self, anything: Any) -> TensorDictBase:
                 out: TensorDictBase = anything.set("action", anything["observation"][..., :2] * 0 + 0.25)
@@ -61,7 +61,7 @@ class TestPolicy:
         assert make(CountingEnv(SCRIPT), Net(), trust_policy=False).next() is not None
         assert make(CountingEnv(SCRIPT), None, trust_policy=True).next() is not None
 
-    def test_arguments_that_mean_off_or_steer_what_we_do_not_do(self) -> None:
+    def test_no_op_arguments_are_accepted(self) -> None:
         collector = make(
             policy=Net(), compile_policy=False, cudagraph_policy=None, no_cuda_sync=True, use_buffers=False,
             replay_buffer=None, extend_buffer=True, weight_updater=None, policy_factory=None,
@@ -70,7 +70,7 @@ class TestPolicy:
 
 
 class TestHooks:
-    def test_before_and_after_every_batch(self) -> None:
+    def test_hooks_run_before_and_after_every_batch(self) -> None:
         calls: list[Any] = []
         collector = make(
             CountingEnv(SCRIPT),
@@ -82,7 +82,7 @@ class TestHooks:
         list(collector)
         assert calls == ["before", 6.0, "before", 6.0]
 
-    def test_errors_of_theirs(self) -> None:
+    def test_errors_of_hooks_are_raised(self) -> None:
         def broken(*_: Any) -> None:
             raise ZeroDivisionError("mine")
 
@@ -131,7 +131,7 @@ def test_exploration_types_by_name(given: Any) -> None:
         make(exploration_type="sometimes")
 
 
-def test_devices_by_their_names() -> None:
+def test_devices_are_accepted_by_name() -> None:
     collector = make(CountingEnv(NEVER), Net(), device="cpu")
     cpu = torch.device("cpu")
     assert (collector.env_device, collector.policy_device, collector.storing_device) == (cpu, cpu, cpu)
@@ -140,7 +140,7 @@ def test_devices_by_their_names() -> None:
 
 
 class TestTheEnd:
-    def test_the_environment_may_stay_open(self) -> None:
+    def test_shutdown_may_leave_the_environment_open(self) -> None:
         env = CountingEnv(SCRIPT)
         collector = make(env)
         collector.next()
@@ -149,7 +149,7 @@ class TestTheEnd:
         collector.shutdown()
         assert env.is_closed
 
-    def test_a_closed_collector_says_how_to_go_on(self) -> None:
+    def test_closed_collector_error_explains_how_to_continue(self) -> None:
         collector = make(CountingEnv(SCRIPT), total_frames=6)
         list(collector)
         for call in (collector.reset, lambda: collector.set_seed(1), collector.rollout, collector.next):

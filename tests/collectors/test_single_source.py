@@ -36,7 +36,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("batch_size", [(), (1,), (3,), (2, 2)])
     @pytest.mark.parametrize("max_steps", [None, 1, 3])
-    def test_streams_go_on_over_batches_of_any_length(
+    def test_streams_continue_across_batches_of_any_length(
         self, batch_size: tuple[int, ...], max_steps: int | None
     ) -> None:
         made = collection(CountingEnv(SCRIPT, batch_size), max_steps=max_steps)
@@ -54,7 +54,7 @@ class TestBatches:
         ends = torch.cat([b["next", "done"].reshape(-1) for b in batches])
         assert made.snapshot().trajectories.num_ended == int(ends.sum())
 
-    def test_every_batch_has_memory_of_its_own(self) -> None:
+    def test_batches_share_no_memory(self) -> None:
         made = collection(CountingEnv(SCRIPT, (2,)), max_steps=3, nonfinite="mark")
         first = collect(made)
         frozen = first.clone()
@@ -65,7 +65,7 @@ class TestBatches:
         ]
         assert not pointers[0] & pointers[1]
 
-    def test_returns_and_lengths_are_those_of_the_script(self) -> None:
+    def test_returns_and_lengths_equal_the_script(self) -> None:
         made = collection(CountingEnv(SCRIPT))
         for _ in range(4):
             collect(made)
@@ -80,7 +80,7 @@ class TestBatches:
         expected = sum(2 * Script().reward(0, 0, s) + 1 for s in (1, 2))
         assert made.snapshot().trajectories.recent_returns[0] == pytest.approx(expected)
 
-    def test_time_is_what_collection_takes_and_nothing_else(self) -> None:
+    def test_seconds_measure_collecting_only(self) -> None:
         fake = clock.FakeClock()
         made = collection(CountingEnv(SCRIPT), on_td(lambda td: [fake.advance(0.25), torch.zeros(2)][1]))
         with clock.use(fake):
@@ -117,7 +117,7 @@ class TestLimit:
             batch["agents", "observation"][..., 0, 2].long(), torch.arange(9).expand(*batch_size, 9) % 3
         )
 
-    def test_a_partial_reset_begins_the_count_anew_for_its_rows_only(self) -> None:
+    def test_partial_reset_restarts_the_count_of_its_rows_only(self) -> None:
         made = collection(CountingEnv(NEVER, (2,)), max_steps=4)
         batches = [collect(made, 2)]
         made.reset(torch.tensor([False, True]))
@@ -185,14 +185,14 @@ class TestNonFinite:
         with pytest.raises(NonFiniteError, match="put out inf in 'observation' at step 3 of the batch"):
             collect(made)
 
-    def test_what_the_policy_puts_out_is_not_the_environments_fault(self) -> None:
+    def test_non_finite_policy_outputs_are_not_checked(self) -> None:
         policy = on_td(
             lambda td: [td.set("value", torch.tensor(float("nan"))), torch.full((2,), float("inf"))][1]
         )
         batch = collect(collection(CountingEnv(NEVER), policy))
         assert batch["value"].isnan().all() and batch["action"].isinf().all()
 
-    def test_another_choice_is_refused(self) -> None:
+    def test_unknown_nonfinite_choice_is_refused(self) -> None:
         with pytest.raises(
             InvalidArgumentError, match="nonfinite: expected 'raise', 'mark' or 'pass', got 'drop'"
         ):
@@ -226,7 +226,7 @@ class TestCuts:
             == sum(b.numel() for b in batches)
         )
 
-    def test_a_bad_value_in_a_cut_batch_is_placed_rightly(self) -> None:
+    def test_bad_value_in_a_cut_batch_is_reported_at_its_place(self) -> None:
         calls = itertools.count(1)
         env = CrookedEnv("nan", 2, script=NEVER, batch_size=(2,))
         with pytest.raises(NonFiniteError, match="environment 1 .* at step 1 of the batch"):
@@ -246,7 +246,7 @@ class TestReuse:
             copies.append(batch.clone())
         check_stream(copies, SCRIPT, limit=3)
 
-    def test_another_length_or_a_cut_is_a_tensordict_of_its_own_length(self) -> None:
+    def test_batches_of_other_lengths_have_separate_tensordicts(self) -> None:
         calls = itertools.count(1)
         made = collection(CountingEnv(SCRIPT), reuse_block=True, stop=lambda _: next(calls) == T + 2)
         copies = [collect(made, n).clone() for n in (T, T, T, 3, T)]
@@ -274,7 +274,7 @@ class TestReset:
         assert [b[IDS][:, 0].tolist() for b in batches] == [[0, 1], [2, 3]]
         check_names(batches)
 
-    def test_two_resets_in_a_row_use_no_ids_up(self) -> None:
+    def test_consecutive_resets_consume_no_ids(self) -> None:
         made = collection(CountingEnv(NEVER))
         made.reset()
         made.reset()
@@ -315,7 +315,7 @@ class TestReset:
         check_names([first, second])
         assert second["observation"][0, 2] == 0
 
-    def test_a_partial_reset_does_not_do_for_the_full_one_that_is_due(self) -> None:
+    def test_partial_reset_does_not_replace_a_due_full_reset(self) -> None:
         env = CountingEnv(NEVER, (2,))
         made = collection(env, Calls(T + 3, raising(KeyboardInterrupt())))
         batches = [collect(made)]

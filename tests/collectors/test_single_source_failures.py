@@ -74,7 +74,7 @@ def check(
 
 @pytest.mark.parametrize("at", range(1, 2 * T + 1))
 @pytest.mark.parametrize("batch_size", [(), (2,)])
-def test_step_raises(at: int, batch_size: tuple[int, ...]) -> None:
+def test_raising_step_discards_its_frames(at: int, batch_size: tuple[int, ...]) -> None:
     env = CrookedEnv("raise", at, script=SCRIPT, batch_size=batch_size)
     frames = max(1, env.batch_size.numel())
     caught = check(env, None, EnvironmentFailure, "environment", failing=frames)
@@ -83,7 +83,7 @@ def test_step_raises(at: int, batch_size: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("fault", ["missing", "dtype", "shape"])
 @pytest.mark.parametrize("at", [1, T - 1, T, T + 1])
-def test_step_breaks_its_declaration(fault: str, at: int) -> None:
+def test_step_that_breaks_its_declaration_discards_its_frames(fault: str, at: int) -> None:
     env = CrookedEnv(fault, at, script=SCRIPT, batch_size=(2,))
     check(env, None, EnvironmentContractError, "environment", failing=2)
 
@@ -103,7 +103,7 @@ class Undeclared(CountingEnv):
         )
 
 
-def test_entries_that_nobody_declares_are_recorded_if_a_reset_has_them() -> None:
+def test_undeclared_entries_are_recorded_if_a_reset_has_them() -> None:
     with pytest.warns(UserWarning, match="no spec declares") as caught:
         made = collection(Undeclared(SCRIPT, (2,)))
         batch = collect(made)
@@ -113,7 +113,7 @@ def test_entries_that_nobody_declares_are_recorded_if_a_reset_has_them() -> None
     assert "late" not in batch["next"].keys()
 
 
-def test_an_environment_without_a_reward() -> None:
+def test_missing_reward_raises() -> None:
     class Rewardless(CountingEnv):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
@@ -137,7 +137,7 @@ def test_the_error_names_episode_and_step() -> None:
 
 
 @pytest.mark.parametrize("at", range(2, 8))
-def test_reset_raises(at: int) -> None:
+def test_raising_reset_discards_its_frames(at: int) -> None:
     env = ResetFails(at, script=SCRIPT)
     caught = check(env, None, EnvironmentFailure, "environment")
     assert "reset raised KeyError" in str(caught.value) and isinstance(caught.value, KeyError)
@@ -145,7 +145,7 @@ def test_reset_raises(at: int) -> None:
 
 @pytest.mark.parametrize("batch_size", [(1,), (3,)])
 @pytest.mark.parametrize("at", [1, T, T + 1, 2 * T])
-def test_nan_loses_the_whole_batch(at: int, batch_size: tuple[int, ...]) -> None:
+def test_nan_discards_the_whole_batch(at: int, batch_size: tuple[int, ...]) -> None:
     env = CrookedEnv("nan", at, script=NEVER, batch_size=batch_size)
     caught = check(env, None, NonFiniteError, "nonfinite", whole=True)
     row, step = env.batch_size.numel() - 1, (at - 1) % T
@@ -153,24 +153,24 @@ def test_nan_loses_the_whole_batch(at: int, batch_size: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("at", range(1, 2 * T + 1))
-def test_the_policy_raises(at: int) -> None:
+def test_raising_policy_discards_its_frames(at: int) -> None:
     check(CountingEnv(SCRIPT, (2,)), Calls(at, raising(ZeroDivisionError())), ZeroDivisionError, "policy")
 
 
 @pytest.mark.parametrize("at", [1, 3, T, T + 2])
-def test_the_policy_is_interrupted(at: int) -> None:
+def test_interrupted_policy_discards_its_frames(at: int) -> None:
     policy = Calls(at, raising(KeyboardInterrupt()))
     check(CountingEnv(SCRIPT), policy, KeyboardInterrupt, "interrupted")
 
 
 @pytest.mark.parametrize("at", [1, T, T + 2])
 @pytest.mark.parametrize("other", [lambda a: a.double() + 0.1, lambda a: a[..., :1]])
-def test_the_action_does_not_fit(at: int, other: Any) -> None:
+def test_unfitting_action_discards_its_frames(at: int, other: Any) -> None:
     check(CountingEnv(SCRIPT), Calls(at, other), PolicyError, "policy")
 
 
 @pytest.mark.parametrize("at", [2, T - 1, T + 3])
-def test_an_action_that_its_dtype_cannot_hold_loses_the_whole_batch(at: int) -> None:
+def test_overflowing_action_discards_the_whole_batch(at: int) -> None:
     wide = Calls(at, lambda action: action.double() + 0.1)
     policy = lambda td: wide(td).set("action", td["action"].double())  # noqa: E731
     caught = check(CountingEnv(SCRIPT, (2,)), policy, PolicyError, "policy", whole=True)
@@ -178,7 +178,7 @@ def test_an_action_that_its_dtype_cannot_hold_loses_the_whole_batch(at: int) -> 
 
 
 @pytest.mark.parametrize("at", [1, T, T + 2])
-def test_a_nan_action_loses_the_whole_batch(at: int) -> None:
+def test_nan_action_discards_the_whole_batch(at: int) -> None:
     env = CountingEnv(SCRIPT, (2,))
     caught = check(env, Calls(at, lambda a: a / 0), PolicyError, "policy", whole=True)
     assert f"NaN in 'action' for environment 0 at step {(at - 1) % T}" in str(caught.value)
@@ -240,7 +240,7 @@ def test_nothing_is_counted_before_the_first_step() -> None:
 
 
 @pytest.mark.parametrize("asked", ["lose", "collect", "reset"])
-def test_a_batch_that_is_not_handed_out_is_lost(asked: str) -> None:
+def test_undelivered_batch_is_discarded(asked: str) -> None:
     made = collection(CountingEnv(SCRIPT, (2,)))
     batches = [collect(made)]
     made.collect(Grant(T))

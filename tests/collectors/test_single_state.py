@@ -39,7 +39,7 @@ class TestState:
 
     @pytest.mark.parametrize("cut", [0, 1, 2, 4])
     @pytest.mark.parametrize("batch_size", [(), (2,)])
-    def test_counters_ids_and_weights_go_on(self, cut: int, batch_size: tuple[int, ...]) -> None:
+    def test_counters_ids_and_weights_continue(self, cut: int, batch_size: tuple[int, ...]) -> None:
         collector = make(CountingEnv(SCRIPT, batch_size), Net(0.25), total_frames=24)
         before = take(collector, cut)
         saved, stats = collector.state_dict(), collector.stats()
@@ -56,7 +56,9 @@ class TestState:
 
     @pytest.mark.parametrize("cut", [0, 1, 3])
     @pytest.mark.parametrize("batch_size", [(), (2,)])
-    def test_a_collector_that_goes_back_uses_no_id_again(self, cut: int, batch_size: tuple[int, ...]) -> None:
+    def test_collector_that_loads_an_earlier_state_reuses_no_id(
+        self, cut: int, batch_size: tuple[int, ...]
+    ) -> None:
         collector = make(CountingEnv(SCRIPT, batch_size))
         take(collector, cut)
         saved = collector.state_dict()
@@ -67,7 +69,7 @@ class TestState:
             assert not seen & again
             seen |= again
 
-    def test_loading_into_a_running_collector_goes_on_there(self) -> None:
+    def test_running_collector_continues_from_a_loaded_state(self) -> None:
         collector = make(CountingEnv(NEVER))
         take(collector, 1)
         state = collector.state_dict()
@@ -89,7 +91,7 @@ class TestState:
         assert other.stats().delivered == 6
 
     @pytest.mark.parametrize("wrong", [torch.empty(0), torch.ones(2), [], 3])
-    def test_a_state_of_the_environment_that_is_none_changes_nothing(self, wrong: object) -> None:
+    def test_invalid_environment_state_changes_nothing(self, wrong: object) -> None:
         state = make(policy=Net()).state_dict() | {"env_state_dict": wrong, "frames": 5}
         other = make(policy=Net(3.0))
         with pytest.raises(SchemaError, match="the state of a CountingEnv"):
@@ -115,7 +117,7 @@ class TestState:
         other.load_state_dict(state, strict=False)
         assert other.state_dict()["frames"] == 5
 
-    def test_a_state_of_the_four_entries_that_other_libraries_write_is_enough(self) -> None:
+    def test_state_with_the_four_entries_of_torchrl_loads(self) -> None:
         collector = make(policy=Net(2.0))
         take(collector, 2)
         state = {k: v for k, v in collector.state_dict().items() if k != "source"}
@@ -136,7 +138,7 @@ class TestMemory:
             {"nonfinite": "mark", "max_frames_per_traj": 3, "split_trajs": True},
         ],
     )
-    def test_many_short_batches(self, options: dict[str, Any]) -> None:
+    def test_memory_does_not_grow_with_batches(self, options: dict[str, Any]) -> None:
         env = CountingEnv(Script(lengths=(3,)))
         env.actions = env.masks = env.reset_kwargs = _Nothing()  # type: ignore[assignment]
         policy = on_td(lambda td: [td.set("hidden", torch.ones(1 << 14)), torch.zeros(2)][1])

@@ -8,7 +8,7 @@ from tests.collectors.helpers import SCRIPT, collection
 from tests.fakes_base import CountingEnv
 
 
-def test_there_is_more_as_long_as_the_budget_grants_some() -> None:
+def test_more_is_true_while_the_budget_grants_frames() -> None:
     source, budget = collection(CountingEnv(SCRIPT)), Budget(1, 4, 8)
     for _ in range(2):
         assert source.more(budget)

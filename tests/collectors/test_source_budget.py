@@ -73,7 +73,7 @@ def test_beyond_the_budget_nothing_is_left() -> None:
     ]
 
 
-def test_what_is_collected_aside_is_a_full_batch_of_the_policys() -> None:
+def test_rollout_grant_is_a_full_batch_of_the_policy() -> None:
     assert plan(2, 4, 2, 8).aside() == Grant(2, random=False, counted=False)
 
 
@@ -129,7 +129,9 @@ def test_each_rounding_warns_once(arguments: Any, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("value", "loud"), [("0", False), ("False", False), ("1", True), ("", True)])
-def test_rl_warnings_silences(monkeypatch: pytest.MonkeyPatch, value: str, loud: bool) -> None:
+def test_rl_warnings_variable_silences_warnings(
+    monkeypatch: pytest.MonkeyPatch, value: str, loud: bool
+) -> None:
     monkeypatch.setenv("RL_WARNINGS", value)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

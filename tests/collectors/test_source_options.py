@@ -17,12 +17,12 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError
         ({"exploration_type": "random"}, "exploration_type: .*'random'"),
     ],
 )
-def test_choices_that_there_are_not(choice: Any, message: str) -> None:
+def test_unknown_choices_are_refused(choice: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         CollectionOptions(**choice)
 
 
-def test_what_an_interruptor_is_asked() -> None:
+def test_interruptor_is_asked_whether_to_stop() -> None:
     class Interruptor:
         def collection_stopped(self) -> bool:
             return True

@@ -145,7 +145,7 @@ def test_environments_never_merge_though_they_share_an_id(shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 2, 3)])
-def test_equally_long_trajectories_take_no_other_shape(shape: tuple[int, ...]) -> None:
+def test_equally_long_trajectories_are_padded_by_no_step(shape: tuple[int, ...]) -> None:
     done = torch.zeros(shape, dtype=torch.bool)
     done[..., -1] = True
     out = check(batch_of(done), [list(range(i, i + 3)) for i in range(0, done.numel(), 3)])
@@ -160,7 +160,7 @@ def test_masked_steps_are_left_out_and_join_nothing() -> None:
     assert (out[IDS] >= 0).all()
 
 
-def test_nothing_real_gives_nothing() -> None:
+def test_batch_without_real_steps_gives_an_empty_result() -> None:
     out = check(batch_of(flags(0, 0), torch.tensor([-1, -1]), flags(0, 0)), [])
     assert out["pixels"].shape == (0, 0, 2, 2)
     assert check(batch_of(torch.zeros(2, 0, dtype=torch.bool)), []).shape == (0, 0)
@@ -172,7 +172,7 @@ def test_splitting_twice_changes_nothing() -> None:
     assert (split_trajectories(once) == once).all()
 
 
-def test_flags_of_n_step_rows_count_only_where_they_are_the_row_s_own() -> None:
+def test_n_step_rows_end_only_at_their_own_flags() -> None:
     # Two episodes of 3 steps with n = 2: the last two steps of each carry the end's flags.
     batch = batch_of(flags(0, 1, 1, 0, 1, 1))
     batch["steps_to_next_obs"] = torch.tensor([2, 2, 1, 2, 2, 1])[:, None]
@@ -267,7 +267,7 @@ def test_one_value_for_all_steps_is_kept() -> None:
     assert split_trajectories(batch, as_nested=True)["task"] == "walk"
 
 
-def test_gradients_pass() -> None:
+def test_gradients_flow_through_the_padding() -> None:
     batch = batch_of(flags(0, 1, 0))
     batch["x"] = torch.ones(3, requires_grad=True)
     split_trajectories(batch)["x"].pow(2).sum().backward()
@@ -363,7 +363,7 @@ def test_the_public_path_is_the_same_function() -> None:
     assert utils.split_trajectories is split_trajectories
 
 
-def test_the_batch_goes_by_two_names() -> None:
+def test_batch_argument_has_two_names() -> None:
     batch = TensorDict({"next": {"done": torch.tensor([False, True, False])}}, [3])
     assert split_trajectories(rollout_tensordict=batch).shape == (2, 2)
     assert split_trajectories(rollout=batch).shape == (2, 2)

@@ -66,7 +66,7 @@ def test_every_row_is_a_whole_trajectory(size: tuple[int, ...], count: int, fram
     assert stats.discarded < 240 / 2 and collector.next() is None
 
 
-def test_into_a_buffer_they_go_as_they_end() -> None:
+def test_buffer_gets_trajectories_as_they_end() -> None:
     rb, env = ReplayBuffer(storage=LazyTensorStorage(1_000)), CountingEnv(SCRIPT, (2,))
     collector = make(env, frames=4, total_frames=80, trajs_per_batch=3, replay_buffer=rb)
     assert set(collector) == {None}
@@ -76,7 +76,7 @@ def test_into_a_buffer_they_go_as_they_end() -> None:
     check_counts(collector, env, len(rb))
 
 
-def test_resets_and_failures_end_what_is_under_way() -> None:
+def test_resets_and_failures_end_trajectories_in_progress() -> None:
     env = CrookedEnv("raise", 30, script=Script(lengths=(4,)), batch_size=(2,))
     collector = make(env, frames=6, trajs_per_batch=2)
     found = rows(collector.next())  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_resets_and_failures_end_what_is_under_way() -> None:
     assert stats.stepped == stats.delivered + stats.discarded
 
 
-def test_trajectories_stay_whole_where_a_used_collector_goes_back() -> None:
+def test_trajectories_stay_complete_after_loading_an_earlier_state() -> None:
     def make() -> SyncDataCollector:
         env = TransformedEnv(SerialEnv(3, partial(GymEnv, "CartPole-v1")), StepCounter())
         collector = SyncDataCollector(env, None, frames_per_batch=60, total_frames=3_000, trajs_per_batch=4)
@@ -143,7 +143,7 @@ def test_a_batch_that_is_lost_on_the_way_is_discarded() -> None:
     assert stats.stepped == stats.delivered + stats.discarded == 160
 
 
-def test_of_gymnasium() -> None:
+def test_gymnasium_trajectories_are_padded_to_their_lengths() -> None:
     env = GymEnv("CartPole-v1")
     first = SyncDataCollector(env, frames_per_batch=10, total_frames=200, trajs_per_batch=3).next()
     assert first is not None and len(first) == 3
@@ -151,7 +151,7 @@ def test_of_gymnasium() -> None:
     assert first["next", "done"].squeeze(-1).int().argmax(-1).equal(lengths - 1)
 
 
-def test_what_cannot_be_combined() -> None:
+def test_conflicting_options_are_refused() -> None:
     rb: Any = ReplayBuffer(storage=LazyTensorStorage(10))
     for name, kwargs in {
         "set_truncated": {"set_truncated": True},

@@ -40,7 +40,7 @@ class Mine(WeightUpdaterBase):
         self.sent.append((worker_id, server_weights))
 
 
-def test_every_step_of_an_update_can_be_the_users() -> None:
+def test_every_method_of_an_updater_can_be_overridden() -> None:
     updater, calls = Mine([0, 1, 2]), []
     updater.register_post_hook(lambda: calls.append(len(updater.sent)))
     updater.push_weights()
@@ -56,7 +56,7 @@ def test_every_step_of_an_update_can_be_the_users() -> None:
     assert alone.sent == [(None, "mapped mine")] and alone.post_hooks == []
 
 
-def test_a_collector_has_it_send_the_weights() -> None:
+def test_collector_sends_weights_by_its_updater() -> None:
     updater = Mine()
     collector = make(policy=Net(), weight_updater=updater)
     assert collector.weight_updater is updater and updater.collector is collector
@@ -73,7 +73,7 @@ def test_a_collector_has_it_send_the_weights() -> None:
         make(weight_updater=3)
 
 
-def test_arguments_that_are_known_late() -> None:
+def test_updater_may_be_registered_after_construction() -> None:
     class Late(Mine):
         def init(self, address: str, port: int = 0) -> None:
             self.place = address, port
@@ -84,7 +84,7 @@ def test_arguments_that_are_known_late() -> None:
     make().init_updater("nobody", "cares")
 
 
-def test_without_one_there_are_no_workers_to_name() -> None:
+def test_worker_ids_without_an_updater_are_refused() -> None:
     collector = make(policy=Net())
     assert collector.weight_updater is None
     with pytest.raises(InvalidTypeError, match="worker_ids"):
@@ -98,7 +98,7 @@ def test_without_one_there_are_no_workers_to_name() -> None:
     assert collector.next()["action"].eq(0.25).all()  # type: ignore[index]
 
 
-def test_a_copy_no_longer_gets_weights_by_itself() -> None:
+def test_collector_with_an_updater_does_not_follow_weights() -> None:
     net = Net()
     copied = make(policy=nn.Sequential(net), weight_updater=Mine)
     copied.source.stop_following()  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_a_copy_no_longer_gets_weights_by_itself() -> None:
 
 
 class TestVanilla:
-    def test_it_copies_what_it_is_given_or_gets(self) -> None:
+    def test_vanilla_updater_copies_given_or_fetched_weights(self) -> None:
         policy, server = nn.Linear(2, 1), nn.Linear(2, 1)
         updater = VanillaWeightUpdater(
             weight_getter=lambda: TensorDict.from_module(server),
@@ -122,7 +122,7 @@ class TestVanilla:
         with pytest.raises(SchemaError):
             updater.push_weights(nn.Linear(3, 1))
 
-    def test_of_a_policy(self) -> None:
+    def test_from_policy_makes_an_updater(self) -> None:
         policy, other = nn.Linear(2, 1), nn.Linear(2, 1)
         updater = VanillaWeightUpdater.from_policy(policy)
         assert updater is not None and Mine.from_policy(policy) is None
@@ -130,7 +130,7 @@ class TestVanilla:
         updater.push_weights(other)
         assert torch.equal(policy.weight, other.weight)
 
-    def test_in_a_collector(self) -> None:
+    def test_collector_uses_a_vanilla_updater(self) -> None:
         net = Net()
         collector = make(CountingEnv(), net, weight_updater=VanillaWeightUpdater.from_policy(net))
         collector.update_policy_weights_(Net(0.75))
@@ -173,7 +173,7 @@ class TestOfWorkers:
                 found.update(values(batch))
             assert sorted(found)[:2] == [-0.25, 0.25]
 
-    def test_the_one_for_workers(self, kind: str) -> None:
+    def test_multi_processed_updater_sends_to_all_workers(self, kind: str) -> None:
         server, followed = Net(1.0), Net(0.0)
         weights = {None: TensorDict.from_module(followed)}
         updater = Halving(get_server_weights=lambda: server, policy_weights=weights)
@@ -191,6 +191,6 @@ class TestOfWorkers:
             settled(collector, kind)
             assert values(collector.next()) == [0.25]
 
-    def test_alone_it_has_nobody_to_send_to(self, kind: str) -> None:
+    def test_push_without_a_collector_is_refused(self, kind: str) -> None:
         with pytest.raises(InvalidArgumentError, match="pass it to one first, with weight_updater="):
             MultiProcessedWeightUpdater().push_weights(Net())

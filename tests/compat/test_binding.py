@@ -21,7 +21,7 @@ def test_unknown_names_are_attribute_errors():
         exec("from gleanrl.envs import NoSuchThing")
 
 
-def test_a_name_that_is_not_served_is_absent_and_says_what_to_use():
+def test_unserved_name_is_absent_and_its_error_names_a_replacement():
     assert not hasattr(gleanrl.envs, "PettingZooEnv") and "PettingZooEnv" not in dir(gleanrl.envs)
     assert getattr(gleanrl.envs, "PettingZooEnv", None) is None
     with pytest.raises(

@@ -61,14 +61,14 @@ def test_both_spellings_at_once_raise(checked):
         checked(Oven)(heat=3, temperature=3)
 
 
-def test_keywords_that_arent_served_say_what_to_use(checked):
+def test_unserved_keywords_name_a_replacement(checked):
     oven = checked(Oven)
     assert oven(3, fan=None, grill=False).setting == (3, 1)
     with pytest.raises(UnservedKeywordError, match="Oven: grill isn't served: use the pan"):
         oven(grill=True)
 
 
-def test_a_class_without_a_constructor_has_that_of_its_base(checked):
+def test_class_without_a_constructor_uses_its_bases(checked):
     small = type("Small", (checked(Oven),), {"__module__": "gleanrl.fakes"})
     binding.check_keywords(small)
     assert small(heat=2).setting == (2, 1)
@@ -90,7 +90,7 @@ def test_public_classes_keep_signature_and_pickling():
         ReplayBuffer(batchsize=3)
 
 
-def test_tracebacks_say_what_the_frame_is(checked):
+def test_tracebacks_explain_the_wrapper_frame(checked):
     class Broken(Oven):
         def __init__(self, temperature=0):
             raise ValueError("broken")
@@ -120,13 +120,13 @@ def test_gymnasium_environments_get_arrays():
 
 
 @pytest.mark.parametrize("make", [RandomSampler, partial(SliceSampler, num_slices=2)])
-def test_samplers_that_draw_with_replacement_say_which_do_not(make):
+def test_samplers_with_replacement_name_the_ones_without(make):
     make(replacement=True)
     with pytest.raises(TypeError, match="replacement isn't served: SamplerWithoutReplacement"):
         make(replacement=False)
 
 
-def test_a_class_has_the_rows_of_its_bases():
+def test_class_inherits_the_table_rows_of_its_bases():
     assert TensorDictRoundRobinWriter(track_generations=True)
     with pytest.raises(
         UnservedKeywordError, match="TensorDictRoundRobinWriter: track_generations isn't served"
@@ -136,7 +136,7 @@ def test_a_class_has_the_rows_of_its_bases():
         PrioritizedReplayBuffer(alpha=0.7, beta=0.5, use_ray_service=True)
 
 
-def test_values_that_ask_for_nothing_are_accepted(checked, monkeypatch):
+def test_no_op_values_are_accepted(checked, monkeypatch):
     unserved = {"fan": UnservedKeyword("no", off=(False, math.nan)), "steam": UnservedKeyword("no", off=0.5)}
     monkeypatch.setattr(binding, "UNSERVED_KEYWORDS", {"Oven": unserved})
     oven = checked(Oven)

@@ -19,7 +19,7 @@ def test_an_alias_is_its_target(row):
 
 
 @pytest.mark.parametrize("path", MODULES)
-def test_other_paths_give_the_same_objects(path):
+def test_other_paths_return_the_same_objects(path):
     module = importlib.import_module(path)
     assert module.__all__
     for source in MODULES[path]:

@@ -20,7 +20,7 @@ def test_installing_twice_makes_one_finder():
     assert sys.meta_path == before
 
 
-def test_paths_that_nobody_has_fail_as_ever():
+def test_unknown_paths_raise_module_not_found():
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("gleanrl.data.no_such_path")
 
@@ -42,7 +42,7 @@ def test_packages_can_be_walked():
 
 
 @pytest.mark.slow
-def test_modules_at_old_paths_have_the_names_of_the_new_ones():
+def test_modules_at_old_paths_have_the_new_modules_names():
     for old, new in MOVED.items():
         if new == "gleanrl._takeover.child":  # importing this module replaces torchrl
             continue

@@ -13,7 +13,7 @@ from gleanrl.errors import UnservedModuleError, UnservedNameError
 
 
 @pytest.mark.parametrize("row", UNSERVED, ids=lambda row: f"{row.module}.{row.names.split()[0]}")
-def test_importing_an_unserved_name_says_what_to_use(row):
+def test_importing_an_unserved_name_names_a_replacement(row):
     module = importlib.import_module(row.module)
     for name in row.names.split():
         assert not hasattr(module, name) and name not in dir(module)
@@ -22,7 +22,7 @@ def test_importing_an_unserved_name_says_what_to_use(row):
 
 
 @pytest.mark.parametrize("row", UNSERVED_MODULES, ids=lambda row: f"{row.package}.{row.names.split()[0]}")
-def test_importing_an_unserved_module_says_what_to_use(row):
+def test_importing_an_unserved_module_names_a_replacement(row):
     for name in row.names.split():
         statements = (
             f"import {row.package}.{name}",
@@ -37,14 +37,14 @@ def test_importing_an_unserved_module_says_what_to_use(row):
 @pytest.mark.parametrize(
     "module", ["gleanrl.envs", "gleanrl.envs.libs", "gleanrl.envs.libs.gym", "gleanrl.envs.utils"]
 )
-def test_modules_below_a_row_say_it_too(module):
+def test_submodules_of_an_unserved_module_name_a_replacement(module):
     with pytest.raises(
         UnservedNameError, match=rf"^{module}\.VmasEnv isn't served: it needs the package vmas"
     ):
         exec(f"from {module} import VmasEnv")
 
 
-def test_a_name_beside_served_ones_says_what_to_use():
+def test_importing_served_and_unserved_names_names_the_unserved_one():
     with pytest.raises(UnservedNameError, match="VmasEnv") as caught:
         exec("from gleanrl.envs import GymEnv, VmasEnv, ParallelEnv")
     assert caught.value.name == "gleanrl.envs"

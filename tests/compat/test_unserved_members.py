@@ -54,7 +54,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("row", UNSERVED_MEMBERS, ids=lambda row: f"{row.owner}-{row.names.split()[0]}")
-def test_rows_are_of_public_classes_and_of_what_these_have_not(row):
+def test_rows_list_absent_members_of_public_classes(row):
     for name in row.names.split():
         if "(" not in name:
             assert not hasattr(PUBLIC[row.owner], name), name
@@ -81,7 +81,7 @@ TRANSFORMS = (
 
 
 @pytest.mark.parametrize("make", (*ENVIRONMENTS, *TRANSFORMS))
-def test_instances_of_modules_say_it_too(make):
+def test_instances_of_torch_modules_name_a_replacement(make):
     subject = make()
     owners = {base.__name__ for base in type(subject).__mro__}
     rows = {
@@ -102,7 +102,7 @@ def test_instances_of_modules_say_it_too(make):
         subject.close()
 
 
-def test_asking_says_what_to_use():
+def test_access_to_an_unserved_member_names_a_replacement():
     buffer = ReplayBuffer(storage=LazyTensorStorage(3))
     with pytest.raises(
         UnservedMemberError, match=r"^ReplayBuffer\.read_all_in_order isn't served: read rb\[:end\]"
@@ -113,7 +113,7 @@ def test_asking_says_what_to_use():
     assert not hasattr(buffer, "query") and getattr(buffer, "query", None) is None
 
 
-def test_what_users_define_or_assign_counts():
+def test_members_defined_or_assigned_by_users_are_used():
     class Mine(ReplayBuffer):
         def query(self) -> int:
             return 3
@@ -123,7 +123,7 @@ def test_what_users_define_or_assign_counts():
     assert (buffer.query(), buffer.client) == (3, 4)
 
 
-def test_what_a_users_class_behind_ours_defines_counts():
+def test_members_of_a_users_second_base_class_are_used():
     class Theirs:
         query = 3
 
@@ -143,7 +143,7 @@ def test_what_a_users_class_behind_ours_defines_counts():
         buffer.shutdown()
 
 
-def test_classes_of_others_stay_as_they_are(monkeypatch):
+def test_classes_of_other_libraries_are_not_changed(monkeypatch):
     monkeypatch.setattr(unserved, "UNSERVED_MEMBERS", (UnservedMembers("Theirs", "thing", "no"),))
     theirs, ours = (
         type("Theirs", (), {"__module__": module}) for module in ("elsewhere", "gleanrl.elsewhere")
@@ -175,6 +175,6 @@ class Asking(TellingModule):
 @pytest.mark.parametrize(
     ("name", "cause"), [("broken", "'nothing'"), ("outer", "'missing'"), ("_inner", "'missing'")]
 )
-def test_attribute_error_inside_a_property_is_raised_as_it_came(name, cause):
+def test_attribute_error_inside_a_property_is_raised_unchanged(name, cause):
     with pytest.raises(AttributeError, match=cause):
         getattr(Asking(), name)

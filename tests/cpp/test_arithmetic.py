@@ -94,7 +94,7 @@ CHAINS = {
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.filterwarnings("ignore:overflow|invalid")
-def test_a_row_is_that_of_torch(chain, dtype):
+def test_row_equals_torchs(chain, dtype):
     shape, operations, now = (6, 40, 5), [], dtype
     for seed, name in enumerate(CHAINS[chain]):
         now = now if name in TORCH else name
@@ -112,7 +112,7 @@ def test_a_row_is_that_of_torch(chain, dtype):
     assert np.unique(roots[[0, 2, 3]]).tolist() == [8]
 
 
-def test_all_strange_numbers_meet_each_other():
+def test_special_values_are_combined_with_each_other():
     for dtype, name in itertools.product(["float32", "float64"], TORCH):
         with np.errstate(all="ignore"):
             one, other = (array.astype(dtype).copy() for array in np.meshgrid(STRANGE, STRANGE))
@@ -121,7 +121,7 @@ def test_all_strange_numbers_meet_each_other():
         assert same(after[0], with_torch(one, operations)), (dtype, name)
 
 
-def test_rows_may_lie_anywhere_and_be_one_and_the_same():
+def test_rows_may_have_any_strides_or_be_repeated():
     """Columns have time after the environments, and a spare row is viewed as many rows."""
     spare, column = numbers((4, 3), "float32", 0), np.zeros((4, 9, 3), np.float32)
     source, half, number = (
@@ -156,7 +156,7 @@ def test_rows_may_lie_anywhere_and_be_one_and_the_same():
     ],
     ids=str,
 )
-def test_numbers_broadcast_however_they_lie(operand):
+def test_operands_broadcast_with_any_strides(operand):
     source, after = numbers((2, 4, 3), "float32", 0), np.zeros((2, 4, 3), np.float32)
     shape = (2, 1, 4, 3) if operand.ndim > 2 else (2, 4, 3)
     source, after = source.reshape(shape), after.reshape(shape)
@@ -183,7 +183,7 @@ def set_to(tensors):
 
 
 @pytest.mark.parametrize("change", [exchange, move, share, set_to])
-def test_numbers_are_those_that_stand_there_now(change):
+def test_operands_are_read_at_each_run(change):
     tensors, after = {"n": torch.tensor(3.0)}, np.zeros((3, 2), np.float32)
     rows = RowMaps(EXCHANGE, torch.Tensor, [(np.ones_like(after), after, None, [("add", tensors, "n")])])
     assert rows.run(0)
@@ -210,7 +210,7 @@ def test_numbers_are_those_that_stand_there_now(change):
     ],
     ids=lambda other: str(type(other)),
 )
-def test_numbers_of_another_form_are_left_alone(other):
+def test_operands_of_another_form_are_not_used(other):
     tensors, after = {"n": torch.ones(3, 3)}, np.zeros((3, 3, 3), np.float32)
     source = np.ones_like(after)
     maps = [(source, after.copy(), None, [("add", tensors, "n")]), (source, after, None, [])]
@@ -277,7 +277,7 @@ ONE = torch.zeros(2)
         (((ctypes.c_float * 3)(), F.copy(), None, []), "source: expected rows"),
     ],
 )
-def test_other_forms_are_refused(one, message):
+def test_invalid_maps_are_refused(one, message):
     with pytest.raises(ValueError, match=message):
         RowMaps(EXCHANGE, torch.Tensor, [one])
 
@@ -293,12 +293,12 @@ def test_other_forms_are_refused(one, message):
         (F, [1.0], None, []),
     ],
 )
-def test_what_is_no_list_of_tuples_is_refused(one):
+def test_maps_of_another_structure_are_refused(one):
     with pytest.raises(TypeError):
         RowMaps(EXCHANGE, torch.Tensor, [one])
 
 
-def test_what_cant_be_written_or_seen_is_refused():
+def test_read_only_arrays_and_unknown_interfaces_are_refused():
     fixed = F.copy()
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="writ|read-only"):

@@ -44,7 +44,7 @@ def expected(stored: list[torch.Tensor], newest: int, written: list[torch.Tensor
 @needs_exchange
 @given(st.data())
 @settings(max_examples=300, deadline=None)
-def test_seams_are_where_steps_that_chain_dont_go_on(data):
+def test_seams_are_found_where_writes_do_not_continue(data):
     steps, streams = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     pairs = data.draw(st.integers(1, 2))
 
@@ -77,7 +77,7 @@ def test_rows_are_compared_bit_for_bit():
 
 
 @needs_exchange
-def test_what_isnt_there_is_refused():
+def test_rows_and_columns_out_of_range_are_refused():
     columns = columns_of([torch.zeros(4), torch.zeros(4), torch.zeros(4, dtype=torch.bool)])
     leaves = [torch.ones(2), torch.ones(2), torch.zeros(2, dtype=torch.bool)]
     for newest in (-1, 4):
@@ -128,7 +128,7 @@ def test_ends_inside_are_flags_and_changes_of_ids_before_the_last_row(data):
     assert core.inside(address(slots), count, address(inner)) == found
 
 
-def test_columns_and_rows_that_make_no_sense_are_refused():
+def test_invalid_columns_and_rows_are_refused():
     numbers, marks = np.zeros(4, np.int64), np.ones(4, np.bool_)
     with pytest.raises(ValueError, match="a size for each"):
         EndColumns([], [], [address(numbers)], [])

@@ -21,7 +21,7 @@ def test_every_length_and_alignment(before: int) -> None:
 
 
 @pytest.mark.parametrize("byte", [0, 255])
-def test_one_byte_again_and_again(byte: int) -> None:
+def test_repeated_bytes_equal_zlib(byte: int) -> None:
     data = bytes([byte]) * 1000
     assert crc32([data]) == zlib.crc32(data)
 
@@ -34,7 +34,7 @@ def test_pieces_count_as_one() -> None:
     assert crc32([]) == 0 and crc32([], 17) == 17
 
 
-def test_what_has_no_bytes_is_refused() -> None:
+def test_values_without_contiguous_bytes_are_refused() -> None:
     with pytest.raises(ValueError):
         crc32([b"abc", BYTES[::2]])
     with pytest.raises(TypeError):

@@ -16,7 +16,7 @@ DTYPES = ["?", "i1", "u1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "f8"]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.lists(st.integers(0, 4), max_size=9))
-def test_positions_are_what_was_written(dtype: str, positions: list[int]) -> None:
+def test_written_positions_are_read_back(dtype: str, positions: list[int]) -> None:
     column = np.full((len(positions), 5), 1, dtype)
     assert write_ones(np.array(positions, np.int64), column)
     assert np.array_equal(column, np.eye(5, dtype=dtype)[positions])
@@ -25,7 +25,7 @@ def test_positions_are_what_was_written(dtype: str, positions: list[int]) -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("row", [[0, 0, 0], [1, 0, 1], [0, 2, 0], [1, 2, 0]])
-def test_a_row_that_is_not_one_hot(dtype: str, row: list[int]) -> None:
+def test_row_that_is_not_one_hot_has_no_position(dtype: str, row: list[int]) -> None:
     column = np.array([[0, 1, 0], row, [0, 0, 1]]).astype(dtype)
     known = [int(flags.argmax()) for flags in column]
     one_hot = bool((column.astype(int).sum(-1) == 1).all())
@@ -49,7 +49,7 @@ def test_floats_are_compared_by_their_bits(odd: float) -> None:
     ],
     ids=["strided", "other length", "one dimension", "complex", "objects", "unaligned"],
 )
-def test_what_cannot_be_told_is_left_alone(column: Any) -> None:
+def test_unsupported_columns_are_left_unchanged(column: Any) -> None:
     before = column.copy()
     assert not write_ones(np.zeros(4, np.int64), column)
     assert np.array_equal(column, before)

@@ -53,7 +53,7 @@ def test_gather_equals_indexing(row_bytes, num_rows, data):
 
 
 @given(widths, st.integers(1, 50), st.data())
-def test_leaves_are_read_at_index_arrays_of_their_own(row_bytes, num_rows, data):
+def test_leaves_are_read_at_separate_index_arrays(row_bytes, num_rows, data):
     table = Table.random(row_bytes, num_rows)
     n, count = data.draw(st.integers(0, 300)), data.draw(st.integers(1, 3))
     indices = [np.random.default_rng(k).integers(0, num_rows, n) for k in range(count)]

@@ -92,7 +92,7 @@ TestEpisodesMachine.settings = settings(max_examples=80, stateful_step_count=25)
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 23])
 @pytest.mark.parametrize("streams", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 3, 10])
-def test_every_valid_start_is_drawn_and_no_other(length, streams, chunk):
+def test_exactly_the_valid_starts_are_drawn(length, streams, chunk):
     # Episodes of 1, n - 1, n, n + 1 and more than the capacity of 10 steps, with slices of n = 4. They are written in
     # chunks, several times around the ring.
     table, time = Table.empty(10, streams), 0
@@ -181,7 +181,7 @@ def test_the_newest_and_the_oldest_step_are_no_neighbours():
     assert {(slot - table.cursor) % 10 for slot, _ in drawn} == set(range(7))
 
 
-def test_ids_and_ends_both_bound():
+def test_ids_and_ends_both_bound_runs():
     table = Table.empty(20)
     table.write(6, [0, 1, 0, 0, 0, 0], [[7, 7, 7, 7, 8, 8]])
     assert table.listed() == [(0, 2), (2, 2), (4, 2)]
@@ -311,7 +311,7 @@ def test_bad_draws_write_nothing(arguments, message):
     assert out[0] == -7
 
 
-def test_bad_tables_and_empty_ones():
+def test_invalid_and_empty_tables_are_refused():
     for arguments in ((0, 1), (1, 0), (-1, 1), (2**40, 2**40)):
         with pytest.raises(ValueError):
             Episodes(*arguments)
@@ -341,7 +341,7 @@ def test_slices_of_any_length_dont_overflow():
         table.draw(2**61, [0.5, 0.5])
 
 
-def test_a_long_draw_runs_beside_python():
+def test_long_draw_releases_the_interpreter_lock():
     table, uniforms = Table.empty(1000), np.random.default_rng(0).random((500_000, 2))
     table.write(1000, np.arange(1000) % 10 == 9)
     found, ticks = [], []

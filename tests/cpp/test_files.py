@@ -119,7 +119,7 @@ def test_the_block_that_was_damaged_is_named(tmp_path: Path, position: int) -> N
     )
 
 
-def test_a_file_that_is_too_short(tmp_path: Path) -> None:
+def test_short_file_is_reported(tmp_path: Path) -> None:
     path = file_of(tmp_path, 0, bytes(STEP + 10))
     assert read([(path, [room(STEP), 11], ())], BLOCK, 1) == (0, 1, STEP + 10)
 
@@ -140,14 +140,14 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
         assert bytes(piece) == bytes(3)
 
 
-def test_the_first_damage_is_told(tmp_path: Path) -> None:
+def test_first_damage_is_reported(tmp_path: Path) -> None:
     missing = [(os.fsencode(tmp_path / str(number)), [1], ()) for number in range(50)]
     for threads in (1, 4):
         assert read(missing, BLOCK, threads) == (0, 0, errno.ENOENT)
     assert read([], BLOCK, 2) is None
 
 
-def test_other_arguments(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     path, table = file_of(tmp_path, 0, b"abc"), np.array([0, 3, 0, -1], np.int64)
     place, uneven = table.ctypes.data, table.view(np.uint8)[1:17]
     for path_, *rest in (
@@ -218,7 +218,7 @@ def test_rows_go_to_all_targets_from_files_and_from_memory(
         file_of(tmp_path, 3, parts[3])
 
 
-def test_rows_that_are_none_are_refused() -> None:
+def test_invalid_rows_are_refused() -> None:
     zero = np.zeros(1, np.int64)
     target = (zero.ctypes.data, 1, zero.ctypes.data, zero.ctypes.data, 1)
     spread_rows([], 2)

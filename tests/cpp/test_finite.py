@@ -65,7 +65,7 @@ def test_several_arrays_at_once(dtype, bad):
             array.reshape(-1)[-1] = 1
 
 
-def test_what_cannot_be_told_does_not_count_as_finite():
+def test_unsupported_arrays_do_not_count_as_finite():
     assert not any(are_finite([np.zeros((2, 2), kind)]) for kind in ("i8", "f2", "c8", object))
     assert not are_finite([np.zeros((4, 4))[:, ::2]]) and are_finite([np.zeros((4, 4))[::1]])
 

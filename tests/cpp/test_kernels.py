@@ -30,7 +30,7 @@ def test_only_widths_of_the_processor_are_used():
     st.floats(0.01, 1.5),
     st.sampled_from([0.0, 1e-8, 1.0]),
 )
-def test_leaves(priorities, alpha, eps):
+def test_leaves_are_equal_for_every_width(priorities, alpha, eps):
     raw, index = np.array(priorities), np.arange(len(priorities))
     written = np.zeros(len(raw), np.int64)
 
@@ -48,7 +48,7 @@ def test_leaves(priorities, alpha, eps):
 
 @settings(deadline=None)
 @given(st.lists(leaf, min_size=1, max_size=90).filter(any), st.integers(1, 40), st.integers(0, 99))
-def test_draws(leaves, n, seed):
+def test_draws_are_equal_for_every_width(leaves, n, seed):
     tree = loaded(leaves)
     uniforms = np.random.default_rng(seed).random(n)
     uniforms[0] = np.nextafter(1.0, 0.0)  # rounding may carry this search too far
@@ -61,7 +61,7 @@ def test_draws(leaves, n, seed):
     from_every_width(work)
 
 
-def test_draws_from_many_levels():
+def test_draws_from_many_levels_are_equal_for_every_width():
     random = np.random.default_rng(3)
     tree = loaded(np.zeros(300_000))
     rows = random.choice(300_000, 20_000, replace=False)
@@ -74,7 +74,7 @@ def test_draws_from_many_levels():
     ("dtype", "scan"), [(np.float32, first_nonfinite_f32), (np.float64, first_nonfinite_f64)]
 )
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-def test_the_first_value_that_is_not_finite(dtype, scan, bad):
+def test_first_non_finite_value_is_equal_for_every_width(dtype, scan, bad):
     largest, least = np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
     for length in (1, 2, 7, 8, 17, 1023, 1024, 1025, 2050):
         values = np.resize(np.array([0.0, -0.0, 1.0, largest, -largest, least], dtype), length)

@@ -140,7 +140,7 @@ def test_single_precision_rounds_and_keeps_less():
     table.check()
 
 
-def test_of_repeated_rows_the_last_wins_and_the_largest_counts():
+def test_last_of_repeated_rows_wins_and_the_largest_is_seen():
     table = Table.empty(10)
     table.update([3, 4, 3, -1, 3], [1.0, 2.0, 9.0, math.nan, 5.0])
     assert table.got()[[3, 4]].tolist() == [5.0, 2.0]
@@ -168,7 +168,7 @@ def test_served_rows_are_remembered_by_the_draw(single):
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_long_updates_are_like_short_ones_in_a_row(single):
+def test_long_updates_equal_consecutive_short_ones(single):
     random = np.random.default_rng(1)
     one, other = (Table.empty(900, single=single, alpha=0.6, eps=1e-8) for _ in range(2))
     index = random.integers(-1, 900, 2_000)
@@ -257,7 +257,7 @@ def test_a_blocked_row_stays_blocked_when_its_generation_is_remembered():
     table.check()
 
 
-def test_draws_and_weights_are_those_of_the_tree():
+def test_draws_and_weights_equal_the_trees():
     table, tree, n = Table.empty(3000, alpha=0.7, eps=0.01), SumTree(3000), 2000
     random = np.random.default_rng(1)
     table.update(np.arange(3000), random.random(3000))
@@ -287,7 +287,7 @@ def test_draws_follow_the_priorities():
     assert abs(statistic - often.sum()) < 5 * math.sqrt(2 * often.sum())
 
 
-def test_a_restored_object_goes_on_alike():
+def test_restored_object_continues_identically():
     random = np.random.default_rng(7)
     table = Table.empty(1500, single=True, alpha=0.6, eps=1e-6)
     table.fill(0, 1200, 1.0)
@@ -315,7 +315,7 @@ def test_long_calls_release_the_interpreter_and_agree():
     table.check()
 
 
-def test_a_generator_draws_as_its_uniforms_would():
+def test_generator_draws_equal_draws_by_its_uniforms():
     table = Table.empty(1000, alpha=0.7, eps=0.1)
     table.update(np.arange(1000), np.random.default_rng(0).random(1000))
     source, twin, n = Random(5), Random(5), 700
@@ -336,7 +336,7 @@ def test_a_generator_draws_as_its_uniforms_would():
     assert source.save() == twin.save()
 
 
-def test_priorities_of_either_precision():
+def test_priorities_of_both_precisions_are_accepted():
     given = np.random.default_rng(0).random(600).astype(np.float32)
     tables = [Table.empty(600, alpha=0.7, eps=0.1) for _ in range(2)]
     rows = np.arange(600)

@@ -61,7 +61,7 @@ def test_a_bad_priority_changes_nothing(bad, late):
     table.check()
 
 
-def test_what_overflows_single_precision_is_refused():
+def test_overflow_of_single_precision_is_refused():
     table = in_use(single=True)
     for bad in (math.nextafter(FLOAT32_MAX, math.inf), 1e39, 1e300):
         with refused(table, ValueError, "update: .*at most float32's largest number"):
@@ -200,7 +200,7 @@ def test_states_that_were_never_saved_are_refused():
     core.check_valid()
 
 
-def test_sizes_and_addresses():
+def test_invalid_sizes_and_addresses_are_refused():
     for capacity in (2**62, 2**63 - 1, 2**50):
         with pytest.raises(MemoryError):
             Priorities(capacity, True)

@@ -92,7 +92,7 @@ def test_all_permutations_are_equally_likely():
     assert sum((n - 1000) ** 2 / 1000 for n in counts.values()) < 49.7  # 23 degrees of freedom, 0.1 %
 
 
-def test_a_saved_state_goes_on():
+def test_saved_state_continues_the_sequence():
     random = Random(5)
     uniforms(random, 3)
     state = random.save()
@@ -102,7 +102,7 @@ def test_a_saved_state_goes_on():
     assert uniforms(other, 5) == expected
 
 
-def test_what_is_refused():
+def test_invalid_bounds_and_states_are_refused():
     random, out = Random(1), np.empty(3, np.int64)
     with pytest.raises(ValueError, match="bound of 1 or more, got 0"):
         random.integers(0, out.ctypes.data, 3)

@@ -32,7 +32,7 @@ def one_by_one(after, roots, addends, first, n):
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_sums_are_those_of_single_rows(dtype, shape, adds):
+def test_sums_equal_single_rows(dtype, shape, adds):
     after, roots, addends = (rows(shape, dtype, seed) for seed in range(3))
     want = after.copy(), roots.copy()
     sums = RunningSums(after, roots, addends if adds else None)
@@ -44,7 +44,7 @@ def test_sums_are_those_of_single_rows(dtype, shape, adds):
         assert roots.tobytes() == want[1].tobytes()
 
 
-def test_rows_may_lie_anywhere():
+def test_rows_may_have_any_strides():
     """Time is after the environments in a column, and columns may be parts of larger arrays."""
     held = [rows((4, 9, 3), "float32", seed) for seed in range(3)]
     after, roots, addends = (array[::2, :, ::-1].swapaxes(0, 1) for array in held)
@@ -78,7 +78,7 @@ def test_rows_outside_are_refused(first, n):
         (np.zeros((9, 2), np.float32), np.zeros(9, np.float32)),
     ],
 )
-def test_arrays_that_are_not_alike_are_refused(others):
+def test_arrays_of_different_forms_are_refused(others):
     with pytest.raises(ValueError, match="one shape and type"):
         RunningSums(np.zeros((9, 2), np.float32), *others)
 

@@ -82,7 +82,7 @@ def test_tensors_of_the_columns_kind_fit(lead):
         (4, lambda leaf: leaf.view(torch.float8_e5m2)),
     ],
 )
-def test_others_do_not_fit(position, change):
+def test_changed_tensors_do_not_fit(position, change):
     made = written(new_columns())
     leaves = new_leaves((4,))
     assert made.fits(leaves, (4,))
@@ -103,7 +103,7 @@ def test_rows_go_around_the_end(start, count):
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_several_batch_dimensions_are_rows_one_after_the_other(many):
+def test_batch_dimensions_are_flattened_to_rows(many):
     lead = (10, 20) if many else (2, 3)  # more than 64 rows: the lock is released
     count = lead[0] * lead[1]
     columns = [torch.zeros(count, *shape, dtype=dtype) for shape, dtype in FORMS]
@@ -164,7 +164,7 @@ def test_sizes_that_are_no_numbers_are_refused():
         ([torch.zeros(2), torch.zeros(3)], "as many rows"),
     ],
 )
-def test_columns_that_it_cannot_write_are_refused(columns, message):
+def test_unsupported_columns_are_refused(columns, message):
     with pytest.raises(ValueError, match=message):
         written(columns)
     with pytest.raises(ValueError, match="exchange"):
@@ -185,7 +185,7 @@ def test_columns_are_held_and_leaves_are_not():
 
 
 @pytest.mark.parametrize("change", [lambda leaves: leaves.__delitem__(slice(1, None)), list.clear])
-def test_a_list_that_shrinks_while_it_is_looked_at(change):
+def test_list_that_shrinks_during_the_check_does_not_fit(change):
     """Python code that torch runs at every call may change the list."""
     leaves = new_leaves((4,))
 

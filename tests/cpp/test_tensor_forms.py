@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(EXCHANGE is None, reason="torch doesn't offer th
         lambda tensor: tensor.set_(torch.zeros(3, 2)),
     ],
 )
-def test_tensors_that_were_changed_are_seen(change):
+def test_changed_tensors_are_noticed(change):
     tensors = [torch.zeros(3), torch.zeros(3, 2), torch.zeros(())]
     made = TensorForms(EXCHANGE, torch.Tensor, tensors)
     assert made.unchanged(tensors)
@@ -44,7 +44,7 @@ def test_tensors_are_not_held():
     assert sys.getrefcount(tensor) == before
 
 
-def test_others_are_others():
+def test_different_tensors_are_not_unchanged():
     tensors = [torch.zeros(3), torch.zeros(2)]
     made = TensorForms(EXCHANGE, torch.Tensor, tensors)
     assert made.unchanged(tensors)
@@ -55,7 +55,7 @@ def test_others_are_others():
     assert TensorForms(EXCHANGE, torch.Tensor, []).unchanged([])
 
 
-def test_what_is_no_tensor_is_refused():
+def test_values_other_than_tensors_are_refused():
     with pytest.raises(ValueError, match="exchange"):
         TensorForms(object(), torch.Tensor, [torch.zeros(1)])
     with pytest.raises((TypeError, RuntimeError)):

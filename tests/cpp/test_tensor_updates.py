@@ -60,7 +60,7 @@ def test_plain_vectors_are_taken(updates, dtype, generation):
     table.check_valid()
 
 
-def test_no_rows_at_all(updates):
+def test_update_of_no_rows_changes_nothing(updates):
     table, written = a_table()
     none = torch.empty(0, dtype=torch.int64)
     assert updates.update(table, none, torch.empty(0), none, ROWS, written.data_ptr()) == 0
@@ -91,7 +91,7 @@ def test_no_rows_at_all(updates):
         (INDEX, PRIORITY, GENERATION.tolist()),
     ],
 )
-def test_others_are_left_to_the_caller(updates, index, priority, generation):
+def test_unsupported_tensors_are_left_to_the_caller(updates, index, priority, generation):
     table, written = a_table()
     assert updates.update(table, index, priority, generation, ROWS, written.data_ptr()) is None
     assert raw_of(table) == [1.0] * ROWS
@@ -131,6 +131,6 @@ def test_many_rows_are_taken_without_the_lock(updates):
     assert before == (sys.getrefcount(index), sys.getrefcount(priority))
 
 
-def test_what_is_no_interface_is_refused():
+def test_unknown_interface_is_refused():
     with pytest.raises(ValueError, match="exchange"):
         TensorUpdates(object(), torch.Tensor)

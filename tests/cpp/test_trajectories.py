@@ -41,7 +41,7 @@ def test_ends_of_one_step_come_in_the_order_of_environments_and_earlier_ones_bef
     ]
 
 
-def test_rows_may_stand_apart():
+def test_rows_may_be_strided():
     wide = np.full((2, 9), -7, np.int64)
     given = arrays(2, 4) | {"ids": wide[:, 3:7], "done": np.ones((2, 8), np.bool_)[:, :4], "offset": 100}
     assert record(**given)[0] == [1] * 8
@@ -85,6 +85,6 @@ def test_an_array_that_doesnt_fit_is_named_and_nothing_is_written(name: str, val
 
 
 @pytest.mark.parametrize("name", ["done", "ids", "own_ids"])
-def test_what_is_needed_can_not_be_none(name: str):
+def test_required_arrays_must_not_be_none(name: str):
     with pytest.raises(TypeError):
         record(**arrays(2, 3) | {name: None})

@@ -87,7 +87,7 @@ def test_a_bad_priority_writes_nothing(bad, position):
     assert (out == -7).all()
 
 
-def test_bad_units_betas_and_addresses():
+def test_invalid_units_betas_and_addresses_are_refused():
     one, out = np.ones(1), np.full(1, -7, np.float32)
     for unit in (0.0, -1.0, math.nan, math.inf, 2.0**961):
         with pytest.raises(ValueError, match="expected a positive unit"):

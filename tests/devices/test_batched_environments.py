@@ -23,7 +23,7 @@ class TestBatchesOfEnvironments:
     def made(self, kind: Any, home: Any, **kwargs: Any) -> Any:
         return kind(2, [lambda: Counter(home, first=0), lambda: Counter(home, first=1)], **kwargs)
 
-    def test_the_batch_is_elsewhere(self, device: torch.device, kind: Any) -> None:
+    def test_batch_may_be_on_another_device_than_its_members(self, device: torch.device, kind: Any) -> None:
         env = self.made(kind, "cpu", device=device)
         assert env.device == device == env.action_spec.device
         batch = env.rollout(7, linear().to(device), break_when_any_done=False)
@@ -46,7 +46,9 @@ class TestBatchesOfEnvironments:
     @pytest.mark.parametrize(
         "places", [{"policy_device": ""}, {"device": ""}, {"policy_device": "", "storing_device": ""}]
     )
-    def test_in_a_collector(self, device: torch.device, kind: Any, places: dict[str, str]) -> None:
+    def test_collector_moves_batches_of_environments(
+        self, device: torch.device, kind: Any, places: dict[str, str]
+    ) -> None:
         env = self.made(kind, None)
         collector = SyncDataCollector(
             env, linear(), frames_per_batch=14, total_frames=28, **dict.fromkeys(places, device)
@@ -58,7 +60,7 @@ class TestBatchesOfEnvironments:
             assert leaves_on(batch) == {CPU if places == {"policy_device": ""} else device}
         assert second["observation"][:, 0].tolist() == [[0, 2, 1], [1, 1, 3]]
 
-    def test_members_that_live_there(self, device: torch.device, kind: Any) -> None:
+    def test_members_on_the_device_keep_their_data_there(self, device: torch.device, kind: Any) -> None:
         env = self.made(kind, str(device))
         assert env.device == device
         batch = env.rollout(7, linear().to(device), break_when_any_done=False)
@@ -68,7 +70,7 @@ class TestBatchesOfEnvironments:
 
 
 @pytest.mark.parametrize("num_envs", [0, 2])
-def test_gymnasium_on_the_device(device: torch.device, num_envs: int) -> None:
+def test_gymnasium_batches_are_returned_on_the_device(device: torch.device, num_envs: int) -> None:
     def run(place: torch.device) -> TensorDictBase:
         env = GymEnv("CartPole-v1", num_envs=num_envs, device=place)
         env.set_seed(3)
@@ -87,7 +89,7 @@ def test_gymnasium_on_the_device(device: torch.device, num_envs: int) -> None:
     check_env_specs(GymEnv("CartPole-v1", num_envs=num_envs, device=device))
 
 
-def test_the_pendulum(device: torch.device) -> None:
+def test_pendulum_runs_on_the_device(device: torch.device) -> None:
     env = PendulumEnv(seed=0, device=device)
     start = env.reset(env.gen_params(batch_size=[5], device=device))
     batch = env.rollout(4, auto_reset=False, tensordict=start)

@@ -31,13 +31,13 @@ class TestForms:
         expected = [bits(data[[0, 5, 1, 3][slot]]) for slot in info["index"].tolist()]
         assert [bits(row.view(torch.uint8)) for row in batch.view(torch.uint8)] == expected
 
-    def test_single_tensors(self, source, home):
+    def test_single_tensors_are_stored(self, source, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home), batch_size=9)
         rb.extend(torch.arange(6.0, device=source))
         assert rb[:].tolist() == [4.0, 5.0, 2.0, 3.0] and rb.sample().device == home
         assert set(rb.sample().tolist()) <= {2.0, 3.0, 4.0, 5.0}
 
-    def test_trees(self, source, home):
+    def test_trees_are_stored(self, source, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home), batch_size=9)
         n = torch.arange(3, device=source)
         rb.extend({"a": n, "b": (n[:, None] + 10, [n.double() / 4])})
@@ -48,7 +48,7 @@ class TestForms:
         assert torch.equal(b.cpu()[:, 0], a.cpu() + 10) and torch.equal(c.cpu(), a.cpu().double() / 4)
         assert rb[:]["a"].tolist() == [0, 1, 2, 3] and rb[1:3]["b"][0].tolist() == [[11], [12]]
 
-    def test_tensorclasses(self, source, home):
+    def test_tensorclasses_are_stored(self, source, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home), batch_size=9)
         rb.extend(
             Pair(n=torch.arange(3, device=source), halved=torch.arange(3, device=source) / 2, batch_size=[3])
@@ -58,14 +58,14 @@ class TestForms:
         assert isinstance(batch, Pair) and batch.n.device == batch.halved.device == home
         assert torch.equal(batch.halved.cpu(), batch.n.cpu() / 2) and rb[:].n.tolist() == [0, 1, 2, 3]
 
-    def test_what_no_column_holds(self, source, home):
+    def test_values_without_a_column_are_stored(self, source, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home), batch_size=6)
         n = torch.arange(3, device=source)
         rb.extend(TensorDict({"n": n, "text": NonTensorStack("zero", "one", "two")}, [3]))
         batch, words = rb.sample(), ("zero", "one", "two")
         assert list(batch["text"]) == [words[i] for i in batch["n"].tolist()] and batch["n"].device == home
 
-    def test_tensors_of_unlike_shapes(self, source, home):
+    def test_tensors_of_different_shapes_are_stored(self, source, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home), batch_size=6)
         parts = [TensorDict({"w": torch.full((n,), n, device=source)}) for n in (3, 1, 4)]
         rb.extend(LazyStackedTensorDict.lazy_stack(parts))
@@ -74,7 +74,7 @@ class TestForms:
                 record["w"]
             )
 
-    def test_two_dimensions(self, source, home, device):
+    def test_two_dimensional_storage_is_indexed(self, source, home, device):
         rb = ReplayBuffer(storage=LazyTensorStorage(12, device=home, ndim=2), batch_size=20)
         index = rb.extend(rows(0, 12, source).view(3, 4))
         assert index.shape == (12, 2) and index.tolist()[:4] == [[0, 0], [0, 1], [0, 2], [1, 0]]
@@ -92,7 +92,7 @@ class TestForms:
             11,
         ]
 
-    def test_what_is_contained_in_two_dimensions(self, home, device):
+    def test_contains_checks_two_dimensional_indices(self, home, device):
         storage = LazyTensorStorage(12, device=home, ndim=2)
         ReplayBuffer(storage=storage).extend(rows(0, 9).view(3, 3))
         inside = torch.tensor([[2, 2], [3, 0], [0, 3], [-1, -3]], device=device)
@@ -118,13 +118,13 @@ class TestLists:
         assert numbers(batch) == [[5, 6, 2, 3, 4][i] for i in info["index"].tolist()] and on(home, batch)
 
     @pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage])
-    def test_without_a_device_they_stay_where_they_are(self, source, kind):
+    def test_records_stay_on_their_device_without_a_storage_device(self, source, kind):
         rb = ReplayBuffer(storage=kind(5), batch_size=6)
         rb.extend([rows(n, n + 1, source)[0] for n in range(3)])
         assert on(source, rb[1]) and numbers(rb[1]) == 1
         assert on(source, rb.sample()) and set(numbers(rb.sample())) <= {0, 1, 2}
 
-    def test_indices_of_any_place(self, device):
+    def test_indices_from_any_device_are_accepted(self, device):
         rb = ReplayBuffer(storage=ListStorage(5), collate_fn=list)
         rb.extend([torch.tensor(n, device=device) for n in range(4)])
         for index in (torch.tensor([3, 1]), torch.tensor([3, 1], device=device), [3, 1]):
@@ -132,7 +132,7 @@ class TestLists:
         rb[torch.tensor([0, 2], device=device)] = [torch.tensor(8, device=device), torch.tensor(9)]
         assert [int(item) for item in rb[:]] == [8, 1, 9, 3]
 
-    def test_stacks_of_unlike_records(self, source, home):
+    def test_different_records_are_stacked_lazily(self, source, home):
         rb = ReplayBuffer(storage=LazyStackStorage(5, device=home), batch_size=6)
         rb.extend([TensorDict({"w": torch.full((n,), n, device=source)}) for n in (3, 1, 4)])
         for record in rb.sample().unbind(0):

@@ -72,7 +72,7 @@ TENSORS: dict[str, Any] = {
 
 class TestTransforms:
     @pytest.mark.parametrize("name", [*TRANSFORMS])
-    def test_as_on_the_cpu(self, device, source, name):
+    def test_results_equal_the_cpu(self, device, source, name):
         found = []
         for home in (CPU, device):
             rb = ReplayBuffer(
@@ -85,7 +85,7 @@ class TestTransforms:
         close(found[1], found[0])
 
     @pytest.mark.parametrize("name", [*TENSORS])
-    def test_with_tensors_that_moved_along(self, device, name):
+    def test_transforms_with_tensors_can_be_moved(self, device, name):
         found = []
         for home in (CPU, device):
             transform = TENSORS[name]().to(home)
@@ -97,7 +97,7 @@ class TestTransforms:
             assert on(home, found[-1])
         close(found[1], found[0])
 
-    def test_exact_values(self, device):
+    def test_affine_transforms_give_exact_values(self, device):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(10, device=device),
             transform=Compose(
@@ -110,7 +110,7 @@ class TestTransforms:
         assert rb[:][REWARD].flatten().tolist() == [1.0, 21.0, 41.0, 61.0]
         assert rb[:]["x"].flatten().tolist() == [3.0, 3.5, 4.0, 4.5]
 
-    def test_rewards_to_go(self, device, source):
+    def test_rewards_to_go_are_computed_on_the_device(self, device, source):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(10, device=device), transform=Reward2GoTransform(gamma=0.5)
         )
@@ -120,7 +120,7 @@ class TestTransforms:
         assert rb[:][REWARD].flatten().tolist() == [3.0, 4.0, 4.0, 16.0, 16.0]
         assert reward.flatten().tolist() == [1.0, 2.0, 4.0, 8.0, 16.0]
 
-    def test_several_steps(self, device, source):
+    def test_n_step_rows_are_computed_on_the_device(self, device, source):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(20, device=device), transform=MultiStepTransform(n_steps=3, gamma=0.5)
         )
@@ -136,7 +136,7 @@ class TestTransforms:
         assert rb[:]["gamma"].flatten().tolist() == [0.125, 0.25, 0.5, 0.125, 0.125, 0.125]
         assert rb[:]["next", "x"].tolist() == [3, 3, 3, 6, 7, 8] and on(device, rb[:])
 
-    def test_images(self, device, source):
+    def test_images_are_converted_on_the_device(self, device, source):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(10, device=device),
             transform=ToTensorImage(in_keys=["pixels"]),
@@ -151,7 +151,7 @@ class TestTransforms:
         assert rb.storage.get([0])["pixels"].dtype == torch.uint8
 
     @pytest.mark.parametrize("padding", ["same", "constant"])
-    def test_stacks_of_frames(self, device, source, padding):
+    def test_slices_are_stacked_on_the_device(self, device, source, padding):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(30, device=device),
             sampler=SliceSampler(slice_len=3),
@@ -170,7 +170,7 @@ class TestTransforms:
         stacked = torch.stack([torch.stack(pair, -1) for pair in pairs], 1)
         assert torch.equal(batch["x"].cpu().view(-1, 3, 2), stacked) and on(device, batch)
 
-    def test_stacks_of_stored_frames(self, device):
+    def test_stored_frames_are_stacked_on_the_device(self, device):
         transform, sampler = CatFrames(N=3, dim=-1, in_keys=["x"]).make_rb_transform_and_sampler(batch_size=8)
         rb = ReplayBuffer(
             storage=LazyTensorStorage(30, device=device), sampler=sampler, transform=transform, batch_size=8
@@ -185,7 +185,7 @@ class TestTransforms:
         assert set(last.flatten().tolist()) <= {2.0, 3.0, 4.0, 7.0, 8.0, 9.0}
 
     @pytest.mark.parametrize("kind", ["columns", "list", "list of any place"])
-    def test_random_pieces(self, device, kind):
+    def test_random_crops_are_drawn_on_the_device(self, device, kind):
         storage = {
             "columns": lambda: LazyTensorStorage(10, device=device),
             "list": lambda: ListStorage(10, device=device),
@@ -199,7 +199,7 @@ class TestTransforms:
         found = found.cpu()
         assert torch.equal(found, found[:, :1] + torch.arange(3)) and (found[:, 0] % 10 <= 7).all()
 
-    def test_burning_in(self, device):
+    def test_burn_in_runs_on_the_device(self, device):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(10, device=device),
             transform=BurnInTransform(Adding(), burn_in=2),

@@ -41,7 +41,7 @@ class TestWriting:
         assert int(rb.add(rows(30, 31, source)[0])) == 4
         assert numbers(rb[:]) == [18, 19, 20, 21, 30]
 
-    def test_the_places_of_data_may_change(self, device):
+    def test_data_may_come_from_different_devices(self, device):
         rb = ReplayBuffer(storage=LazyTensorStorage(10, device=device))
         rb.extend(rows(0, 2))
         rb.extend(rows(2, 4, device))
@@ -50,7 +50,7 @@ class TestWriting:
         rb.extend(mixed)
         assert numbers(rb[:]) == [*range(6)] and on(device, rb[:])
 
-    def test_the_input_stays_as_it_is_and_apart(self, source, home):
+    def test_input_is_not_changed_and_not_shared(self, source, home):
         rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10, device=home), batch_size=4)
         data = rows(0, 4, source)
         rb.extend(data)
@@ -59,7 +59,7 @@ class TestWriting:
         data.zero_()
         assert numbers(rb[:].select("x", "pixels", "next")) == [0, 1, 2, 3]
 
-    def test_what_breaks_the_schema_changes_nothing(self, source, home):
+    def test_data_that_break_the_schema_change_nothing(self, source, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(10, device=home))
         rb.extend(rows(0, 3, source))
         wrong = rows(3, 5, source)
@@ -90,7 +90,7 @@ class TestWriting:
         assert not rb[:]["x"].requires_grad and not rb.sample()["x"].requires_grad
         assert rb[:]["x"].tolist() == [0.0, 2.0, 4.0, 3.0]
 
-    def test_data_that_is_no_plain_memory(self, source, home):
+    def test_data_in_unusual_memory_are_stored(self, source, home):
         base = torch.arange(24, device=source).view(4, 6)
         rb = ReplayBuffer(storage=LazyTensorStorage(6, device=home))
         turned, same = base.t(), base[0, 2].expand(6)
@@ -121,13 +121,13 @@ class TestWriting:
 
 
 class TestDevice:
-    def test_it_is_said(self, device):
+    def test_storage_reports_its_device(self, device):
         storage = LazyTensorStorage(4, device=device)
         assert storage.device == device
         ReplayBuffer(storage=storage).extend(rows(0, 2))
         assert storage.device == device and on(device, storage.get(slice(None)))
 
-    def test_a_name_without_a_number(self, device):
+    def test_device_without_an_index_is_completed(self, device):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=device.type), batch_size=3)
         rb.extend(rows(0, 2))
         assert rb.storage.device == device and on(device, rb.sample()) and rb.sample().device == device
@@ -142,7 +142,7 @@ class TestDevice:
         assert storage.device == source and on(source, storage.get([0, 3]))
         assert numbers(storage.get([0, 3])) == [0, 3]
 
-    def test_given_data_on_the_device_are_used_as_they_are(self, device):
+    def test_given_data_on_the_device_are_not_copied(self, device):
         data = rows(0, 4, device)
         storage = TensorStorage(data, device=device)
         assert len(storage) == 4 and storage.device == device
@@ -151,7 +151,7 @@ class TestDevice:
         data["x"][0] = 5
         assert storage.get([0])["x"].tolist() == [5]
 
-    def test_given_data_elsewhere_are_copied(self, source, home):
+    def test_given_data_on_another_device_are_copied(self, source, home):
         data = rows(0, 4, source)
         storage = TensorStorage(data, device=home)
         assert numbers(storage.get(slice(None))) == [0, 1, 2, 3] and on(home, storage.get(slice(None)))
@@ -159,7 +159,7 @@ class TestDevice:
             storage.set(range(1, 3), rows(7, 9))
             assert numbers(data) == [0, 1, 2, 3]
 
-    def test_records_in_files_come_to_the_cpu(self, source, tmp_path):
+    def test_memory_mapped_storage_moves_records_to_the_cpu(self, source, tmp_path):
         rb = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path / "files"), batch_size=4)
         rb.extend(rows(0, 4, source))
         rb.add(rows(4, 5, source)[0])
@@ -168,14 +168,14 @@ class TestDevice:
         rb[[1, 2]] = rows(8, 10, source)
         assert numbers(rb[:]) == [5, 8, 9, 3, 4]
 
-    def test_files_are_on_no_other_device(self, device):
+    def test_memory_mapped_storage_refuses_other_devices(self, device):
         if device.type == "cpu":
             LazyMemmapStorage(5, device=device)
         else:
             with pytest.raises(ValueError, match="device"):
                 LazyMemmapStorage(5, device=device)
 
-    def test_processes_share_memory_of_the_cpu_only(self, device):
+    def test_sharing_between_processes_needs_the_cpu(self, device):
         if device.type == "cpu":
             assert ReplayBuffer(storage=LazyTensorStorage(5, device=device), shared=True).shared
         else:
@@ -203,13 +203,13 @@ def indices(device: torch.device) -> dict[str, tuple[Any, list[int]]]:
 
 @pytest.mark.parametrize("kind", [*indices(CPU)])
 class TestIndices:
-    def test_reading(self, device, home, kind):
+    def test_every_kind_of_index_reads_its_records(self, device, home, kind):
         rb = ReplayBuffer(storage=LazyTensorStorage(8, device=home))
         rb.extend(rows(0, 8))
         index, expected = indices(device)[kind]
         assert numbers(rb[index]) == expected == numbers(rb.storage.get(index)) and on(home, rb[index])
 
-    def test_writing(self, device, source, home, kind):
+    def test_every_kind_of_index_writes_its_records(self, device, source, home, kind):
         rb = ReplayBuffer(storage=LazyTensorStorage(8, device=home))
         rb.extend(rows(0, 8))
         index, expected = indices(device)[kind]
@@ -221,13 +221,13 @@ class TestIndices:
 
 
 class TestOneRecord:
-    def test_ints_of_any_kind(self, device, home):
+    def test_integers_of_any_type_read_one_record(self, device, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home))
         rb.extend(rows(0, 4))
         for index in (2, -2, torch.tensor(2), torch.tensor(2, device=device), np.int64(2)):
             assert numbers(rb[index]) == 2 and rb[index].batch_size == () and on(home, rb[index])
 
-    def test_it_is_replaced(self, device, source, home):
+    def test_one_record_is_replaced(self, device, source, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home))
         rb.extend(rows(0, 4))
         rb[1] = rows(7, 8, source)[0]
@@ -243,7 +243,7 @@ class TestOneRecord:
         assert rb[:]["x"].tolist() == [0, 40, 9, 3] == rb["x"].tolist()
         assert view["x"].tolist() == [40, 9] and numbers(copy) == [1, 2]
 
-    def test_columns(self, source, home):
+    def test_columns_are_read_and_replaced_by_key(self, source, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home))
         rb.extend(rows(0, 3, source))
         assert rb["next", "x"].tolist() == [1, 2, 3] and rb["x"].device == home
@@ -252,7 +252,7 @@ class TestOneRecord:
         assert rb.sample(6, return_info=True)[0].keys() == {"x", "pixels", "next"}
         assert rb.sample(3, keys=["x"])["x"].device == home
 
-    def test_outside(self, device, home):
+    def test_indices_out_of_range_are_refused(self, device, home):
         rb = ReplayBuffer(storage=LazyTensorStorage(4, device=home))
         rb.extend(rows(0, 3))
         for index in (3, [-4], torch.tensor([3], device=device)):

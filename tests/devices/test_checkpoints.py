@@ -79,7 +79,7 @@ def on_cpu(batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [*SAMPLERS])
-def test_the_same_samples_follow(home, other, carried, name):
+def test_loaded_buffer_draws_the_same_samples(home, other, carried, name):
     one, another = (
         TensorDictReplayBuffer(
             storage=LazyTensorStorage(30, device=place), sampler=SAMPLERS[name](), batch_size=4, seed=5
@@ -110,7 +110,7 @@ def test_the_same_samples_follow(home, other, carried, name):
     ]
 
 
-def test_every_bit_of_any_dtype(home, other, carried):
+def test_every_dtype_is_restored_bit_for_bit(home, other, carried):
     generator, data = torch.Generator().manual_seed(0), {}
     for name in DTYPES:
         dtype = getattr(torch, name)
@@ -149,7 +149,7 @@ def test_a_filled_buffer_is_loaded_over(home, other, carried):
     assert numbers(another[:]) == [4, 5, 2, 3] and another.extend(rows(6, 7)).tolist() == [2]
 
 
-def test_another_size(home, other, tmp_path):
+def test_storage_of_another_size_loads_the_newest_records(home, other, tmp_path):
     one, large = ReplayBuffer(storage=LazyTensorStorage(4, device=home)), LazyTensorStorage(6, device=other)
     one.extend(rows(0, 4))
     one.extend(rows(4, 6))
@@ -159,7 +159,7 @@ def test_another_size(home, other, tmp_path):
     assert numbers(another[:]) == [2, 3, 4, 5] and another.extend(rows(6, 9)).tolist() == [4, 5, 0]
 
 
-def test_to_files_and_back(device, tmp_path):
+def test_memory_mapped_and_device_buffers_load_each_other(device, tmp_path):
     one = ReplayBuffer(storage=LazyTensorStorage(6, device=device))
     files = ReplayBuffer(storage=LazyMemmapStorage(6))
     back = ReplayBuffer(storage=LazyTensorStorage(6, device=device))
@@ -176,7 +176,7 @@ def test_to_files_and_back(device, tmp_path):
     [TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer],
 )
 @pytest.mark.parametrize("streams", [None, 3])
-def test_forms(home, other, tmp_path, form, streams):
+def test_storage_checkpointers_restore_records(home, other, tmp_path, form, streams):
     if form is H5StorageCheckpointer:
         pytest.importorskip("h5py")
     ndim = 1 if streams is None else 2
@@ -193,7 +193,7 @@ def test_forms(home, other, tmp_path, form, streams):
     clock(on_cpu(another[:]))
 
 
-def test_a_dump_in_the_background_is_of_its_moment(device, tmp_path):
+def test_background_dump_holds_the_moment_of_the_call(device, tmp_path):
     one, another = (ReplayBuffer(storage=LazyTensorStorage(4000, device=device)) for _ in range(2))
     one.extend(rows(0, 4000, device))
     dump = one.dumps(tmp_path, wait=False)
@@ -206,7 +206,7 @@ def test_a_dump_in_the_background_is_of_its_moment(device, tmp_path):
     assert torch.equal(another[:]["next", "reward"].cpu()[:, 0], torch.arange(4000) / 2)
 
 
-def test_only_what_changed_is_written_and_is_right(device, tmp_path):
+def test_dump_rewrites_changed_rows_only(device, tmp_path):
     one, another = (ReplayBuffer(storage=LazyTensorStorage(5000, device=device)) for _ in range(2))
     one.extend(TensorDict({"x": torch.arange(5000)}, [5000]))
     one.dumps(tmp_path)
@@ -225,7 +225,7 @@ def test_only_what_changed_is_written_and_is_right(device, tmp_path):
     assert torch.equal(another[:]["x"].cpu(), expected)
 
 
-def test_trees_and_single_tensors(home, other, carried):
+def test_trees_and_single_tensors_are_restored(home, other, carried):
     for data in (torch.arange(4.0), {"a": torch.arange(4), "b": (torch.arange(4.0)[:, None],)}):
         one, another = (ReplayBuffer(storage=LazyTensorStorage(6, device=place)) for place in (home, other))
         one.extend(data)
@@ -235,7 +235,7 @@ def test_trees_and_single_tensors(home, other, carried):
         assert all(leaf.device == other and leaf.flatten().tolist() == [0, 1, 2, 3] for leaf in leaves)
 
 
-def test_entries_that_are_no_tensors(home, other, carried):
+def test_non_tensor_entries_are_restored(home, other, carried):
     one, another = (ReplayBuffer(storage=LazyTensorStorage(6, device=place)) for place in (home, other))
     data = {"n": torch.arange(3, device=home), "text": NonTensorStack("zero", "one", "two")}
     one.extend(TensorDict(data, [3]))
@@ -244,7 +244,7 @@ def test_entries_that_are_no_tensors(home, other, carried):
     assert another[:]["n"].device == other
 
 
-def test_lists(device, carried):
+def test_list_storages_are_restored(device, carried):
     one, another = (ReplayBuffer(storage=ListStorage(6), batch_size=4, seed=0) for _ in range(2))
     one.extend(rows(0, 4, device))
     carried(one, another)
@@ -252,7 +252,7 @@ def test_lists(device, carried):
     assert numbers(one.sample()) == numbers(another.sample())
 
 
-def test_the_best_ones(home, other, carried):
+def test_max_value_writers_are_restored(home, other, carried):
     one, another = (
         ReplayBuffer(
             storage=LazyTensorStorage(3, device=place), writer=TensorDictMaxValueWriter(rank_key="score")
@@ -269,7 +269,7 @@ def test_the_best_ones(home, other, carried):
     assert one["score"].tolist() == another["score"].tolist() == [3.0, 2.0, 2.5]
 
 
-def test_mixtures(home, other, tmp_path):
+def test_ensembles_are_restored(home, other, tmp_path):
     def make(place: torch.device) -> Any:
         parts = [ReplayBuffer(storage=LazyTensorStorage(10, device=place), seed=n) for n in range(2)]
         return ReplayBufferEnsemble(*parts, batch_size=8)
@@ -285,7 +285,7 @@ def test_mixtures(home, other, tmp_path):
         assert numbers(mine) == numbers(its) and on(other, its)
 
 
-def test_steps_that_are_held_back(home, other, carried):
+def test_held_back_steps_are_restored(home, other, carried):
     one, another = (
         ReplayBuffer(
             storage=LazyTensorStorage(30, device=place), transform=MultiStepTransform(n_steps=2, gamma=0.5)
@@ -299,7 +299,7 @@ def test_steps_that_are_held_back(home, other, carried):
     assert len(one) == len(another) == 9 and plain(one[:]) == plain(another[:])
 
 
-def test_statistics_of_a_transform(home, other, carried):
+def test_statistics_of_a_transform_are_restored(home, other, carried):
     one, another = (
         ReplayBuffer(
             storage=LazyTensorStorage(30, device=place),
@@ -315,7 +315,7 @@ def test_statistics_of_a_transform(home, other, carried):
     torch.testing.assert_close(one.sample()["observation"].cpu(), another.sample()["observation"].cpu())
 
 
-def test_copies(device):
+def test_copies_are_independent(device):
     one = ReplayBuffer(storage=LazyTensorStorage(6, device=device), batch_size=4, seed=2)
     one.extend(rows(0, 5, device))
     one.sample()
@@ -325,7 +325,7 @@ def test_copies(device):
     assert numbers(one[:]) == [*range(5)] and numbers(another[:]) == [51, 1, 2, 3, 4, 50]
 
 
-def test_a_generator_on_the_device(device, carried):
+def test_generator_on_the_device_is_restored(device, carried):
     one, another = (
         ReplayBuffer(
             storage=LazyTensorStorage(9, device=device),

@@ -100,7 +100,7 @@ class Training:
 
 @pytest.mark.parametrize("storage", ["cpu", D])
 @pytest.mark.parametrize("arguments", PLACES)
-def test_a_training_goes_on(
+def test_training_continues_from_a_checkpoint(
     device: torch.device, arguments: dict[str, str], storage: str, tmp_path: Path
 ) -> None:
     home = device if storage == D else CPU
@@ -125,7 +125,7 @@ def test_a_training_goes_on(
 
 
 @pytest.mark.parametrize("arguments", PLACES)
-def test_a_state_goes_on_with_what_policies_draw(device: torch.device, arguments: dict[str, str]) -> None:
+def test_state_restores_the_random_draws_of_policies(device: torch.device, arguments: dict[str, str]) -> None:
     def build() -> SyncDataCollector:
         return SyncDataCollector(
             transformed(), gaussian(6).to(device), frames_per_batch=14, **named(arguments, device)
@@ -145,7 +145,7 @@ def test_a_state_goes_on_with_what_policies_draw(device: torch.device, arguments
     second.shutdown()
 
 
-def test_a_state_that_went_through_a_file(device: torch.device, tmp_path: Path) -> None:
+def test_state_survives_a_file(device: torch.device, tmp_path: Path) -> None:
     first, second = (
         SyncDataCollector(Counter(None, (2,)), gaussian().to(device), frames_per_batch=14, device=device)
         for _ in range(2)
@@ -160,7 +160,7 @@ def test_a_state_that_went_through_a_file(device: torch.device, tmp_path: Path) 
     second.shutdown()
 
 
-def test_a_carried_state_goes_on(device: torch.device) -> None:
+def test_carry_of_a_policy_continues_from_a_state(device: torch.device) -> None:
     def policy(tensordict: TensorDictBase) -> TensorDictBase:
         seen = tensordict["observation"]
         hidden = tensordict.get("hidden", torch.zeros_like(seen)) + seen
@@ -181,7 +181,7 @@ def test_a_carried_state_goes_on(device: torch.device) -> None:
 
 @pytest.mark.parametrize("policy", ["drawn", "random"])
 @pytest.mark.parametrize("arguments", PLACES)
-def test_the_seed_decides(device: torch.device, arguments: dict[str, str], policy: str) -> None:
+def test_equal_seeds_give_equal_batches(device: torch.device, arguments: dict[str, str], policy: str) -> None:
     def collected(seed: int) -> list[TensorDictBase]:
         actor = gaussian().to(device) if policy == "drawn" else None
         torch.manual_seed(seed)
@@ -198,7 +198,7 @@ def test_the_seed_decides(device: torch.device, arguments: dict[str, str], polic
 
 @pytest.mark.parametrize("arguments", PLACES)
 @pytest.mark.parametrize("policy", ["module", "function"])
-def test_what_is_tried_when_a_collector_is_made_draws_nothing(
+def test_trial_at_construction_draws_no_random_numbers(
     device: torch.device, arguments: dict[str, str], policy: str
 ) -> None:
     def function(observation: torch.Tensor) -> torch.Tensor:

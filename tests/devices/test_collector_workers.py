@@ -47,7 +47,7 @@ def named(arguments: dict[str, str], device: torch.device) -> dict[str, Any]:
 @both
 @pytest.mark.parametrize(("arguments", "where"), PLACES, ids=str)
 @pytest.mark.parametrize("there", [False, True], ids=["policy on the CPU", "policy on the device"])
-def test_streams_are_whole_wherever_they_are(
+def test_streams_are_complete_for_every_placement(
     device: torch.device, kind: str, arguments: dict[str, str], where: str, there: bool
 ) -> None:
     policy = linear().to(device if there else "cpu")
@@ -97,7 +97,7 @@ def test_given_weights_are_seen_by_the_next_batch(
 
 @both
 @pytest.mark.parametrize("arguments", [{"policy_device": D, "storing_device": "cpu"}, {"device": D}])
-def test_what_the_learner_changes_is_followed(
+def test_changes_by_the_learner_are_followed(
     device: torch.device, kind: str, arguments: dict[str, str]
 ) -> None:
     policy = linear().to(device)
@@ -126,7 +126,9 @@ def test_after_the_first_update_weights_go_by_hand_only(device: torch.device, ki
 
 @pytest.mark.parametrize(("cat", "shape"), [("stack", (2, 14)), (0, (28,)), (-1, (28,)), (None, (2, 14))])
 @pytest.mark.parametrize("storing", ["cpu", D])
-def test_shapes(device: torch.device, cat: Any, shape: tuple[int, ...], storing: str) -> None:
+def test_cat_results_determines_the_shape(
+    device: torch.device, cat: Any, shape: tuple[int, ...], storing: str
+) -> None:
     place = device if storing == D else CPU
     with collecting(
         "sync", linear(), policy_device=device, storing_device=place, cat_results=cat, total_frames=28
@@ -137,7 +139,7 @@ def test_shapes(device: torch.device, cat: Any, shape: tuple[int, ...], storing:
 
 
 @both
-def test_an_entry_for_each_worker(device: torch.device, kind: str) -> None:
+def test_devices_may_be_given_by_worker(device: torch.device, kind: str) -> None:
     places = {
         "policy_device": [device, "cpu"],
         "storing_device": ["cpu", "cpu"],
@@ -151,7 +153,9 @@ def test_an_entry_for_each_worker(device: torch.device, kind: str) -> None:
 
 
 @both
-def test_batches_come_to_the_cpu_where_workers_store_them_apart(device: torch.device, kind: str) -> None:
+def test_batches_of_workers_on_different_devices_are_joined_on_the_cpu(
+    device: torch.device, kind: str
+) -> None:
     stores = {"policy_device": device, "storing_device": ["cpu", device]}
     with collecting(kind, linear(), total_frames=56, **stores) as collector:
         for batch in collector:
@@ -161,7 +165,7 @@ def test_batches_come_to_the_cpu_where_workers_store_them_apart(device: torch.de
 
 @both
 @pytest.mark.parametrize("policy", ["none", "init_random_frames"])
-def test_random_actions(device: torch.device, kind: str, policy: str) -> None:
+def test_random_frames_are_drawn_by_workers(device: torch.device, kind: str, policy: str) -> None:
     given = linear() if policy != "none" else None
     random = {"init_random_frames": 28} if policy != "none" else {}
     with collecting(kind, given, device=device, total_frames=84, **random) as collector:
@@ -174,7 +178,7 @@ def test_random_actions(device: torch.device, kind: str, policy: str) -> None:
 
 @both
 @pytest.mark.parametrize("storage", ["cpu", D])
-def test_into_a_buffer(device: torch.device, kind: str, storage: str) -> None:
+def test_workers_fill_a_buffer(device: torch.device, kind: str, storage: str) -> None:
     place = device if storage == D else CPU
     buffer = ReplayBuffer(storage=LazyTensorStorage(100, device=place), batch_size=8)
     places = {"policy_device": device, "storing_device": "cpu"}
@@ -186,7 +190,7 @@ def test_into_a_buffer(device: torch.device, kind: str, storage: str) -> None:
 
 
 @both
-def test_a_policy_that_workers_make_there(device: torch.device, kind: str) -> None:
+def test_policy_factory_runs_on_the_workers_device(device: torch.device, kind: str) -> None:
     def factory() -> torch.nn.Module:
         return linear().to(device)
 

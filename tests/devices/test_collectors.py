@@ -104,7 +104,7 @@ def test_a_policy_moves_if_it_has_to(
     collector.shutdown()
 
 
-def test_an_environment_and_a_policy_that_live_there_need_no_arguments(device: torch.device) -> None:
+def test_environment_and_policy_on_the_device_need_no_arguments(device: torch.device) -> None:
     collector = make(Counter(device, (2,)), linear().to(device), total_frames=14)
     (batch,) = collector
     assert leaves_on(batch) == {device} and batch.device == device
@@ -114,7 +114,9 @@ def test_an_environment_and_a_policy_that_live_there_need_no_arguments(device: t
 
 @pytest.mark.parametrize("arguments", MOVING)
 @pytest.mark.parametrize("env", ["single", "vector"])
-def test_gymnasium(device: torch.device, arguments: dict[str, str], env: str) -> None:
+def test_gymnasium_batches_are_equal_on_every_device(
+    device: torch.device, arguments: dict[str, str], env: str
+) -> None:
     def build(**kwargs: Any) -> SyncDataCollector:
         made = GymEnv("CartPole-v1", num_envs=2 if env == "vector" else 0, categorical_action_encoding=True)
         torch.manual_seed(0)
@@ -139,7 +141,7 @@ class Choose(nn.Module):
         return (observation[..., 2] < self.threshold).long()
 
 
-def test_an_oracle_of_gymnasium_on_the_device(device: torch.device) -> None:
+def test_oracle_of_gymnasium_is_collected_on_the_device(device: torch.device) -> None:
     env = GymWrapper(OracleEnv(stream=2, script=Script(lengths=(3, 2), ending="mixed")), device=device)
     (batch,) = make(env, linear().to(device), 8, total_frames=8)
     expected = [[2, 0, 0], [2, 0, 1], [2, 0, 2], [2, 1, 0], [2, 1, 1], [2, 2, 0], [2, 2, 1], [2, 2, 2]]
@@ -157,7 +159,7 @@ def learning(place: torch.device, there: bool, **kwargs: Any) -> tuple[nn.Linear
 
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("arguments", [{"policy_device": D}, {"device": D}, {}])
-def test_what_the_learner_changes_shows_in_the_next_batch(
+def test_changes_by_the_learner_apply_to_the_next_batch(
     device: torch.device, there: bool, arguments: dict[str, str]
 ) -> None:
     policy, collector = learning(device, there, **named(arguments, device))
@@ -214,7 +216,9 @@ def test_a_copy_whose_weights_were_taken_over_changes_by_hand_only(device: torch
 
 @pytest.mark.parametrize("arguments", USUAL)
 @pytest.mark.parametrize("random", [{"policy": None}, {"policy": linear(), "init_random_frames": 28}])
-def test_random_actions(device: torch.device, arguments: dict[str, str], random: dict[str, Any]) -> None:
+def test_random_actions_are_reproducible(
+    device: torch.device, arguments: dict[str, str], random: dict[str, Any]
+) -> None:
     def build() -> list[TensorDictBase]:
         torch.manual_seed(4)
         env, frames = Counter(None, (2,)), {"init_random_frames": random.get("init_random_frames")}
@@ -230,7 +234,7 @@ def test_random_actions(device: torch.device, arguments: dict[str, str], random:
 
 
 @pytest.mark.parametrize("arguments", USUAL)
-def test_split_trajectories(device: torch.device, arguments: dict[str, str]) -> None:
+def test_trajectories_are_split_on_the_device(device: torch.device, arguments: dict[str, str]) -> None:
     places = named(arguments, device)
     (found,), (expected,) = (
         list(make(Counter(None, (2,)), linear(), 14, total_frames=14, split_trajs=True, **given))
@@ -282,7 +286,7 @@ def test_a_postproc_runs_where_batches_are_stored(device: torch.device, storing:
     ids=str,
 )
 @pytest.mark.parametrize("arguments", USUAL)
-def test_options_do_what_they_do_elsewhere(
+def test_options_give_equal_batches_on_every_device(
     device: torch.device, options: dict[str, Any], arguments: dict[str, str]
 ) -> None:
     frames = {"total_frames": 42, **options}
@@ -294,7 +298,7 @@ def test_options_do_what_they_do_elsewhere(
 @pytest.mark.parametrize("storage", ["cpu", D])
 @pytest.mark.parametrize("extend", [True, False])
 @pytest.mark.parametrize("arguments", USUAL)
-def test_straight_into_a_buffer(
+def test_collector_fills_a_buffer(
     device: torch.device, arguments: dict[str, str], storage: str, extend: bool
 ) -> None:
     place = device if storage == D else CPU
@@ -315,7 +319,7 @@ def test_straight_into_a_buffer(
 
 
 @pytest.mark.parametrize("arguments", [{"device": D}, {"policy_device": D}])
-def test_a_state_goes_on(device: torch.device, arguments: dict[str, str]) -> None:
+def test_collector_continues_from_a_state(device: torch.device, arguments: dict[str, str]) -> None:
     first, second = (make(Counter(None, (2,)), linear(), **named(arguments, device)) for _ in range(2))
     first.update_policy_weights_(linear(WEIGHT * 7))
     first.next()

@@ -78,7 +78,7 @@ def test_actions_are_right_and_updates_are_seen(
     collector.shutdown()
 
 
-def test_graphs_need_cuda(device: torch.device) -> None:
+def test_cuda_graphs_need_cuda(device: torch.device) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA")
     with pytest.raises(UnsupportedError, match="CUDA"):

@@ -62,10 +62,10 @@ class Frames(EnvBase):
 
 
 @pytest.mark.parametrize("size", SIZES)
-class TestAUsersEnvironment:
+class TestUserEnvironment:
     """The tensors of a user's environment are on its declared device."""
 
-    def test_everything_lives_there(self, device: torch.device, size: tuple[int, ...]) -> None:
+    def test_all_data_are_on_the_device(self, device: torch.device, size: tuple[int, ...]) -> None:
         env = Counter(device, size)
         assert env.device == device
         for spec in (
@@ -82,10 +82,10 @@ class TestAUsersEnvironment:
         after = step_mdp(env.rand_step(env.reset()))
         assert leaves_on(after) == {device} and after["observation"][..., 2].eq(1).all()
 
-    def test_its_specs_hold(self, device: torch.device, size: tuple[int, ...]) -> None:
+    def test_specs_hold_on_the_device(self, device: torch.device, size: tuple[int, ...]) -> None:
         check_env_specs(Counter(device, size))
 
-    def test_it_moves(self, device: torch.device, size: tuple[int, ...]) -> None:
+    def test_environment_moves_between_devices(self, device: torch.device, size: tuple[int, ...]) -> None:
         env = Counter(None, size)
         env.reset()
         for spelling in (device, str(device), device.type):
@@ -96,7 +96,7 @@ class TestAUsersEnvironment:
         back = env.to("cpu").rollout(2)
         assert leaves_on(back) == {CPU} and back.device == CPU
 
-    def test_rollouts(self, device: torch.device, size: tuple[int, ...]) -> None:
+    def test_rollouts_run_on_the_device(self, device: torch.device, size: tuple[int, ...]) -> None:
         env, policy = Counter(device, size), linear().to(device)
         batch = env.rollout(7, policy, break_when_any_done=False)
         assert batch.device == device and leaves_on(batch) == {device}
@@ -104,7 +104,9 @@ class TestAUsersEnvironment:
         assert torch.equal(batch["action"].cpu(), acted(batch))
         assert env.rollout(7, policy).shape == (*size, 3), "it ends with the first episode"
 
-    def test_a_policy_elsewhere(self, device: torch.device, size: tuple[int, ...]) -> None:
+    def test_policy_on_another_device_needs_auto_cast(
+        self, device: torch.device, size: tuple[int, ...]
+    ) -> None:
         for home, place in ((None, device), (device, "cpu")):
             env, policy = Counter(home, size), linear().to(place)
             batch = env.rollout(3, policy, auto_cast_to_device=True)
@@ -118,7 +120,7 @@ class TestAUsersEnvironment:
         expected = batch["observation"].reshape(-1, 3).sum(0).expand(2, 3)
         assert torch.equal(policy.weight.grad, expected)
 
-    def test_stepping_by_hand(self, device: torch.device, size: tuple[int, ...]) -> None:
+    def test_single_steps_run_on_the_device(self, device: torch.device, size: tuple[int, ...]) -> None:
         env = Counter(device, size)
         root, seen = env.reset(), []
         for _ in range(5):
@@ -189,22 +191,26 @@ class TestTransforms:
     @pytest.mark.parametrize("way", ["there", "moved", "collected"])
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("chain", CHAINS)
-    def test_exactly(self, device: torch.device, chain: str, size: tuple[int, ...], way: str) -> None:
+    def test_transformed_data_equal_the_cpu_exactly(
+        self, device: torch.device, chain: str, size: tuple[int, ...], way: str
+    ) -> None:
         found, expected = self.both(device, size, CHAINS[chain], way)
         check_same(found, expected, device)
 
     @pytest.mark.parametrize("way", ["there", "moved", "collected"])
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("chain", LEARNING)
-    def test_closely(self, device: torch.device, chain: str, size: tuple[int, ...], way: str) -> None:
+    def test_learning_transforms_equal_the_cpu_up_to_rounding(
+        self, device: torch.device, chain: str, size: tuple[int, ...], way: str
+    ) -> None:
         found, expected = self.both(device, size, LEARNING[chain], way)
         check_same(found, expected, device, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("chain", ["StepCounter", "RewardSum", "CatFrames", "many"])
-    def test_their_specs_hold(self, device: torch.device, chain: str) -> None:
+    def test_transformed_specs_hold(self, device: torch.device, chain: str) -> None:
         check_env_specs(TransformedEnv(Counter(device, (2,)), CHAINS[chain]()))
 
-    def test_images(self, device: torch.device) -> None:
+    def test_images_are_stacked_on_the_device(self, device: torch.device) -> None:
         chain = Compose(ToTensorImage(in_keys=["pixels"]), CatFrames(2, dim=-3, in_keys=["pixels"]))
         batch = TransformedEnv(Frames(device), chain).rollout(4, break_when_any_done=False)
         assert leaves_on(batch) == {device} and batch["pixels"].dtype is torch.float32
@@ -212,7 +218,7 @@ class TestTransforms:
         assert torch.allclose(batch["pixels"][..., ::3, 0, 0].cpu(), expected, rtol=1e-6)
         assert batch["pixels"].shape == (4, 6, 4, 4)
 
-    def test_doubles(self, device: torch.device) -> None:
+    def test_doubles_are_cast_on_the_device(self, device: torch.device) -> None:
         env = TransformedEnv(
             Counter(device, (2,), dtype=torch.float64), DoubleToFloat(in_keys=["observation"])
         )
@@ -221,7 +227,7 @@ class TestTransforms:
         check_stream(batch, 5, (0, 1))
         assert leaves_on(batch) == {device}
 
-    def test_statistics_are_found_there(self, device: torch.device) -> None:
+    def test_statistics_are_measured_on_the_device(self, device: torch.device) -> None:
         norm = ObservationNorm(in_keys=["observation"], standard_normal=True)
         env = TransformedEnv(Counter(device, (2,)), norm)
         norm.init_stats(12, reduce_dim=(0, 1), cat_dim=1)
@@ -230,7 +236,9 @@ class TestTransforms:
 
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("home", ["cpu", None, "the other"])
-    def test_device_cast(self, device: torch.device, size: tuple[int, ...], home: str | None) -> None:
+    def test_device_cast_moves_the_data(
+        self, device: torch.device, size: tuple[int, ...], home: str | None
+    ) -> None:
         base = device if home == "the other" else home
         target = CPU if home == "the other" else device
         env = TransformedEnv(Counter(base, size), DeviceCastTransform(target))

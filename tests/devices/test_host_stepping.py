@@ -108,7 +108,7 @@ def check_all_same(found: list[TensorDictBase], expected: list[TensorDictBase], 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["made there", "moved"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_batches_are_those_of_the_cpu(device: torch.device, name: str, moved: bool) -> None:
+def test_batches_equal_the_cpu(device: torch.device, name: str, moved: bool) -> None:
     collector, batches = collected(MAKERS[name], device, moved)
     env = collector.env
     assert (collector.plan.stepper.device or CPU) == CPU
@@ -124,7 +124,7 @@ def test_batches_are_those_of_the_cpu(device: torch.device, name: str, moved: bo
     expected.shutdown()
 
 
-def test_between_rollouts(device: torch.device) -> None:
+def test_rollouts_between_batches_keep_transforms_on_their_device(device: torch.device) -> None:
     """The tensors of a transform move to the device where they are used."""
     env, other = TransformedEnv(cartpole(device), chain()), TransformedEnv(cartpole(), chain())
     policy = Upright(device).to(device)
@@ -153,7 +153,7 @@ FOLLOWING: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*outside the collector")
 @pytest.mark.parametrize("name", FOLLOWING)
-def test_used_by_hand_between_batches(device: torch.device, name: str) -> None:
+def test_manual_steps_between_batches_equal_the_cpu(device: torch.device, name: str) -> None:
     """Steps that continue from a batch are equal for a batch of the device and one of the CPU."""
 
     def used(home: torch.device) -> list[TensorDictBase]:
@@ -177,7 +177,7 @@ def test_used_by_hand_between_batches(device: torch.device, name: str) -> None:
     check_all_same(used(device), used(CPU), device)
 
 
-def test_who_overrides_the_stepper_is_asked(device: torch.device) -> None:
+def test_overridden_make_stepper_is_called(device: torch.device) -> None:
     asked = []
 
     class Own(GymEnv):
@@ -191,7 +191,7 @@ def test_who_overrides_the_stepper_is_asked(device: torch.device) -> None:
     assert asked == [device] and leaves_on(batch) == {device}
 
 
-def test_a_buffer_stays_the_users(device: torch.device) -> None:
+def test_buffers_of_a_transform_stay_the_users_tensors(device: torch.device) -> None:
     norm = ObservationNorm(torch.zeros(4), torch.ones(4), in_keys=["observation"])
     env = TransformedEnv(cartpole(device), norm.to(device))
     loc = norm.loc
@@ -203,7 +203,7 @@ def test_a_buffer_stays_the_users(device: torch.device) -> None:
     collector.shutdown()
 
 
-def test_random_frames_and_the_policys(device: torch.device) -> None:
+def test_random_frames_precede_the_policys(device: torch.device) -> None:
     collector, batches = collected(cartpole, device, True, init_random_frames=40)
     followed = [torch.equal(b["action"].argmax(-1), (b["observation"][:, 2] > 0).long()) for b in batches]
     assert followed == [False, True, True]
@@ -212,14 +212,14 @@ def test_random_frames_and_the_policys(device: torch.device) -> None:
     assert all(leaves_on(batch) == {device} for batch in collector)
 
 
-def test_stored_elsewhere(device: torch.device) -> None:
+def test_batches_are_stored_on_the_storing_device(device: torch.device) -> None:
     for storing in (CPU, device):
         collector, batches = collected(cartpole, device, True, storing_device=storing)
         assert all(batch.device == storing and leaves_on(batch) == {storing} for batch in batches)
         collector.shutdown()
 
 
-def test_into_a_buffer(device: torch.device) -> None:
+def test_collector_fills_a_buffer(device: torch.device) -> None:
     for home in (CPU, device):
         buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(200, device=home), batch_size=8)
         collector, batches = collected(cartpole, device, True, replay_buffer=buffer)
@@ -230,7 +230,7 @@ def test_into_a_buffer(device: torch.device) -> None:
         collector.shutdown()
 
 
-def test_it_resumes(device: torch.device) -> None:
+def test_collector_continues_from_a_state(device: torch.device) -> None:
     whole, batches = collected(MAKERS["transformed"], device, True)
     whole.shutdown()
     env = MAKERS["transformed"](None)
@@ -248,7 +248,7 @@ def test_it_resumes(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", ["serial", "transformed serial", "vector"])
-def test_resets_and_limits(device: torch.device, name: str) -> None:
+def test_resets_and_limits_work_with_host_stepping(device: torch.device, name: str) -> None:
     given = {"set_truncated": True, "split_trajs": True, "total_frames": -1}
     if name != "transformed serial":  # it has its own limit
         given["max_frames_per_traj"] = 5
@@ -263,7 +263,7 @@ def test_resets_and_limits(device: torch.device, name: str) -> None:
     collector.shutdown()
 
 
-def test_workers(device: torch.device) -> None:
+def test_workers_step_on_the_cpu(device: torch.device) -> None:
     collector = MultiSyncDataCollector(
         [cartpole, cartpole], Upright(device), frames_per_batch=40, total_frames=80, device=device
     )
@@ -285,7 +285,7 @@ def test_workers(device: torch.device) -> None:
     ],
     ids=["a function", "another device", "shared sums", "states", "a user's"],
 )
-def test_what_keeps_to_the_device(device: torch.device, transform: Any) -> None:
+def test_transforms_that_need_the_device_step_there(device: torch.device, transform: Any) -> None:
     env = TransformedEnv(cartpole(device), transform(device))
     collector = SyncDataCollector(env, Upright(device).to(device), frames_per_batch=20, total_frames=20)
     assert (collector.plan.stepper.device or CPU) == device

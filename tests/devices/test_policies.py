@@ -53,7 +53,7 @@ def module(function: Any, outs: Any = ("action",), ins: Any = ("observation",)) 
 
 
 @pytest.mark.parametrize("places", PLACES)
-class TestWhatTheySee:
+class TestInputs:
     """Every policy's input is on its device, and its output moves to the device of the batch."""
 
     def check(self, device: torch.device, places: dict[str, str], policy: Any, **kwargs: Any) -> None:
@@ -64,7 +64,9 @@ class TestWhatTheySee:
         check_stream(batch, 7, (0, 1))
         collector.shutdown()
 
-    def test_a_function_of_the_observation(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_function_gets_the_observation_on_its_device(
+        self, device: torch.device, places: dict[str, str]
+    ) -> None:
         weight, seen = WEIGHT.to(device), set()
 
         def policy(observation: torch.Tensor) -> torch.Tensor:
@@ -75,7 +77,7 @@ class TestWhatTheySee:
         assert seen == {device}
 
     @pytest.mark.parametrize("trust", [False, True])
-    def test_a_function_of_a_tensordict(
+    def test_function_gets_a_tensordict_on_its_device(
         self, device: torch.device, places: dict[str, str], trust: bool
     ) -> None:
         weight, seen = WEIGHT.to(device), set()
@@ -87,13 +89,15 @@ class TestWhatTheySee:
         self.check(device, places, policy, trust_policy=trust)
         assert seen == {device}
 
-    def test_a_module(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_module_gets_its_input_on_its_device(self, device: torch.device, places: dict[str, str]) -> None:
         self.check(device, places, linear())
 
-    def test_a_tensordict_module(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_tensordict_module_gets_its_input_on_its_device(
+        self, device: torch.device, places: dict[str, str]
+    ) -> None:
         self.check(device, places, module(linear()))
 
-    def test_a_sequence_with_members_of_many_kinds(
+    def test_sequence_of_many_kinds_gets_its_input_on_its_device(
         self, device: torch.device, places: dict[str, str]
     ) -> None:
         class Doubled(TensorDictModuleBase):
@@ -110,11 +114,15 @@ class TestWhatTheySee:
         self.check(device, places, policy)
         assert set(calls) == {device}
 
-    def test_a_factory(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_policy_of_a_factory_gets_its_input_on_its_device(
+        self, device: torch.device, places: dict[str, str]
+    ) -> None:
         self.check(device, places, None, policy_factory=lambda: linear().to(device))
 
     @pytest.mark.parametrize("there", [False, True])
-    def test_lazy_parameters(self, device: torch.device, places: dict[str, str], there: bool) -> None:
+    def test_lazy_parameters_are_materialised_on_their_device(
+        self, device: torch.device, places: dict[str, str], there: bool
+    ) -> None:
         lazy = nn.LazyLinear(2, bias=False, device=device if there else None)
         collector = make(device, places, lazy)
         assert tuple(lazy.weight.shape) == (2, 3), "made when the collector was"
@@ -124,7 +132,7 @@ class TestWhatTheySee:
         batch = next_of(collector)
         assert torch.equal(batch["action"].cpu(), acted(batch))
 
-    def test_the_meta_device(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_meta_policy_needs_pushed_weights(self, device: torch.device, places: dict[str, str]) -> None:
         with torch.device("meta"):
             policy = nn.Linear(3, 2, bias=False)
         collector = make(device, places, policy)
@@ -138,10 +146,10 @@ class TestWhatTheySee:
 
 
 @pytest.mark.parametrize("places", [{"device": D}, {"policy_device": D}])
-class TestWhatTheyPutOut:
+class TestOutputs:
     """Every output becomes a column, whatever its dtype."""
 
-    def test_tuples_and_extra_keys(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_tuples_and_extra_keys_become_columns(self, device: torch.device, places: dict[str, str]) -> None:
         class Several(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -167,7 +175,9 @@ class TestWhatTheyPutOut:
         assert not first["value"].any() and torch.equal(second["value"], second["observation"] + 1)
         assert leaves_on(first) == leaves_on(second) == {place_of(device, places)}
 
-    def test_several_observations_and_actions(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_several_observations_and_actions_become_columns(
+        self, device: torch.device, places: dict[str, str]
+    ) -> None:
         places = {**places, "env_device": "cpu"}  # this environment computes on the CPU
         given = {name: device for name in places if name != "env_device"} | {"env_device": "cpu"}
 
@@ -186,7 +196,9 @@ class TestWhatTheyPutOut:
         batch = next_of(SyncDataCollector(TwoKeyEnv(script), acts, frames_per_batch=6, **given))
         assert batch["action"][:, 0].tolist() == [0, 1, 2, 3, 0, 1]
 
-    def test_actions_of_another_dtype(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_actions_of_another_dtype_are_converted(
+        self, device: torch.device, places: dict[str, str]
+    ) -> None:
         class Choosing(Counter):
             def __init__(self, *args: Any) -> None:
                 super().__init__(*args)
@@ -200,7 +212,7 @@ class TestWhatTheyPutOut:
         with pytest.raises(PolicyError, match=r"holds 0.5 for environment 0 at step 1"):
             halves.next()
 
-    def test_what_is_not_finite(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_non_finite_outputs_raise(self, device: torch.device, places: dict[str, str]) -> None:
         nan = module(lambda x: torch.where(x[..., :2] == 2, float("nan"), 0.0))
         with pytest.raises(PolicyError, match="NaN|nan"):
             make(device, places, nan).next()
@@ -216,7 +228,7 @@ class TestWhatTheyPutOut:
         mark = marked["collector", "nonfinite"]
         assert torch.equal(mark.cpu(), marked["next", "observation"].cpu()[..., 2] == 2)
 
-    def test_private_entries_are_not_handed_out(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_private_entries_are_not_delivered(self, device: torch.device, places: dict[str, str]) -> None:
         policy = TensorDictSequential(module(linear()), module(torch.neg, ["_noise"]))
         assert "_noise" not in next_of(make(device, places, policy)).keys()
 
@@ -234,7 +246,7 @@ class TestDraws:
         )
         return ProbabilisticTensorDictSequential(module(parameters, ["loc", "scale"]), draw)
 
-    def test_seeds_decide(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_equal_seeds_give_equal_draws(self, device: torch.device, places: dict[str, str]) -> None:
         def build(seed: int) -> list[TensorDictBase]:
             collector = make(device, places, self.actor(return_log_prob=True), total_frames=28)
             torch.manual_seed(seed)
@@ -257,7 +269,9 @@ class TestDraws:
         batch = next_of(make(device, places, self.actor(), exploration_type=kind))
         assert torch.equal(batch["action"], batch["observation"][..., :2])
 
-    def test_choices(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_discrete_distributions_draw_their_actions(
+        self, device: torch.device, places: dict[str, str]
+    ) -> None:
         class Choosing(Counter):
             def __init__(self, *args: Any) -> None:
                 super().__init__(*args)
@@ -271,7 +285,7 @@ class TestDraws:
         batch = next_of(make(device, places, policy, env=Choosing(None, (2,))))
         assert torch.equal(batch["action"].cpu(), batch["observation"].cpu()[..., 2].long() % 3)
 
-    def test_an_exploration_module_that_is_stepped(
+    def test_stepped_exploration_module_applies_to_the_next_batch(
         self, device: torch.device, places: dict[str, str]
     ) -> None:
         class Greedy(TensorDictModuleBase):
@@ -301,7 +315,7 @@ class TestDraws:
 class TestState:
     """A policy's carry stays on its device."""
 
-    def test_a_key_of_its_own(self, device: torch.device, places: dict[str, str]) -> None:
+    def test_state_under_a_private_key_is_carried(self, device: torch.device, places: dict[str, str]) -> None:
         def policy(tensordict: TensorDictBase) -> TensorDictBase:
             before = tensordict.get("hidden", None)
             assert before is None or before.device == device

@@ -29,7 +29,7 @@ SAMPLERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("prefetch", [None, 2])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_buffer_on_the_device_does_what_one_on_the_cpu_does(
+def test_buffer_on_the_device_equals_one_on_the_cpu(
     device: torch.device, name: str, prefetch: int | None, tmp_path: Any
 ) -> None:
     def made(place: Any) -> TensorDictReplayBuffer:

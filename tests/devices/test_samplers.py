@@ -38,7 +38,7 @@ def place(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
 
 
 class TestUniform:
-    def test_with_replacement(self, device):
+    def test_random_sampler_draws_uniformly(self, device):
         rb = ReplayBuffer(storage=LazyTensorStorage(10, device=device), sampler=RandomSampler(), seed=0)
         rb.extend(rows(0, 10))
         rb.extend(rows(10, 13))
@@ -49,7 +49,7 @@ class TestUniform:
         counts = Counter(numbers(batch))
         assert set(counts) == set(stored.tolist()) and all(300 < count < 500 for count in counts.values())
 
-    def test_the_sequence_is_that_of_the_cpu(self, device):
+    def test_draws_equal_the_cpu(self, device):
         drawn = []
         for home in (CPU, device):
             rb = ReplayBuffer(storage=LazyTensorStorage(10, device=home), batch_size=32, seed=3)
@@ -57,7 +57,7 @@ class TestUniform:
             drawn.append([numbers(rb.sample()) for _ in range(3)])
         assert drawn[0] == drawn[1]
 
-    def test_a_generator_of_yours(self, device, place):
+    def test_user_generator_is_used(self, device, place):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(10, device=device),
             generator=torch.Generator(place).manual_seed(4),
@@ -87,14 +87,14 @@ class TestUniform:
             assert sorted(drawn) == [*range(2, 12)]
             assert shuffle or drawn == [10, 11, *range(2, 10)]
 
-    def test_an_epoch_without_its_short_end(self, device):
+    def test_drop_last_omits_the_short_batch(self, device):
         sampler = SamplerWithoutReplacement(drop_last=True)
         rb = ReplayBuffer(storage=LazyTensorStorage(10, device=device), sampler=sampler, batch_size=4)
         rb.extend(rows(0, 10))
         found = list(itertools.chain(*(numbers(batch) for batch in rb)))
         assert len(found) == len(set(found)) == 8
 
-    def test_records_that_are_used_up(self, device):
+    def test_consuming_sampler_uses_each_record_once(self, device):
         sampler = ConsumingSampler(max_sample_count=2)
         rb = ReplayBuffer(storage=LazyTensorStorage(6, device=device), sampler=sampler)
         rb.extend(rows(0, 6, device))
@@ -105,7 +105,7 @@ class TestUniform:
         rb.extend(rows(6, 8, device))
         assert Counter(numbers(rb.sample(2)) + numbers(rb.sample(2))) == {6: 2, 7: 2}
 
-    def test_newer_policies(self, device):
+    def test_staleness_sampler_prefers_newer_policies(self, device):
         sampler = StalenessAwareSampler(max_staleness=2)
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(10, device=device), sampler=sampler, batch_size=3000
@@ -118,7 +118,7 @@ class TestUniform:
         assert set(counts) == {3, 4, 5}  # in proportion to 1/3, 1/2 and 1
         assert abs(counts[5] / 3000 - 6 / 11) < 0.05 and abs(counts[3] / 3000 - 2 / 11) < 0.05
 
-    def test_samples_are_apart_from_what_is_written_later(self, device):
+    def test_samples_do_not_change_with_later_writes(self, device):
         rb = ReplayBuffer(storage=LazyTensorStorage(6, device=device), batch_size=8)
         rb.extend(rows(0, 6, device))
         batch, some = rb.sample(), rb.sample(keys=["x"])
@@ -134,7 +134,7 @@ PRIORITY = torch.tensor([0.5, 2.0, 1.0, 4.0, 0.25, 0.0])
 
 class TestPriorities:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
-    def test_weights_and_frequencies(self, device, place, dtype):
+    def test_weights_and_frequencies_follow_the_formula(self, device, place, dtype):
         rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=LazyTensorStorage(6, device=device))
         rb.set_seed(0)
         index = rb.extend(rows(0, 6, device))
@@ -149,7 +149,7 @@ class TestPriorities:
         torch.testing.assert_close(share, expected / expected.sum(), atol=0.02, rtol=0)
         assert numbers(batch) == slots.tolist() and on(device, batch)
 
-    def test_zero_is_never_drawn_and_numbers_do(self, device, place):
+    def test_zero_priority_is_never_drawn_and_numbers_are_accepted(self, device, place):
         rb = PrioritizedReplayBuffer(
             alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(6, device=device)
         )
@@ -162,7 +162,7 @@ class TestPriorities:
         assert set(counts) == {1, 4} and 2800 < counts[1] < 3200
         rb.mark_update(torch.tensor([1, 4], device=place))
 
-    def test_batches_give_their_errors_back(self, device, place):
+    def test_batches_update_priorities_by_their_errors(self, device, place):
         rb = TensorDictPrioritizedReplayBuffer(
             alpha=0.6, beta=0.4, storage=LazyTensorStorage(6, device=device), batch_size=64, seed=0
         )
@@ -189,7 +189,7 @@ class TestPriorities:
         rb.update_tensordict_priority(batch.to(place))
         assert rb.stats().priorities_dropped == int((batch["index"] < 2).sum())
 
-    def test_errors_of_several_values(self, device, place):
+    def test_errors_of_several_values_are_reduced(self, device, place):
         rb = TensorDictPrioritizedReplayBuffer(
             alpha=1.0,
             beta=1.0,
@@ -206,7 +206,7 @@ class TestPriorities:
         expected = weights(torch.tensor([1.0, 2.0, 3.0]), again["index"].cpu(), 1.0, 1.0)
         torch.testing.assert_close(again["_weight"].cpu(), expected)
 
-    def test_priorities_that_come_with_records(self, device, place):
+    def test_priorities_may_come_with_records(self, device, place):
         rb = TensorDictPrioritizedReplayBuffer(
             alpha=1.0, beta=1.0, storage=LazyTensorStorage(4, device=device), batch_size=32, seed=0
         )
@@ -216,7 +216,7 @@ class TestPriorities:
         expected = weights(torch.tensor([2.0, 4.0, 8.0]), batch["index"].cpu(), 1.0, 1.0)
         torch.testing.assert_close(batch["_weight"].cpu(), expected)
 
-    def test_two_dimensions(self, device, place):
+    def test_priorities_of_two_dimensional_storages_are_updated(self, device, place):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(6, device=device, ndim=2),
             sampler=PrioritizedSampler(6, alpha=1.0, beta=1.0),
@@ -233,7 +233,7 @@ class TestPriorities:
         batch["td_error"] = torch.ones(64, device=device)
         rb.update_tensordict_priority(batch.to(place))
 
-    def test_what_no_priority_can_be(self, device, place):
+    def test_invalid_priorities_are_refused(self, device, place):
         rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(4, device=device))
         index = rb.extend(rows(0, 2, device))
         for bad in (-1.0, float("nan"), float("inf")):

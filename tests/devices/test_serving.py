@@ -35,7 +35,7 @@ class TestPlaces:
         assert numbers(batch) == info["index"].tolist() and on(device, rb[2:4])
         assert numbers(rb[2:4]) == [2, 3]
 
-    def test_some_entries_are_cast(self, device):
+    def test_only_named_entries_are_cast(self, device):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(10), transform=DeviceCastTransform(device, in_keys=["x"]), batch_size=8
         )
@@ -44,7 +44,7 @@ class TestPlaces:
         assert batch["x"].device == device and batch["next", "x"].device == CPU
         assert torch.equal(batch["x"].cpu() + 1, batch["next", "x"])
 
-    def test_what_carries_indices_is_cast_whole(self, device):
+    def test_sampling_entries_are_cast_too(self, device):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(10),
             sampler=PrioritizedSampler(10, alpha=1.0, beta=1.0),
@@ -59,7 +59,7 @@ class TestPlaces:
         again = rb.sample()
         assert again["_weight"].device == device and rb.stats().priorities_dropped == 0
 
-    def test_from_the_device_to_the_cpu(self, device):
+    def test_batches_are_cast_to_the_cpu(self, device):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(10, device=device),
             transform=DeviceCastTransform("cpu", device),
@@ -75,7 +75,7 @@ class TestPlaces:
 
     @NEEDS_CUDA
     @pytest.mark.parametrize("prefetch", [None, 2])
-    def test_batches_in_pinned_memory(self, device, source, prefetch):
+    def test_batches_are_copied_into_pinned_memory(self, device, source, prefetch):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(10), pin_memory=True, prefetch=prefetch, batch_size=8, seed=0
         )
@@ -89,7 +89,7 @@ class TestPlaces:
 
     @NEEDS_CUDA
     @pytest.mark.parametrize("prefetch", [None, 2])
-    def test_priorities_come_back_from_the_device_for_batches_in_pinned_memory(self, device, prefetch):
+    def test_priorities_from_the_device_update_pinned_batches(self, device, prefetch):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(10),
             sampler=PrioritizedSampler(10, alpha=1.0, beta=1.0),
@@ -109,7 +109,7 @@ class TestPlaces:
         assert (rb.sample()["x"] == 5).float().mean() > 0.9
 
     @NEEDS_CUDA
-    def test_single_tensors_and_lists_in_pinned_memory(self, source):
+    def test_single_tensors_and_lists_are_pinned(self, source):
         for storage in (LazyTensorStorage(10), ListStorage(10, device="cpu")):
             rb = ReplayBuffer(storage=storage, pin_memory=True, batch_size=8)
             rb.extend(torch.arange(10, device=source))
@@ -117,16 +117,16 @@ class TestPlaces:
             assert batch.is_pinned() and batch.tolist() == info["index"].tolist()
 
     @NEEDS_CUDA
-    def test_what_is_on_the_device_needs_no_pinning(self, device):
+    def test_batches_on_the_device_are_not_pinned(self, device):
         # As in TorchRL, whose buffers pin tensors of the CPU and leave the other ones unchanged.
         rb = ReplayBuffer(storage=LazyTensorStorage(10, device=device), pin_memory=True, batch_size=8)
         rb.extend(rows(0, 10))
         assert on(device, rb.sample())
 
 
-class TestAhead:
+class TestPrefetching:
     @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
-    def test_the_same_batches(self, device, source, sampler):
+    def test_prefetched_batches_equal_unprefetched_ones(self, device, source, sampler):
         found = []
         for prefetch in (None, 3):
             rb = ReplayBuffer(
@@ -142,7 +142,7 @@ class TestAhead:
             found.append([numbers(batch) for batch in batches])
         assert found[0] == found[1]
 
-    def test_rows_that_are_written_are_drawn_again(self, device, source):
+    def test_overwritten_rows_are_drawn_again(self, device, source):
         rb = ReplayBuffer(storage=LazyTensorStorage(20, device=device), prefetch=3, batch_size=50, seed=0)
         rb.extend(rows(0, 20, source))
         rb.sample()
@@ -150,7 +150,7 @@ class TestAhead:
             rb.extend(rows(start, start + 20, source))
             assert set(numbers(rb.sample())) <= set(range(start, start + 20))
 
-    def test_records_are_whole_beside_a_thread_that_writes(self, device, source):
+    def test_records_are_complete_during_concurrent_writes(self, device, source):
         rb = ReplayBuffer(storage=LazyTensorStorage(50, device=device), prefetch=2, batch_size=32, seed=0)
         rb.extend(ted(50).to(source))
         ended = threading.Event()
@@ -167,7 +167,7 @@ class TestAhead:
         writer.join()
         assert sorted(clock(rb[:].to("cpu")).tolist()) == [*range(2000, 2050)]
 
-    def test_transforms_apply(self, device):
+    def test_transforms_apply_to_prefetched_batches(self, device):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(20),
             transform=DeviceCastTransform(device),

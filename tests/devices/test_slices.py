@@ -60,7 +60,7 @@ def place(request: pytest.FixtureRequest, device: torch.device) -> torch.device:
 
 class TestSlices:
     @pytest.mark.parametrize("ids", [True, False])
-    def test_steps_of_one_episode(self, device, ids):
+    def test_slices_are_steps_of_one_episode(self, device, ids):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(50, device=device),
             sampler=SliceSampler(slice_len=4),
@@ -72,7 +72,7 @@ class TestSlices:
         starts = Counter(check_slices(batch, 4).tolist())
         assert set(starts) == {0, 1, 2, 3, 10, 11, *range(15, 21)} and on(device, batch)
 
-    def test_flags_in_the_info(self, device):
+    def test_info_holds_the_end_flags(self, device):
         rb = ReplayBuffer(storage=LazyTensorStorage(50, device=device), sampler=SliceSampler(num_slices=4))
         rb.extend(episodes(device))
         batch, info = rb.sample(12, return_info=True)
@@ -82,7 +82,7 @@ class TestSlices:
         assert torch.equal(info["next", "done"].cpu(), terminated | info["next", "truncated"].cpu())
         assert batch["x"].tolist() == rb[info["index"]]["x"].tolist()
 
-    def test_a_ring_that_came_around(self, device):
+    def test_full_ring_draws_complete_slices(self, device):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(20, device=device),
             sampler=SliceSampler(slice_len=3),
@@ -92,7 +92,7 @@ class TestSlices:
         rb.extend(episodes(device))  # 24 steps, of which the first four are overwritten
         assert set(check_slices(rb.sample(), 3).tolist()) == {4, 7, 10, 11, 12, *range(15, 22)}
 
-    def test_short_ones_are_padded(self, device):
+    def test_short_episodes_are_padded(self, device):
         sampler = SliceSampler(slice_len=5, strict_length=False, pad=True, traj_key=("collector", "traj_ids"))
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(50, device=device), sampler=sampler, batch_size=100, seed=0
@@ -115,7 +115,7 @@ class TestSlices:
             check_slices(batch, 3)
         assert sorted(int(e) for batch in batches for e in batch["episode_"][::3]) == [0, 1, 2, 3]
 
-    def test_first_steps_by_priority(self, device, place):
+    def test_first_steps_are_drawn_by_priority(self, device, place):
         sampler = PrioritizedSliceSampler(50, alpha=1.0, beta=1.0, eps=0.0, slice_len=4)
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(50, device=device), sampler=sampler, batch_size=400, seed=0
@@ -134,7 +134,7 @@ class TestSlices:
         rb.update_tensordict_priority(batch.to(place))
 
     @pytest.mark.parametrize("name", ["ends", "trajectories"])
-    def test_ends_that_are_told(self, device, place, name):
+    def test_given_ends_and_ids_bound_slices(self, device, place, name):
         data = episodes(device)
         given = {
             "ends": data["next", "done"][:, 0].to(place),
@@ -148,7 +148,7 @@ class TestSlices:
         assert set(x[:, 0].tolist()) <= {0, 1, 2, 3, 10, 11, *range(15, 21)}
         assert torch.equal(x, x[:, :1] + torch.arange(4))
 
-    def test_goals_in_hindsight(self, device):
+    def test_her_buffer_relabels_goals(self, device):
         rb = HERReplayBuffer(
             lambda part: (part["achieved"] == part["wanted"]).float(),
             her_ratio=0.5,
@@ -171,7 +171,7 @@ class TestSlices:
         reached = (batch["x"].cpu() == final) & (wanted >= 0)
         assert torch.equal(batch["next", "reward"].cpu()[:, 0], reached.float())
 
-    def test_an_audit(self, device):
+    def test_verify_finds_a_wrong_row(self, device):
         rb = ReplayBuffer(storage=LazyTensorStorage(50, device=device))
         data = episodes(device)
         data["next", "x"][3] = 77
@@ -180,7 +180,7 @@ class TestSlices:
         assert [(p.rule, p.rows, p.slot) for p in report.problems] == [("next observation", 1, 3)]
         assert report.trajectories == 4
 
-    def test_streams_have_episodes_of_their_own(self, device):
+    def test_streams_have_separate_episodes(self, device):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(100, device=device, ndim=2),
             sampler=SliceSampler(slice_len=3),

@@ -99,7 +99,7 @@ def name(device: torch.device, request: pytest.FixtureRequest) -> str:
 class TestEveryClass:
     """Specs that are made on a device, or moved to it."""
 
-    def test_what_it_makes_is_there(self, device: torch.device, name: str) -> None:
+    def test_values_are_made_on_the_device(self, device: torch.device, name: str) -> None:
         for spec in (SPECS[name](device), SPECS[name]("cpu").to(device)):
             assert spec.device == device
             for made in (spec.rand(), spec.zero(), spec.one()):
@@ -109,7 +109,7 @@ class TestEveryClass:
                 assert places(spec.rand((5,))) == places(spec.zero((5,))) == {device}
                 assert spec.is_in(spec.rand((5,)))
 
-    def test_it_moves_and_stays_the_same(self, device: torch.device, name: str) -> None:
+    def test_moved_spec_is_equal(self, device: torch.device, name: str) -> None:
         here, there = SPECS[name]("cpu"), SPECS[name](device)
         assert here.to(device) == there and there.to("cpu") == here == there.cpu()
         assert there.clone() == there and there.clone().device == device
@@ -117,7 +117,7 @@ class TestEveryClass:
         if device.type == "cuda":
             assert there.to("cuda").device == device == here.cuda().device, "the index is explicit"
 
-    def test_seeds_decide(self, device: torch.device, name: str) -> None:
+    def test_equal_seeds_give_equal_values(self, device: torch.device, name: str) -> None:
         def draw() -> Any:
             torch.manual_seed(2)
             return SPECS[name](device).rand()
@@ -125,7 +125,7 @@ class TestEveryClass:
         one, other = pieces(draw()), pieces(draw())
         assert all(map(torch.equal, one, other))
 
-    def test_what_is_inside_passes(self, device: torch.device, name: str) -> None:
+    def test_values_in_the_spec_pass(self, device: torch.device, name: str) -> None:
         spec = SPECS[name](device)
         value = spec.rand()
         assert spec.project(value) is value
@@ -134,7 +134,7 @@ class TestEveryClass:
 
 
 @pytest.mark.parametrize("name", WRONG, indirect=True)
-def test_what_is_outside_is_projected_there(device: torch.device, name: str) -> None:
+def test_values_outside_the_spec_are_projected_on_the_device(device: torch.device, name: str) -> None:
     spec, (given, expected) = SPECS[name](device), WRONG[name]
     value = torch.tensor(given, dtype=spec.dtype, device=device)
     assert not spec.is_in(value)
@@ -144,7 +144,7 @@ def test_what_is_outside_is_projected_there(device: torch.device, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ENCODED, indirect=True)
-def test_encoding_and_back(device: torch.device, name: str) -> None:
+def test_values_are_encoded_and_decoded(device: torch.device, name: str) -> None:
     spec, (given, expected) = SPECS[name](device), ENCODED[name]
     for value in (given, np.asarray(given), torch.as_tensor(given)):
         encoded = spec.encode(value)
@@ -153,7 +153,7 @@ def test_encoding_and_back(device: torch.device, name: str) -> None:
     assert not isinstance(back, torch.Tensor) and np.asarray(back).tolist() == given
 
 
-def test_composites_move_and_encode_whole(device: torch.device) -> None:
+def test_composites_move_and_encode_all_entries(device: torch.device) -> None:
     spec = Composite(a=Bounded(0.0, 1.0, (2,)), b=Composite(c=OneHot(3)), device=device)
     made = spec.rand()
     assert made.device == device and leaves_on(made) == {device} == {
@@ -189,7 +189,9 @@ def test_masks_hold(device: torch.device, kind: Any) -> None:
         (MultiOneHot([2, 3]), MultiCategorical([2, 3]), "to_categorical", "to_one_hot"),
     ],
 )
-def test_conversions(device: torch.device, one: Any, other: Any, there: str, back: str) -> None:
+def test_one_hot_and_categorical_specs_convert(
+    device: torch.device, one: Any, other: Any, there: str, back: str
+) -> None:
     hot, categorical = one.to(device), other.to(device)
     value = hot.rand((6,))
     numbers = getattr(hot, there)(value)
@@ -198,7 +200,7 @@ def test_conversions(device: torch.device, one: Any, other: Any, there: str, bac
     assert hot.to_categorical_spec().device == device == categorical.to_one_hot_spec().device
 
 
-def test_shapes_change_there(device: torch.device) -> None:
+def test_reshaped_specs_stay_on_the_device(device: torch.device) -> None:
     spec = Bounded(0.0, 1.0, (2, 3), device=device)
     changed = (
         spec.expand(4, 2, 3),

@@ -65,7 +65,7 @@ def is_whole(batch: torch.Tensor, least: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_what_is_fetched_ahead_belongs_to_the_callers_stream(device: torch.device, storage: Any) -> None:
+def test_prefetched_batches_belong_to_the_callers_stream(device: torch.device, storage: Any) -> None:
     made = ReplayBuffer(storage=storage(64, device=on_cuda(device)), batch_size=32, prefetch=2)
     with elsewhere():
         made.extend(large(1, device))
@@ -78,7 +78,7 @@ def test_what_is_fetched_ahead_belongs_to_the_callers_stream(device: torch.devic
             assert all(map(bool, found))
 
 
-def test_what_is_being_read_is_written_afterwards(device: torch.device) -> None:
+def test_write_from_another_stream_waits_for_pending_reads(device: torch.device) -> None:
     made = ReplayBuffer(storage=LazyTensorStorage(64, device=on_cuda(device)), batch_size=32)
     made.extend(large(100, device))
     later, stream = large(0, device), torch.cuda.Stream()
@@ -93,7 +93,7 @@ def test_what_is_being_read_is_written_afterwards(device: torch.device) -> None:
     assert all(map(bool, found))
 
 
-def test_what_another_stream_writes_is_read_afterwards(buffer: ReplayBuffer) -> None:
+def test_read_waits_for_writes_of_another_stream(buffer: ReplayBuffer) -> None:
     stream, later = torch.cuda.Stream(), rows(100, 200, "cuda")
     # Gives this stream its own memory, so that it needn't wait for the device.
     with torch.cuda.stream(stream):
@@ -106,7 +106,7 @@ def test_what_another_stream_writes_is_read_afterwards(buffer: ReplayBuffer) -> 
 
 
 @pytest.mark.parametrize("prefetch", [None, 2])
-def test_batches_in_pinned_memory_stay_whole_until_they_are_copied(
+def test_pinned_batches_do_not_change_until_they_are_copied(
     device: torch.device, prefetch: int | None
 ) -> None:
     made = ReplayBuffer(
@@ -124,7 +124,7 @@ def test_batches_in_pinned_memory_stay_whole_until_they_are_copied(
         assert sorted(numbers(first) + numbers(second)) == [*range(100)]
 
 
-def test_a_view_is_whole(buffer: ReplayBuffer) -> None:
+def test_view_is_complete(buffer: ReplayBuffer) -> None:
     with busy():
         buffer.extend(rows(100, 200, "cuda"))
     with elsewhere():
@@ -147,7 +147,7 @@ def test_a_checkpoint_holds_what_another_stream_has_written(
     assert numbers(loaded[:]) == [*range(100, 200)]
 
 
-def test_a_writer_in_a_thread_and_stream_of_its_own(buffer: ReplayBuffer) -> None:
+def test_batches_come_from_one_write_of_a_concurrent_writer(buffer: ReplayBuffer) -> None:
     """Every batch comes from one write. Each write replaces all rows, in a stream that always lags behind."""
     count, errors = 30, list[BaseException]()
 

@@ -33,7 +33,7 @@ def scored(scores: list[float], device: torch.device) -> TensorDict:
 
 
 class TestBest:
-    def test_the_best_ones_are_kept(self, device, source):
+    def test_best_records_are_kept(self, device, source):
         writer = TensorDictMaxValueWriter(rank_key="score")
         rb = ReplayBuffer(storage=LazyTensorStorage(3, device=device), writer=writer)
         assert rb.extend(scored([1.0, 3.0, 2.0, 0.5, 2.5], source)).tolist() == [-1, 0, 1, -1, 2]
@@ -44,7 +44,7 @@ class TestBest:
         assert rb.extend(scored([9.0, 0.0, 8.0], source)).tolist() == [1, -1, 2]
         assert sorted(rb["score"].tolist()) == [3.0, 8.0, 9.0]
 
-    def test_of_many(self, device, source):
+    def test_best_of_many_records_are_kept(self, device, source):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(20, device=device), writer=TensorDictMaxValueWriter(rank_key="score")
         )
@@ -57,7 +57,7 @@ class TestBest:
         "reduction, kept",
         [("sum", [0, 2]), ("mean", [0, 2]), ("max", [0, 1]), ("min", [1, 2]), ("median", [1, 2])],
     )
-    def test_several_values(self, device, source, reduction, kept):
+    def test_several_values_are_reduced_to_a_rank(self, device, source, reduction, kept):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(2, device=device),
             writer=TensorDictMaxValueWriter(rank_key=("next", "reward"), reduction=reduction),
@@ -66,7 +66,7 @@ class TestBest:
         rb.extend(TensorDict({"n": torch.arange(3, device=source), "next": {"reward": reward}}, [3]))
         assert sorted(rb["n"].tolist()) == kept
 
-    def test_no_number_is_refused(self, device, source):
+    def test_nan_rank_is_refused(self, device, source):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(3, device=device), writer=TensorDictMaxValueWriter(rank_key="score")
         )
@@ -75,7 +75,7 @@ class TestBest:
             rb.extend(scored([3.0, float("nan")], source))
         assert rb["score"].tolist() == [1.0, 2.0]
 
-    def test_what_was_written_by_index_counts(self, device, source):
+    def test_records_written_by_index_are_ranked(self, device, source):
         rb = ReplayBuffer(
             storage=LazyTensorStorage(3, device=device), writer=TensorDictMaxValueWriter(rank_key="score")
         )
@@ -84,9 +84,9 @@ class TestBest:
         assert rb.extend(scored([0.75], source)).tolist() == [1]
 
 
-class TestOthers:
+class TestRingAndDataset:
     @pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictRoundRobinWriter])
-    def test_around_the_ring(self, device, source, writer):
+    def test_round_robin_writer_wraps_around(self, device, source, writer):
         rb = TensorDictReplayBuffer(
             storage=LazyTensorStorage(4, device=device), writer=writer(), batch_size=16
         )
@@ -97,7 +97,7 @@ class TestOthers:
             device, batch
         )
 
-    def test_a_dataset(self, device):
+    def test_dataset_writer_refuses_writes(self, device):
         data = rows(0, 5, device)
         rb = ReplayBuffer(
             storage=TensorStorage(data, device=device), writer=ImmutableDatasetWriter(), batch_size=500
@@ -108,8 +108,8 @@ class TestOthers:
                 write()
 
 
-class TestMixtures:
-    def test_buffers(self, device, source):
+class TestEnsembles:
+    def test_ensemble_of_buffers_draws_by_its_probabilities(self, device, source):
         parts = [ReplayBuffer(storage=LazyTensorStorage(10, device=device)) for _ in range(2)]
         parts[0].extend(rows(0, 10, source))
         parts[1].extend(rows(10, 15, source))
@@ -126,7 +126,7 @@ class TestMixtures:
         rb[1].extend(rows(15, 16, source))
         assert numbers(parts[1][:]) == [*range(10, 16)]
 
-    def test_parts(self, device, source):
+    def test_ensembles_of_parts_form_a_buffer(self, device, source):
         storages = [LazyTensorStorage(10, device=device) for _ in range(2)]
         for number, storage in enumerate(storages):
             storage.set(range(5), rows(10 * number, 10 * number + 5, source))
@@ -140,7 +140,7 @@ class TestMixtures:
         assert set(numbers(batch[0])) == set(range(5)) and set(numbers(batch[1])) == set(range(10, 15))
         assert on(device, batch)
 
-    def test_from_offline_to_online(self, device, source):
+    def test_offline_to_online_buffer_mixes_records(self, device, source):
         dataset = ReplayBuffer(
             storage=TensorStorage(rows(0, 10, device), device=device), writer=ImmutableDatasetWriter()
         )

@@ -67,7 +67,7 @@ class TestReset:
         assert torch.equal(out["observation"][:, 0], torch.arange(3.0))
         assert "_reset" not in out.keys()
 
-    def test_in_a_rollout(self) -> None:
+    def test_rollout_survives_overwritten_rows(self) -> None:
         data = Vandal(Script(lengths=(2, 3, 5)), (3,)).rollout(20, break_when_any_done=False)
         assert torch.equal(data["next", "observation"][..., 2], data["observation"][..., 2] + 1)
         assert torch.equal(data["observation"][:, 1:, 2] == 0, data["next", "done"][:, :-1, 0])
@@ -85,7 +85,7 @@ class TestReset:
         env.step_and_maybe_reset(env.rand_action(env.reset()))
         assert [mask[:, 0].tolist() for mask in seen[0].values()] == [[True, False], [[True], [False]]]
 
-    def test_one_groups_mask_ignores_the_flags_of_rows_that_stay(self) -> None:
+    def test_group_mask_ignores_flags_of_rows_that_are_kept(self) -> None:
         env = TeamEnv(Script(lengths=(1,)), (2,), nested_flags=True)
         root = env.step(env.rand_action(env.reset()))["next"].exclude(("agents", "reward"))
         assert root["agents", "done"].all()
@@ -118,7 +118,7 @@ class TestReset:
         out = env.reset(TensorDict({"task": torch.ones(2)}, [2]))
         assert seen[0]["task"].all() and out["observation"][:, 2].tolist() == [0, 0]
 
-    def test_returning_the_input(self) -> None:
+    def test_reset_that_returns_its_input_raises(self) -> None:
         class Same(CountingEnv):
             def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
                 out = super()._reset(None, **kwargs)
@@ -130,7 +130,7 @@ class TestReset:
 
 
 class TestMaybeReset:
-    def test_nothing_done_is_the_very_root(self) -> None:
+    def test_maybe_reset_without_done_returns_the_same_root(self) -> None:
         env = TeamEnv(LONG, (2,), nested_flags=True)
         root = env.reset()
         assert env.maybe_reset(root) is root and len(env.masks) == 1
@@ -157,14 +157,14 @@ class Bare(CountingEnv):
 
 class TestStep:
     @pytest.mark.parametrize("size", [(), (3,)], ids=str)
-    def test_the_last_dimension_is_added(self, size: tuple[int, ...]) -> None:
+    def test_missing_last_dimension_is_added(self, size: tuple[int, ...]) -> None:
         env = Bare(LONG, size)
         data = env.step(env.rand_action(env.reset()))
         for key in (*FLAGS, ("next", "reward"), *(("next", flag) for flag in FLAGS)):
             assert data[key].shape == (*size, 1)
         assert data["next", "reward"].dtype == torch.float32 and (data["next", "reward"] == 3).all()
 
-    def test_it_works_in_place(self) -> None:
+    def test_step_writes_into_its_input(self) -> None:
         env = CountingEnv(LONG)
         root = env.rand_action(env.reset())
         assert (
@@ -179,7 +179,7 @@ class TestStep:
         assert data["next", "mine"] == 1 and data["next", "observation"][2] == 1
         assert set(old.keys()) == {"mine", "observation"} and not old["observation"].any()
 
-    def test_returning_the_input(self) -> None:
+    def test_step_that_returns_its_input_raises(self) -> None:
         class Same(CountingEnv):
             def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
                 return tensordict.update(super()._step(tensordict))
@@ -188,14 +188,14 @@ class TestStep:
         with pytest.raises(EnvironmentContractError, match="_step returned its input"):
             env.step(env.rand_action(env.reset()))
 
-    def test_no_reward(self) -> None:
+    def test_step_without_the_declared_reward_raises(self) -> None:
         env = PayingEnv("pay", script=LONG)
         env.reward_spec = Composite(other=Unbounded(shape=(1,)))
         with pytest.raises(EnvironmentContractError, match="_step returned no 'other'.*'pay'"):
             env.step(env.rand_action(env.reset()))
 
     @pytest.mark.parametrize("locked", [True, False])
-    def test_another_batch_size(self, locked: bool) -> None:
+    def test_step_of_another_batch_size_needs_an_unlocked_environment(self, locked: bool) -> None:
         class Free(CountingEnv):
             batch_locked = locked
 
@@ -224,7 +224,7 @@ class TestStep:
 
 
 class TestLife:
-    def test_a_subclass_has_to_say_how(self) -> None:
+    def test_missing_methods_of_a_subclass_are_named(self) -> None:
         env = EnvBase()
         for call in (env.reset, lambda: env.set_seed(0), lambda: env.step(env.fake_tensordict())):
             with pytest.raises(UnsupportedError, match="EnvBase doesn't define _"):
@@ -234,16 +234,16 @@ class TestLife:
         ("size", "static", "last"),
         [((), False, 5), ((), True, 5), ((6,), False, 10), ((2, 3), False, 10), ((6,), True, 5)],
     )
-    def test_seeds_of_a_batch_count_on(self, size: tuple[int, ...], static: bool, last: int) -> None:
+    def test_seeds_of_a_batch_are_consecutive(self, size: tuple[int, ...], static: bool, last: int) -> None:
         env = CountingEnv(LONG, size)
         assert env.set_seed(5, static_seed=static) == last and env.seeds == [5]
 
     @pytest.mark.parametrize("seed", [1.0, None, "1", True])
-    def test_no_seed(self, seed: Any) -> None:
+    def test_non_integer_seed_is_refused(self, seed: Any) -> None:
         with pytest.raises(InvalidArgumentError, match="seed: expected an integer"):
             CountingEnv().set_seed(seed)
 
-    def test_closed(self) -> None:
+    def test_closed_environment_refuses_every_call(self) -> None:
         env = CountingEnv(LONG)
         data = env.rand_action(env.reset())
         env.close()
@@ -255,7 +255,7 @@ class TestLife:
     @pytest.mark.parametrize(
         ("given", "size"), [(None, ()), (3, (3,)), ([2, 3], (2, 3)), (torch.Size([4]), (4,))]
     )
-    def test_batch_sizes(self, given: Any, size: tuple[int, ...]) -> None:
+    def test_batch_size_is_normalised(self, given: Any, size: tuple[int, ...]) -> None:
         env = EnvBase(batch_size=given)
         assert env.batch_size == env.shape == torch.Size(size) and env.ndim == env.ndimension() == len(size)
         assert env.numel() == max(1, torch.Size(size).numel())
@@ -273,11 +273,11 @@ class TestLife:
         assert env.fake_tensordict().device == torch.device("meta")
         assert env.to(torch.float64).device == torch.device("meta"), "a dtype moves nothing"
 
-    def test_its_stepper(self) -> None:
+    def test_default_stepper_is_the_tensordict_stepper(self) -> None:
         stepper = CountingEnv(LONG, (3,)).make_stepper()
         assert isinstance(stepper, TensorDictStepper) and stepper.batch_size == (3,)
 
-    def test_fake_data_is_zero_and_apart(self) -> None:
+    def test_fake_data_are_zeros_and_copies(self) -> None:
         env = TeamEnv(LONG, (2,), nested_flags=True)
         fake = env.fake_tensordict()
         fake["done"].fill_(True)

@@ -22,7 +22,7 @@ class TestEnds:
     """`break_when_any_done` and `break_when_all_done`."""
 
     @pytest.mark.parametrize("chunk", [1, 2, 1024])
-    def test_once_all_have_ended(self, monkeypatch: Any, chunk: int) -> None:
+    def test_rollout_ends_once_all_have_ended(self, monkeypatch: Any, chunk: int) -> None:
         monkeypatch.setattr(module, "_CHUNK", chunk)
         batch = CountingEnv(SCRIPT, (3,)).rollout(20, break_when_all_done=True)
         assert batch.shape == (3, 5) and batch.names == [None, "time"]
@@ -35,7 +35,7 @@ class TestEnds:
         assert (batch["observation"][..., 1] == 0).all(), "nothing of the following episodes"
         assert batch["next", "done"].squeeze(-1).sum(-1).tolist() == [4, 1, 3]
 
-    def test_before_all_have_ended(self) -> None:
+    def test_rollout_of_max_steps_ends_before_all_have_ended(self) -> None:
         batch = CountingEnv(SCRIPT, (3,)).rollout(4, break_when_all_done=True)
         assert batch["next", "observation"][..., 2].tolist() == [[1, 2, 2, 2], [1, 2, 3, 4], [1, 2, 3, 3]]
 
@@ -51,20 +51,20 @@ class TestEnds:
         ],
         ids=str,
     )
-    def test_which_end_counts(self, ends: dict[str, Any], steps: int) -> None:
+    def test_break_arguments_choose_the_end(self, ends: dict[str, Any], steps: int) -> None:
         assert CountingEnv(SCRIPT, (3,)).rollout(9, trust_policy=True, **ends).shape == (3, steps)
 
-    def test_of_one_environment_both_are_the_same(self) -> None:
+    def test_any_and_all_are_equal_for_one_environment(self) -> None:
         assert CountingEnv(SCRIPT).rollout(9, break_when_all_done=True).shape == (2,)
 
-    def test_a_vector_of_gymnasium(self) -> None:
+    def test_vector_environment_can_break_when_all_done(self) -> None:
         env = GymEnv("CartPole-v1", num_envs=3)
         env.set_seed(0)
         batch = env.rollout(500, break_when_all_done=True)
         assert batch["next", "done"][:, -1].all() and not batch["done"].any()
         env.close()
 
-    def test_both(self) -> None:
+    def test_both_break_arguments_are_refused(self) -> None:
         with pytest.raises(InvalidArgumentError, match="got both"):
             CountingEnv(SCRIPT).rollout(2, break_when_any_done=True, break_when_all_done=True)
 
@@ -74,7 +74,7 @@ def test_lazy_rollouts_have_their_dimension_named():
     assert isinstance(batch, LazyStackedTensorDict) and batch.names == [None, "time"]
 
 
-class TestQuestions:
+class TestHelpers:
     def test_any_done_writes_where(self) -> None:
         env = CountingEnv(SCRIPT, (3,))
         root = env.reset()
@@ -89,23 +89,23 @@ class TestQuestions:
         assert "action" in root.keys() and "reward" not in root.keys() and "next" not in root.keys()
         assert torch.equal(root["observation"], stepped["next", "observation"])
 
-    def test_every_action(self) -> None:
+    def test_all_actions_lists_every_action(self) -> None:
         env = GymEnv("CartPole-v1", categorical_action_encoding=True)
         assert env.all_actions()["action"].tolist() == [0, 1]
         assert env.all_actions(env.reset()).shape == (2,)
         env.close()
 
-    def test_how_many_actions(self) -> None:
+    def test_cardinality_counts_the_actions(self) -> None:
         env = GymEnv("CartPole-v1")
         assert env.cardinality() == 2 and CountingEnv(SCRIPT).cardinality() == float("inf")
         env.close()
 
-    def test_what_a_step_looks_like(self) -> None:
+    def test_fake_tensordict_has_the_keys_of_a_step(self) -> None:
         env = CountingEnv(SCRIPT, (3,))
         fake = env.fake_tensordict()
         assert set(fake.keys(True, True)) == set(env.rollout(2).keys(True, True))
 
-    def test_a_check_of_itself(self) -> None:
+    def test_check_env_specs_method_checks_the_environment(self) -> None:
         env = CountingEnv(SCRIPT)
         env.check_env_specs(seed=4)
         assert env.seeds == [4]
@@ -133,7 +133,7 @@ class Bare(EnvBase):
 
 
 class TestAutoSpecs:
-    def test_what_a_step_shows_is_declared(self) -> None:
+    def test_auto_specs_declare_the_keys_of_a_step(self) -> None:
         env = Bare()
         found = env.auto_specs_(
             lambda td: td.set("move", torch.ones(2)), action_key="move", observation_key=["place"]
@@ -143,7 +143,7 @@ class TestAutoSpecs:
         assert env.state_keys == ["task"] and env.done_keys == ["done", "terminated"]
         assert env.rollout(3).shape == (3,)
 
-    def test_text_is_declared(self) -> None:
+    def test_auto_specs_declare_text(self) -> None:
         class Told(Bare):
             """Returns text in addition to its place."""
 
@@ -159,7 +159,7 @@ class TestAutoSpecs:
         assert isinstance(env.observation_spec["note"], NonTensor)
         assert env.rollout(2)["next", "note"] == ["next", "next"]
 
-    def test_keys_that_nobody_named(self) -> None:
+    def test_auto_specs_refuse_unnamed_keys(self) -> None:
         with pytest.raises(
             MissingKeyError, match=r"a step returned .*'place'.*the arguments name .*'observation'"
         ):
@@ -180,7 +180,9 @@ class TestUnlocked:
     @pytest.mark.parametrize("size", [(10,), (2, 3)])
     @pytest.mark.parametrize("policy", [None, lambda td: td.set("move", torch.ones(*td.batch_size, 2))])
     @pytest.mark.parametrize("auto_reset", [True, False])
-    def test_rollouts(self, size: tuple[int, ...], policy: Any, auto_reset: bool) -> None:
+    def test_unlocked_environment_rolls_out_any_batch_size(
+        self, size: tuple[int, ...], policy: Any, auto_reset: bool
+    ) -> None:
         env = self.make()
         root = TensorDict({}, size)
         root = root if auto_reset else env.reset(root)
@@ -189,7 +191,7 @@ class TestUnlocked:
         assert torch.equal(batch["next", "place"][..., :-1, :], batch["place"][..., 1:, :])
         assert env.batch_size == () and env.rollout(2).shape == (2,)
 
-    def test_alone(self) -> None:
+    def test_unlocked_environment_resets_and_steps_any_batch_size(self) -> None:
         env = self.make()
         many = env.reset(TensorDict({}, [10]))
         assert many.shape == (10,) and many["done"].shape == (10, 1)
@@ -197,7 +199,7 @@ class TestUnlocked:
         assert stepped["move"].shape == (10, 2) and stepped["next", "reward"].shape == (10, 1)
         assert env.rand_step(env.reset()).shape == ()
 
-    def test_checks(self) -> None:
+    def test_unlocked_environment_is_checked_with_any_batch_size(self) -> None:
         env = self.make()
         check_env_specs(env, tensordict=TensorDict({}, [10]), break_when_any_done=False)
         env.check_env_specs(tensordict=TensorDict({}, [2, 3]))
@@ -221,7 +223,7 @@ def test_random_actions_are_drawn_from_the_declared_ones():
         lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1")),
     ],
 )
-def test_a_state_to_begin_in_is_refused_where_it_would_be_ignored(make):
+def test_set_state_is_refused_by_environments_that_ignore_it(make):
     env = make()
     root = env.reset(set_state=False)
     with pytest.raises(UnsupportedError, match="can't begin in a given state"):

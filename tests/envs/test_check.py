@@ -29,7 +29,7 @@ LONG = Script(lengths=(50,))
     ],
     ids=["single", "batch", "short episodes", "team", "CartPole", "Pendulum"],
 )
-def test_good_environments_pass(make: Any, contiguous: bool) -> None:
+def test_correct_environments_pass(make: Any, contiguous: bool) -> None:
     check_env_specs(make(), return_contiguous=contiguous)
 
 
@@ -41,14 +41,14 @@ def test_a_step_that_breaks_its_specs_is_named(fault: str) -> None:
     assert isinstance(caught.value, SpecError)
 
 
-def test_values_outside_their_domain() -> None:
+def test_values_outside_their_spec_are_named() -> None:
     env = CountingEnv(LONG)
     env.observation_spec = Composite(observation=Bounded(-0.5, 0.5, (3,)))
     with pytest.raises(SpecError, match="observation"):
         check_env_specs(env)
 
 
-def test_seeded_and_torchs_random_state_is_left_alone() -> None:
+def test_check_seeds_and_restores_torchs_random_state() -> None:
     env = CountingEnv(LONG)
     torch.manual_seed(3)
     check_env_specs(env, seed=11)

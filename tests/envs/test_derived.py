@@ -35,7 +35,7 @@ def test_steps_resets_and_rollouts_agree_with_the_declaration(make: Any, request
     check_env(make)
 
 
-def test_a_rollout_is_what_step_and_reset_give(make: Any) -> None:
+def test_rollout_equals_step_and_reset(make: Any) -> None:
     torch.manual_seed(0)
     batch = make().rollout(12, break_when_any_done=False)
     env = make()
@@ -46,7 +46,7 @@ def test_a_rollout_is_what_step_and_reset_give(make: Any) -> None:
             assert torch.equal(row[key].nan_to_num(9), stepped[key].nan_to_num(9)), key
 
 
-def test_a_collector(make: Any) -> None:
+def test_collector_delivers_the_declared_keys(make: Any) -> None:
     collector = SyncDataCollector(make(), None, frames_per_batch=12, total_frames=24)
     keys = {
         key
@@ -58,7 +58,7 @@ def test_a_collector(make: Any) -> None:
     collector.shutdown()
 
 
-def test_batches_of_them(make: Any) -> None:
+def test_serial_and_parallel_batches_agree(make: Any) -> None:
     rollouts = []
     for kind in (SerialEnv, ParallelEnv):
         env = kind(2, make)
@@ -72,7 +72,7 @@ def test_batches_of_them(make: Any) -> None:
         assert torch.equal(serial[key].nan_to_num(9), parallel[key].nan_to_num(9)), key
 
 
-def test_seeds_are_told_by_the_environment_that_counts_them() -> None:
+def test_set_seed_returns_the_environments_own_next_seed() -> None:
     assert [KINDS[kind]().set_seed(3) for kind in ("in_init", "seed_tells")] == [3, 3]
 
 
@@ -82,7 +82,7 @@ class TestSpecs:
         assert env.specs.shape == env.full_action_spec.shape == (2,)
 
     @pytest.mark.parametrize("kind", ["unbatched_setters", "full_unbatched_setters"])
-    def test_unbatched_ones_get_the_batch_size(self, kind: str) -> None:
+    def test_specs_without_batch_dimensions_are_expanded(self, kind: str) -> None:
         env = KINDS[kind]()
         assert env.observation_spec["observation"].shape == env.action_spec.shape == (*env.batch_size, 1)
         assert env.observation_spec_unbatched["observation"].shape == env.action_spec_unbatched.shape == (1,)
@@ -90,12 +90,12 @@ class TestSpecs:
             assert getattr(env, f"full_{role}_spec_unbatched").shape == ()
         assert env.input_spec_unbatched.shape == env.output_spec_unbatched.shape == ()
 
-    def test_without_a_reward(self) -> None:
+    def test_environment_without_reward_has_no_reward_keys(self) -> None:
         assert KINDS["without_reward"]().reward_keys == []
 
 
 class TestReset:
-    def test_it_is_what_it_was_given(self) -> None:
+    def test_reset_returns_its_input_if_the_environment_does(self) -> None:
         env = KINDS["before_super_batched"]()
         root = TensorDict({"mine": torch.ones(2)}, [2])
         assert env.reset(root) is root and set(root.keys()) == {"mine", "observation", "done", "terminated"}
@@ -104,7 +104,7 @@ class TestReset:
         assert env.reset(root) is root and "_reset" not in root.keys()
         assert root["observation"] is not before
 
-    def test_with_nothing_but_a_mask(self) -> None:
+    def test_reset_with_only_a_mask_is_partial_or_full(self) -> None:
         env = KINDS["before_super_batched"]()
         env.rollout(3)
         every = TensorDict({"_reset": torch.ones(2, 1, dtype=torch.bool)}, [2])

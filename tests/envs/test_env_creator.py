@@ -51,7 +51,7 @@ class Averaging(CountingEnv):
         """Do nothing. `EnvCreator` looks for transforms only where this method exists."""
 
 
-def test_one_environment_is_built_for_the_specs(monkeypatch):
+def test_creator_builds_one_environment_for_the_specs(monkeypatch):
     closed, close = [], GymWrapper.close
     monkeypatch.setattr(GymWrapper, "close", lambda self, **kw: closed.append(True) or close(self, **kw))
     build = Built()
@@ -64,7 +64,7 @@ def test_one_environment_is_built_for_the_specs(monkeypatch):
     assert "GymWrapper" in repr(creator)
 
 
-def test_an_environment_that_somebody_holds_stays_his():
+def test_existing_environment_is_copied_and_stays_open():
     """A callable that returns the same environment twice gets copies of it. None of them closes the original."""
     env = CountingEnv()
     for make in (lambda: env, env):
@@ -79,7 +79,7 @@ def test_an_environment_that_somebody_holds_stays_his():
     env.rollout(2)
 
 
-def test_keywords_and_variants():
+def test_variants_replace_keywords():
     creator = EnvCreator(CountingEnv, {"batch_size": (2,)}, script=Script(lengths=(2,)))
     assert creator().rollout(9).shape == (2, 2)
     variant = creator.make_variant(batch_size=(3,))
@@ -104,7 +104,7 @@ def test_a_variant_shares_the_statistics_and_they_can_be_saved():
     assert EnvCreator(oracle).state_dict() == {}
 
 
-def test_it_travels():
+def test_creator_is_pickled():
     creator = cloudpickle.loads(cloudpickle.dumps(EnvCreator(lambda: oracle(4))))
     assert creator().stream == 4 and creator.meta_data.batch_size == ()
     env = ParallelEnv(2, creator)
@@ -112,7 +112,7 @@ def test_it_travels():
     env.close()
 
 
-def test_statistics_are_shared_if_wanted():
+def test_share_memory_shares_statistics():
     creator = EnvCreator(Averaging)
     first, second = creator(), creator()
     first.transform[0].total.add_(3)
@@ -123,7 +123,7 @@ def test_statistics_are_shared_if_wanted():
 
 
 @pytest.mark.parametrize("of", [lambda: GymEnv("CartPole-v1"), EnvCreator(lambda: GymEnv("CartPole-v1"))])
-def test_metadata(of):
+def test_metadata_are_read_from_every_kind_of_factory(of):
     found = get_env_metadata(of)
     assert found.name == "GymEnv" and found.specs["observation"]["observation"].shape == (4,)
     assert get_env_metadata(GymEnv("Pendulum-v1")).specs["action"]["action"].shape == (1,)

@@ -27,7 +27,7 @@ def make() -> EnvSpecs:
 
 
 class TestRoles:
-    def test_what_is_there_without_a_declaration(self) -> None:
+    def test_default_specs_exist_without_a_declaration(self) -> None:
         specs = make()
         assert specs.keys("reward") == ["reward"] and specs.short("reward").shape == (3, 1)
         assert specs.keys("done") == ["done", "terminated"] and specs.full("done")["done"].shape == (3, 1)
@@ -35,18 +35,18 @@ class TestRoles:
         assert all(specs.full(role).shape == SIZE for role in ROLES)
 
     @pytest.mark.parametrize("role", ["action", "reward", "done"])
-    def test_a_leaf_stands_under_its_roles_name(self, role: str) -> None:
+    def test_single_leaf_gets_its_roles_name_as_key(self, role: str) -> None:
         specs = make()
         specs.set(role, flag(3, 1) if role == "done" else Unbounded(shape=(3, 2)))
         assert role in specs.keys(role) and isinstance(specs.full(role), Composite)
         assert (specs.short(role) is specs.full(role)) == (role == "done")
 
     @pytest.mark.parametrize("role", ["observation", "state"])
-    def test_these_roles_need_keys(self, role: str) -> None:
+    def test_roles_without_a_default_key_need_a_composite(self, role: str) -> None:
         with pytest.raises(InvalidTypeError, match=f"{role}_spec: expected a Composite"):
             make().set(role, Unbounded(shape=(3, 2)))
 
-    def test_no_spec(self) -> None:
+    def test_value_other_than_a_spec_is_refused_and_none_clears(self) -> None:
         with pytest.raises(InvalidTypeError, match="action_spec: expected a spec, got int"):
             make().set("action", 3)  # type: ignore[arg-type]
         specs = make()
@@ -60,7 +60,7 @@ class TestRoles:
             with pytest.raises(EnvironmentContractError, match=r"action_spec: .*batch size \(3,\)"):
                 make().set("action", spec)
 
-    def test_shallow_keys_come_first(self) -> None:
+    def test_keys_are_sorted_by_depth(self) -> None:
         specs = make()
         deep = {("x", "y", "z"): Unbounded(shape=(3,)), ("x", "y"): Composite({}, shape=(3,))}
         specs.set(
@@ -68,7 +68,7 @@ class TestRoles:
         )
         assert specs.keys("action") == ["b", ("g", "a")] and deep
 
-    def test_the_only_key(self) -> None:
+    def test_only_key_raises_unless_there_is_one(self) -> None:
         specs = make()
         assert specs.only_key("reward") == "reward" and specs.only_key("done") == "done"
         with pytest.raises(
@@ -80,7 +80,7 @@ class TestRoles:
             specs.only_key("reward")
         assert specs.short("reward") is specs.full("reward")
 
-    def test_a_device_moves_them(self) -> None:
+    def test_specs_move_to_the_device(self) -> None:
         specs = EnvSpecs(SIZE, torch.device("cpu"))
         assert {specs.full(role).device for role in ROLES} == {torch.device("cpu")}
         specs.settle(SIZE, torch.device("meta"))
@@ -97,7 +97,7 @@ def declared(*paths: Any) -> Composite:
 
 
 class TestLeaves:
-    def test_they_follow_what_is_declared(self) -> None:
+    def test_leaves_follow_new_declarations(self) -> None:
         specs = make()
         for locked in (True, False, True):
             specs.lock(locked)
@@ -109,7 +109,7 @@ class TestLeaves:
             specs.set("reward", Unbounded((3, 1)))
             assert specs.keys("reward") == ["reward"]
 
-    def test_they_follow_composites_that_are_unlocked_and_changed(self) -> None:
+    def test_leaves_follow_changes_of_unlocked_composites(self) -> None:
         specs = make()
         specs.set("observation", Composite(a=Composite(b=Unbounded(3), shape=(3,)), shape=(3,)))
         specs.lock(True)
@@ -161,7 +161,7 @@ class TestFlagSpecs:
         ):
             make().set("done", declared("over"))
 
-    def test_add_truncated(self) -> None:
+    def test_add_truncated_adds_a_flag_to_each_group(self) -> None:
         specs = make()
         specs.set("done", declared("done", ("agents", "done"), ("others", "truncated")))
         specs.add_truncated()
@@ -193,7 +193,9 @@ TABLE = [
 class TestFlags:
     @pytest.mark.parametrize(("came", "expected"), TABLE)
     @pytest.mark.parametrize("with_truncated", [False, True])
-    def test_table(self, came: dict[str, bool], expected: tuple[bool, ...], with_truncated: bool) -> None:
+    def test_missing_flags_are_completed_by_the_table(
+        self, came: dict[str, bool], expected: tuple[bool, ...], with_truncated: bool
+    ) -> None:
         names = FLAGS if with_truncated or "truncated" in came else FLAGS[:2]
         zeros = {name: torch.zeros(1, dtype=torch.bool) for name in names}
         flags = {name: torch.tensor([value]) for name, value in came.items()}

@@ -28,7 +28,7 @@ class Open(EnvBase):
 
 
 class TestLock:
-    def test_specs_are_locked_once_it_stands(self) -> None:
+    def test_specs_are_locked_after_the_construction(self) -> None:
         env = Bare()
         assert env.is_spec_locked
         with pytest.raises(RuntimeError, match="locked composite"):
@@ -52,7 +52,7 @@ class TestLock:
         env.observation_spec["more"] = Unbounded(3)
         assert "more" in env.observation_keys
 
-    def test_what_a_constructor_passes_on(self) -> None:
+    def test_constructor_may_pass_spec_keywords_on(self) -> None:
         assert isinstance(Open(), AutoResetEnv) and not Open().is_spec_locked
         open_: Any = Open
         assert type(open_(auto_reset=False, spec_locked=True)) is Open
@@ -65,26 +65,26 @@ class TestLock:
 
 
 class TestKind:
-    def test_signatures_are_those_of_the_constructors(self) -> None:
+    def test_signatures_equal_the_constructors(self) -> None:
         assert list(inspect.signature(Open).parameters) == ["kwargs"]
         assert "env_name" in inspect.signature(GymEnv).parameters
 
-    def test_abstract_methods_are_asked_for(self) -> None:
+    def test_abstract_methods_are_required(self) -> None:
         class Half(SerialEnv.__mro__[1]):  # type: ignore[misc]
             """Implements no method of a batch."""
 
         with pytest.raises(TypeError, match="abstract"):
             Half(1, Bare, None, None)
 
-    def test_a_class_that_chooses_another(self) -> None:
+    def test_class_may_construct_another_class(self) -> None:
         env = ParallelEnv(1, Bare, serial_for_single=True)
         assert type(env) is SerialEnv and env.is_spec_locked
 
-    def test_a_mistyped_keyword(self) -> None:
+    def test_mistyped_keyword_is_refused_with_the_nearest_name(self) -> None:
         with pytest.raises(InvalidTypeError, match="spec_locked"):
             EnvBase(spec_lockd=True)  # type: ignore[call-arg]
 
-    def test_gymnasiums_environments_too(self) -> None:
+    def test_gym_env_accepts_the_base_keywords(self) -> None:
         env: Any = GymEnv("CartPole-v1", auto_reset=True, auto_reset_replace=False)
         assert type(env) is AutoResetEnv and env.transform.replace is False
         assert torch.equal(env.observation_spec.zero()["observation"], torch.zeros(4))

@@ -29,7 +29,7 @@ def test_leaves_without_dimensions(unsqueeze: bool) -> None:
     assert spec["x"].shape == ((1,) if unsqueeze else ())
 
 
-def test_leaves_that_are_no_tensors() -> None:
+def test_non_tensor_leaves_get_non_tensor_specs() -> None:
     found = make_composite_from_td(TensorDict({"x": NonTensorData("a"), "y": torch.zeros(2)}, []))
     assert isinstance(found["x"], NonTensor) and found["y"].shape == (2,)
 
@@ -77,7 +77,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
-def test_data_are_in_their_own_spec_and_drawn_values_look_like_them(leaf: str) -> None:
+def test_data_are_in_their_spec_and_samples_have_their_form(leaf: str) -> None:
     data = LEAVES[leaf]()
     spec = make_composite_from_td(data, unsqueeze_null_shapes=False)
     assert spec.is_in(data)
@@ -94,6 +94,6 @@ def test_text_keeps_its_example_and_tensorclasses_their_class() -> None:
     assert spec["p"].data_cls is Point and spec.rand()["p"].name == "p"
 
 
-def test_tensors_of_unlike_sizes_have_dimensions_of_any_size() -> None:
+def test_stacked_tensors_of_different_sizes_get_open_dimensions() -> None:
     data = lazy_stack([TensorDict({"x": torch.zeros(size)}) for size in (2, 3)])
     assert make_composite_from_td(data)["x"].shape == (2, -1)

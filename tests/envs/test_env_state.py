@@ -155,7 +155,7 @@ def test_a_state_that_does_not_fit_changes_nothing(kind):
     [Counted, Own, lambda: behind(Own()), lambda: serial(Counted()), lambda: serial(Own())],
     ids=["its own", "by itself", "behind a transform", "in a batch", "by itself in a batch"],
 )
-def test_what_is_no_state_is_a_schema_error(make, junk):
+def test_value_other_than_a_state_is_a_schema_error(make, junk):
     env = make()
     collector = SyncDataCollector(env, frames_per_batch=6, total_frames=6)
     state = {**collector.state_dict(), "env_state_dict": junk}

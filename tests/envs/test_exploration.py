@@ -18,7 +18,7 @@ from gleanrl.envs.exploration import (
 from gleanrl.errors import InvalidArgumentError
 
 
-def test_they_are_one_setting() -> None:
+def test_exploration_and_interaction_type_are_one_setting() -> None:
     assert ExplorationType is InteractionType
     with set_exploration_type(ExplorationType.MODE), set_interaction_type(InteractionType.RANDOM):
         assert exploration_type() is ExplorationType.RANDOM
@@ -36,24 +36,24 @@ def test_tensordicts_modules_obey() -> None:
 
 
 @pytest.mark.parametrize("kind", ExplorationType)
-def test_names_of_old(kind: ExplorationType) -> None:
+def test_older_names_are_accepted(kind: ExplorationType) -> None:
     for name in (kind.name, kind.name.lower(), kind.name.title()):
         assert exploration_from_string(name) is kind
     with set_exploration_mode(kind.name.lower()):
         assert exploration_type() is kind and exploration_mode() == kind.name.lower()
 
 
-def test_none_is_set() -> None:
+def test_none_can_be_set() -> None:
     with set_exploration_type(None):
         assert exploration_type() is None and exploration_mode() is None
 
 
-def test_an_unknown_name() -> None:
+def test_unknown_name_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="one of .*'random'.*, got 'wild'"):
         exploration_from_string("wild")
 
 
-def test_it_decorates() -> None:
+def test_set_exploration_type_decorates_functions() -> None:
     @set_exploration_type(ExplorationType.MEDIAN)
     def inside() -> object:
         return exploration_type()

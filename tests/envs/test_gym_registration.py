@@ -41,7 +41,7 @@ def name(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_gymnasium_finds_nothing_to_complain_about(name: str) -> None:
+def test_registered_environment_passes_gymnasiums_checker(name: str) -> None:
     Walk.register_gym(name, to_numpy=True, batch_size=())
     env = gym.make(name)
     check_gym_env(env.unwrapped, skip_render_check=True)
@@ -50,7 +50,7 @@ def test_gymnasium_finds_nothing_to_complain_about(name: str) -> None:
     )
 
 
-def test_there_and_back_is_the_same(name: str) -> None:
+def test_registered_and_rewrapped_environment_is_unchanged(name: str) -> None:
     Walk.register_gym(name, to_numpy=True, entry_point=lambda: Walk(()), max_episode_steps=50)
     back, own = GymEnv(name), Walk(())
     for env in (back, own):
@@ -113,7 +113,7 @@ def test_several_entries_are_dicts() -> None:
     ],
     ids=str,
 )
-def test_spaces(spec: Any, space: spaces.Space[Any]) -> None:
+def test_specs_convert_to_gymnasium_spaces(spec: Any, space: spaces.Space[Any]) -> None:
     found = _leaf_space("x", spec)
     assert found == space
     value = spec.to_numpy(spec.rand())
@@ -121,7 +121,7 @@ def test_spaces(spec: Any, space: spaces.Space[Any]) -> None:
     assert bool(spec.is_in(spec.encode(found.sample())))
 
 
-def test_what_gymnasium_can_not_show(name: str) -> None:
+def test_unsupported_environments_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match="without batch dimensions"):
         GymAdapter(Walk((3,)))
     with pytest.raises(UnsupportedError, match="one reward"):

@@ -9,13 +9,13 @@ from gleanrl.envs.utils import MarlGroupMapType, check_marl_grouping
 NAMES = ["a", "b", "c"]
 
 
-def test_the_usual_groups() -> None:
+def test_predefined_group_maps() -> None:
     assert MarlGroupMapType.ALL_IN_ONE_GROUP.get_group_map(NAMES) == {"agents": NAMES}
     assert MarlGroupMapType.ONE_GROUP_PER_AGENT.get_group_map(NAMES) == {name: [name] for name in NAMES}
 
 
 @pytest.mark.parametrize("groups", [{"x": ["c", "a"], "y": ["b"]}, {"x": NAMES}, {n: (n,) for n in NAMES}])
-def test_groups_that_are_fine(groups: dict[str, list[str]]) -> None:
+def test_valid_group_maps_pass(groups: dict[str, list[str]]) -> None:
     check_marl_grouping(groups, NAMES)
 
 
@@ -30,13 +30,13 @@ def test_groups_that_are_fine(groups: dict[str, list[str]]) -> None:
         ({}, "without a group"),
     ],
 )
-def test_groups_that_are_not(groups: dict[str, list[str]], message: str) -> None:
+def test_invalid_group_maps_are_refused(groups: dict[str, list[str]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_marl_grouping(groups, NAMES)
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"]])
-def test_names_that_are_not(names: list[str]) -> None:
+def test_invalid_agent_names_are_refused(names: list[str]) -> None:
     for kind in MarlGroupMapType:
         with pytest.raises(ValueError, match="agent_names"):
             kind.get_group_map(names)

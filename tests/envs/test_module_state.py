@@ -164,7 +164,7 @@ def saved(case: Case, cut: int) -> tuple[Any, TensorDict, dict[str, Any]]:
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3, 5, 8])
 @pytest.mark.parametrize("name", CASES)
-def test_a_fresh_one_goes_on_where_the_saved_one_was(name, cut):
+def test_fresh_transform_continues_from_a_saved_state(name, cut):
     case = CASES[name]
     env, root, state = saved(case, cut)
     fresh = case.around(copy.deepcopy(env.base_env))
@@ -214,20 +214,20 @@ def test_a_state_that_doesnt_fit_is_refused_and_changes_nothing(name):
     assert equal(env.state_dict(), state)
 
 
-def test_a_load_that_isnt_strict_takes_what_there_is():
+def test_non_strict_load_takes_the_entries_it_knows():
     one, other = RewardScaling(1.0, 2.0), RewardScaling(3.0, 4.0)
     other.load_state_dict({"loc": one.loc, "foreign": 1}, strict=False)
     assert (float(other.loc), float(other.scale)) == (1.0, 4.0)
 
 
-def test_what_is_carried_needs_an_environment_to_be_checked_against():
+def test_loading_a_carry_needs_an_environment():
     env = Case(batched, lambda: [StepCounter()]).make()
     env.rollout(2)
     with pytest.raises(SchemaError, match="to its environment first"):
         StepCounter().load_state_dict(env.transform.state_dict())
 
 
-def test_a_module_around_transforms_is_saved_and_loaded_by_torchs_own_means():
+def test_module_around_transforms_is_saved_by_torch():
     def around():
         return nn.Sequential(RewardScaling(0.0, 1.0), Compose(RandomCropTensorDict(2), VecNorm()))
 
@@ -250,7 +250,7 @@ def test_states_are_copies():
     assert float(state["loc"]) == 1.0
 
 
-def test_pieces_that_are_cut_go_on():
+def test_random_crops_continue_from_a_saved_state():
     batch = TensorDict({"a": torch.arange(30).reshape(3, 10)}, [3, 10])
     one, other = RandomCropTensorDict(2), RandomCropTensorDict(2)
     one(batch.clone())
@@ -260,7 +260,7 @@ def test_pieces_that_are_cut_go_on():
     ]
 
 
-def test_steps_that_are_held_back_go_on():
+def test_held_back_steps_continue_from_a_saved_state():
     torch.manual_seed(0)
     whole = batched().rollout(20, break_when_any_done=False)
     one, other = MultiStepTransform(3, 0.5), MultiStepTransform(3, 0.5)
@@ -288,7 +288,7 @@ def test_steps_that_are_held_back_go_on():
 class TestRandomness:
     """Random numbers come from a generator that the transform owns."""
 
-    def test_what_is_drawn_disturbs_nobody_and_torchs_seed_decides(self):
+    def test_draws_follow_torchs_seed_and_leave_its_generator_alone(self):
         def rows(draws: int) -> tuple[Any, float]:
             torch.manual_seed(3)
             env = Case(batched, lambda: [ActionDiscretizer(4, sampling=RANDOM)]).make()
@@ -301,7 +301,7 @@ class TestRandomness:
         assert equal(again[: len(one)], one)
         assert after == later
 
-    def test_a_seed_decides_alone(self):
+    def test_seed_of_the_transform_decides_alone(self):
         def drawn(seed: int | None) -> Any:
             env = TransformedEnv(
                 batched(), TensorDictPrimer({"h": Bounded(0.0, 1.0, (2,))}, random=True, seed=seed)

@@ -31,7 +31,7 @@ def test_missing_entries_have_the_shape_of_the_data(specs, lead):
     assert complete_root(TensorDict({}, size), specs)["terminated"].shape == (*size, 1)
 
 
-def test_no_reward(specs):
+def test_missing_reward_raises_unless_none_is_declared(specs):
     with pytest.raises(
         EnvironmentContractError, match=r"_step returned no 'reward'.*reward_spec = Composite\(\)"
     ):
@@ -41,7 +41,7 @@ def test_no_reward(specs):
 
 
 @pytest.mark.parametrize("lead", [(), (5,)], ids=["its batch size", "more"])
-def test_values_are_looked_at(specs, lead):
+def test_check_outcome_refuses_values_outside_their_spec(specs, lead):
     size = torch.Size((*lead, *SIZE))
     good = {"x": torch.zeros(size, dtype=torch.int64), "reward": torch.zeros(size)}
     out = complete_outcome(TensorDict(good, size), specs)

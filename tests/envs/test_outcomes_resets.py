@@ -58,14 +58,14 @@ SHAPES = [(P, 1), (P,)]
 
 @pytest.mark.parametrize("rows", list(itertools.product([False, True], repeat=P))[:-1])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_one_group(rows: tuple[bool, ...], shape: tuple[int, ...]) -> None:
+def test_root_mask_merges_rows(rows: tuple[bool, ...], shape: tuple[int, ...]) -> None:
     masks = {ROOT: torch.tensor(rows).reshape(shape)}
     check(merge_reset(side(0.0), side(1.0), masks), list(rows), [[row] * A for row in rows])
 
 
 @pytest.mark.parametrize("shape", [(P, A, 1), (P, A)], ids=str)
 @pytest.mark.parametrize("root", [None, [True, False, False]])
-def test_a_group_of_agents(root: Any, shape: tuple[int, ...]) -> None:
+def test_group_mask_merges_agents(root: Any, shape: tuple[int, ...]) -> None:
     for bits in itertools.product([False, True], repeat=P * A):
         own = torch.tensor(bits).reshape(P, A)
         masks = {TEAM: own.reshape(shape)} | (
@@ -75,19 +75,19 @@ def test_a_group_of_agents(root: Any, shape: tuple[int, ...]) -> None:
         check(merge_reset(side(0.0), side(1.0), masks), rows, own.tolist())
 
 
-def test_one_environment_with_agents() -> None:
+def test_agents_of_an_unbatched_environment_merge() -> None:
     masks = {TEAM: torch.tensor([[True], [False]])}
     merged = merge_reset(side(0.0, ()), side(1.0, ()), masks)
     assert merged["agents", "seen"].tolist() == [[0] * 4, [1] * 4] and (merged["observation"] == 0).all()
 
 
-def test_two_batch_dimensions() -> None:
+def test_rows_of_two_batch_dimensions_merge() -> None:
     mask = torch.tensor([[True, False], [False, False]])
     merged = merge_reset(side(0.0, (2, 2)), side(1.0, (2, 2)), {ROOT: mask.unsqueeze(-1)})
     assert torch.equal(merged["image"], (~mask).float()[..., None, None].expand(2, 2, 2, 2))
 
 
-def test_the_parts_are_left_alone() -> None:
+def test_merge_leaves_its_inputs_unchanged() -> None:
     fresh, before = side(0.0), side(1.0)
     merge_reset(fresh, before, {ROOT: torch.tensor([[True], [False], [False]])})
     assert (fresh == side(0.0)).all() and (before == side(1.0)).all()
@@ -103,7 +103,7 @@ def test_dtypes_are_not_promoted() -> None:
     }
 
 
-def test_missing_rows_of_an_observation() -> None:
+def test_observation_missing_for_kept_rows_warns() -> None:
     with pytest.warns(UserWarning, match="no 'observation' for the rows that aren't reset"):
         merged = merge_reset(
             side(0.0), side(1.0).exclude("observation"), {ROOT: torch.tensor([True, False, False])}
@@ -118,7 +118,7 @@ def test_missing_rows_of_a_flag_warn() -> None:
 
 
 class TestMasks:
-    def test_which_groups_have_one(self) -> None:
+    def test_reset_masks_copies_the_masks_of_groups(self) -> None:
         root = side(1.0)
         assert reset_masks(None, [ROOT, TEAM]) == {} == reset_masks(root, [ROOT, TEAM])
         root["agents", "_reset"] = mask = torch.ones(P, A, 1, dtype=torch.bool)
@@ -126,14 +126,14 @@ class TestMasks:
         found = reset_masks(root, [ROOT, TEAM])
         assert list(found) == [TEAM] and found[TEAM] is not mask and found[TEAM].all()
 
-    def test_rows_and_partial(self) -> None:
+    def test_reset_rows_are_rows_with_any_mask(self) -> None:
         masks = {ROOT: torch.tensor([[True], [False], [False]]), TEAM: torch.zeros(P, A, 1, dtype=torch.bool)}
         masks[TEAM][2, 1] = True
         assert reset_rows(masks, torch.Size([P])).tolist() == [True, False, True]
         assert is_partial(masks) and is_partial({ROOT: torch.tensor(False)})
         assert not is_partial({}) and not is_partial({ROOT: torch.ones(P, 1, dtype=torch.bool)})
 
-    def test_a_request_has_masks_of_its_own(self) -> None:
+    def test_request_holds_copies_of_the_masks(self) -> None:
         root = side(1.0)
         for group in (ROOT, TEAM):
             root.set(as_key((*group, "_reset")), torch.zeros(P, 1, dtype=torch.bool))
@@ -150,7 +150,7 @@ class TestMasks:
 class TestDueResets:
     """The reset masks follow from the flags of a root."""
 
-    def test_the_environments_flags_rule_those_of_its_agents(self) -> None:
+    def test_environment_flags_take_precedence_over_agents(self) -> None:
         flags = {"done": torch.tensor([[True], [False]])}
         agents = torch.tensor([[[False], [True]], [[True], [False]]])
         root = TensorDict({**flags, "agents": TensorDict({"done": agents}, [2, 2])}, [2])
@@ -160,7 +160,7 @@ class TestDueResets:
         due["agents",].fill_(True)
         assert not root["done"][1].any()
 
-    def test_groups_without_flags_above_them_rule_themselves(self) -> None:
+    def test_groups_without_parent_flags_reset_separately(self) -> None:
         red, blue = torch.tensor([[True], [False]]), torch.tensor([[False]])
         root = TensorDict(
             {"red": TensorDict({"done": red}, [2]), "blue": TensorDict({"done": blue}, [1])}, []
@@ -172,7 +172,7 @@ class TestDueResets:
 class TestTerminatedOrTruncated:
     """Whether an episode ended, and where."""
 
-    def test_any_flag_counts_and_is_written_beside_the_others(self) -> None:
+    def test_any_flag_writes_a_reset_mask(self) -> None:
         for flag in ("done", "terminated", "truncated"):
             data = TensorDict({name: torch.zeros(3, 1, dtype=torch.bool) for name in ("done", flag)}, [3])
             assert not terminated_or_truncated(data) and "_reset" not in data
@@ -184,7 +184,7 @@ class TestTerminatedOrTruncated:
             data["_reset"].fill_(True)
             assert int(data[flag].sum()) == 1
 
-    def test_the_environments_flags_rule_those_of_its_agents(self) -> None:
+    def test_environment_flags_take_precedence_over_agents(self) -> None:
         env = SurvivorEnv("all", batch_size=(2,))
         data = env.rollout(3, break_when_any_done=False)[:, -1]["next"]
         assert data["red", "done"][0].all() and not terminated_or_truncated(data, env.full_done_spec)
@@ -193,12 +193,12 @@ class TestTerminatedOrTruncated:
         assert data["over"].flatten().tolist() == [False, True]
         assert data["red", "over"].flatten(1).tolist() == [[False] * 2, [True] * 2]
 
-    def test_without_flags(self) -> None:
+    def test_data_without_flags_raise(self) -> None:
         with pytest.raises(MissingKeyError):
             terminated_or_truncated(TensorDict({"x": torch.zeros(1)}, []))
 
 
-class TestAfterwards:
+class TestResetResult:
     """The result of a reset is merged with its request."""
 
     KEYS = ("_reset", ("agents", "_reset"))
@@ -208,7 +208,7 @@ class TestAfterwards:
         out = side(1.0).set("_reset", torch.ones(P, 1, dtype=torch.bool))
         return out.set(("agents", "_reset"), torch.ones(P, A, 1, dtype=torch.bool))
 
-    def test_masks_that_came_back_go(self) -> None:
+    def test_returned_masks_are_removed(self) -> None:
         fresh, plain = self.asked(), side(0.0)
         assert without_masks(plain, self.KEYS) is plain
         found = without_masks(fresh, self.KEYS)
@@ -217,7 +217,7 @@ class TestAfterwards:
 
     @pytest.mark.parametrize("keys", [KEYS[:1], KEYS])
     @pytest.mark.parametrize("lazy", [False, True])
-    def test_a_request_is_updated_as_by_its_own_methods(self, keys: Any, lazy: bool) -> None:
+    def test_result_is_written_into_the_request(self, keys: Any, lazy: bool) -> None:
         request, expected = self.asked(), self.asked()
         fresh = side(0.0).exclude("image", ("agents", "shared")).set(("agents", "new"), torch.ones(P, A, 2))
         fresh = LazyStackedTensorDict.lazy_stack(list(fresh.unbind(0))) if lazy else fresh
@@ -227,7 +227,7 @@ class TestAfterwards:
         assert set(found.keys(True, True)) == set(expected.keys(True, True))
         assert (found == expected).all()
 
-    def test_a_request_that_is_locked_is_left_as_it_is(self) -> None:
+    def test_locked_request_raises_and_stays_unchanged(self) -> None:
         request = self.asked().lock_()
         with pytest.raises(RuntimeError, match="lock"):
             put_root(request, side(0.0), self.KEYS)

@@ -96,7 +96,7 @@ def test_resets_and_random_frames() -> None:
     assert fourth is not None and fourth["h"][:, 0].eq(0).all()
 
 
-def test_environments_that_need_no_more_entries_stay_what_they_are() -> None:
+def test_environments_with_all_inputs_are_not_wrapped() -> None:
     env, primed = (
         CountingEnv(SCRIPT),
         TransformedEnv(CountingEnv(SCRIPT), TensorDictPrimer(h=Unbounded((1,)))),
@@ -115,13 +115,13 @@ def test_environments_that_need_no_more_entries_stay_what_they_are() -> None:
         SyncDataCollector(env, stepping, frames_per_batch=4)
 
 
-def test_transforms_stay_the_users_own() -> None:
+def test_transforms_of_the_user_are_not_changed() -> None:
     counter = StepCounter()
     env = with_policy_state(TransformedEnv(CountingEnv(SCRIPT), counter), policy())
     assert env.base_env.transform is counter
 
 
-def test_a_state_that_cannot_be_learned_says_why() -> None:
+def test_failure_to_infer_the_state_explains_the_cause() -> None:
     class Needing(Recurrent):
         def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
             return super().forward(tensordict.set("first", tensordict["is_init"]))

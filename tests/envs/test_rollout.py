@@ -41,7 +41,7 @@ def ones(td: TensorDict) -> TensorDict:
 @pytest.mark.parametrize("chunk", [1, 2, 3, 1024])
 @pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize("size", [(), (3,)])
-def test_against_a_loop(monkeypatch: Any, size: tuple[int, ...], stop: bool, chunk: int) -> None:
+def test_rollout_equals_a_loop(monkeypatch: Any, size: tuple[int, ...], stop: bool, chunk: int) -> None:
     monkeypatch.setattr(module, "_CHUNK", chunk)
     got = CountingEnv(SCRIPT, size).rollout(8, ones, break_when_any_done=stop)
     expected = by_hand(CountingEnv(SCRIPT, size), 8, stop)
@@ -52,7 +52,7 @@ def test_against_a_loop(monkeypatch: Any, size: tuple[int, ...], stop: bool, chu
 
 
 @pytest.mark.parametrize("make", [lambda: CountingEnv(SCRIPT), lambda: GymWrapper(OracleEnv(script=SCRIPT))])
-def test_it_stops_without_resetting(make: Any) -> None:
+def test_rollout_stops_without_resetting(make: Any) -> None:
     env = make()
     first, second = env.rollout(20), env.rollout(20)
     assert (first.shape[0], second.shape[0]) == (3, 5), "no episode is skipped between two rollouts"
@@ -61,7 +61,7 @@ def test_it_stops_without_resetting(make: Any) -> None:
 
 @pytest.mark.parametrize("key", ["truncated", "own"])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_any_flag_stops_it(key: str, gradients: bool) -> None:
+def test_rollout_stops_at_any_flag(key: str, gradients: bool) -> None:
     def env(*limits: int) -> EnvBase:
         base = [CountingEnv(Script(lengths=(length,))) for length in limits]
         return TransformedEnv(SerialEnv(2, base), StepCounter(4, truncated_key=key, update_done=False))
@@ -92,7 +92,7 @@ def test_callback_sees_each_whole_step() -> None:
         assert all(torch.equal(step[key], data[key][t]) for key in data.keys(True, True))
 
 
-def test_from_a_root_of_ones_own() -> None:
+def test_rollout_continues_from_a_given_root() -> None:
     env = CountingEnv(Script(lengths=(50,)))
     root = env.step(ones(env.reset()))["next"].exclude("reward")
     data = env.rollout(4, ones, auto_reset=False, tensordict=root)
@@ -101,7 +101,7 @@ def test_from_a_root_of_ones_own() -> None:
         env.rollout(4, auto_reset=False)
 
 
-def test_the_results_form() -> None:
+def test_return_contiguous_and_set_truncated_change_the_result() -> None:
     env = CountingEnv(Script(lengths=(50,)))
     lazy = env.rollout(3, return_contiguous=False)
     assert isinstance(lazy, LazyStackedTensorDict) and lazy.batch_size == (3,)
@@ -116,12 +116,12 @@ def test_the_results_form() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "3"])
-def test_bad_max_steps(steps: Any) -> None:
+def test_invalid_max_steps_is_refused(steps: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="max_steps"):
         CountingEnv(SCRIPT).rollout(steps)
 
 
-def test_a_failure_says_where() -> None:
+def test_failure_names_the_environment() -> None:
     env = GymWrapper(RaisingEnv(script=Script(lengths=(50,)), at=2))
     with pytest.raises(EnvironmentFailure, match="environment 0"):
         env.rollout(5)
@@ -184,7 +184,7 @@ class TestGradients:
     """Gradients flow through a rollout in grad mode."""
 
     @pytest.mark.parametrize("make", [Pendulum, serial, scaled])
-    def test_they_are_those_of_a_loop_by_hand(self, make: Callable[[], EnvBase]) -> None:
+    def test_gradients_equal_a_loop(self, make: Callable[[], EnvBase]) -> None:
         net, env, steps = controller(), make(), 12
         rewards, root = [], env.reset()
         for _ in range(steps):
@@ -196,13 +196,13 @@ class TestGradients:
         found = torch.autograd.grad(data["next", "reward"].mean(), list(net.parameters()))
         torch.testing.assert_close(found, expected)
 
-    def test_an_environments_own_parameters(self) -> None:
+    def test_gradients_reach_parameters_of_the_environment(self) -> None:
         mass = torch.tensor(1.0, requires_grad=True)
         torch.manual_seed(0)
         Pendulum(mass).rollout(5)["angle"].sum().backward()
         assert mass.grad is not None and mass.grad != 0
 
-    def test_a_root_that_requires_them(self) -> None:
+    def test_gradients_reach_the_root(self) -> None:
         root = Pendulum().reset()
         root["angle"].requires_grad_()
         start = root["angle"]
@@ -225,7 +225,7 @@ class TestGradients:
             data["observation"][:, 2].tolist() == plain["observation"][:, 2].tolist() == [0, 1, 2] * 2 + [0]
         )
 
-    def test_nothing_requires_them(self) -> None:
+    def test_no_gradients_without_parameters_or_grad_mode(self) -> None:
         frozen = controller().requires_grad_(False)
         assert not any(
             leaf.requires_grad for leaf in flatten(Pendulum().rollout(3, module_of(frozen))).values()
@@ -238,7 +238,7 @@ class TestGradients:
 
     @pytest.mark.parametrize("policy", [None, "module"])
     @pytest.mark.parametrize("make", [Pendulum, serial, scaled])
-    def test_data_are_the_same_without(self, make: Callable[[], EnvBase], policy: str | None) -> None:
+    def test_data_are_equal_without_gradients(self, make: Callable[[], EnvBase], policy: str | None) -> None:
         found = []
         for mode in (True, False):
             net, env = controller(), make()

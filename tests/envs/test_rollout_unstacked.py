@@ -20,7 +20,7 @@ def env():
     made.close()
 
 
-def test_every_step_is_the_environments(env):
+def test_unstacked_rows_equal_the_environments_steps(env):
     seen = []
     batch = lazy_steps(env, 9, None, env.reset(), lambda env, step: seen.append(step), False)
     assert batch.batch_size == (2, 9) and len(seen) == 9 and batch.names == [None, "time"]
@@ -45,7 +45,7 @@ def test_a_policy_gets_lazy_stacks(env):
     env.rollout(2, auto_reset=False, tensordict=env.reset())
 
 
-def test_any_flag_stops_it():
+def test_rollout_stops_at_any_flag():
     limited = SerialEnv(
         2,
         [
@@ -57,7 +57,7 @@ def test_any_flag_stops_it():
     limited.close()
 
 
-def test_what_needs_dense_data(env):
+def test_options_that_need_dense_data_are_refused(env):
     with pytest.raises(UnsupportedError, match="break_when_all_done"):
         env.rollout(3, break_when_all_done=True)
     with pytest.raises(UnsupportedError, match="set_truncated"):

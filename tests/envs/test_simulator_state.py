@@ -103,7 +103,7 @@ def vector(mode: AutoresetMode) -> GymWrapper:
         lambda: TransformedEnv(GymEnv("CartPole-v1"), Counting()),
     ],
 )
-def test_two_go_on_alike(make: Any) -> None:
+def test_restored_simulator_continues_like_the_saved_one(make: Any) -> None:
     torch.manual_seed(0)
     one, other = make(), make()
     one.set_seed(3)
@@ -123,7 +123,7 @@ def test_two_go_on_alike(make: Any) -> None:
         assert (first["next"] == second["next"]).all() or first["next", "observation"].isnan().any()
 
 
-def test_remembering_disturbs_nothing() -> None:
+def test_saving_does_not_change_the_environment() -> None:
     one, other = GymEnv("CartPole-v1"), GymEnv("CartPole-v1")
     for env in (one, other):
         env.set_seed(3)
@@ -143,12 +143,12 @@ def test_remembering_disturbs_nothing() -> None:
         (object, "another library's"),
     ],
 )
-def test_others_are_refused_with_the_reason(make: Any, why: str) -> None:
+def test_unsupported_simulators_are_refused_with_the_reason(make: Any, why: str) -> None:
     with pytest.raises(UnsupportedError, match=why):
         remember(make())
 
 
-def test_a_closed_one_is_refused() -> None:
+def test_closed_environment_is_refused() -> None:
     env = GymEnv("CartPole-v1")
     env.close()
     with pytest.raises(UnsupportedError, match="it was closed"):
@@ -173,7 +173,7 @@ def test_the_state_of_another_environment_is_refused(other: Any) -> None:
         check_memory(one, remember(env))
 
 
-def test_one_that_was_never_reset_may_take_a_seed_from_anywhere() -> None:
+def test_environment_before_its_first_reset_is_refused() -> None:
     env = GymEnv("CartPole-v1")
     with pytest.raises(UnsupportedError, match="behaves differently"):
         remember(env)
@@ -182,7 +182,7 @@ def test_one_that_was_never_reset_may_take_a_seed_from_anywhere() -> None:
 
 
 @pytest.mark.parametrize("asked", [(True, False), (False, True)])
-def test_what_a_wrapper_found_out_of_its_registration_is_no_state(asked: tuple[bool, bool]) -> None:
+def test_cached_registration_spec_is_not_part_of_the_state(asked: tuple[bool, bool]) -> None:
     source, target = (gymnasium.make("CartPole-v1") for _ in asked)
     for simulator, is_asked in zip((source, target), asked, strict=True):
         assert not is_asked or simulator.spec

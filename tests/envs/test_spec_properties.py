@@ -15,7 +15,7 @@ from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv
 FLAGS = ["done", "terminated", "truncated"]
 
 
-def test_one_agent() -> None:
+def test_properties_of_a_single_agent() -> None:
     env = CountingEnv(batch_size=(3,))
     assert env.action_keys == ["action"] and env.reward_keys == ["reward"] and env.state_keys == []
     assert env.done_keys == FLAGS and env.reset_keys == ["_reset"] and env.done_keys_groups == [FLAGS]
@@ -28,7 +28,7 @@ def test_one_agent() -> None:
     assert env.state_spec is env.full_state_spec
 
 
-def test_several_agents_and_actions() -> None:
+def test_properties_of_several_agents_and_actions() -> None:
     env = TeamEnv(nested_flags=True)
     nested = [("agents", name) for name in FLAGS]
     assert env.done_keys == [*FLAGS, *nested] and env.done_keys_groups == [FLAGS, nested]
@@ -45,7 +45,7 @@ def test_several_agents_and_actions() -> None:
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_groups_of_specs(device: Any) -> None:
+def test_input_and_output_specs_are_grouped(device: Any) -> None:
     env = CountingEnv(batch_size=(3,), device=device)
     assert set(env.input_spec.keys()) == {"full_action_spec", "full_state_spec"}
     assert set(env.output_spec.keys()) == {"full_observation_spec", "full_reward_spec", "full_done_spec"}
@@ -54,7 +54,7 @@ def test_groups_of_specs(device: Any) -> None:
     assert env.specs["output_spec", "full_done_spec", "done"].shape == (3, 1)
 
 
-def test_setters() -> None:
+def test_setters_update_the_keys() -> None:
     env = CountingEnv()
     env.action_spec = Bounded(low=0.0, high=1.0, shape=(5,))
     env.reward_spec = Composite(a=Unbounded(shape=(1,)), b=Unbounded(shape=(1,)))
@@ -67,7 +67,7 @@ def test_setters() -> None:
     assert env.state_keys == []
 
 
-def test_add_truncated_keys() -> None:
+def test_add_truncated_keys_extends_every_group() -> None:
     env = TeamEnv(flags=("done",), nested_flags=True)
     assert env.add_truncated_keys() is env
     assert env.full_done_spec["agents", "truncated"].shape == (2, 1)

@@ -37,7 +37,7 @@ def act(env):
 
 
 @pytest.mark.parametrize("kind", sorted(OURS.keys() - REFUSED_THERE))
-def test_rollouts_are_alike(kind):
+def test_rollouts_equal_torchrls(kind):
     found = []
     for made in (THEIRS, OURS):
         env = made[kind]()
@@ -54,7 +54,7 @@ def test_rollouts_are_alike(kind):
 
 
 @pytest.mark.parametrize("kind", ["before_super", "full_setters", "of_the_class", "extra_state", "masked"])
-def test_batches_of_ours_take_theirs(kind):
+def test_gleanrl_batches_step_torchrl_environments(kind):
     for batch in (SerialEnv, ParallelEnv):
         env = batch(2, THEIRS[kind])
         data = env.rollout(6, break_when_any_done=False)

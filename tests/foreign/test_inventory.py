@@ -84,7 +84,7 @@ def test_each_public_name_is_served_or_listed(path):
             exec(f"from {ours} import {name}")
 
 
-def test_packages_say_it_of_attributes_too():
+def test_unserved_attributes_of_packages_name_a_replacement():
     for path in ("collectors", "data", "envs"):
         module = importlib.import_module(f"gleanrl.{path}")
         for name in public_names(MODULES[path]) - {*dir(module)}:

@@ -39,7 +39,7 @@ def batches(env, **kwargs):
     return list(collector)
 
 
-def test_the_library_does_not_import_it():
+def test_gleanrl_does_not_import_torchrl():
     code = """
 import sys
 import gleanrl.collectors, gleanrl.data, gleanrl.envs, gleanrl.testing
@@ -48,7 +48,7 @@ assert "torchrl" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_documented_example(capsys):
+def test_documented_example_runs(capsys):
     page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
     (block,) = [
         found for found in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "torchrl" in found
@@ -59,7 +59,7 @@ def test_the_documented_example(capsys):
 
 # ------------------------------------------------------------------ collectors
 @each_env
-def test_collectors(make):
+def test_collectors_deliver_torchrl_environments(make):
     first, second = batches(make)
     assert first.names[-1] == "time" and first.numel() == second.numel() == 40
     for batch in (first, second):
@@ -123,7 +123,7 @@ def test_set_truncated_marks_the_last_step():
     assert batch["next", "truncated"].flatten().tolist() == [False] * 39 + [True]
 
 
-def test_seeds():
+def test_seeds_reach_torchrl_environments():
     def run(seed):
         torch.manual_seed(0)
         collector = SyncDataCollector(envs.cartpole, frames_per_batch=30, total_frames=30)
@@ -148,7 +148,7 @@ def test_masked_actions_are_drawn_step_by_step():
     assert batch["next", "done"].sum() == 6
 
 
-def test_transforms_that_act_in_the_environment():
+def test_torchrl_transforms_act_in_the_environment():
     counted = batches(envs.counted)[0]
     assert counted["next", "step_count"].max() <= 12
     assert torch.equal(counted["is_init"], counted["step_count"] == 0)
@@ -161,7 +161,7 @@ def test_transforms_that_act_in_the_environment():
     assert ("a", "b") in batches(renamed)[0].keys(True)
 
 
-def test_a_batch_of_processes_of_its_own():
+def test_torchrl_parallel_env_is_collected():
     env = foreign.ParallelEnv(2, envs.cartpole)
     assert [batch.shape for batch in batches(env)] == [(2, 20)] * 2
 
@@ -169,7 +169,7 @@ def test_a_batch_of_processes_of_its_own():
 # --------------------------------------------------------------------- batches
 @each_env
 @pytest.mark.parametrize("batch", [SerialEnv, ParallelEnv])
-def test_batches_of_them(make, batch):
+def test_gleanrl_batches_step_torchrl_environments(make, batch):
     env = batch(2, make)
     try:
         inner = max(1, torch.Size(make().batch_size).numel())
@@ -183,7 +183,7 @@ def test_batches_of_them(make, batch):
 
 
 @each_env
-def test_serial_and_parallel_give_the_same(make):
+def test_serial_and_parallel_batches_agree(make):
     found = []
     for batch in (SerialEnv, ParallelEnv):
         env = batch(2, make)
@@ -194,7 +194,7 @@ def test_serial_and_parallel_give_the_same(make):
     assert (found[0] == found[1]).all()
 
 
-def test_members_answer():
+def test_attributes_of_members_are_listed():
     env = SerialEnv(2, [partial(envs.Episodes, 3), partial(envs.Episodes, 5)])
     env.reset()
     assert [int(length) for length in env.length] == [3, 5]
@@ -227,7 +227,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec).__name__)
-def test_specs_describe_the_same_values(spec):
+def test_converted_specs_describe_the_same_values(spec):
     ours = from_torchrl(spec)
     assert ours.shape == spec.shape
     if isinstance(spec, foreign_data.NonTensor):
@@ -245,13 +245,13 @@ def test_specs_describe_the_same_values(spec):
         assert ours.dtype == spec.dtype and ours.device == spec.device
 
 
-def test_a_spec_without_a_counterpart():
+def test_spec_without_a_counterpart_is_refused():
     with pytest.raises(InvalidTypeError, match="Choice has no counterpart"):
         from_torchrl(foreign_data.Choice([foreign_data.Bounded(-1, 1, (2,))]))
 
 
 @each_env
-def test_conformance(make):
+def test_torchrl_environments_pass_the_environment_suite(make):
     check_env_specs(make())
     report = check_env(make, num_steps=60, skip=["seed"] if make is envs.Team else [])
     assert {"specs", "flags", "aliasing", "following root", "determinism", "rollout"} <= set(report.passed)
@@ -259,7 +259,7 @@ def test_conformance(make):
 
 # ---------------------------------------------------------- gleanrl's transforms
 @pytest.mark.parametrize("make", [envs.cartpole, envs.several, envs.counted, partial(envs.Episodes, 3, (2,))])
-def test_our_transforms_around_them(make):
+def test_gleanrl_transforms_work_around_torchrl_environments(make):
     chain = transforms.Compose(
         transforms.RewardScaling(1.0, 2.0), transforms.CatFrames(2, -1, in_keys=["observation"])
     )
@@ -273,7 +273,7 @@ def test_our_transforms_around_them(make):
     assert torch.equal(older[inside], newer[inside])
 
 
-def test_our_transforms_around_a_batch_of_them():
+def test_gleanrl_transforms_work_around_a_batch_of_torchrl_environments():
     env = TransformedEnv(SerialEnv(2, envs.cartpole), transforms.StepCounter(7))
     assert batches(env)[0]["next", "step_count"].max() == 7
     masked = TransformedEnv(SerialEnv(2, envs.Turns), transforms.ActionMask())

@@ -50,7 +50,7 @@ def q_network():
 
 # ------------------------------------------------------------ policies and losses
 @pytest.mark.parametrize("make", [envs.cartpole, lambda: GymEnv("CartPole-v1")], ids=["theirs", "ours"])
-def test_dqn(make):
+def test_dqn_trains_on_gleanrl_batches(make):
     network = q_network()
     explore = EGreedyModule(spec=envs.cartpole().full_action_spec, annealing_num_steps=100)
     collector = SyncDataCollector(
@@ -88,7 +88,7 @@ def test_dqn(make):
     ],
     ids=["theirs", "ours", "theirs in a batch", "ours in a batch"],
 )
-def test_ppo(make):
+def test_ppo_trains_on_gleanrl_batches(make):
     net = TensorDictModule(
         nn.Sequential(nn.Linear(3, 2), NormalParamExtractor()),
         in_keys=["observation"],
@@ -173,14 +173,14 @@ def stored_and_sampled(transform, data):
     return buffer.storage.get(range(len(buffer))), buffer.sample()
 
 
-def test_forward_on_read():
+def test_buffer_calls_forward_on_read():
     data = TensorDict({"pixels": torch.randint(0, 255, (20, 8, 8, 3), dtype=torch.uint8)}, [20])
     stored, sample = stored_and_sampled(foreign.ToTensorImage(in_keys=["pixels"]), data)
     assert torch.equal(stored["pixels"], data["pixels"])
     assert sample["pixels"].shape == (50, 3, 8, 8) and sample["pixels"].dtype == torch.float32
 
 
-def test_inv_on_write():
+def test_buffer_calls_inv_on_write():
     data = TensorDict({"a": torch.randn(20, 3)}, [20])
     stored, sample = stored_and_sampled(foreign.DoubleToFloat(in_keys=["a"], in_keys_inv=["a"]), data)
     assert stored["a"].dtype == torch.float64 and sample["a"].dtype == torch.float32
@@ -189,7 +189,7 @@ def test_inv_on_write():
     assert torch.equal(stored["kept"], data["a"]) and set(data.keys()) == {"a"}
 
 
-def test_chains():
+def test_buffer_applies_chains_of_transforms():
     chain = foreign.Compose(
         foreign.PermuteTransform((-1, -3, -2), in_keys=["pixels"], in_keys_inv=["pixels"]),
         foreign.RewardScaling(loc=1.0, scale=10.0, in_keys=["reward"]),
@@ -202,7 +202,7 @@ def test_chains():
     )
 
 
-def test_a_transform_of_trajectories():
+def test_buffer_applies_a_transform_of_trajectories():
     batch = SyncDataCollector(envs.Episodes, frames_per_batch=24, total_frames=24).next()
     stored, _ = stored_and_sampled(foreign.Reward2GoTransform(gamma=1.0), batch)
     rewards = batch["next", "reward"]

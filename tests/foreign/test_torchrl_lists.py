@@ -62,7 +62,7 @@ def check(row: Any) -> None:
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_their_environments_in_our_collectors(ragged: bool) -> None:
+def test_torchrl_environments_with_texts_are_collected(ragged: bool) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=8)
     for batch in SyncDataCollector(Story(ragged), None, frames_per_batch=8, total_frames=32):
         assert isinstance(batch, LazyStackedTensorDict if ragged else TensorDict)
@@ -78,7 +78,7 @@ def test_their_environments_in_our_collectors(ragged: bool) -> None:
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_rollouts_are_of_the_same_classes(ragged: bool) -> None:
+def test_rollouts_have_torchrls_classes(ragged: bool) -> None:
     theirs = Story(ragged).rollout(5, break_when_any_done=False)
     ours = TalkingEnv(ragged=ragged).rollout(5, break_when_any_done=False)
     assert type(theirs) is type(ours) and type(theirs.get("text")) is type(ours.get("text")) is NonTensorStack

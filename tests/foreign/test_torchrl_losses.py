@@ -147,18 +147,18 @@ def check(loss, batch):
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_losses_of_continuous_actions(name):
+def test_losses_of_continuous_actions_run(name):
     spec, batch = specs_and_batch("Pendulum-v1")
     check(VALUES[name](spec), batch)
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_losses_of_choices(name):
+def test_losses_of_discrete_actions_run(name):
     spec, batch = specs_and_batch("CartPole-v1")
     check(CHOICES[name](spec), batch)
 
 
-def test_the_action_space_of_integers():
+def test_losses_read_the_action_space_of_integer_specs():
     env = GymEnv("CartPole-v1", categorical_action_encoding=True)
     spec = env.action_spec
     network = values(spec)
@@ -189,7 +189,7 @@ class Team(EnvBase):
         torch.manual_seed(seed)
 
 
-def test_several_agents_and_one_value():
+def test_qmixer_loss_runs_for_several_agents():
     env = Team()
     spec = env.full_action_spec["agents", "action"]
     keys = [("agents", key) for key in ("action", "action_value", "chosen_action_value")]
@@ -212,7 +212,7 @@ ELSEWHERE = {
 }
 
 
-def test_no_loss_is_forgotten():
+def test_every_loss_of_torchrl_is_listed():
     tried = {"QMixerLoss"} | {name.partition(" ")[0].rstrip(",") for name in (*VALUES, *CHOICES)}
     losses = {
         name

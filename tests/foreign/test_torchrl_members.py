@@ -131,12 +131,12 @@ def names_of(cls: type) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls.__name__)
-def test_members_are_served_or_the_table_says_why_not(theirs, ours):
+def test_members_are_served_or_listed_with_a_reason(theirs, ours):
     assert missing(theirs, ours) <= {name for name, _ in unserved_members(names_of(ours))}
 
 
 @pytest.mark.parametrize("row", UNSERVED_MEMBERS, ids=lambda row: f"{row.owner}-{row.names.split()[0]}")
-def test_the_table_names_what_they_have_and_we_have_not(row):
+def test_table_lists_exactly_the_missing_members(row):
     related = [(theirs, ours) for theirs, ours in PAIRS if row.owner in names_of(ours)]
     absent_somewhere = {name for theirs, ours in related for name in missing(theirs, ours)}
     for theirs, ours in related:

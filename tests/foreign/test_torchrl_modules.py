@@ -168,7 +168,7 @@ UNSAFE = (actor, assigned, in_dictionaries)
     + [(pendulum, policy) for policy in VALUES],
     ids=lambda function: function.__name__,
 )
-def test_policies_with_the_spec_of_the_environment(make_env, make_policy):
+def test_policies_use_the_spec_of_the_environment(make_env, make_policy):
     torch.manual_seed(0)
     env = make_env()
     spec = env.action_spec
@@ -186,7 +186,7 @@ def test_policies_with_the_spec_of_the_environment(make_env, make_policy):
     + [(pendulum, policy) for policy in VALUES if policy is not uniform],
     ids=lambda function: function.__name__,
 )
-def test_members_of_policies_do_together_what_the_policy_does(make_env, make_policy, kind):
+def test_members_of_policies_equal_the_policy(make_env, make_policy, kind):
     env = make_env()
     outs = []
     for taken in (lambda policy: policy, lambda policy: ModuleSequence(members_of(policy, torch.Size([])))):
@@ -226,7 +226,7 @@ def drawing(kind, keys, **kwargs):
         (modules.Delta, ["param"]),
     ],
 )
-def test_draws_on_tensors_are_those_of_the_module(distribution, keys, kind, scored):
+def test_draws_on_tensors_equal_the_modules(distribution, keys, kind, scored):
     torch.manual_seed(0)
     policy = drawing(distribution, keys, return_log_prob=scored, default_interaction_type=kind or "random")
     with set_interaction_type(kind):
@@ -234,7 +234,7 @@ def test_draws_on_tensors_are_those_of_the_module(distribution, keys, kind, scor
         check(policy, SIZE)
 
 
-def test_a_module_that_projects_its_draws_is_called_as_it_is():
+def test_module_that_projects_its_draws_is_called_whole():
     spec = pendulum().action_spec
     for safe in (False, True):
         policy = drawing(torch.distributions.Normal, ["loc", "scale"], spec=spec, safe=safe)
@@ -260,20 +260,20 @@ def test_modules_keep_specs_of_their_own_library():
     assert isinstance(q_actor(Categorical(2)).spec["action"], theirs.Categorical)
 
 
-def test_specs_of_their_own_pass_as_they_are():
+def test_torchrl_specs_are_passed_unchanged():
     spec = theirs.Composite(action=theirs.Unbounded(3))
     module = modules.SafeModule(nn.Linear(3, 1), ["observation"], ["action"])
     module.spec = spec
     assert module.spec is spec
 
 
-def test_signatures_are_what_they_were():
+def test_signatures_of_modules_are_unchanged():
     assert "spec" in inspect.signature(modules.QValueActor).parameters
     assert inspect.signature(modules.EGreedyModule.__init__).parameters["spec"].name == "spec"
 
 
 @pytest.mark.parametrize("first", ["gleanrl.data", "torchrl.modules", "torchrl.objectives"])
-def test_either_order_of_import(first):
+def test_torchrl_and_gleanrl_may_be_imported_in_any_order(first):
     code = f"""
 import {first}
 import torchrl.modules, torchrl.data

@@ -76,7 +76,7 @@ def cartpole():
     ],
     ids=["theirs", "creator", "environment", "transform", "serial"],
 )
-def test_their_environments_and_actors_in_workers(cls, make):
+def test_torchrl_environments_and_actors_run_in_workers(cls, make):
     with collecting(cls, make, gaussian(GymEnv("Pendulum-v1").action_spec)) as collector:
         batches = list(collector)
     assert sum(batch.numel() for batch in batches) == 120
@@ -90,7 +90,7 @@ def test_their_environments_and_actors_in_workers(cls, make):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_what_steps_of_exploration_change_reaches_the_workers(cls):
+def test_exploration_steps_reach_the_workers(cls):
     spec = cartpole().action_spec
     network = modules.QValueActor(nn.Linear(4, 2), in_keys=["observation"], spec=spec)
     explore = modules.EGreedyModule(spec, eps_init=1.0, eps_end=0.0, annealing_num_steps=10)
@@ -105,7 +105,7 @@ def test_what_steps_of_exploration_change_reaches_the_workers(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_recurrent_states_and_their_primers(cls):
+def test_recurrent_states_and_primers_work_in_workers(cls):
     lstm = modules.LSTMModule(input_size=4, hidden_size=5, in_key="observation", out_key="embedding")
     head = TensorDictModule(nn.Linear(5, 2), ["embedding"], ["action_value"])
     value = modules.QValueModule(spec=cartpole().action_spec)
@@ -122,7 +122,7 @@ def test_recurrent_states_and_their_primers(cls):
                 assert torch.equal(state[..., 1:, :, :][stays], after[..., :-1, :, :][stays])
 
 
-def test_a_policy_loss_on_batches_of_all_workers():
+def test_policy_loss_runs_on_batches_of_all_workers():
     actor = gaussian(GymEnv("Pendulum-v1").action_spec)
     critic = modules.ValueOperator(nn.Linear(3, 1), in_keys=["observation"])
     loss = objectives.ClipPPOLoss(actor, critic)
@@ -135,7 +135,7 @@ def test_a_policy_loss_on_batches_of_all_workers():
             assert losses["kl_approx"].abs() < 1e-3  # the log-probabilities belong to the policy that acted
 
 
-def test_a_value_loss_and_priorities_on_batches_of_one_worker_each():
+def test_value_loss_and_priorities_run_on_batches_of_single_workers():
     network = modules.QValueActor(nn.Linear(4, 2), in_keys=["observation"], spec=cartpole().action_spec)
     loss = objectives.DQNLoss(network, action_space=cartpole().action_spec)
     buffer = TensorDictPrioritizedReplayBuffer(

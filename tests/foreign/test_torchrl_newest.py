@@ -63,7 +63,7 @@ def steps(count=20):
 
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode", "random"])
-def test_goals_of_hindsight(strategy):
+def test_hindsight_goals_equal_torchrls(strategy):
     found = []
     for data in (their_data, our_data):
         buffer = data.HERReplayBuffer(
@@ -87,7 +87,7 @@ def test_goals_of_hindsight(strategy):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
-def test_what_is_left_after_each_batch(batch_size):
+def test_consuming_sampler_leaves_the_same_records(batch_size):
     lengths = []
     for data in (their_data, our_data):
         buffer = data.ReplayBuffer(
@@ -105,7 +105,7 @@ def test_what_is_left_after_each_batch(batch_size):
     assert lengths[0] == lengths[1]
 
 
-def test_shares_by_staleness():
+def test_staleness_sampler_draws_the_same_shares():
     shares = []
     for data, kind in ((their_data, TheirStaleness), (our_data, our_data.StalenessAwareSampler)):
         sampler = kind(max_staleness=4)
@@ -121,7 +121,7 @@ def test_shares_by_staleness():
 
 
 @BOTH
-def test_compressed_records(data):
+def test_compressed_storage_restores_records(data):
     records = TensorDict(
         {"o": torch.randint(255, (5, 3, 8, 8), dtype=torch.uint8), "n": torch.arange(5)}, [5]
     )
@@ -132,7 +132,7 @@ def test_compressed_records(data):
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.5, 0.75])
-def test_parts_of_a_data_set(fraction):
+def test_parts_of_a_data_set_equal_torchrls(fraction):
     sums = []
     for data in (their_data, our_data):
         offline = data.ReplayBuffer(storage=data.LazyTensorStorage(50))
@@ -147,7 +147,7 @@ def test_parts_of_a_data_set(fraction):
     assert sums[0] == [pytest.approx(part) for part in sums[1]]
 
 
-def test_stacks_from_single_frames():
+def test_stacks_from_single_frames_equal_torchrls():
     found = []
     for data, envs in ((their_data, their_envs), (our_data, our_envs)):
         frames = envs.CatFrames(3, -1, in_keys=["x"], out_keys=["stack"])
@@ -165,7 +165,7 @@ def test_stacks_from_single_frames():
     assert found[0] == found[1]
 
 
-def test_chunks_of_actions():
+def test_action_chunks_equal_torchrls():
     found = []
     for envs in (their_envs, our_envs):
         env = envs.TransformedEnv(envs.GymEnv("Pendulum-v1"), envs.MultiAction())
@@ -177,7 +177,7 @@ def test_chunks_of_actions():
         assert torch.allclose(theirs, ours)
 
 
-def test_a_state_to_begin_in():
+def test_initial_states_equal_torchrls():
     env, theirs = TransformedEnv(our_envs.PendulumEnv(), our_envs.StepCounter()), their_envs.PendulumEnv()
     for one in (env, theirs):
         given = one.reset()
@@ -190,7 +190,7 @@ def test_a_state_to_begin_in():
 
 
 @BOTH
-def test_names_of_dimensions(data):
+def test_dimension_names_equal_torchrls(data):
     spec = data.Composite(a=data.Unbounded((2, 3)), shape=(2,), names=["env"])
     assert spec.names == spec.zero().names == spec.clone().names == ["env"]
     assert (

@@ -57,7 +57,7 @@ def rows(first: int, count: int) -> TensorDict:
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_parts_of_both(sampler, writer, storage):
+def test_parts_of_both_libraries_combine(sampler, writer, storage):
     if storage in LISTS and sampler.startswith("slices"):
         pytest.skip("slices need columns, there too")
     buffer = TensorDictReplayBuffer(
@@ -91,7 +91,7 @@ def test_parts_of_both(sampler, writer, storage):
     "make", [lambda: LazyTensorStorage(20, ndim=2), lambda: storages.LazyTensorStorage(20, ndim=2)]
 )
 @pytest.mark.parametrize("writer", WRITERS)
-def test_several_batch_dimensions(make, writer):
+def test_torchrl_parts_work_with_two_dimensions(make, writer):
     buffer = TensorDictReplayBuffer(
         storage=make(), sampler=samplers.RandomSampler(), writer=WRITERS[writer](), batch_size=4
     )
@@ -102,7 +102,7 @@ def test_several_batch_dimensions(make, writer):
     assert torch.equal(buffer[tuple(batch["index"].unbind(-1))]["t"], batch["t"])
 
 
-def test_epochs_end():
+def test_epochs_of_a_torchrl_sampler_end():
     buffer = ReplayBuffer(
         storage=storages.LazyTensorStorage(10),
         sampler=samplers.SamplerWithoutReplacement(),
@@ -114,7 +114,7 @@ def test_epochs_end():
         assert sorted(torch.cat([*buffer]).tolist()) == [*range(10)]
 
 
-def test_our_priorities_and_choices_over_their_storage():
+def test_gleanrl_samplers_work_over_torchrl_storages():
     buffer = TensorDictReplayBuffer(
         storage=storages.LazyTensorStorage(5),
         sampler=PrioritizedSampler(5, 1.0, 1.0, seed=0),
@@ -128,7 +128,7 @@ def test_our_priorities_and_choices_over_their_storage():
     assert {*buffer.sample()["t"].tolist()} >= {5}
 
 
-def test_their_writer_of_the_best():
+def test_torchrl_max_value_writer_works():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(5),
         writer=writers.TensorDictMaxValueWriter(rank_key=("next", "reward")),
@@ -138,7 +138,7 @@ def test_their_writer_of_the_best():
     assert {*buffer[:]["t"].tolist()} == {*range(3, 8)}
 
 
-def test_slices_of_theirs_end_where_our_ring_does():
+def test_torchrl_slices_respect_the_cursor():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(20),
         sampler=samplers.SliceSampler(slice_len=4, end_key=("next", "done")),
@@ -150,7 +150,7 @@ def test_slices_of_theirs_end_where_our_ring_does():
     assert (buffer.sample()["t"].view(-1, 4).diff(dim=1) == 1).all()
 
 
-def test_records_that_their_storage_holds_already():
+def test_existing_records_of_a_torchrl_storage_are_served():
     storage = storages.LazyTensorStorage(6)
     storage.set(range(4), rows(0, 4))
     buffer = TensorDictReplayBuffer(storage=storage, sampler=SamplerWithoutReplacement(), batch_size=4)
@@ -158,7 +158,7 @@ def test_records_that_their_storage_holds_already():
     assert buffer.extend(rows(4, 3)).tolist() == [4, 5, 0]
 
 
-def test_a_generator_of_the_users_own():
+def test_user_generator_reaches_torchrl_samplers():
     def drawn(seed):
         buffer = ReplayBuffer(
             storage=LazyTensorStorage(100),
@@ -172,7 +172,7 @@ def test_a_generator_of_the_users_own():
     assert drawn(0) == drawn(0) != drawn(1)
 
 
-def test_suites():
+def test_torchrl_parts_pass_the_suites():
     assert "stored" in check_sampler(samplers.RandomSampler).passed
     assert check_writer(writers.RoundRobinWriter).passed == ("index", "state")
     assert "ring" in check_storage(lambda: storages.LazyTensorStorage(8)).passed

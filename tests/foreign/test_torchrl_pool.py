@@ -89,7 +89,7 @@ def program(library, backend):
     # TorchRL's processes start slowly.
     ["threading", pytest.param("multiprocessing", marks=pytest.mark.slow)],
 )
-def test_the_same_program(backend):
+def test_same_program_gets_the_same_rows(backend):
     theirs, mine = program(foreign, backend), program(ours, backend)
     assert len(theirs) == len(mine)
     for number, (a, b) in enumerate(zip(theirs, mine, strict=True)):
@@ -97,7 +97,7 @@ def test_the_same_program(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_torchrls_environments_in_our_pool(backend):
+def test_torchrl_environments_run_in_the_pool(backend):
     with ours.AsyncEnvPool([torchrl_envs.cartpole for _ in range(2)], backend=backend) as pool:
         ours.check_env_specs(pool)
         roots = pool.reset()

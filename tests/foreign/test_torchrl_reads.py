@@ -70,7 +70,7 @@ class Recording(TensorDict):
 
 @pytest.mark.parametrize("kind", [None, "random", "deterministic"])
 @pytest.mark.parametrize("make_policy", [q_actor, q_module, greedy, masked, noisy, from_env])
-def test_modules_that_are_known_to_read_their_in_keys_only(make_policy, kind):
+def test_listed_modules_read_their_in_keys_only(make_policy, kind):
     env = pendulum() if make_policy in VALUES else cartpole()
     policy = make_policy(env.action_spec)
     members = members_of(policy, torch.Size([]))
@@ -89,7 +89,7 @@ def test_modules_that_are_known_to_read_their_in_keys_only(make_policy, kind):
         assert keys_of(module) is None
 
 
-def test_exploration_is_drawn_for_each_agent_where_nothing_of_their_group_is_read():
+def test_exploration_is_drawn_for_each_agent_without_group_reads():
     drawn = []
     for known in (True, False):
         torch.manual_seed(0)
@@ -135,7 +135,7 @@ class Team(EnvBase):
 
 
 @pytest.mark.parametrize("make_policy", [q_actor, greedy, distributional, noisy, correlated])
-def test_batches_are_the_same_whether_it_is_known_what_the_policy_reads(make_policy):
+def test_batches_do_not_depend_on_known_reads(make_policy):
     batches = []
     for known in (True, False):
         env = TransformedEnv(

@@ -57,7 +57,7 @@ def test_the_state_is_kept_and_starts_at_zero(make, cls):
 
 
 @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
-def test_members_may_have_the_primers_of_a_module(kind):
+def test_members_may_use_the_primers_of_a_module(kind):
     recurrent = modules.LSTMModule(input_size=4, hidden_size=5, in_key="observation", out_key="embedding")
     head = TensorDictModule(lambda x: (x.sum(-1) > 0).long(), ["embedding"], ["action"])
     primer = recurrent.make_tensordict_primer()
@@ -72,7 +72,7 @@ def test_members_may_have_the_primers_of_a_module(kind):
         assert torch.equal(state[~began], before[~began])
 
 
-def test_what_the_module_relies_on_is_named():
+def test_missing_init_tracker_is_named():
     actor, _ = policy(modules.LSTMModule)
     with pytest.raises(PolicyError, match=r"recurrent_state_h.*is_init.*InitTracker\(\)"):
         SyncDataCollector(cartpole(), actor, frames_per_batch=4)

@@ -279,7 +279,7 @@ CASES = [
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: "-".join(str(getattr(p, "__name__", p)) for p in case)
 )
-def test_what_theirs_give_ours_give(case, tmp_path):
+def test_buffer_calls_equal_torchrls(case, tmp_path):
     scenario, *told = case
     theirs, ours = (
         {name: outcome(call) for name, call in scenario(lib, tmp_path / path, *told)}

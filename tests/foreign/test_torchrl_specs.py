@@ -56,7 +56,7 @@ each = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: " ".join(repr(spe
 
 
 @each
-def test_there_and_back(spec):
+def test_specs_survive_a_round_trip(spec):
     other = to_torchrl(spec.to("cpu"))
     assert isinstance(other, theirs.TensorSpec)
     assert type(other).__name__ == type(spec).__name__
@@ -65,12 +65,12 @@ def test_there_and_back(spec):
 
 
 @each
-def test_values_of_one_are_values_of_the_other(spec):
+def test_converted_spec_contains_the_values(spec):
     if not isinstance(spec, ours.Stacked):  # TorchRL's values of it are nested tensors
         assert to_torchrl(spec).is_in(spec.rand())
 
 
-def test_locks():
+def test_lock_is_converted():
     assert to_torchrl(ours.Composite(a=ours.Unbounded()).lock_()).is_locked
 
 
@@ -84,7 +84,7 @@ def test_conversions_are_copies():
     assert torch.equal(back.mask, MASK)
 
 
-def test_what_is_no_spec_passes():
+def test_other_values_pass_unchanged():
     assert to_torchrl(None) is None
     assert to_torchrl("one-hot") == "one-hot"
     other = theirs.OneHot(3)

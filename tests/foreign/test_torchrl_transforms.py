@@ -77,7 +77,7 @@ CASES = [(name, size) for name in SAME for size in ((), (2,)) if (name, size) !=
 
 
 @pytest.mark.parametrize(("name", "size"), CASES, ids=str)
-def test_they_do_what_ours_do(name, size):
+def test_torchrl_transforms_equal_gleanrls(name, size):
     foreign = TransformedEnv(CountingEnv(SCRIPT, size), SAME[name](theirs))
     assert type(foreign.transform).__name__ == "ForeignTransform"
     check_env_specs(foreign)
@@ -91,7 +91,7 @@ def test_they_do_what_ours_do(name, size):
 
 
 @pytest.mark.parametrize("name", ["StepCounter", "RewardSum", "VecNorm"])
-def test_collectors_and_members(name):
+def test_torchrl_transforms_work_in_collectors_and_members(name):
     def make():
         return TransformedEnv(CountingEnv(SCRIPT), Compose(InitTracker(), SAME[name](theirs)))
 
@@ -106,7 +106,7 @@ def test_collectors_and_members(name):
 
 
 @pytest.mark.slow
-def test_members_in_processes():
+def test_torchrl_transforms_work_in_worker_processes():
     env = ParallelEnv(2, lambda: TransformedEnv(CountingEnv(SCRIPT), theirs.StepCounter(2)))
     assert rows(env)["step_count"].max() == 1
     env.close()
@@ -131,14 +131,14 @@ def test_private_entries_reach_the_policy():
     assert "_eps_gSDE" not in batch and "action" in batch
 
 
-def test_chains_are_taken_apart_and_attributes_shown():
+def test_chains_are_flattened_and_attributes_exposed():
     env = TransformedEnv(CountingEnv(SCRIPT), theirs.Compose(theirs.StepCounter(2), theirs.RewardSum()))
     assert len(env.transform) == 2 and env.transform[0].max_steps == 2
     env = env.append_transform(theirs.TrajCounter())
     assert rows(env)["next", "traj_count"].flatten().tolist() == [0, 0, 1, 2, 2, 3, 3, 4, 5]
 
 
-def test_one_that_a_user_derived():
+def test_user_subclass_of_a_torchrl_transform_works():
     class Twice(theirs.Transform):
         def _call(self, next_tensordict):
             return next_tensordict.set(
@@ -160,7 +160,7 @@ def test_one_that_a_user_derived():
 
 @pytest.mark.parametrize("kind", [LSTMModule, GRUModule], ids=["lstm", "gru"])
 @pytest.mark.parametrize("size", [0, 2])
-def test_primers_of_recurrent_modules(kind, size):
+def test_primers_of_recurrent_modules_work(kind, size):
     module = kind(input_size=3, hidden_size=4, in_key="observation", out_key="features")
     act = TensorDictSequential(module, TensorDictModule(torch.nn.Linear(4, 2), ["features"], ["action"]))
     base = SerialEnv(size, lambda: CountingEnv(SCRIPT)) if size else CountingEnv(SCRIPT)
@@ -174,7 +174,7 @@ def test_primers_of_recurrent_modules(kind, size):
         assert not before[~goes_on].any()
 
 
-def test_a_burn_in_of_a_recurrent_module():
+def test_burn_in_of_a_recurrent_module_works():
     module = GRUModule(
         3,
         4,
@@ -202,7 +202,7 @@ def test_pictures_are_rendered_and_recorded(tmp_path):
     env.close()
 
 
-def test_buffers_take_them():
+def test_torchrl_transforms_work_in_buffers():
     data = rows(CountingEnv(SCRIPT))
     buffer = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=4)
     buffer.append_transform(theirs.ObservationNorm(0.5, 2.0, in_keys=["observation"]))
@@ -212,7 +212,7 @@ def test_buffers_take_them():
     assert torch.equal(buffer[:]["next", "reward"], data["next", "reward"] * 2)
 
 
-def test_one_that_takes_several_steps_at_once():
+def test_torchrl_multi_action_steps_chunks():
     env = TransformedEnv(CountingEnv(Script(ending="never")), theirs.MultiAction())
     data = env.rollout(2, lambda td: td.set("action", torch.zeros(3, 2)))
     assert data["next", "observation"][:, 2].tolist() == [3.0, 6.0]

@@ -6,7 +6,7 @@ from gleanrl.collectors.distributed.actor import Allowance
 from gleanrl.collectors.source import Grant
 
 
-def test_grants_come_in_order_and_what_is_lacking_comes_again():
+def test_grants_are_taken_in_order_and_missing_frames_granted_again():
     allowance = Allowance(2)
     assert allowance.grant(0) is None and allowance.left(0) == 0
     allowance.add([Grant(5, random=True), Grant(5), Grant(3, most=5)], 0)

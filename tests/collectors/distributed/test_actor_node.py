@@ -105,7 +105,7 @@ def broadcast(ray, **weights: torch.Tensor):
     return (ray.put(serialization.PickledBatch(TensorDict(weights))),)
 
 
-def test_orders_through_the_pipe_and_by_ray_are_carried_out_in_their_sequence():
+def test_orders_by_pipe_and_by_ray_are_carried_out_in_order():
     offer = Offer.of(2)
     node, told = started(recipe(offer=offer))
     memory = Borrowed.opened(told.memory, offer)

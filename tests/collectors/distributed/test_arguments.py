@@ -30,7 +30,7 @@ class Plain(MultiSyncDataCollector):
     pass
 
 
-def test_classes():
+def test_collector_class_names_are_resolved():
     found = [class_of(name, 1) for name in ("single", "sync", "async")]
     assert found == [SyncDataCollector, MultiSyncDataCollector, MultiaSyncDataCollector]
     assert class_of(Plain, 3) is Plain
@@ -46,7 +46,7 @@ def test_classes():
             class_of(kind, 2)
 
 
-def test_environments_of_nodes_and_of_their_workers():
+def test_create_env_fn_is_split_among_nodes_and_workers():
     assert count_of([CountingEnv] * 3, None) == 3 and count_of(CountingEnv, 2) == 2
     with pytest.raises(MissingArgumentError, match="the number of nodes is unknown"):
         count_of(CountingEnv, None)
@@ -63,7 +63,7 @@ def test_environments_of_nodes_and_of_their_workers():
         environments_of([CountingEnv], 2, 0, [None, None])
 
 
-def test_keywords_and_options():
+def test_keywords_and_actor_options_are_split_among_nodes():
     assert keywords_of({"cat_results": 0}, 2) == [{"cat_results": 0}] * 2
     assert keywords_of(None, 1) == [{}]
     with pytest.raises(UnsupportedError, match="collector_kwargs: .'total_frames'"):

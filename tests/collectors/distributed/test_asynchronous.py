@@ -39,7 +39,7 @@ def test_budgets_are_met_to_the_frame(apart):
         source.collect(budget.aside())
 
 
-def test_a_batch_is_looked_at_where_it_stands_or_copied_once(apart):
+def test_lent_batch_is_a_view_and_delivered_batch_is_copied_once(apart):
     def stands_in(batch: Any, what: str) -> bool:
         place = batch["observation"].data_ptr()
         return any(begin <= place < end for begin, end in mapped(what))
@@ -62,7 +62,7 @@ def test_a_batch_is_looked_at_where_it_stands_or_copied_once(apart):
         batch["observation"] += 1  # the batch belongs to the user
 
 
-def test_what_an_environment_raises_is_raised_here_and_the_others_go_on(apart):
+def test_exception_of_an_environment_is_raised_and_other_nodes_continue(apart):
     ledger = apart.stats
     before = ledger()
     apart.policy.become(FATAL)
@@ -86,7 +86,7 @@ def test_what_an_environment_raises_is_raised_here_and_the_others_go_on(apart):
     assert after.delivered > before.delivered
 
 
-def test_a_batch_that_nobody_got_is_discarded_and_so_is_what_follows_it(apart):
+def test_undelivered_batch_and_its_successors_are_discarded(apart):
     source, before = apart.source, apart.stats().discarded
     collected = source.next(Budget(1, 20))
     (number,) = {int(collected.batch["observation"][0, 0])}

@@ -15,7 +15,7 @@ def lent() -> list[str]:
     return [name for name in descriptors() if "gleanrl" in name]
 
 
-def test_a_killed_actor_is_made_anew_and_costs_its_frames(apart, ray_session):
+def test_killed_actor_is_replaced_and_its_frames_are_discarded(apart, ray_session):
     victim, fleet = 0, apart.source.fleet  # the node that lends its batches
     until(lambda: victim in rows([apart.next()]))
     before, opened = apart.stats(), (len(lent()), len(mapped("memfd:gleanrl")))

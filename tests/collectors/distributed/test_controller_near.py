@@ -36,7 +36,7 @@ class _Method:
         return f"{self._name} outcome", f"{self._name} batch"
 
 
-def test_orders_take_the_pipe_of_those_that_lend() -> None:
+def test_orders_use_the_pipe_of_nodes_that_lend() -> None:
     near, actor, offer, order = NearNodes(None), Actor(), Offer.of(1), Order(0, (), WEIGHTS)
     lender = Lender(offer)
     near.meet(1, lender.name, offer)

@@ -33,7 +33,7 @@ def ends() -> tuple[NodeEnd, Line]:
     return node, Line(Descriptors(), os.getpid(), node.names)
 
 
-def test_a_node_attends_until_it_is_told_to_leave(ends):
+def test_node_attends_until_it_is_ordered_to_leave(ends):
     (node, line), actor = ends, Actor()
     line.attend(actor, "weights")
     line.attend(actor, "weights")
@@ -71,7 +71,7 @@ def test_orders_and_calls_of_ray_keep_their_sequence(ends):
     assert [message.value for message in node.attend(2)] == ["after"]
 
 
-def test_other_weights_come_with_an_attendance_of_their_own(ends):
+def test_new_weights_start_another_attendance(ends):
     (node, line), actor = ends, Actor()
     line.attend(actor, "old")
     before = line.give("with the old ones")
@@ -83,7 +83,7 @@ def test_other_weights_come_with_an_attendance_of_their_own(ends):
     assert [message.ticket for message in node.attend(2)] == [after]
 
 
-def test_an_attendance_that_nobody_noted_ends_with_the_next_one(ends):
+def test_unrecorded_attendance_ends_with_the_next_one(ends):
     node, line = ends
 
     class Interrupted(Actor):
@@ -119,7 +119,7 @@ def test_a_node_leaves_by_itself_after_a_while_and_when_its_owner_ends(ends):
     assert actor.asked == [(1, None), (2, None)]
 
 
-def test_what_cannot_be_sent_leaves_nothing_in_the_pipe(ends):
+def test_unpicklable_answer_leaves_the_pipe_empty(ends):
     node, line = ends
     with pytest.raises(TypeError):
         node.answer(Message(0, Unsendable()))
@@ -135,7 +135,7 @@ class Unsendable:
         raise TypeError("it stays here")
 
 
-def test_lines_end_with_their_node():
+def test_line_ends_with_its_node():
     node = NodeEnd()
     line = Line(Descriptors(), os.getpid(), node.names)
     node.answer(Message(0, "last words"))

@@ -37,7 +37,7 @@ def filled(block: Block, value: float) -> Block:
     return block
 
 
-def test_what_is_filled_there_is_seen_here(offer: Offer) -> None:
+def test_lent_block_is_seen_by_the_borrower(offer: Offer) -> None:
     lender = Lender(offer)
     borrowed = Borrowed.opened(lender.name, offer)
     assert borrowed is not None
@@ -54,7 +54,7 @@ def test_what_is_filled_there_is_seen_here(offer: Offer) -> None:
         filled(block, number)
 
 
-def test_a_block_is_used_again_only_once_it_is_not_wanted(offer: Offer) -> None:
+def test_block_is_reused_only_after_its_return(offer: Offer) -> None:
     lender = Lender(offer)
     borrowed = Borrowed.opened(lender.name, offer)
     assert borrowed is not None
@@ -75,7 +75,7 @@ def test_a_block_is_used_again_only_once_it_is_not_wanted(offer: Offer) -> None:
     assert place is not None and borrowed.share(place).view().shape == (6,)
 
 
-def test_what_stands_elsewhere_is_copied_and_what_has_no_place_is_not_lent(offer: Offer) -> None:
+def test_batches_outside_lent_memory_are_copied_or_not_lent(offer: Offer) -> None:
     lender = Lender(offer)
     borrowed = Borrowed.opened(lender.name, offer)
     assert borrowed is not None
@@ -87,7 +87,7 @@ def test_what_stands_elsewhere_is_copied_and_what_has_no_place_is_not_lent(offer
     assert lender.lend(1, batch) is not None and lender.lend(2, batch) is None
 
 
-def test_short_memory_lends_nothing(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scarce_memory_lends_no_block(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
     lender = Lender(offer)
     monkeypatch.setattr(shared_columns, "available_memory", lambda: 100)
     assert lender.block(SCHEMA, (), 5) is None
@@ -95,7 +95,7 @@ def test_short_memory_lends_nothing(offer: Offer, monkeypatch: pytest.MonkeyPatc
         Lender(offer)
 
 
-def test_memory_of_others_is_left_alone(offer: Offer) -> None:
+def test_memory_of_other_processes_is_not_opened(offer: Offer) -> None:
     lender = Lender(offer)
     held = Descriptors()
     others = [*held.take(memory("gleanrl")), *held.take(pipe())]
@@ -110,7 +110,7 @@ def test_memory_of_others_is_left_alone(offer: Offer) -> None:
     assert os.fstat(others[0]).st_size == 4096
 
 
-def test_what_was_borrowed_outlives_its_lender(offer: Offer) -> None:
+def test_borrowed_share_outlives_its_lender(offer: Offer) -> None:
     lender = Lender(offer)
     borrowed = Borrowed.opened(lender.name, offer)
     block = lender.block(SCHEMA, (), 5)

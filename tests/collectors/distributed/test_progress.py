@@ -42,7 +42,7 @@ def test_batches_arrive_and_are_delivered_once():
     assert now.ledger.discards == {"environment": 3, "budget": 1} and state(now).next_id == 2
 
 
-def test_what_is_unwanted_is_discarded_as_it_arrives():
+def test_unwanted_batches_are_discarded_on_arrival():
     now = standing(0, 1).arriving(1, outcome(0, 10, 10), "batch 0").discarding(1, "reset")
     assert now.ledger.discards == {"reset": 10} and state(now).coming == 0
     assert state(now).unwanted.reason == "reset" and state(now).reset and state(now).afresh
@@ -51,7 +51,7 @@ def test_what_is_unwanted_is_discarded_as_it_arrives():
     assert state(now).owed == 0  # the node is ordered to drop the rest
 
 
-def test_batches_that_an_interrupt_has_hidden_are_discarded_and_what_follows_them():
+def test_batches_lost_by_an_interrupt_and_their_successors_are_discarded():
     now = (
         standing(0, 1, 2)
         .arriving(1, outcome(0, 10, 10), "batch 0")
@@ -62,7 +62,7 @@ def test_batches_that_an_interrupt_has_hidden_are_discarded_and_what_follows_the
     assert now.ledger.discards == {"interrupted": 40} and state(now).reset and not state(now).unwanted
 
 
-def test_a_lost_node_keeps_what_has_arrived():
+def test_arrived_batches_of_a_lost_node_are_kept():
     now = standing(0, 1).arriving(1, outcome(0, 10, 10), "batch 0")
     now = now.losing(1, 10, "worker", Losses(1))
     after = state(now)

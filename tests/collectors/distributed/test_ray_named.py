@@ -15,7 +15,7 @@ from gleanrl.errors import BatchSizeError, UnsupportedError
 from tests.collectors.distributed.helpers import Says, environments, make_cartpole
 
 
-def test_frames_that_cannot_be_divided():
+def test_frames_not_divisible_by_the_nodes_are_refused():
     two = environments(2)
     with pytest.raises(BatchSizeError, match="frames_per_batch=5"):
         DistributedDataCollector(two, Says(), frames_per_batch=5, sync=True)
@@ -36,19 +36,19 @@ def test_frames_that_cannot_be_divided():
         (RayCollector, {"use_env_creator": True}),
     ],
 )
-def test_what_belongs_to_another_engine_is_refused_by_name(kind, given):
+def test_arguments_of_other_engines_are_refused_by_name(kind, given):
     with pytest.raises(UnsupportedError, match=next(iter(given))):
         kind(environments(2), Says(), frames_per_batch=10, **given)
 
 
-def test_names():
+def test_other_class_names_are_aliases():
     assert distributed.DistributedCollector is DistributedDataCollector
     assert distributed.RPCCollector is RPCDataCollector
     with pytest.raises(UnsupportedError, match="ray start"):
         distributed.submitit_delayed_launcher(2)
 
 
-def test_shares_follow_each_other(ray_session):
+def test_shares_are_joined_along_time(ray_session):
     collector = RPCDataCollector(
         environments(1),
         Says(),

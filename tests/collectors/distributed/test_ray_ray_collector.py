@@ -33,18 +33,18 @@ from tests.collectors.distributed.helpers import Says, check_rows, environments,
         ("replay_buffer", {"replay_buffer": 3}),
     ],
 )
-def test_arguments(message, given):
+def test_invalid_arguments_are_refused(message, given):
     with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
         RayCollector(**{"create_env_fn": make_cartpole, "frames_per_batch": 10, "num_collectors": 2, **given})
 
 
-def test_a_node_that_raises_while_it_is_made(ray_session):
+def test_exception_of_a_node_constructor_is_raised(ray_session):
     with pytest.raises(ZeroDivisionError):
         RayCollector(lambda: 1 / 0, num_collectors=1, frames_per_batch=10, remote_configs={"num_cpus": 0})
     assert ray_session.is_initialized()
 
 
-def test_a_node_that_nobody_has_a_place_for(ray_session):
+def test_node_without_resources_times_out_with_its_request(ray_session):
     with pytest.raises(
         WorkerTimeoutError, match=r"node 0 didn't start within 0.2 s: it asks for .*'nowhere'"
     ):
@@ -74,7 +74,7 @@ def test_nodes_can_be_added(growing):
     assert growing.local_policy() is growing.policy
 
 
-def test_shares_that_cannot_grow(together):
+def test_adding_nodes_to_fixed_shares_is_refused(together):
     with pytest.raises(UnsupportedError, match="fixed number of nodes"):
         together.add_collectors(environments(1))
 
@@ -106,7 +106,7 @@ def test_nodes_with_workers_that_collect_ahead_meet_their_budget(ray_session, ki
     assert ray_session.is_initialized()
 
 
-def test_batches_go_to_a_buffer_in_an_actor_past_the_learner(ray_session):
+def test_batches_reach_a_remote_buffer_without_the_learner(ray_session):
     buffer = RayReplayBuffer(storage=LazyTensorStorage(1_000), batch_size=5)
     collector = RayCollector(
         environments(1),

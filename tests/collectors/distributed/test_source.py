@@ -14,7 +14,7 @@ from tests.collectors.distributed.test_asynchronous import until
 from tests.test_checkpoint_trajectories import unfinished
 
 
-def test_every_batch_says_of_which_weights_it_is(apart):
+def test_each_batch_carries_the_version_of_its_weights(apart):
     apart.policy.become(0.0)
     apart.update_policy_weights_()
     first, puts = apart.policy_version, apart.source.weights.puts
@@ -36,7 +36,7 @@ def test_every_batch_says_of_which_weights_it_is(apart):
     assert seen[first + 3] == {13.0}
 
 
-def test_one_node_can_have_weights_of_its_own(apart):
+def test_one_node_can_have_separate_weights(apart):
     apart.policy.become(20.0)
     apart.update_policy_weights_()
     apart.update_policy_weights_(
@@ -62,7 +62,7 @@ def test_one_node_can_have_weights_of_its_own(apart):
         apart.update_policy_weights_(TensorDict(other=torch.ones(2)))
 
 
-def test_resets_discard_what_is_under_way(apart):
+def test_resets_discard_frames_in_progress(apart):
     before = apart.next()
     assert apart.reset([True, False]) is None
     batches: list = []
@@ -93,7 +93,7 @@ def test_seeds_and_states_of_nodes(apart):
     assert len(stats.workers) == 2 and all(worker.frames > 0 for worker in stats.workers)
 
 
-def test_trajectories_that_cannot_go_on_are_marked_in_buffers(apart, tmp_path):
+def test_trajectories_that_cannot_resume_are_marked_in_buffers(apart, tmp_path):
     buffer: ReplayBuffer = ReplayBuffer(storage=LazyTensorStorage(5_000), batch_size=4)
     checkpoint = Checkpoint(collector=apart, buffer=buffer)
     until(lambda: buffer.extend(apart.next()) is not None and len(unfinished(buffer)) == 2)

@@ -57,7 +57,7 @@ def test_batches_have_a_share_of_each_node_in_their_order(together):
     assert source.deliver(aside, aside.batch).shape == (2, 10) and source.spent == spent + 50
 
 
-def test_every_batch_is_of_the_weights_of_its_moment(together):
+def test_each_batch_uses_the_current_weights(together):
     puts = together.source.weights.puts
     for value in (2.0, 3.0, 3.0):
         together.policy.become(value)
@@ -68,7 +68,7 @@ def test_every_batch_is_of_the_weights_of_its_moment(together):
     assert together.next()["policy_version"].unique().tolist() == [version]
 
 
-def test_one_share_that_fails_costs_the_others(together):
+def test_failing_share_discards_the_other_shares(together):
     before = together.stats()
     together.policy.become(FATAL)
     with pytest.raises(FakeFailure):
@@ -81,7 +81,7 @@ def test_one_share_that_fails_costs_the_others(together):
     assert after.stepped == after.delivered + after.discarded
 
 
-def test_state(together):
+def test_state_restores_counts_weights_and_ids(together):
     state = together.state_dict()
     assert sorted(state) == ["frames", "iter", "source", "worker0", "worker1"]
     together.policy.become(5.0)

@@ -40,7 +40,7 @@ def test_followed_weights_are_put_if_they_have_changed(ray_session):
     assert weights.puts == 4
 
 
-def test_until_when_weights_are_followed(ray_session):
+def test_weights_are_followed_as_long_as_the_mode_says(ray_session):
     policy = Says()
     for following, interval, expected in (
         (FollowedWeights.ALWAYS, None, [1.0, 1.0]),
@@ -71,7 +71,7 @@ def test_weights_of_one_node_and_states(ray_session):
         weights.parse({0: {}}, True, {})
 
 
-def test_policies_that_only_the_nodes_have(ray_session):
+def test_policy_factories_run_on_the_nodes(ray_session):
     made_there = BroadcastWeights(ray_session, None, fields_of(Says()), FollowedWeights.UNTIL_GIVEN)
     made_there.refresh(0)
     assert made_there.puts == 0

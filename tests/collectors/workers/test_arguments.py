@@ -20,7 +20,7 @@ from tests.collectors.helpers import Net
 from tests.fakes_base import CountingEnv
 
 
-def test_environments_come_as_a_list_or_as_one_for_so_many_workers() -> None:
+def test_environments_are_a_list_or_one_with_num_workers() -> None:
     assert [maker.source for maker in makers_of([CountingEnv] * 3, None, None)] == [CountingEnv] * 3
     assert [maker.source for maker in makers_of(CountingEnv, None, 2)] == [CountingEnv] * 2
     one = CountingEnv()
@@ -38,7 +38,7 @@ def test_environments_come_as_a_list_or_as_one_for_so_many_workers() -> None:
         (CountingEnv, 0, InvalidArgumentError, "num_workers"),
     ],
 )
-def test_environments_that_cant_be_counted(given: Any, count: Any, error: Any, message: str) -> None:
+def test_ambiguous_number_of_workers_is_refused(given: Any, count: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         makers_of(given, None, count)
 
@@ -54,7 +54,7 @@ def test_frames_of_a_batch_may_be_given_by_worker() -> None:
         frames_of([10, 0], 2, True)
 
 
-def test_one_for_all_or_one_for_each() -> None:
+def test_arguments_are_single_or_by_worker() -> None:
     assert each("device", "cpu", 2) == ["cpu", "cpu"] and each("device", ("cpu", None), 2) == ["cpu", None]
     with pytest.raises(LengthError, match="device: expected 2 entries, one for each worker, got 1"):
         each("device", ["cpu"], 2)
@@ -73,7 +73,7 @@ def test_policies_are_pickled_once() -> None:
         policies_of(None, [Net, 3], [False] * 2)
 
 
-def test_thresholds_and_timeouts() -> None:
+def test_preemptive_threshold_and_timeouts_are_checked() -> None:
     assert [enough_of(given, 4) for given in (None, 0, 0.5, 7)] == [None, 1, 2, 4]
     with pytest.raises(InvalidArgumentError, match="preemptive_threshold"):
         enough_of(float("nan"), 4)

@@ -8,7 +8,7 @@ from tests.collectors.workers.crews import check_streams, collecting
 
 
 @pytest.mark.parametrize("total", [12, 30, 96])
-def test_the_budget_is_met_and_streams_go_on(total: int) -> None:
+def test_budget_is_met_and_streams_continue(total: int) -> None:
     with collecting("async", 3, total_frames=total) as collector:
         batches = list(collector)
     check_streams(batches)
@@ -16,7 +16,7 @@ def test_the_budget_is_met_and_streams_go_on(total: int) -> None:
     assert all(batch["observation"][:, 0].unique().numel() == 1 for batch in batches)
 
 
-def test_what_was_lost_on_the_way_is_discarded_with_what_follows() -> None:
+def test_lost_batch_and_its_successors_are_discarded() -> None:
     calls: list[int] = []
 
     def postproc(batch):  # type: ignore[no-untyped-def]

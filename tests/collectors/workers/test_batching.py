@@ -38,7 +38,9 @@ def arranged(dim: int | None, batch_size: tuple[int, ...], counts: dict[int, int
 @pytest.mark.parametrize("count", [T, 2])
 @pytest.mark.parametrize("batch_size", [(), (2,), (2, 4)])
 @pytest.mark.parametrize("dim", [None, 0, -1])
-def test_even_shares(dim: int | None, batch_size: tuple[int, ...], count: int, lend: bool) -> None:
+def test_equal_shares_are_stacked_or_concatenated(
+    dim: int | None, batch_size: tuple[int, ...], count: int, lend: bool
+) -> None:
     block, batch = arranged(dim, batch_size, dict.fromkeys(range(B), count), lend=lend)
     parts = [block.part(worker).leading(count).batch() for worker in range(B)]
     time = len(batch_size)
@@ -54,7 +56,9 @@ def test_even_shares(dim: int | None, batch_size: tuple[int, ...], count: int, l
 
 @pytest.mark.parametrize("batch_size", [(), (2,)])
 @pytest.mark.parametrize("counts", [{0: 5, 1: 1, 2: 3}, {0: 2, 2: 4}, {1: 3}])
-def test_uneven_shares_follow_each_other_in_time(batch_size: tuple[int, ...], counts: dict[int, int]) -> None:
+def test_unequal_shares_are_concatenated_along_time(
+    batch_size: tuple[int, ...], counts: dict[int, int]
+) -> None:
     block, batch = arranged(-1, batch_size, counts)
     parts = [block.part(worker).leading(count).batch() for worker, count in counts.items()]
     assert (batch == torch.cat(parts, len(batch_size))).all()
@@ -80,13 +84,13 @@ def test_steps_of_workers_differ_by_one_at_most() -> None:
     assert [ShareLayout(dim, torch.Size(), 3).num_envs for dim in (None, 0, -1)] == [3, 1, 1]
 
 
-def test_what_cant_be_put_together_says_so() -> None:
+def test_unsupported_layout_is_refused() -> None:
     ShareLayout(0, torch.Size(), 3, masked=True).check()
     with pytest.raises(UnsupportedError, match="preemptive_threshold: .* cat_results=0"):
         ShareLayout(0, torch.Size((2,)), 3, masked=True).check()
 
 
-def test_cat_results() -> None:
+def test_cat_results_is_checked() -> None:
     assert [arrangement_dim(value) for value in (None, "stack", 0, -1)] == [None, None, 0, -1]
     for wrong in ("cat", 1, 0.5, True):
         with pytest.raises(InvalidArgumentError, match="cat_results: .* got"):

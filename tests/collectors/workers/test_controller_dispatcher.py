@@ -110,7 +110,7 @@ def test_a_fork_is_refused_and_does_no_damage() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_was_under_way_is_counted_when_a_loss_ends_all(kind: str, tmp_path: Path) -> None:
+def test_final_loss_counts_the_frames_in_progress(kind: str, tmp_path: Path) -> None:
     tally = Tally(tmp_path / "tally", 2)
     with collecting(kind, makers(2, tally=tally.path)) as collector:
         for _ in range(3):
@@ -125,7 +125,7 @@ def test_what_was_under_way_is_counted_when_a_loss_ends_all(kind: str, tmp_path:
     assert sum(worker.frames for worker in stats.workers) == stats.stepped
 
 
-def test_counters_go_on_where_a_worker_takes_anothers_place(tmp_path: Path) -> None:
+def test_counters_continue_after_a_replacement(tmp_path: Path) -> None:
     tally = Tally(tmp_path / "tally", 2)
     with collecting("sync", makers(2, tally=tally.path), on_worker_error="restart") as collector:
         for _ in range(4):

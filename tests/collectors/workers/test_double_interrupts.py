@@ -19,9 +19,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 @KINDS
 @pytest.mark.parametrize("name", ["next", "update of one", "reset", "state_dict", "load_state_dict"])
-def test_a_collector_after_two_interrupts_delivers_whole_trajectories(
-    kind: str, name: str, tmp_path: Path
-) -> None:
+def test_collector_continues_trajectories_after_two_interrupts(kind: str, name: str, tmp_path: Path) -> None:
     check_goes_on(kind, name, tmp_path, double_interruptions, 60)
 
 

@@ -128,12 +128,12 @@ def check_goes_on(kind: str, name: str, folder: Path, interrupted: Interruptions
 
 @KINDS
 @pytest.mark.parametrize("name", CALLS)
-def test_it_goes_on(kind: str, name: str, tmp_path: Path) -> None:
+def test_collector_continues_after_an_interrupt(kind: str, name: str, tmp_path: Path) -> None:
     check_goes_on(kind, name, tmp_path, interruptions, 70)
 
 
 @KINDS
-def test_restarts_go_on(kind: str, tmp_path: Path) -> None:
+def test_interrupted_restart_continues(kind: str, tmp_path: Path) -> None:
     def make() -> Subject:
         subject.kill()
         return subject
@@ -145,7 +145,7 @@ def test_restarts_go_on(kind: str, tmp_path: Path) -> None:
 
 
 @KINDS
-def test_frames_are_in_the_buffer_and_counted_or_neither(kind: str, tmp_path: Path) -> None:
+def test_interrupted_extend_is_stored_and_counted_or_neither(kind: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100_000))
     with drilled(kind, tmp_path, replay_buffer=buffer) as subject:
         collector = subject.collector
@@ -159,7 +159,7 @@ def test_frames_are_in_the_buffer_and_counted_or_neither(kind: str, tmp_path: Pa
 
 
 @KINDS
-def test_lists_are_those_of_their_frames(kind: str) -> None:
+def test_list_columns_match_their_frames_after_interrupts(kind: str) -> None:
     texts: list[str] = []
 
     def check(collector: Any) -> None:
@@ -179,7 +179,7 @@ def test_lists_are_those_of_their_frames(kind: str) -> None:
 
 
 @KINDS
-def test_weights_arrive_whole_at_all_workers_or_at_none(kind: str) -> None:
+def test_interrupted_update_reaches_all_workers_or_none(kind: str) -> None:
     def values(batch: Any) -> list[float]:
         found: list[float] = batch["action"].unique().tolist()
         return found
@@ -209,7 +209,7 @@ def test_weights_arrive_whole_at_all_workers_or_at_none(kind: str) -> None:
     ("interrupted", "most"),
     [(interruptions, 25), pytest.param(double_interruptions, 5, marks=pytest.mark.timeout(1800))],
 )
-def test_a_shutdown_is_finished_by_the_next_one(
+def test_interrupted_shutdown_is_finished_by_the_next_one(
     kind: str, interrupted: Interruptions, most: int, tmp_path: Path
 ) -> None:
     def make() -> Any:

@@ -26,7 +26,7 @@ def pause(verdict: Deadline | str) -> float:
     return verdict.remaining() or 0.0
 
 
-def test_raise_says_what_to_pass() -> None:
+def test_raise_mode_names_the_restart_option() -> None:
     verdict = Workers(Restarts("raise", 10)).lose(0, 0)
     assert isinstance(verdict, str) and "on_worker_error='restart'" in verdict
 

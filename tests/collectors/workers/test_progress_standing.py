@@ -8,7 +8,7 @@ from gleanrl.collectors.workers.shared_counters import Share
 BATCH = Consumed({0: 0, 2: 0}, frames=10, flagged=1, excess=2, counted=True, seconds=0.5)
 
 
-def test_a_batch_is_delivered_once_however_often_it_is_said() -> None:
+def test_repeated_delivery_counts_a_batch_once() -> None:
     before = Progress.begin(3)
     after = before.delivering(BATCH)
     assert after.taken == (1, 0, 1) and after.delivering(BATCH) is after
@@ -16,12 +16,12 @@ def test_a_batch_is_delivered_once_however_often_it_is_said() -> None:
     assert (ledger.delivered, ledger.flagged, ledger.discards, ledger.batches) == (9, 1, {"budget": 2}, 1)
 
 
-def test_what_happened_to_others_meanwhile_stays() -> None:
+def test_delivery_keeps_events_of_other_workers() -> None:
     meanwhile = Progress.begin(3).without(1, Share(True, 0, 4, 0, 0, "policy")).delivering(BATCH)
     assert meanwhile.taken == (1, 1, 1) and meanwhile.ledger.discards == {"policy": 4, "budget": 2}
 
 
-def test_shares_that_nobody_wants_and_lost_ones_are_discarded_for_their_reasons() -> None:
+def test_unwanted_and_lost_shares_are_discarded_with_their_reasons() -> None:
     now = Progress.begin(2).with_worker(0, unwanted="state", resets=True)
     now = now.without(0, Share(False, 3, 3, 0, 1, ""))
     assert now.taken == (1, 0) and now.ledger.discards == {"state": 3, "budget": 1}

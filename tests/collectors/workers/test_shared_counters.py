@@ -54,7 +54,7 @@ def test_a_share_that_its_owner_did_not_cut_must_have_the_steps_of_its_grant() -
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_failed_share_says_why(reason: str) -> None:
+def test_failed_share_carries_its_reason(reason: str) -> None:
     words = made()
     words.grant(Grant(5), False)
     words.begin()
@@ -62,14 +62,14 @@ def test_a_failed_share_says_why(reason: str) -> None:
     assert words.share(0) == Share(True, 0, 4, 0, 0, reason)
 
 
-def test_two_grants_stand_in_slots_of_their_own() -> None:
+def test_two_grants_have_separate_slots() -> None:
     words = made()
     words.grant(Grant(5), False)
     words.grant(Grant(6), True)
     assert [words.begin(), words.begin()] == [(0, Grant(5), False), (1, Grant(6), True)]
 
 
-def test_a_new_worker_goes_on_after_the_last_share_of_the_one_that_was_lost() -> None:
+def test_replacement_continues_after_the_last_share_of_the_lost_worker() -> None:
     words = made()
     words.grant(Grant(5), False)
     words.begin()

@@ -16,7 +16,7 @@ from tests.collectors.workers.crews import Stream, check_streams, collecting
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_state_comes_back_and_ids_go_on(kind: str) -> None:
+def test_state_is_restored_and_ids_continue(kind: str) -> None:
     with collecting(kind, total_frames=48) as collector:
         first = [collector.next()]
         state = collector.state_dict()
@@ -55,7 +55,7 @@ def test_a_load_that_fails_changes_nothing_and_throws_nothing_away(kind: str) ->
     assert stats.stepped == stats.delivered == 48 and not stats.reasons
 
 
-def test_workers_get_back_the_weights_that_each_had() -> None:
+def test_loaded_state_restores_the_weights_of_each_worker() -> None:
     with collecting("sync", 2, Net(0.5)) as collector:
         collector.update_policy_weights_(Net(-0.5), worker_ids=[1])
         collector.next()
@@ -65,7 +65,7 @@ def test_workers_get_back_the_weights_that_each_had() -> None:
         assert [part["action"].unique().tolist() for part in collector.next()] == [[0.5], [-0.5]]
 
 
-def test_what_a_partial_state_lacks_stays() -> None:
+def test_entries_missing_in_a_partial_state_are_kept() -> None:
     with collecting("sync", 2) as collector:
         collector.next()
         state = collector.state_dict()
@@ -74,7 +74,7 @@ def test_what_a_partial_state_lacks_stays() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_was_shut_down_is_gone_with_its_last_reference(kind: str) -> None:
+def test_source_is_freed_with_the_last_reference_after_a_shutdown(kind: str) -> None:
     with collecting(kind, policy=Net()) as collector:
         collector.next()
         source = weakref.ref(collector.source)

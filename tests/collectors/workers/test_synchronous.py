@@ -12,7 +12,7 @@ from tests.collectors.workers.crews import Stream, check_streams, collecting, ro
 
 @pytest.mark.parametrize("cat", ["stack", 0, -1])
 @pytest.mark.parametrize("batch_size", [(), (2,)])
-def test_rows_are_in_worker_order_and_streams_go_on(cat: object, batch_size: tuple[int, ...]) -> None:
+def test_rows_are_in_worker_order_and_streams_continue(cat: object, batch_size: tuple[int, ...]) -> None:
     makers = [Stream(100 * worker, batch_size=batch_size) for worker in range(3)]
     with collecting("sync", makers, frames=24, total_frames=72, cat_results=cat) as collector:
         batches = list(collector)
@@ -30,7 +30,7 @@ def test_rows_are_in_worker_order_and_streams_go_on(cat: object, batch_size: tup
             assert workers.reshape(-1, workers.shape[-1])[0].unique_consecutive().tolist() == [0, 1, 2]
 
 
-def test_the_shares_of_the_others_are_discarded_when_a_worker_raises() -> None:
+def test_shares_of_other_workers_are_discarded_when_one_raises() -> None:
     class Failing(Stream):
         def __call__(self):  # type: ignore[no-untyped-def]
             env = super().__call__()

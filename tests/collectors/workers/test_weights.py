@@ -40,7 +40,7 @@ def test_frames_carry_the_version_that_acted() -> None:
             before[worker] = found
 
 
-def test_workers_have_weights_of_their_own_until_all_get_some() -> None:
+def test_workers_keep_separate_weights_until_a_common_update() -> None:
     policy = Net(0.5)
     with collecting("sync", 2, policy) as collector:
         collector.update_policy_weights_(Net(-0.5), worker_ids=[1])
@@ -96,7 +96,7 @@ class Mixed(torch.nn.Module):
         return torch.stack([weights.min(), weights.max()]).expand(*observation.shape[:-1], 2)
 
 
-def test_none_is_mixed_under_updates_at_full_speed() -> None:
+def test_weights_are_never_mixed_under_fast_updates() -> None:
     with collecting(
         "async", 2, Mixed(), frames=4, replay_buffer=ReplayBuffer(storage=LazyTensorStorage(200_000))
     ) as collector:
@@ -111,7 +111,7 @@ def test_none_is_mixed_under_updates_at_full_speed() -> None:
     assert len(actions.unique()) > 10 and torch.equal(actions[:, 0], actions[:, 1])
 
 
-def test_what_was_pushed_while_weights_were_followed_stays() -> None:
+def test_pushed_weights_survive_a_concurrent_refresh() -> None:
     policy = Net(0.5)
     with collecting("sync", 2, policy) as collector:
         weights = collector._crew._weights

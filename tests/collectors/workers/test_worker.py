@@ -50,6 +50,6 @@ def test_grants_fill_blocks_and_ids_are_numbered() -> None:
     servant.close()
 
 
-def test_a_policy_that_cant_be_sent_says_what_to_do() -> None:
+def test_unpicklable_policy_names_policy_factory() -> None:
     with pytest.raises(WorkerError, match="policy: .*policy_factory="):
         Given.of((x for x in ()), None)

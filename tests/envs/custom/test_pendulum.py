@@ -11,12 +11,12 @@ from gleanrl.envs import PendulumEnv, StepCounter, TransformedEnv, check_env_spe
 from gleanrl.testing import check_env
 
 
-def test_it_keeps_its_declaration():
+def test_pendulum_passes_the_environment_checks():
     check_env_specs(PendulumEnv(seed=0))
     assert "seed" not in check_env(lambda: PendulumEnv(seed=0)).skipped
 
 
-def test_dynamics_are_gymnasiums():
+def test_steps_equal_gymnasiums_pendulum():
     theirs = gymnasium.make("Pendulum-v1").unwrapped
     theirs.reset(seed=0)
     env = PendulumEnv(seed=0)
@@ -31,7 +31,7 @@ def test_dynamics_are_gymnasiums():
         root = env.step_mdp(root)
 
 
-def test_any_number_at_once_with_parameters_of_their_own():
+def test_unlocked_pendulum_steps_any_batch_with_its_own_parameters():
     env = PendulumEnv(seed=0)
     many = env.gen_params(g=torch.pi, batch_size=[10])
     batch = env.rollout(3, tensordict=many)
@@ -47,7 +47,7 @@ def test_any_number_at_once_with_parameters_of_their_own():
     assert policy.weight.grad is not None and policy.weight.grad.abs().sum() > 0
 
 
-def test_seeds():
+def test_equal_seeds_give_equal_first_states():
     first, again, other = (PendulumEnv(seed=seed).reset()["th"] for seed in (1, 1, 2))
     assert first == again != other
 

@@ -17,7 +17,7 @@ def play(env, *squares):
     return after
 
 
-def test_a_line_wins():
+def test_three_in_a_row_win_and_terminate():
     after = play(TicTacToeEnv(), 0, 3, 1, 4, 2)
     assert after["board"].tolist() == [[0, 0, 0], [1, 1, -1], [-1, -1, -1]]
     assert (float(after["player0", "reward"]), float(after["player1", "reward"])) == (1, 0)
@@ -27,14 +27,14 @@ def test_a_line_wins():
     assert lost["done"] and float(lost["player1", "reward"]) == 1
 
 
-def test_a_full_board_is_nobodys():
+def test_full_board_without_a_line_is_a_draw():
     after = play(TicTacToeEnv(), 0, 1, 2, 4, 3, 5, 7, 6, 8)
     assert after["truncated"] and after["done"] and not after["terminated"]
     assert not after["player0", "reward"] and not after["player1", "reward"] and not after["mask"].any()
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_games_are_played_to_their_ends(alone):
+def test_rollouts_play_games_to_their_ends(alone):
     env = TicTacToeEnv(single_player=alone)
     check_env_specs(env, seed=0)
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def test_games_are_played_to_their_ends(alone):
         assert (stones[~batch["next", "done"].squeeze(-1)] % 2 == 0).all()
 
 
-def test_many_at_once():
+def test_unlocked_board_steps_a_batch_of_games():
     env = TicTacToeEnv()
     env.set_seed(1)
     batch = env.rollout(5, break_when_any_done=False, tensordict=TensorDict({}, [7]))

@@ -19,7 +19,7 @@ from tests.fakes import ORACLE_ID, OracleEnv, Script
 LONG = Script(lengths=(50,))
 
 
-def test_the_public_names() -> None:
+def test_classes_are_exported_by_gleanrl_envs() -> None:
     assert gleanrl.envs.GymEnv is GymEnv and gleanrl.envs.GymWrapper is GymWrapper
     assert gym_backend() is gym
 
@@ -49,13 +49,13 @@ def test_the_checker_is_off_unless_asked_for() -> None:
     assert "PassiveEnvChecker" in str(GymEnv("CartPole-v1", disable_env_checker=False))
 
 
-def test_keywords_reach_make() -> None:
+def test_keywords_are_passed_to_gymnasium_make() -> None:
     env = GymEnv("FrozenLake-v1", is_slippery=False, max_episode_steps=3)
     assert len(env.rollout(20, policy=lambda td: td.set("action", torch.tensor([1, 0, 0, 0])))) == 3
     assert env.env_name == "FrozenLake-v1"
 
 
-def test_an_environment_of_ours_is_not_wrapped() -> None:
+def test_wrapping_a_gleanrl_environment_is_refused() -> None:
     with pytest.raises(InvalidTypeError, match="GymWrapper"):
         GymWrapper(GymWrapper(OracleEnv()))
 
@@ -79,16 +79,16 @@ def test_a_seed_is_not_used_again_by_the_resets_inside_a_rollout() -> None:
     assert [seed for seed, _ in inner.resets] == [3, None, None, None]
 
 
-class TestNames:
+class TestLibraryNames:
     """Attributes that programs read to learn about the library of an environment or its class."""
 
-    def test_library(self) -> None:
+    def test_library_and_pixel_attributes_are_reported(self) -> None:
         env = GymEnv(ORACLE_ID, from_pixels=True, pixels_only=False)
         assert env.lib is gym and (env.from_pixels, env.pixels_only) == (True, False)
         assert env.get_library_name() == "gymnasium" == env.get_library_name(OracleEnv(script=LONG))
         assert not GymWrapper(OracleEnv(script=LONG)).from_pixels
 
-    def test_available_environments(self) -> None:
+    def test_available_envs_lists_the_registered_ids(self) -> None:
         assert ORACLE_ID in GymEnv.available_envs and "CartPole-v1" in GymEnv("CartPole-v1").available_envs
         assert GymEnv.available_envs == sorted(GymEnv.available_envs)
 
@@ -114,7 +114,7 @@ class TestAfterClose:
         env.close()
         assert env.is_closed
 
-    def test_after_the_end_of_a_collector(self):
+    def test_environment_can_be_reset_after_its_collector_has_ended(self):
         env = TransformedEnv(GymEnv("CartPole-v1"), StepCounter())
         collector = SyncDataCollector(env, None, frames_per_batch=5, total_frames=10)
         assert sum(batch.numel() for batch in collector) == 10
@@ -122,13 +122,13 @@ class TestAfterClose:
         assert env.is_closed and env.rollout(3).shape == (3,)
         env.close()
 
-    def test_frames_are_there_again(self):
+    def test_pixels_are_rendered_again_after_a_reset(self):
         env = GymEnv("CartPole-v1", from_pixels=True)
         env.close()
         assert env.reset()["pixels"].shape == env.observation_spec["pixels"].shape
         env.close()
 
 
-def test_policy_is_refused_with_what_to_do_instead():
+def test_policy_argument_is_refused_with_the_alternative():
     with pytest.raises(UnsupportedError, match="policy isn't served: pass it to the collector"):
         GymEnv("CartPole-v1", policy=lambda tensordict: tensordict)

@@ -21,7 +21,7 @@ def returns_gymnasium() -> Any:
 
 
 @pytest.mark.parametrize("backend", ["gymnasium", gymnasium, returns_gymnasium])
-def test_gymnasium(backend: Any) -> None:
+def test_gymnasium_is_chosen_by_name_module_context_and_decorator(backend: Any) -> None:
     with set_gym_backend(backend):
         assert gym_backend() is gymnasium
     set_gym_backend(backend).set()
@@ -35,19 +35,19 @@ def test_gymnasium(backend: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["jax", pytest, None])
-def test_any_other_is_refused(backend: Any) -> None:
+def test_other_backends_are_refused(backend: Any) -> None:
     with pytest.raises(UnsupportedError, match="expected 'gymnasium' or 'gym'"):
         set_gym_backend(backend)
 
 
 @pytest.mark.skipif(HAS_GYM, reason="gym and shimmy are installed")
-def test_gym_says_what_has_to_be_installed() -> None:
+def test_missing_gym_names_the_packages_to_install() -> None:
     with pytest.raises(UnsupportedError, match="packages that aren't installed: .*shimmy"):
         set_gym_backend("gym")
 
 
 @pytest.mark.skipif(not HAS_GYM, reason="needs gym and shimmy")
-def test_environments_of_gym() -> None:
+def test_gym_backend_makes_environments_of_gym() -> None:
     gym = importlib.import_module("gym")
     with set_gym_backend("gym"):
         assert gym_backend() is gym and gym_backend("spaces") is gym.spaces
@@ -64,9 +64,9 @@ def test_environments_of_gym() -> None:
     made[0].rollout(2)  # made again by gym, though the `with` block has ended
 
 
-def test_submodules() -> None:
+def test_backend_submodules_are_imported() -> None:
     assert gym_backend("wrappers") is gymnasium.wrappers
 
 
-def test_what_is_installed() -> None:
+def test_available_libraries_lists_installed_ones() -> None:
     assert get_available_libraries()["gymnasium"] is True and "dm_control" in get_available_libraries()

@@ -102,7 +102,7 @@ class TestArrayObservations:
             np.zeros(3, complex),
         ],
     )
-    def test_what_holds_no_numbers_raises(self, value: Any) -> None:
+    def test_non_numeric_observations_raise(self, value: Any) -> None:
         with pytest.raises(EnvironmentContractError, match="pose"):
             floats().encode(value)
 
@@ -111,12 +111,12 @@ class TestArrayObservations:
         for value in (np.float32(2), np.array(2, np.float32), 2.0, 2):
             assert codec.encode(value).shape == () and codec.encode(value) == 2
 
-    def test_tensors_are_arrays(self) -> None:
+    def test_tensors_are_accepted_like_arrays(self) -> None:
         assert floats().encode(torch.ones(3)).tolist() == [1, 1, 1]
         with pytest.raises(EnvironmentContractError):
             floats().encode(torch.ones(4))
 
-    def test_a_start_is_taken_away(self) -> None:
+    def test_start_is_subtracted_from_observations(self) -> None:
         codec = ArrayCodec(KEY, Bounded(0, 4, (2,), dtype=torch.int64), np.array([10, -3]))
         assert codec.encode(np.array([12, -3])).tolist() == [2, 0]
 
@@ -138,7 +138,7 @@ class TestArrayActions:
         codec.decode(column[0, ...])[...] = 7
         assert np.array_equal(column, before)
 
-    def test_a_start_is_added(self) -> None:
+    def test_start_is_added_to_actions(self) -> None:
         start = np.array([10, -3], np.int32)
         codec = ArrayCodec(KEY, Bounded(0, 4, (2,), dtype=torch.int32), start)
         assert codec.decode(np.array([2, 0], np.int32)).tolist() == [12, -3]
@@ -148,7 +148,7 @@ class TestArrayActions:
     @pytest.mark.parametrize(
         ("shape", "dtype"), [((4,), torch.float32), ((), torch.float32), ((3,), torch.float64)]
     )
-    def test_check_action(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def test_check_action_names_shape_and_dtype(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         floats().check_action((3,), torch.float32)
         with pytest.raises(PolicyError, match="pose") as caught:
             floats().check_action(shape, dtype)
@@ -174,25 +174,25 @@ class TestRewards:
             decimal.Decimal(2),
         ],
     )
-    def test_numbers(self, value: Any) -> None:
+    def test_numbers_of_any_type_are_cast_to_float32(self, value: Any) -> None:
         encoded = RewardCodec(("reward",), Unbounded((1,))).encode(value)
         assert encoded.shape == (1,) and encoded.dtype == np.float32 and encoded[0] == 2
 
     @pytest.mark.parametrize(
         "value", [[1.0, 2.0], np.zeros((1, 1)), np.zeros(0), None, "a", {}, 1j, object()]
     )
-    def test_anything_else_raises(self, value: Any) -> None:
+    def test_values_other_than_numbers_raise(self, value: Any) -> None:
         with pytest.raises(EnvironmentContractError, match="reward"):
             RewardCodec(("reward",), Unbounded((1,))).encode(value)
 
-    def test_vectors(self) -> None:
+    def test_vector_rewards_must_have_the_spec_shape(self) -> None:
         codec = RewardCodec(("reward",), Unbounded((2,)))
         assert codec.encode([1, 2]).tolist() == [1, 2]
         for value in (1.0, [1.0], np.zeros(3)):
             with pytest.raises(EnvironmentContractError, match="reward"):
                 codec.encode(value)
 
-    def test_what_float32_cannot_hold_becomes_infinite_without_a_warning(self) -> None:
+    def test_overflowing_reward_becomes_infinite_without_a_warning(self) -> None:
         assert RewardCodec(("reward",), Unbounded((1,))).encode(np.float64(1e300)) == np.inf
 
 
@@ -202,7 +202,7 @@ class TestChoices:
 
     @pytest.mark.parametrize("start", [0, -2, 7])
     @pytest.mark.parametrize("kind", [int, np.int64, np.int8, np.array])
-    def test_encode(self, make: Any, start: int, kind: Any) -> None:
+    def test_integers_are_encoded_relative_to_the_start(self, make: Any, start: int, kind: Any) -> None:
         codec = make(3, start)
         for choice in range(3):
             encoded = codec.encode(kind(choice + start))
@@ -211,13 +211,13 @@ class TestChoices:
             assert encoded.tolist() == expected
 
     @pytest.mark.parametrize("value", [3, -1, 1.0, "1", None, np.array([1]), np.float32(1)])
-    def test_what_is_no_choice_raises(self, make: Any, value: Any) -> None:
+    def test_values_outside_the_choices_raise(self, make: Any, value: Any) -> None:
         with pytest.raises(EnvironmentContractError, match="an integer from 0 to 2"):
             make().encode(value)
 
     @pytest.mark.parametrize("start", [0, -2, 7])
     @pytest.mark.parametrize("dtype", [np.int64, np.int32])
-    def test_decode(self, make: Any, start: int, dtype: Any) -> None:
+    def test_rows_are_decoded_to_the_spaces_dtype(self, make: Any, start: int, dtype: Any) -> None:
         codec = make(4, start, dtype)
         column = np.array([codec.encode(choice + start) for choice in (3, 0, 2, 2)])
         actions = codec.decode_all(column)
@@ -233,14 +233,14 @@ class TestOneHotActions:
     @pytest.mark.parametrize(
         "row", [[0, 0, 0], [1, -1, 0], [0, 2, 0], [2, -1, 0], [1, 3, -3], [0, -1, 0], [1, 0.5, 0]]
     )
-    def test_other_rows_raise(self, row: list[float]) -> None:
+    def test_rows_that_are_not_one_hot_raise(self, row: list[float]) -> None:
         codec = one_hot()
         with pytest.raises(PolicyError, match="one-hot"):
             codec.decode(np.array(row))
         with pytest.raises(PolicyError, match="one-hot"):
             codec.decode_all(np.array([[0, 1, 0], row, [0, 0, 1]]))
 
-    def test_categorical_actions_outside_are_passed_on(self) -> None:
+    def test_categorical_actions_out_of_range_are_passed_on(self) -> None:
         assert categorical().decode(np.int64(9)) == 9 and categorical().decode_all(np.array([-1, 9])) == [
             -1,
             9,
@@ -256,7 +256,7 @@ class TestMultiOneHot:
         return MultiOneHotCodec(KEY, spec, nvec, np.array(start), INT64)
 
     @pytest.mark.parametrize("start", [(0, 0, 0), (5, -1, 0)])
-    def test_there_and_back(self, start: tuple[int, ...]) -> None:
+    def test_round_trip_keeps_the_choices(self, start: tuple[int, ...]) -> None:
         codec, rng = self.codec(start), np.random.default_rng(0)
         values = [rng.integers([2, 4, 3]) + start for _ in range(20)]
         column = np.array([codec.encode(value) for value in values])
@@ -266,7 +266,7 @@ class TestMultiOneHot:
             assert np.array_equal(codec.decode(column[t]), value)
 
     @pytest.mark.parametrize("value", [[2, 0, 0], [0, 4, 0], [0, 0, -1], [0, 0], [0.0, 0.0, 0.0], None, 3])
-    def test_what_is_no_choice_raises(self, value: Any) -> None:
+    def test_values_outside_the_choices_raise(self, value: Any) -> None:
         with pytest.raises(EnvironmentContractError, match="integers"):
             self.codec().encode(value)
 
@@ -278,14 +278,14 @@ class TestMultiOneHot:
 class TestStacks:
     """Tuples of equal parts."""
 
-    def test_there_and_back(self) -> None:
+    def test_round_trip_keeps_the_parts(self) -> None:
         codec = StackCodec(KEY, OneHot(3, dtype=torch.int64).expand(2, 3), [one_hot(), one_hot()])
         column = np.array([codec.encode((2, 0)), codec.encode([1, 1])])
         assert column.tolist() == [[[0, 0, 1], [1, 0, 0]], [[0, 1, 0], [0, 1, 0]]]
         assert codec.decode_all(column) == [(2, 0), (1, 1)] and codec.decode(column[0]) == (2, 0)
 
     @pytest.mark.parametrize("value", [(1,), (1, 1, 1), 1, None, np.array([1, 1]), (1, 3)])
-    def test_what_does_not_fit_raises(self, value: Any) -> None:
+    def test_values_of_another_structure_raise(self, value: Any) -> None:
         codec = StackCodec(KEY, OneHot(3, dtype=torch.int64).expand(2, 3), [one_hot(), one_hot()])
         with pytest.raises(EnvironmentContractError, match="pose"):
             codec.encode(value)
@@ -302,17 +302,17 @@ class TestStacks:
         (0, False),
     ],
 )
-def test_flags(value, flag):
+def test_bools_and_numbers_zero_and_one_are_flags(value, flag):
     assert as_flag("terminated", value) is flag
 
 
 @pytest.mark.parametrize("value", [None, "no", "", b"", 2, 0.0, np.array([True, False]), np.array([]), []])
-def test_what_is_no_flag(value):
+def test_values_other_than_flags_raise(value):
     with pytest.raises(EnvironmentContractError, match="terminated expected a bool, got"):
         as_flag("terminated", value)
 
 
 @pytest.mark.parametrize("value", ["2.5", b"2.5", None])
-def test_text_is_no_reward(value):
+def test_text_reward_raises(value):
     with pytest.raises(EnvironmentContractError, match="number"):
         RewardCodec(("reward",), Unbounded((1,))).encode(value)

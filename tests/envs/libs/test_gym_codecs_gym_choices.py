@@ -34,7 +34,9 @@ SPACES = [
 @pytest.mark.parametrize(
     ("start", "dtype", "takes"), [(0, "int64", True), (1, "int64", False), (0, "int32", False)]
 )
-def test_rows_are_taken_as_they_are_if_that_decodes_them(start: int, dtype: str, takes: bool) -> None:
+def test_categorical_rows_with_equal_dtype_and_start_need_no_decoding(
+    start: int, dtype: str, takes: bool
+) -> None:
     codec = CategoricalCodec(("action",), Categorical(3), 3, start, np.dtype(dtype))
     assert codec.decodes_to_itself is takes
     row = np.arange(3)[2, ...]
@@ -54,7 +56,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("categorical", [False, True])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_they_do_what_single_ones_do(space: Any, categorical: bool) -> None:
+def test_batched_codecs_equal_single_codecs(space: Any, categorical: bool) -> None:
     whole = batch_space(space, P)
     whole.seed(0)
     one = make_tree(space, ("x",), categorical)
@@ -80,14 +82,14 @@ def test_they_do_what_single_ones_do(space: Any, categorical: bool) -> None:
 
 @pytest.mark.parametrize("categorical", [False, True])
 @pytest.mark.parametrize("value", [[0, 1, 2], [0, 1, 2, 3], [0.0, 1.0, 2.0, 0.0], None, ["a"] * P, 1])
-def test_choices_outside_the_space(value: Any, categorical: bool) -> None:
+def test_choices_outside_the_space_raise(value: Any, categorical: bool) -> None:
     codec = make_tree(spaces.Discrete(3), ("x",), categorical).batched(P)
     assert isinstance(codec, Codec)
     with pytest.raises(EnvironmentContractError, match="'x' expected 4 integers from 0 to 2"):
         codec.encode(value if value is None else np.array(value))
 
 
-def test_other_values_that_do_not_fit() -> None:
+def test_values_of_another_shape_or_type_raise() -> None:
     multi = make_tree(spaces.MultiDiscrete([2, 2]), ("x",), False).batched(P)
     stack = make_tree(spaces.Tuple([spaces.Box(0, 1, (2,))] * 2), ("x",), False).batched(P)
     for codec, value in ((multi, np.zeros((3, 2), int)), (multi, None), (stack, (np.zeros((P, 2)),))):
@@ -96,7 +98,7 @@ def test_other_values_that_do_not_fit() -> None:
             codec.encode(value)
 
 
-def test_rows_that_are_no_one_hot_vectors() -> None:
+def test_rows_that_are_not_one_hot_raise() -> None:
     one = make_tree(spaces.Discrete(3), ("action",), False)
     assert isinstance(one, Codec)
     codec = one.batched(2)
@@ -108,7 +110,7 @@ def test_rows_that_are_no_one_hot_vectors() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.bool_])
-def test_of_a_tie_the_first_is_taken_and_recorded(dtype: Any) -> None:
+def test_first_maximum_of_a_tie_is_taken_and_recorded(dtype: Any) -> None:
     """A policy that marks every maximum sets several ones in its output."""
     one = make_tree(spaces.Discrete(3), ("action",), False)
     assert isinstance(one, Codec)
@@ -126,7 +128,7 @@ def test_of_a_tie_the_first_is_taken_and_recorded(dtype: Any) -> None:
 
 @pytest.mark.parametrize("categorical", [False, True])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_batches_of_batches(space: Any, categorical: bool) -> None:
+def test_batched_codecs_can_be_batched_again(space: Any, categorical: bool) -> None:
     one = make_tree(space, ("x",), categorical)
     for single, codec in zip(leaves(one), leaves(one.batched(3).batched(2)), strict=True):
         assert codec.spec.shape == (2, 3, *single.spec.shape)
@@ -137,7 +139,7 @@ def test_batches_of_batches(space: Any, categorical: bool) -> None:
         assert same(twice.decode(twice.encode(value)), value)
 
 
-def test_flags() -> None:
+def test_batched_flags_accept_bools_zeros_and_ones_only() -> None:
     flags = np.array([True, False])
     assert as_flags("terminated", flags, 2) is flags
     for good in ([1, 0], np.array([1, 0]), torch.tensor([True, False])):

@@ -60,7 +60,7 @@ def check(row: Any) -> None:
 
 
 class TestRollouts:
-    def test_rows_stay_together(self) -> None:
+    def test_lists_stay_with_their_rows_in_rollouts_and_collectors(self) -> None:
         env = GymWrapper(Mission())
         assert isinstance(env.make_stepper(), GymStepper), "everything else at full speed"
         for batch in SyncDataCollector(env, None, frames_per_batch=5, total_frames=20):
@@ -71,7 +71,7 @@ class TestRollouts:
         check(env.rand_step(env.reset()))
 
     @pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
-    def test_batches_of_environments(self, kind: Any) -> None:
+    def test_lists_stay_with_their_rows_in_batches_and_buffers(self, kind: Any) -> None:
         makers = [lambda: GymWrapper(Mission()), lambda: GymWrapper(Mission((4, 1)))]
         buffer = ReplayBuffer(storage=LazyTensorStorage(20, ndim=2), batch_size=6)
         collector = SyncDataCollector(kind(2, makers), None, frames_per_batch=8, total_frames=32)
@@ -82,14 +82,14 @@ class TestRollouts:
             for row in buffer.sample().unbind(0):
                 check(row)
 
-    def test_behind_transforms(self) -> None:
+    def test_lists_stay_with_their_rows_behind_transforms(self) -> None:
         env = TransformedEnv(GymWrapper(Mission((5,))), StepCounter(max_steps=2))
         batch = env.rollout(6, break_when_any_done=False)
         for row in batch.unbind(0):
             check(row)
         assert batch["step_count"].squeeze(-1).tolist() == [0, 1, 0, 1, 0, 1]
 
-    def test_from_a_root_of_ones_own(self) -> None:
+    def test_rollout_continues_from_a_given_root(self) -> None:
         env = GymWrapper(Mission((9,)))
         root = env.step_mdp(env.rand_step(env.reset()))
         batch = env.rollout(3, auto_reset=False, tensordict=root)
@@ -97,7 +97,7 @@ class TestRollouts:
         for row in batch.unbind(0):
             check(row)
 
-    def test_blackjack(self) -> None:
+    def test_blackjack_observations_are_dense(self) -> None:
         for categorical, spec in ((True, MultiCategorical), (False, MultiOneHot)):
             env = GymEnv("Blackjack-v1", categorical_action_encoding=categorical)
             assert isinstance(env.observation_spec["observation"], spec)
@@ -116,7 +116,7 @@ def values(space: Any, value: Any, categorical: bool = True) -> dict[Any, Any]:
 
 
 class TestSpaces:
-    def test_text(self) -> None:
+    def test_text_becomes_str_and_other_values_raise(self) -> None:
         space = spaces.Text(5)
         assert (
             values(space, np.str_("door")) == {("o",): "door"}
@@ -128,7 +128,7 @@ class TestSpaces:
             codec.encode(3)
 
     @pytest.mark.parametrize("stack", [False, True])
-    def test_sequences(self, stack: bool) -> None:
+    def test_sequences_become_tensors_of_their_length(self, stack: bool) -> None:
         space = spaces.Sequence(spaces.Box(0, 1, (2,), np.float32), stack=stack, seed=3)
         for _ in range(9):
             value = space.sample()
@@ -142,13 +142,13 @@ class TestSpaces:
         with pytest.raises(EnvironmentContractError, match=r"expected shape \(2,\)"):
             codec.encode([np.zeros(3, np.float32)])
 
-    def test_sequences_of_choices_and_of_anything(self) -> None:
+    def test_sequences_of_choices_and_of_other_spaces_are_encoded(self) -> None:
         space = spaces.Sequence(spaces.Discrete(4, start=1))
         assert values(space, (1, 4))["o",].tolist() == [0, 3]
         assert values(space, (1, 4), categorical=False)["o",].tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]
         assert values(spaces.Sequence(spaces.Text(3)), ("a", "b"))["o",] == ("a", "b")
 
-    def test_graphs(self) -> None:
+    def test_graphs_become_nodes_edges_and_links(self) -> None:
         space = spaces.Graph(spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(3))
         graph = spaces.GraphInstance(
             np.ones((4, 2), np.float32), np.array([0, 2]), np.array([[0, 1], [2, 3]])
@@ -165,20 +165,20 @@ class TestSpaces:
         ):
             values(space, 3)
 
-    def test_tuples_of_unlike_elements(self) -> None:
+    def test_tuples_of_different_elements_become_groups(self) -> None:
         space = spaces.Tuple([spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(3), spaces.Text(4)])
         found = values(space, (np.zeros(2, np.float32), 2, "door"))
         assert found["o", "1"] == 2 and found["o", "2"] == "door" and found["o", "0"].shape == (2,)
         with pytest.raises(EnvironmentContractError, match=r"missing \['2'\]"):
             values(space, (np.zeros(2, np.float32), 2))
 
-    def test_one_of(self) -> None:
+    def test_one_of_passes_its_sample_through(self) -> None:
         space = spaces.OneOf([spaces.Discrete(2), spaces.Text(3)])
         value = space.sample()
         assert values(space, value)["o",] is value
 
     @pytest.mark.parametrize("categorical", [False, True])
-    def test_tuples_of_choices_as_actions(self, categorical: bool) -> None:
+    def test_tuples_of_choices_are_actions(self, categorical: bool) -> None:
         space = spaces.Tuple([spaces.Discrete(3, start=1), spaces.Discrete(2)])
         (codec,) = leaves(make_tree(space, ("action",), categorical))
         for value in ((1, 0), (3, 1)):
@@ -192,7 +192,7 @@ class TestSpaces:
     @pytest.mark.parametrize(
         "space", [spaces.Text(3), spaces.Sequence(spaces.Discrete(2)), spaces.OneOf([spaces.Text(3)])]
     )
-    def test_actions_are_numbers(self, space: Any) -> None:
+    def test_spaces_without_numbers_are_refused_as_actions(self, space: Any) -> None:
         with pytest.raises(SpaceError, match="'action'"):
             make_tree(space, ("action",), True)
 
@@ -204,7 +204,7 @@ class TestSpaces:
             codec.decode(np.zeros(2))
 
 
-def test_texts_alone() -> None:
+def test_environment_with_text_observations_only_is_collected() -> None:
     class Talk(gymnasium.Env[Any, Any]):
         observation_space, action_space = spaces.Text(9), spaces.Discrete(2)
 

@@ -36,7 +36,7 @@ def test_the_frame_is_copied() -> None:
     assert stepped["pixels"][0, 0, 2] == 0 and stepped["next", "pixels"][0, 0, 2] == 1
 
 
-def test_the_spec() -> None:
+def test_pixels_spec_is_bounded_and_replaces_the_observation() -> None:
     env = GymWrapper(OracleEnv(render_mode="rgb_array"), from_pixels=True)
     spec = env.observation_spec["pixels"]
     assert (
@@ -46,13 +46,13 @@ def test_the_spec() -> None:
     )
 
 
-def test_beside_the_entries_of_a_dict() -> None:
+def test_pixels_are_added_to_the_entries_of_a_dict() -> None:
     env = GymWrapper(NestedDictEnv(script=LONG, render_mode="rgb_array"), from_pixels=True, pixels_only=False)
     data = env.rollout(3)
     assert data["pixels"][:, 0, 0, 2].tolist() == data["robot", "pose"][:, 2].tolist() == [0, 1, 2]
 
 
-def test_the_seed_that_waits_is_kept() -> None:
+def test_pending_seed_survives_the_first_render() -> None:
     inner = OracleEnv(render_mode="rgb_array")
     env = GymWrapper(inner, from_pixels=True)
     env.set_seed(4)
@@ -61,12 +61,12 @@ def test_the_seed_that_waits_is_kept() -> None:
 
 
 @pytest.mark.parametrize("mode", [None, "human", "rgb_array_list"])
-def test_without_rendering(mode: Any) -> None:
+def test_missing_render_mode_is_refused(mode: Any) -> None:
     with pytest.raises(UnsupportedError, match="rgb_array"):
         GymWrapper(OracleEnv(render_mode=mode), from_pixels=True)
 
 
-def test_an_environment_that_renders_something_else() -> None:
+def test_render_result_other_than_a_frame_is_refused() -> None:
     class Lazy(OracleEnv):
         def render(self) -> Any:
             return None
@@ -75,7 +75,7 @@ def test_an_environment_that_renders_something_else() -> None:
         GymWrapper(Lazy(render_mode="rgb_array"), from_pixels=True)
 
 
-def test_an_observation_of_that_name() -> None:
+def test_observation_named_pixels_is_refused() -> None:
     class Named(OracleEnv):
         def __init__(self) -> None:
             super().__init__(render_mode="rgb_array")
@@ -88,7 +88,7 @@ def test_an_observation_of_that_name() -> None:
         GymWrapper(Named(), from_pixels=True, pixels_only=False)
 
 
-def test_by_name() -> None:
+def test_gym_env_sets_the_render_mode() -> None:
     data = GymEnv(ORACLE_ID, script=LONG, from_pixels=True).rollout(2)
     assert data["next", "pixels"].shape == (2, 6, 8, 3)
     assert rendering({"a": 1}) == {"a": 1, "render_mode": "rgb_array"}
@@ -128,7 +128,9 @@ FRAME = spaces.Box(0, 255, (4, 5, 3), np.uint8)
         (spaces.Box(1, 255, (4, 5, 3), np.uint8), {"observation"}, False),
     ],
 )
-def test_frames_that_are_observed_anyhow(space: spaces.Space[Any], keys: set[str], frames: bool) -> None:
+def test_environment_that_observes_frames_is_not_rendered_again(
+    space: spaces.Space[Any], keys: set[str], frames: bool
+) -> None:
     env = GymWrapper(Frames(space))
     assert set(env.observation_spec.keys()) == keys and env.from_pixels is frames
     several = GymWrapper(gymnasium.vector.SyncVectorEnv([lambda: Frames(space)] * 2))

@@ -17,7 +17,7 @@ from tests.fakes import ORACLE_ID, OracleEnv, Script
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4"])
 @pytest.mark.parametrize("categorical", [False, True])
-def test_several_of_one_name(name: str, categorical: bool) -> None:
+def test_num_envs_makes_a_vector_environment(name: str, categorical: bool) -> None:
     env = GymEnv(name, num_envs=3, categorical_action_encoding=categorical)
     assert env.batch_size == (3,) and env.env_name == name and env.num_envs == 3
     assert env.single_action_space == gym.make(name).action_space
@@ -30,7 +30,7 @@ def test_several_of_one_name(name: str, categorical: bool) -> None:
         }
 
 
-def test_resets_are_left_to_us() -> None:
+def test_autoreset_is_disabled() -> None:
     env = GymEnv("CartPole-v1", num_envs=2)
     assert (
         isinstance(env._env, SyncVectorEnv) and env._env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
@@ -45,7 +45,7 @@ def test_resets_are_left_to_us() -> None:
     )
 
 
-def test_in_processes() -> None:
+def test_async_vectorization_steps_in_processes() -> None:
     env = GymEnv("CartPole-v1", num_envs=2, vectorization_mode="async", max_episode_steps=5)
     assert isinstance(env._env, AsyncVectorEnv)
     env.set_seed(3)
@@ -57,7 +57,7 @@ def test_in_processes() -> None:
     assert torch.equal(same.reset()["observation"], data["observation"][:, 0])
 
 
-def test_the_one_that_comes_with_the_name() -> None:
+def test_registered_vector_entry_point_is_used() -> None:
     env = GymEnv("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point", max_episode_steps=5)
     data = env.rollout(12, break_when_any_done=False)
     assert data["collector", "mask"][0].tolist() == [True] * 5 + [False] + [True] * 5 + [False]
@@ -67,7 +67,7 @@ def test_the_one_that_comes_with_the_name() -> None:
             GymEnv("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point", **option)
 
 
-def test_seeds_chain() -> None:
+def test_seeds_of_members_are_consecutive_or_static() -> None:
     env = GymEnv("CartPole-v1", num_envs=6)
     assert env.set_seed(1) == 6
     rows = env.reset()["observation"]
@@ -78,7 +78,7 @@ def test_seeds_chain() -> None:
     assert bool((rows == rows[0]).all()) and not torch.equal(rows, env.reset()["observation"])
 
 
-def test_frames_are_skipped_in_each() -> None:
+def test_frame_skip_applies_to_each_member() -> None:
     env = GymEnv(ORACLE_ID, num_envs=2, frame_skip=3, script=Script(lengths=(5,), ending="terminated"))
     assert env.frame_skip == 3
     data = env.rollout(4, break_when_any_done=False)
@@ -90,7 +90,7 @@ def test_frames_are_skipped_in_each() -> None:
 
 
 @pytest.mark.parametrize("only", [True, False])
-def test_pixels_of_each(only: bool) -> None:
+def test_pixels_are_rendered_for_each_member(only: bool) -> None:
     env = GymEnv(ORACLE_ID, num_envs=2, from_pixels=True, pixels_only=only, frame_skip=2)
     check_env_specs(env)
     data = env.rollout(3, break_when_any_done=False)
@@ -100,7 +100,7 @@ def test_pixels_of_each(only: bool) -> None:
     assert clock.max() >= 2
 
 
-def test_what_a_vector_environment_has_no_part_in() -> None:
+def test_options_that_a_wrapped_vector_environment_cannot_honour_are_refused() -> None:
     for option in ({"frame_skip": 2}, {"from_pixels": True}):
         with pytest.raises(UnsupportedError, match=r"GymEnv\(name, num_envs=...\)"):
             GymWrapper(NativeOracle(), **option)
@@ -109,7 +109,7 @@ def test_what_a_vector_environment_has_no_part_in() -> None:
     assert GymWrapper(NativeOracle(), batch_size=[3]).batch_size == (3,)
 
 
-def test_attributes_of_the_parts() -> None:
+def test_call_reaches_every_member() -> None:
     env = GymWrapper(vector())
     assert env.call("hello", "you") == tuple(f"hello you from {i}" for i in range(3))
     assert "batch_size=(3,)" in repr(env)
@@ -118,11 +118,11 @@ def test_attributes_of_the_parts() -> None:
 
 
 @pytest.mark.parametrize("num_envs", [-1, True, 2.0, "2"])
-def test_numbers_that_are_none(num_envs: object) -> None:
+def test_invalid_num_envs_is_refused(num_envs: object) -> None:
     with pytest.raises(InvalidArgumentError, match="num_envs"):
         GymEnv("CartPole-v1", num_envs=num_envs)
 
 
-def test_modes_that_are_none() -> None:
+def test_invalid_vectorization_mode_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="vectorization_mode"):
         make_vector("CartPole-v1", 2, None, 1, {"vectorization_mode": "threads"})

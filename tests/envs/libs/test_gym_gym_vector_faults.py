@@ -64,7 +64,7 @@ FAULTS: dict[str, tuple[Change, type[Exception], str]] = {
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_step_that_breaks_the_declaration(fault: str) -> None:
+def test_step_that_breaks_the_declaration_raises(fault: str) -> None:
     change, error, message = FAULTS[fault]
     made = SyncDataCollector(GymWrapper(Faulty(change)), frames_per_batch=18)
     batches = iter(made)
@@ -77,7 +77,7 @@ def test_a_step_that_breaks_the_declaration(fault: str) -> None:
     assert following["observation"][:, 0, 2].tolist() == [0, 0, 0]
 
 
-def test_rewards_of_other_kinds_are_cast() -> None:
+def test_rewards_of_other_dtypes_and_types_are_cast() -> None:
     for make in (lambda r: r.astype(np.float64), lambda r: r.astype(np.int64), lambda r: r[:, None], list):
         data = GymWrapper(Faulty(replaced(1, make), at=2)).rollout(3)
         expected = [NEVER.reward(p, 0, 2) for p in range(3)]
@@ -85,7 +85,7 @@ def test_rewards_of_other_kinds_are_cast() -> None:
         assert got in (expected, [float(int(r)) for r in expected])
 
 
-def test_flags_may_be_zeros_and_ones() -> None:
+def test_flags_of_zeros_and_ones_are_accepted() -> None:
     data = GymWrapper(Faulty(replaced(2, lambda f: np.array([0, 1, 0])), at=2)).rollout(
         3, break_when_any_done=False
     )
@@ -93,7 +93,7 @@ def test_flags_may_be_zeros_and_ones() -> None:
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_an_environment_that_raises(where: str) -> None:
+def test_exception_of_a_member_is_reported(where: str) -> None:
     env = vector(script=Script(lengths=(3,)), kind=RaisingEnv, at=5 if where == "step" else 2, where=where)
     made = SyncDataCollector(GymWrapper(env), frames_per_batch=30)
     with pytest.raises(FakeFailure, match=f"{where} raised FakeFailure: the fake broke on purpose") as caught:
@@ -111,7 +111,7 @@ def test_an_environment_that_raises(where: str) -> None:
         (torch.full((3, 2), torch.nan), "NaN"),
     ],
 )
-def test_policies_that_do_not_fit(action: torch.Tensor, message: str) -> None:
+def test_policy_output_of_another_shape_raises(action: torch.Tensor, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         next(iter(SyncDataCollector(GymWrapper(vector()), on_td(lambda td: action), frames_per_batch=9)))
 
@@ -126,7 +126,7 @@ def test_actions_beyond_their_bounds_are_passed_on() -> None:
     assert env.envs[2].actions[0].tolist() == [1e9, 1e9]
 
 
-def test_entries_that_come_and_go() -> None:
+def test_missing_and_unexpected_entries_raise() -> None:
     class Losing(Faulty):
         def __init__(self, change: Change) -> None:
             super().__init__(change)
@@ -146,7 +146,7 @@ def test_entries_that_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_short_episodes(length: int) -> None:
+def test_episodes_of_a_few_steps_are_collected_exactly(length: int) -> None:
     for env in (vector(script=Script(lengths=(length,))), NativeOracle(script=Script(lengths=(length,)))):
         made = SyncDataCollector(GymWrapper(env), frames_per_batch=12, total_frames=36)
         check_stream(list(made), Script(lengths=(length,)))

@@ -58,7 +58,7 @@ class TestLearning:
             assert (tuple(spec[key].shape), spec[key].dtype) == (shape, dtype), key
         assert set(spec.keys()) == {"observation", "float", "double", "flag", "list", "nested", "level"}
 
-    def test_it_uses_no_seed_up(self) -> None:
+    def test_learning_keys_consumes_no_seed(self) -> None:
         inner = InfoEnv(script=LONG)
         env = GymWrapper(inner)
         env.set_seed(9)
@@ -66,15 +66,15 @@ class TestLearning:
         env.reset()
         assert [seed for seed, _ in inner.resets] == [None, 9]
 
-    def test_keys_that_are_nowhere_raise(self) -> None:
+    def test_unknown_keys_raise(self) -> None:
         with pytest.raises(EnvironmentContractError, match="(?s)'speed'.*velocity"):
             GymWrapper(InfoEnv(script=LONG)).set_info_dict_reader(default_info_dict_reader(["speed"]))
 
-    def test_keys_that_are_no_numbers_raise(self) -> None:
+    def test_non_numeric_keys_raise(self) -> None:
         with pytest.raises(EnvironmentContractError, match="name"):
             GymWrapper(EveryKind(script=LONG)).set_info_dict_reader(default_info_dict_reader(["name"]))
 
-    def test_with_a_spec_nothing_is_tried(self) -> None:
+    def test_given_spec_needs_no_trial(self) -> None:
         inner = EveryKind(script=Script(lengths=(2,), ending="truncated"))
         reader = default_info_dict_reader(spec={"return": Unbounded((), dtype=torch.float32)})
         env = GymWrapper(inner).set_info_dict_reader(reader)
@@ -85,7 +85,7 @@ class TestLearning:
 
 class TestReading:
     @pytest.mark.parametrize("path", ["stepper", "TensorDict"])
-    def test_values(self, path: str) -> None:
+    def test_values_are_read_by_every_path(self, path: str) -> None:
         env = GymWrapper(EveryKind(script=LONG))
         env.set_info_dict_reader(default_info_dict_reader(["float", ("nested", "deep", "byte"), "level"]))
         if path == "stepper":
@@ -101,14 +101,14 @@ class TestReading:
         assert data["next", "nested", "deep", "byte"].tolist() == [1, 2, 3]
         assert data["level"].tolist() == [3, 0, 0] and data["next", "level"].tolist() == [0, 0, 0]
 
-    def test_several_readers(self) -> None:
+    def test_several_readers_add_their_keys(self) -> None:
         env = GymWrapper(InfoEnv(script=LONG))
         for key in ("velocity", "count"):
             env.set_info_dict_reader(default_info_dict_reader([key]))
         data = env.rollout(3)
         assert data["next", "count"].tolist() == [1, 2, 3] and data["next", "velocity"].shape == (3, 2)
 
-    def test_private_names(self) -> None:
+    def test_private_names_are_skipped_unless_requested(self) -> None:
         shown = GymWrapper(InfoEnv(script=LONG)).set_info_dict_reader(default_info_dict_reader())
         assert "_secret" not in shown.observation_spec.keys()
         assert "_secret" in GymWrapper(InfoEnv()).auto_register_info_dict(False).observation_spec.keys()
@@ -122,7 +122,7 @@ class TestReading:
         with pytest.raises(EnvironmentContractError, match="list"):
             env.rollout(3)
 
-    def test_a_reader_of_ones_own_goes_through_tensordicts(self) -> None:
+    def test_custom_reader_uses_the_tensordict_path(self) -> None:
         class Reader(BaseInfoDictReader):
             info_spec = Composite(twice=Unbounded((1,), dtype=torch.int64))
 
@@ -135,7 +135,7 @@ class TestReading:
         assert data["twice"].tolist() == [[0], [2], [4]] and data["next", "twice"].tolist() == [[2], [4], [6]]
 
     @pytest.mark.parametrize("returns", [True, False])
-    def test_a_function_writes_what_it_likes(self, returns: bool) -> None:
+    def test_function_reader_may_write_any_entry(self, returns: bool) -> None:
         def read(info: dict[str, Any], tensordict: Any) -> Any:
             tensordict.set("twice", torch.tensor([2 * info["count"]]))
             tensordict.set(("group", "half"), torch.tensor(info["count"] / 2))
@@ -148,7 +148,7 @@ class TestReading:
         assert data["twice"].tolist() == [[0], [2], [4]] and data["next", "twice"].tolist() == [[2], [4], [6]]
         assert data["next", "group", "half"].tolist() == [0.5, 1.0, 1.5]
 
-    def test_called_by_hand(self) -> None:
+    def test_reader_called_directly_learns_its_spec(self) -> None:
         reader = default_info_dict_reader()
         out = reader({"a": 1, "b": {"c": np.float32([1, 2])}}, TensorDict({}, []))
         assert (
@@ -158,22 +158,22 @@ class TestReading:
 
 class TestMistakes:
     @pytest.mark.parametrize("key", ["observation", "reward", "done", "action", "next", "collector"])
-    def test_a_key_that_is_taken(self, key: str) -> None:
+    def test_key_of_another_entry_is_refused(self, key: str) -> None:
         reader = default_info_dict_reader(spec={key: Unbounded(())})
         with pytest.raises(InvalidArgumentError, match=key):
             GymWrapper(InfoEnv()).set_info_dict_reader(reader)
 
-    def test_a_reader_twice(self) -> None:
+    def test_second_reader_of_the_same_keys_is_refused(self) -> None:
         env = GymWrapper(InfoEnv()).auto_register_info_dict()
         with pytest.raises(InvalidArgumentError, match="count|velocity"):
             env.auto_register_info_dict()
 
     @pytest.mark.parametrize("reader", ["count", ["count"], lambda info, td: td])
-    def test_what_is_no_reader(self, reader: Any) -> None:
+    def test_value_without_info_spec_is_refused_as_reader(self, reader: Any) -> None:
         with pytest.raises(InvalidArgumentError, match="info_spec"):
             GymWrapper(InfoEnv()).set_info_dict_reader(reader)
 
-    def test_keys_and_spec_that_do_not_fit(self) -> None:
+    def test_invalid_keys_and_specs_are_refused(self) -> None:
         with pytest.raises(InvalidTypeError, match="keys"):
             default_info_dict_reader("count")
         with pytest.raises(InvalidArgumentError, match="2 specs"):
@@ -232,7 +232,7 @@ def test_group_of_info_is_found_by_its_name() -> None:
     assert batch["next", "always", "deep", "x"].tolist() == [0.25, 0.25]
 
 
-def test_keys_without_a_spec_are_named_with_the_specs_that_came() -> None:
+def test_keys_without_a_spec_are_named_with_the_given_specs() -> None:
     with pytest.raises(InvalidArgumentError, match=r"no spec for the keys \['other'\]; got .*'episode', 'r'"):
         default_info_dict_reader(["episode", "other"], spec={"episode": GROUP})
     with pytest.raises(InvalidTypeError, match="expected a spec for 'r', got float"):

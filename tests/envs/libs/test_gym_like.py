@@ -64,33 +64,33 @@ class Counting(GymWrapper):
 class TestHooks:
     """A rollout calls the hooks that a subclass overrides."""
 
-    def test_read_reward(self) -> None:
+    def test_overridden_read_reward_is_called(self) -> None:
         data, plain = (
             Doubling(OracleEnv(script=LONG)).rollout(3),
             GymWrapper(OracleEnv(script=LONG)).rollout(3),
         )
         assert torch.equal(data["next", "reward"], 2 * plain["next", "reward"])
 
-    def test_read_obs(self) -> None:
+    def test_overridden_read_obs_is_called(self) -> None:
         data = Shifting(OracleEnv(script=LONG)).rollout(3)
         assert data["observation"][:, 2].tolist() == [100, 101, 102]
         assert data["next", "observation"][:, 2].tolist() == [101, 102, 103]
 
-    def test_read_done(self) -> None:
+    def test_overridden_read_done_is_called(self) -> None:
         data = Ending(OracleEnv(script=LONG)).rollout(5)
         assert len(data) == 2 and data["next", "truncated"][-1] and not data["next", "terminated"].any()
 
-    def test_read_action(self) -> None:
+    def test_overridden_read_action_is_called(self) -> None:
         inner = OracleEnv(script=LONG)
         data = Flipping(inner).rollout(3)
         assert np.array_equal(-data["action"].numpy(), np.stack(inner.actions))
 
-    def test_step(self) -> None:
+    def test_overridden_step_is_called(self) -> None:
         env = Counting(OracleEnv(script=LONG))
         env.rollout(4)
         assert env.steps == 4
 
-    def test_on_the_instance(self) -> None:
+    def test_hook_assigned_to_the_instance_is_called(self) -> None:
         env = GymWrapper(OracleEnv(script=LONG))
         env.read_reward = lambda reward: torch.tensor([7.0])
         assert (env.rollout(3)["next", "reward"] == 7).all()
@@ -110,14 +110,14 @@ class TestChoiceOfStepper:
             lambda: type("Named", (GymWrapper,), {"extra": 1})(OracleEnv()),
         ],
     )
-    def test_direct(self, make: Any) -> None:
+    def test_plain_wrappers_use_the_direct_stepper(self, make: Any) -> None:
         assert type(make().make_stepper()) is GymStepper
 
     @pytest.mark.parametrize("cls", [Doubling, Shifting, Ending, Flipping, Counting])
-    def test_with_a_hook(self, cls: Any) -> None:
+    def test_overridden_hook_uses_the_tensordict_stepper(self, cls: Any) -> None:
         assert type(cls(OracleEnv()).make_stepper()) is TensorDictStepper
 
-    def test_on_another_device(self) -> None:
+    def test_other_device_uses_the_tensordict_stepper(self) -> None:
         assert type(GymWrapper(OracleEnv(), device="meta").make_stepper()) is TensorDictStepper
 
     @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ class TestChoiceOfStepper:
             ("observation_spec", Composite(observation=Unbounded((3,)), more=Unbounded((1,)))),
         ],
     )
-    def test_after_a_change_of_specs(self, name: str, spec: Any) -> None:
+    def test_changed_specs_use_the_tensordict_stepper(self, name: str, spec: Any) -> None:
         env = GymWrapper(OracleEnv())
         setattr(env, name, spec)
         assert type(env.make_stepper()) is TensorDictStepper
@@ -165,20 +165,20 @@ class TestProtocol:
         root["_reset"] = torch.tensor([True])
         assert env.reset(root)["observation"].tolist() == [0, 1, 0]
 
-    def test_the_errors_of_the_environment_come_as_they_are(self) -> None:
+    def test_exceptions_of_the_environment_are_not_changed(self) -> None:
         inner = RaisingEnv(1)
         env = GymWrapper(inner)
         with pytest.raises(type(inner.error)):
             env.step(env.rand_action(env.reset()))
 
-    def test_actions_are_checked(self) -> None:
+    def test_actions_of_another_shape_or_dtype_raise(self) -> None:
         env = GymWrapper(OracleEnv())
         root = env.reset()
         for action in (torch.zeros(3), torch.zeros(2).double()):
             with pytest.raises(PolicyError, match="action"):
                 env.step(root.clone().set("action", action))
 
-    def test_dict_actions(self) -> None:
+    def test_dict_actions_are_passed_as_dictionaries(self) -> None:
         space = spaces.Dict({"arm": spaces.Box(-1, 1, (2,)), "hand": spaces.Discrete(3, start=1)})
 
         class Keeping(OracleEnv):
@@ -195,12 +195,12 @@ class TestProtocol:
         assert inner.last["hand"] == row["hand"].argmax() + 1
 
     @pytest.mark.parametrize("name", ["observation", "reward"])
-    def test_entries_of_actions_that_stand_for_something_else_are_refused(self, name: str) -> None:
+    def test_action_entries_with_reserved_names_are_refused(self, name: str) -> None:
         space = spaces.Dict({name: spaces.Discrete(2), "free": spaces.Discrete(2)})
         with pytest.raises(SpaceError, match=rf"action: the keys \['{name}'\]"):
             GymWrapper(OracleEnv(action_space=space))
 
-    def test_closed(self) -> None:
+    def test_closed_environment_refuses_every_call(self) -> None:
         env = GymWrapper(OracleEnv())
         root = env.rand_action(env.reset())
         env.close()
@@ -210,7 +210,7 @@ class TestProtocol:
                 use()
         assert env._env.closed == 1
 
-    def test_an_old_interface(self) -> None:
+    def test_step_with_four_values_is_refused(self) -> None:
         class Old(OracleEnv):
             def step(self, action: Any) -> Any:
                 return super().step(action)[:4]
@@ -223,7 +223,7 @@ class TestProtocol:
 class TestAttributes:
     """Attributes that the wrapper lacks come from the environment, through gymnasium's wrappers."""
 
-    def test_through_wrappers(self) -> None:
+    def test_attributes_are_found_through_wrappers(self) -> None:
         class Tagged(gym.Wrapper):
             tag = "outer"
 
@@ -237,19 +237,19 @@ class TestAttributes:
         with pytest.raises(AttributeError, match="_hidden"):
             _ = GymWrapper(inner)._hidden
 
-    def test_a_missing_attribute_is_told_without_the_chain_of_wrappers(self) -> None:
+    def test_missing_attribute_error_omits_the_chain_of_wrappers(self) -> None:
         env = GymWrapper(gym.wrappers.TimeLimit(OracleEnv(), 10))
         expected = "neither GymWrapper nor the OracleEnv that it wraps has an attribute 'speed'"
         with pytest.raises(AttributeError, match=f"^{expected}$") as caught:
             _ = env.speed
         assert caught.value.__suppress_context__
 
-    def test_the_wrappers_own_come_first(self) -> None:
+    def test_attributes_of_the_wrapper_take_precedence(self) -> None:
         inner = OracleEnv()
         inner.batch_size = "mine"
         assert GymWrapper(inner).batch_size == torch.Size([])
 
-    def test_copies_and_pickles_have_their_own_environment(self) -> None:
+    def test_copies_and_pickles_have_separate_environments(self) -> None:
         env = GymWrapper(OracleEnv(stream=3, script=LONG))
         env.reset()
         for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
@@ -257,18 +257,18 @@ class TestAttributes:
             assert other.stream == 3 and other.episode == 1 and env.episode == 0
             assert other.rollout(2)["observation"][:, 2].tolist() == [0, 1]
 
-    def test_an_empty_shell_has_no_attributes(self) -> None:
+    def test_uninitialised_wrapper_has_no_attributes(self) -> None:
         with pytest.raises(AttributeError):
             _ = GymWrapper.__new__(GymWrapper).stream
 
 
 class TestKeys:
     @pytest.mark.parametrize("key", ["action", "reward", "done", "truncated", "next", "collector"])
-    def test_names_with_a_meaning_are_refused(self, key: str) -> None:
+    def test_reserved_names_are_refused_as_keys(self, key: str) -> None:
         with pytest.raises(SpaceError, match=key):
             GymWrapper(DictEnv(key))
 
-    def test_state_below_another_key_keeps_its_name(self) -> None:
+    def test_nested_state_key_keeps_its_name(self) -> None:
         class Nested(OracleEnv):
             def __init__(self) -> None:
                 super().__init__()
@@ -279,7 +279,7 @@ class TestKeys:
 
         assert GymWrapper(Nested()).rollout(2)["a", "state"].shape == (2, 3)
 
-    def test_a_key_of_ones_own(self) -> None:
+    def test_observation_key_renames_the_observation(self) -> None:
         assert (
             list(GymLikeEnv(OracleEnv(), observation_key="pose").rollout(2).exclude("next").keys())[0]
             == "pose"
@@ -288,17 +288,17 @@ class TestKeys:
 
 class TestArguments:
     @pytest.mark.parametrize("env", ["CartPole-v1", None, object(), OracleEnv])
-    def test_what_is_no_environment(self, env: Any) -> None:
+    def test_value_without_environment_interface_is_refused(self, env: Any) -> None:
         with pytest.raises(InvalidTypeError, match="env"):
             GymLikeEnv(env)
 
     @pytest.mark.parametrize("value", [0, -1, 1.0, True, None, "2"])
-    def test_frame_skip(self, value: Any) -> None:
+    def test_frame_skip_below_one_is_refused(self, value: Any) -> None:
         with pytest.raises(InvalidArgumentError, match="frame_skip"):
             GymLikeEnv(OracleEnv(), frame_skip=value)
         assert GymLikeEnv(OracleEnv(), frame_skip=3).frame_skip == 3
 
-    def test_batch_size(self) -> None:
+    def test_batch_size_other_than_empty_is_refused(self) -> None:
         for size in ((), [], torch.Size([])):
             assert GymLikeEnv(OracleEnv(), batch_size=size).batch_size == torch.Size([])
         for bad in ((1,), 1, [2, 3]):
@@ -317,7 +317,7 @@ class TestArguments:
         env = GymLikeEnv(inner)
         assert env.reward_spec.shape == (1,) and env.rollout(2)["next", "reward"].dtype == torch.float64
 
-    def test_device(self) -> None:
+    def test_device_argument_moves_the_data(self) -> None:
         env = GymEnv("CartPole-v1", device="cpu")
         root = env.reset()
         assert (

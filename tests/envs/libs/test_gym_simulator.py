@@ -41,12 +41,12 @@ class TestSeeds:
 
 
 class TestFrameSkip:
-    def test_without_it_the_step_is_the_environments_own(self) -> None:
+    def test_without_frame_skip_step_is_the_environments_method(self) -> None:
         env = OracleEnv()
         assert Simulator(env).stepping() == env.step
 
     @pytest.mark.parametrize(("length", "expected"), [(5, 3), (3, 3), (2, 2), (1, 1)])
-    def test_it_ends_with_the_episode(self, length: int, expected: int) -> None:
+    def test_frame_skip_stops_at_the_end_of_the_episode(self, length: int, expected: int) -> None:
         env = OracleEnv(script=Script(lengths=(length,), ending="truncated"))
         simulator = Simulator(env, 3)
         simulator.reset()
@@ -55,7 +55,7 @@ class TestFrameSkip:
         assert reward == sum(env.script.reward(0, 0, step) for step in range(1, expected + 1))
         assert not terminated and truncated == (length <= 3)
 
-    def test_an_environment_that_spoils_its_action_gets_it_whole_every_time(self) -> None:
+    def test_environment_that_changes_its_action_gets_a_copy_each_frame(self) -> None:
         env = MutatingEnv(script=Script(lengths=(9,)))
         simulator = Simulator(env, 3)
         simulator.reset()
@@ -77,7 +77,7 @@ class TestFrameSkip:
 
 
 class TestClosing:
-    def test_twice_closes_once(self) -> None:
+    def test_closing_twice_closes_once(self) -> None:
         env = OracleEnv()
         simulator = Simulator(env)
         simulator.close()
@@ -89,13 +89,13 @@ class TestClosing:
 
 
 @pytest.mark.parametrize("result", [(1, 2, 3, 4), (1, 2, 3, 4, 5, 6), None, [1, 2, 3, 4, 5]])
-def test_a_step_has_five_parts(result: Any) -> None:
+def test_step_without_five_values_raises(result: Any) -> None:
     with pytest.raises(EnvironmentContractError, match="terminated, truncated"):
         checked_step(result)
 
 
 @pytest.mark.parametrize("result", [np.zeros(2), (1, 2, 3), [1, {}], None])
-def test_a_reset_has_two_parts(result: Any) -> None:
+def test_reset_without_two_values_raises(result: Any) -> None:
     class Odd(OracleEnv):
         def reset(self, **kwargs: Any) -> Any:
             return result

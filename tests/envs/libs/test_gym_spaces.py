@@ -136,7 +136,7 @@ def test_the_spec_of_a_space(space: spaces.Space[Any], as_integers: bool, spec: 
     ],
     ids=str,
 )
-def test_other_spaces_are_refused_by_name(space: spaces.Space[Any]) -> None:
+def test_unsupported_spaces_are_refused_by_name(space: spaces.Space[Any]) -> None:
     for as_integers in (False, True):
         with pytest.raises(SpaceError) as caught:
             make_tree(space, ("camera",), as_integers)
@@ -145,7 +145,7 @@ def test_other_spaces_are_refused_by_name(space: spaces.Space[Any]) -> None:
         assert str(inner) in str(caught.value)
 
 
-def test_spaces_of_the_old_library_are_named():
+def test_spaces_of_gym_are_named():
     old = type("Box", (), {"__module__": "gym.spaces.box", "shape": (3,), "dtype": np.dtype(np.float32)})()
     with pytest.raises(SpaceError, match="a space of gym, not of gymnasium"):
         make_tree(old, ("observation",), False)
@@ -162,7 +162,7 @@ class Needle(Compass):
     """A subclass of the space."""
 
 
-def test_conversions_that_users_register() -> None:
+def test_user_registered_conversions_are_used() -> None:
     with pytest.raises(SpaceError, match="no spec for the space"):
         make_tree(Compass(), ("x",), False)
 
@@ -177,7 +177,7 @@ def test_conversions_that_users_register() -> None:
         assert tree.decode(np.float32([0.5])).tolist() == [0.5]
 
 
-def test_a_box_of_frames_has_two_numbers_as_bounds_and_others_have_arrays() -> None:
+def test_uniform_box_bounds_are_stored_as_two_numbers() -> None:
     low, high = np.zeros((40, 60, 3), np.uint8), np.full((40, 60, 3), 255, np.uint8)
     spec = box_spec(low, high, torch.uint8)
     assert spec.space.ends[0].untyped_storage().nbytes() == 1 and spec.space.common == (0, 255)

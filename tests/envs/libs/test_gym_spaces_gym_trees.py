@@ -39,6 +39,6 @@ class TestDicts:
             (np.zeros(2), "a dict with"),
         ],
     )
-    def test_other_keys_raise(self, value: Any, named: str) -> None:
+    def test_missing_or_extra_keys_raise(self, value: Any, named: str) -> None:
         with pytest.raises(EnvironmentContractError, match=named):
             encode(self.tree(), value)

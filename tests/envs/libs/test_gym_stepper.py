@@ -133,7 +133,7 @@ def test_both_paths_truncate_alike(name: str) -> None:
     "env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "MountainCarContinuous-v0"]
 )
 @pytest.mark.parametrize("ready", [True, False])
-def test_it_stores_what_bare_gymnasium_returns(env_id: str, ready: bool) -> None:
+def test_stored_values_equal_bare_gymnasium(env_id: str, ready: bool) -> None:
     env, bare = GymEnv(env_id), gym.make(env_id)
     env.set_seed(5)
     data = torch.cat(run(stepper_of(env), env, [13, 40, 27], ready=ready))
@@ -154,7 +154,7 @@ def test_it_stores_what_bare_gymnasium_returns(env_id: str, ready: bool) -> None
 
 
 class TestCarry:
-    def test_root_is_the_row_to_come(self) -> None:
+    def test_root_is_the_next_row(self) -> None:
         env = GymWrapper(ReusingEnv(script=SCRIPT))
         stepper = stepper_of(env)
         for size in (1, 4, 3):
@@ -164,7 +164,7 @@ class TestCarry:
             for (key,), leaf in root.items():
                 assert torch.equal(leaf, batch[key][0])
 
-    def test_a_block_that_ends_early_goes_on_in_the_next(self) -> None:
+    def test_block_that_ends_early_continues_in_the_next(self) -> None:
         env = GymWrapper(ReusingEnv(script=NEVER))
         data = torch.cat(run(stepper_of(env), env, [5, 5, 5], stop_at=2))
         assert data["observation"][:, 2].tolist() == [0, 1, 2, 3, 4, 5]
@@ -178,7 +178,7 @@ class TestCarry:
         assert not data["next", "terminated"].any()
         assert data["observation"][:, 2].tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
 
-    def test_load(self) -> None:
+    def test_loaded_root_is_copied_and_stepped(self) -> None:
         env = GymWrapper(OracleEnv(script=NEVER))
         root = env.reset()
         root = env.step(env.rand_action(root))["next"].exclude("reward")
@@ -196,14 +196,14 @@ class TestCarry:
             lambda r: r.update({"observation": torch.zeros(3).double()}),
         ],
     )
-    def test_load_checks(self, change: Any) -> None:
+    def test_loading_a_root_checks_shape_and_dtype(self, change: Any) -> None:
         env = GymWrapper(OracleEnv(script=NEVER))
         root = env.reset()
         change(root)
         with pytest.raises(SchemaError, match=r"observation.*\(3,\) torch.float32"):
             stepper_of(env).load(root)
 
-    def test_a_partial_reset(self) -> None:
+    def test_partial_reset_follows_its_mask(self) -> None:
         env = GymWrapper(OracleEnv(script=NEVER))
         stepper = stepper_of(env)
         run(stepper, env, [3])
@@ -212,7 +212,7 @@ class TestCarry:
         stepper.reset(torch.tensor(True))
         assert stepper.root()["observation",].tolist() == [0, 1, 0]
 
-    def test_without_resets_at_the_end(self) -> None:
+    def test_without_reset_when_done_the_root_is_the_last_observation(self) -> None:
         env = GymWrapper(OracleEnv(script=Script(lengths=(3,), ending="truncated")))
         stepper = stepper_of(env, EpisodeRules(reset_when_done=False))
         (batch,) = run(stepper, env, [5], stop_at=3)
@@ -234,7 +234,7 @@ class TestActions:
             assert (data["action"] != 0).all()
 
     @pytest.mark.parametrize("ready", [True, False])
-    def test_they_are_members_of_the_space(self, ready: bool) -> None:
+    def test_actions_are_members_of_the_space(self, ready: bool) -> None:
         for space in (
             spaces.Discrete(3, start=4),
             spaces.Box(-1, 1, ()),
@@ -276,7 +276,7 @@ class TestActions:
         assert [type(action) for action in seen] == [dtype] * 3
 
     @pytest.mark.parametrize("ready", [True, False])
-    def test_a_row_that_is_no_action_raises(self, ready: bool) -> None:
+    def test_invalid_action_row_raises(self, ready: bool) -> None:
         env = GymWrapper(OracleEnv(script=NEVER, action_space=spaces.Discrete(3)))
         stepper = stepper_of(env)
         block = Block(full_schema(stepper, env), (), 2)
@@ -285,7 +285,7 @@ class TestActions:
             stepper.bind(block, ready)
             stepper.step(0)
 
-    def test_another_column_dtype_raises(self) -> None:
+    def test_action_column_of_another_dtype_raises(self) -> None:
         env = GymWrapper(OracleEnv(script=NEVER))
         stepper = stepper_of(env)
         schema = Schema({**stepper.schema().items(), ("action",): Field(torch.Size((2,)), torch.float64)})
@@ -300,7 +300,7 @@ def test_no_episode_flags_survive_from_old_memory() -> None:
         assert not data[key].any() and not data["next", key].any()
 
 
-def test_flags_may_be_numpys() -> None:
+def test_numpy_flags_are_accepted() -> None:
     class Numpy(OracleEnv):
         def step(self, action: Any) -> Any:
             observation, reward, terminated, truncated, info = super().step(action)

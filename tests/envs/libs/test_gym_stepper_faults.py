@@ -27,7 +27,7 @@ class TestRewards:
     @pytest.mark.parametrize(
         "value", [1, 0.1, True, np.float64(0.1), np.float16(0.1), np.array(0.1), np.array([0.1])]
     )
-    def test_are_cast(self, value: Any) -> None:
+    def test_rewards_are_cast_to_float32(self, value: Any) -> None:
         class Paying(OracleEnv):
             def _reward(self) -> Any:
                 return value
@@ -37,7 +37,7 @@ class TestRewards:
         assert data["next", "reward"].tolist() == [[float(np.float32(float(np.asarray(value).item())))]] * 2
 
     @pytest.mark.parametrize("value", [np.zeros(2), [1.0, 2.0], None, "one"])
-    def test_anything_else_raises(self, value: Any) -> None:
+    def test_rewards_other_than_numbers_raise(self, value: Any) -> None:
         class Paying(OracleEnv):
             def _reward(self) -> Any:
                 return value
@@ -49,7 +49,7 @@ class TestRewards:
             caught.value.cause
         )
 
-    def test_vectors(self) -> None:
+    def test_vector_rewards_are_stored_by_both_paths(self) -> None:
         class Paying(OracleEnv):
             reward_space = spaces.Box(-5, 5, (2,), np.float64)
 
@@ -79,7 +79,9 @@ class TestFaults:
         ("where", "at", "t", "during"),
         [("step", 4, 3, "step"), ("reset", 2, 2, "reset"), ("reset", 3, 5, "reset")],
     )
-    def test_an_environment_that_raises(self, where: str, at: int, t: int, during: str) -> None:
+    def test_exception_of_the_environment_names_its_row(
+        self, where: str, at: int, t: int, during: str
+    ) -> None:
         inner = RaisingEnv(at, where, script=Script(lengths=(3,), ending="terminated"))
         fault, env, stepper = faulty(inner)
         assert (fault.t, fault.during, fault.cause) == (t, during, inner.error)
@@ -99,7 +101,7 @@ class TestFaults:
         assert row["next", "observation"].tolist() == [0, 0, 2] and row["next", "terminated"].item()
         assert row["next", "reward"].item() == env.script.reward(0, 0, 2)
 
-    def test_the_first_reset(self) -> None:
+    def test_failing_first_reset_can_be_repeated(self) -> None:
         stepper = stepper_of(GymWrapper(RaisingEnv(1, "reset")))
         with pytest.raises(StepFault) as caught:
             stepper.schema()
@@ -116,17 +118,17 @@ class TestFaults:
             ("scalar", ("(3,)", "()")),
         ],
     )
-    def test_an_observation_that_drifts(self, change: str, parts: tuple[str, ...]) -> None:
+    def test_observation_that_changes_its_form_raises(self, change: str, parts: tuple[str, ...]) -> None:
         fault, _, _ = faulty(DriftingEnv(5, change, script=NEVER))
         assert isinstance(fault.cause, EnvironmentContractError) and fault.t == 4
         assert all(part in str(fault.cause) for part in ("observation", *parts)), str(fault.cause)
 
-    def test_a_dict_that_loses_a_key(self) -> None:
+    def test_dict_observation_without_a_key_raises(self) -> None:
         fault, _, _ = faulty(DictEnv("observation", drop_at=3, script=NEVER))
         assert isinstance(fault.cause, EnvironmentContractError) and "goal" in str(fault.cause)
 
     @pytest.mark.parametrize("result", [(np.zeros(3, np.float32), 1.0, True, {}), None, 3])
-    def test_a_step_of_another_interface(self, result: Any) -> None:
+    def test_step_with_four_values_raises(self, result: Any) -> None:
         class Old(OracleEnv):
             def step(self, action: Any) -> Any:
                 return result
@@ -142,7 +144,7 @@ class TestFaults:
         (data,) = run(stepper, env, [2])
         assert data["observation"].tolist() == [[0, 1, 0], [0, 1, 1]]
 
-    def test_a_closed_environment(self) -> None:
+    def test_closed_environment_refuses_run_and_reset(self) -> None:
         env = GymWrapper(OracleEnv(script=NEVER))
         stepper = stepper_of(env)
         run(stepper, env, [2])
@@ -167,7 +169,7 @@ class TestDtypes:
         assert data["next", "observation"].dtype == torch.float32
         assert (data["next", "observation"][:, 2] > 0).all()
 
-    def test_lists_are_observations(self) -> None:
+    def test_list_observations_are_accepted(self) -> None:
         class Listing(OracleEnv):
             def _emit(self) -> Any:
                 return [self.stream, self.episode, self.step_index]
@@ -176,7 +178,7 @@ class TestDtypes:
         other = GymWrapper(OracleEnv(script=SCRIPT))
         same(run(stepper_of(env), env, [9, 4]), run(stepper_of(other), other, [9, 4]))
 
-    def test_subclasses_of_arrays_are_observations(self) -> None:
+    def test_array_subclasses_are_accepted(self) -> None:
         class Masked(OracleEnv):
             def _emit(self) -> Any:
                 return np.ma.masked_array(super()._emit())

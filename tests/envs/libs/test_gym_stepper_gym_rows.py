@@ -30,7 +30,7 @@ def rows_of(observations: gym.Space, actions: gym.Space, size: tuple[int, ...] =
 
 
 @pytest.mark.parametrize("size", [(), (5,)])
-def test_the_columns_are_those_of_a_step_without_batch_dimensions(size):
+def test_schema_has_the_columns_of_a_step_without_batch_dimensions(size):
     schema = rows_of(PLACES, MOVES, size).schema()
     assert (
         schema[("observation",)] == schema[("next", "observation")] == Field(torch.Size((3,)), torch.float32)
@@ -40,13 +40,13 @@ def test_the_columns_are_those_of_a_step_without_batch_dimensions(size):
     assert all(schema[(*where, "done")].dtype is torch.bool for where in ((), ("next",)))
 
 
-def test_a_leaf_alone_is_written_as_it_came():
+def test_single_leaf_is_written_without_a_codec():
     assert rows_of(PLACES, MOVES).plain is not None
     assert rows_of(BOTH, MOVES).plain is None
     assert rows_of(MOVES, MOVES).plain is None  # the action is converted to a one-hot vector
 
 
-def test_roots_are_copied():
+def test_copied_roots_share_no_memory():
     rows, array = rows_of(PLACES, MOVES), np.ones(3, np.float32)
     (copy,) = rows.copied([array]).values()
     array[:] = 0
@@ -54,7 +54,7 @@ def test_roots_are_copied():
 
 
 @pytest.mark.parametrize("space", [MOVES, BOTH])
-def test_actions_are_the_same_at_once_and_one_by_one(space):
+def test_actions_decoded_together_equal_single_ones(space):
     rows, codecs = rows_of(PLACES, space), leaves(action_tree(space, False))
     fields = {codec.key: Field(torch.Size(codec.shape), codec.spec.dtype) for codec in codecs}
     block = Block(Schema(fields), (), 4)

@@ -39,7 +39,7 @@ class TestModes:
         obs, _, _, _, _ = simulator.step(ACT)
         assert obs.tolist() == [[0, 1, 1], [1, 0, 3], [2, 1, 1]] and simulator.skipped is None
 
-    def test_ended_rows_may_be_reset_one_after_the_other(self, mode: AutoresetMode) -> None:
+    def test_ended_rows_can_be_reset_separately(self, mode: AutoresetMode) -> None:
         simulator = VectorSimulator(vector(mode, script=MIXED, copy=False))
         simulator.reset()
         simulator.step(ACT)
@@ -48,7 +48,7 @@ class TestModes:
         assert simulator.reset(rows([0, 0, 1]))[0][2].tolist() == [2, 1, 0]
         assert simulator.step(ACT)[0].tolist() == [[0, 1, 1], [1, 1, 1], [2, 1, 1]]
 
-    def test_a_full_reset_begins_anew(self, mode: AutoresetMode) -> None:
+    def test_full_reset_restarts_all_episodes(self, mode: AutoresetMode) -> None:
         simulator = VectorSimulator(vector(mode, script=TWO))
         simulator.reset()
         simulator.step(ACT)
@@ -56,7 +56,7 @@ class TestModes:
         assert simulator.reset()[0][:, 2].tolist() == [0, 0, 0]
         assert simulator.step(ACT)[0][:, 2].tolist() == [1, 1, 1] and simulator.skipped is None
 
-    def test_seeds_wait_for_their_row(self, mode: AutoresetMode) -> None:
+    def test_pending_seed_is_used_by_the_next_reset_of_its_row(self, mode: AutoresetMode) -> None:
         env = vector(mode)
         simulator = VectorSimulator(env)
         simulator.reset()
@@ -81,7 +81,7 @@ class TestModes:
         wrapped.reset(root.set("_reset", root["done"].logical_not()), options={"low": 0.2})
         assert env.envs[2].resets[-1][1] == {"low": 0.2}
 
-    def test_wrappers_of_gymnasium(self, mode: AutoresetMode) -> None:
+    def test_statistics_wrapper_works_in_every_mode(self, mode: AutoresetMode) -> None:
         env = record_statistics(vector(mode, script=MIXED))
         simulator = VectorSimulator(env)
         simulator.reset()
@@ -91,7 +91,7 @@ class TestModes:
 
 
 class TestNextStep:
-    def test_rows_that_reset_are_named(self) -> None:
+    def test_reset_rows_are_reported_as_skipped(self) -> None:
         simulator = VectorSimulator(NativeOracle(script=MIXED))
         simulator.reset()
         simulator.step(ACT)
@@ -101,7 +101,7 @@ class TestNextStep:
         assert simulator.skipped.tolist() == [True, False, True] and obs[0].tolist() == [0, 1, 0]
         assert not terminated[[0, 2]].any() and simulator.pending is None
 
-    def test_flags_of_a_reset_are_none(self) -> None:
+    def test_reset_rows_have_no_flags(self) -> None:
         class Sticky(NativeOracle):
             def step(self, actions: Any) -> Any:
                 resetting = self.ended
@@ -114,13 +114,13 @@ class TestNextStep:
         assert simulator.step(ACT)[2].all()
         assert not simulator.step(ACT)[2].any() and simulator.skipped.all() and simulator.pending.all()
 
-    def test_only_all_or_none(self) -> None:
+    def test_partial_reset_is_refused(self) -> None:
         simulator = VectorSimulator(NativeOracle())
         simulator.reset(rows([1, 1, 1]))
         with pytest.raises(UnsupportedError, match="resets its environments by itself"):
             simulator.reset(rows([1, 0, 0]))
 
-    def test_one_seed_for_all(self) -> None:
+    def test_one_seed_is_passed_to_the_whole_vector_environment(self) -> None:
         env = NativeOracle()
         simulator = VectorSimulator(env)
         simulator.seed(3)
@@ -130,7 +130,7 @@ class TestNextStep:
         with pytest.raises(UnsupportedError, match="static_seed"):
             GymWrapper(env).set_seed(3, static_seed=True)
 
-    def test_workers_that_forget_an_explicit_reset(self) -> None:
+    def test_reset_forgotten_by_async_workers_is_noticed(self) -> None:
         env = vector(AutoresetMode.NEXT_STEP, 2, TWO, asynchronous=True, shared_memory=False)
         simulator = VectorSimulator(env)
         simulator.reset()
@@ -143,7 +143,7 @@ class TestNextStep:
 
 
 class TestSameStep:
-    def test_a_lost_last_observation_is_told_once(self) -> None:
+    def test_lost_last_observation_warns_once(self) -> None:
         simulator = VectorSimulator(vector(AutoresetMode.SAME_STEP, script=TWO, kind=ReusingEnv))
         simulator.reset()
         simulator.step(ACT)
@@ -155,7 +155,7 @@ class TestSameStep:
         simulator.step(ACT)
         simulator.step(ACT)
 
-    def test_info_of_the_last_step(self) -> None:
+    def test_final_info_is_returned_for_ended_rows(self) -> None:
         simulator = VectorSimulator(vector(AutoresetMode.SAME_STEP, script=TWO, kind=InfoEnv))
         simulator.reset()
         simulator.step(ACT)
@@ -163,7 +163,7 @@ class TestSameStep:
         assert info["count"].tolist() == [2, 2, 2] and "final_info" not in info
         assert simulator.reset(rows([1, 1, 1]))[1]["count"].tolist() == [0, 0, 0]
 
-    def test_without_final_obs(self) -> None:
+    def test_missing_final_obs_raises(self) -> None:
         class Dropping(gym.vector.VectorWrapper):
             def step(self, actions: Any) -> Any:
                 *result, info = self.env.step(actions)
@@ -177,7 +177,7 @@ class TestSameStep:
             simulator.step(ACT)
 
 
-def test_dict_observations_come_back_whole() -> None:
+def test_final_dict_observations_are_complete() -> None:
     simulator = VectorSimulator(vector(AutoresetMode.SAME_STEP, script=TWO, kind=DictEnv))
     simulator.reset()
     simulator.step(ACT)
@@ -186,7 +186,7 @@ def test_dict_observations_come_back_whole() -> None:
 
 
 @pytest.mark.parametrize("mode", [None, "nonsense"])
-def test_it_must_say_how_it_resets(mode: Any) -> None:
+def test_missing_autoreset_mode_raises(mode: Any) -> None:
     env = NativeOracle()
     env.metadata = {} if mode is None else {"autoreset_mode": mode}
     with pytest.raises(EnvironmentContractError, match="autoreset_mode"):
@@ -195,7 +195,7 @@ def test_it_must_say_how_it_resets(mode: Any) -> None:
     assert VectorSimulator(env).mode is AutoresetMode.NEXT_STEP
 
 
-def test_closing() -> None:
+def test_closing_twice_closes_the_members_once() -> None:
     env = vector()
     simulator = VectorSimulator(env)
     simulator.close()
@@ -205,7 +205,7 @@ def test_closing() -> None:
         simulator.reset()
 
 
-def test_rows_are_put_together_without_touching_either_side() -> None:
+def test_merged_rows_are_copies() -> None:
     batch = {"a": np.zeros((3, 2)), "b": (np.zeros(3, int),)}
     made = with_rows(batch, {1: {"a": np.ones(2), "b": (5,)}})
     assert made["a"][:, 0].tolist() == [0, 1, 0] and made["b"][0].tolist() == [0, 5, 0]
@@ -219,7 +219,7 @@ def test_rows_are_put_together_without_touching_either_side() -> None:
         with_rows(np.zeros((3, 1), np.int64), {0: np.ones(1)})
 
 
-def test_infos_are_put_together() -> None:
+def test_infos_of_rows_are_merged() -> None:
     old = {"a": np.array([1, 2]), "only_old": np.array([1.0, 2.0]), "deep": {"x": np.array([1, 1])}, "n": 3}
     new = {
         "a": np.array([7, 8]),

@@ -65,14 +65,14 @@ def test_every_frame_is_the_oracles(name: str, policy: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_asynchronous_ones_too(mode: AutoresetMode, shared_memory: bool) -> None:
+def test_asynchronous_vector_environments_equal_the_oracle(mode: AutoresetMode, shared_memory: bool) -> None:
     env = vector(mode, 2, asynchronous=True, copy=False, shared_memory=shared_memory)
     made = collector(env, frames_per_batch=20, total_frames=40)
     check_stream(list(made), SCRIPT)
     check_ledger(made)
 
 
-def test_the_path_is_the_fast_one_and_batches_are_no_views() -> None:
+def test_rows_use_the_fast_path_and_batches_are_copies() -> None:
     made = collector(NativeOracle(reuse=True), frames_per_batch=12, total_frames=-1)
     assert isinstance(made.plan.stepper, VectorGymStepper)
     batches = iter(made)
@@ -86,7 +86,7 @@ class TestNextStep:
     """Rows that only reset are no frames."""
 
     @pytest.mark.parametrize("make", [lambda: vector(AutoresetMode.NEXT_STEP), NativeOracle])
-    def test_masks_ids_and_budget(self, make: Any) -> None:
+    def test_reset_rows_are_masked_and_not_counted(self, make: Any) -> None:
         made = collector(make(), frames_per_batch=12, total_frames=60)
         batches = list(made)
         whole = torch.cat([batch[MASK] for batch in batches], 1)
@@ -103,7 +103,7 @@ class TestNextStep:
             True
         )
 
-    def test_what_exceeds_the_budget_in_the_last_step_is_discarded(self) -> None:
+    def test_frames_beyond_the_budget_in_the_last_step_are_discarded(self) -> None:
         made = collector(NativeOracle(2, Script(lengths=(2,))), frames_per_batch=4, total_frames=12)
         batches = list(made)
         assert sum(map(valid_rows, batches)) == 12 == made.stats().stepped
@@ -114,14 +114,14 @@ class TestNextStep:
         assert stats.reasons == {"budget": 1} and stats.stepped == 9
         check_ledger(uneven)
 
-    def test_splitting_leaves_them_out(self) -> None:
+    def test_split_trajectories_leaves_reset_rows_out(self) -> None:
         batch = next(iter(collector(NativeOracle(), frames_per_batch=30)))
         split = split_trajectories(batch)
         assert int(split["collector", "mask"].sum()) == valid_rows(batch)
         steps = split["next", "observation"][..., 2] - split["observation"][..., 2]
         assert bool((steps[split["collector", "mask"]] == 1).all())
 
-    def test_step_counts_leave_them_out(self) -> None:
+    def test_step_counts_skip_reset_rows(self) -> None:
         env = vector(AutoresetMode.NEXT_STEP, script=Script(lengths=(6, 2)))
         made = collector(env, frames_per_batch=15, total_frames=60, max_frames_per_traj=4)
         batches = list(made)
@@ -130,7 +130,7 @@ class TestNextStep:
             assert torch.equal(batch["step_count"][..., 0][mask], batch["observation"][..., 2][mask].long())
         check_stream(batches, Script(lengths=(6, 2)), limit=4)
 
-    def test_a_native_one_takes_neither_limits_nor_partial_resets(self) -> None:
+    def test_native_vector_environment_refuses_limits_and_partial_resets(self) -> None:
         with pytest.raises(UnsupportedError, match="max_episode_steps=4"):
             collector(NativeOracle(), frames_per_batch=15, max_frames_per_traj=4)
         made = collector(NativeOracle(), frames_per_batch=15)
@@ -138,7 +138,7 @@ class TestNextStep:
             made.reset(0)
         check_stream([next(iter(made))], SCRIPT, first_step=0)
 
-    def test_discarded_frames_are_counted_without_them(self) -> None:
+    def test_discarded_frames_exclude_reset_rows(self) -> None:
         env = vector(AutoresetMode.NEXT_STEP, 2, Script(lengths=(2,)), RaisingEnv, at=5)
         made = collector(env, frames_per_batch=20)
         with pytest.raises(Exception, match="broke on purpose"):
@@ -175,7 +175,7 @@ class TestEveryMode:
         next(iter(made))
         assert [[s for s, _ in one.resets if s is not None] for one in env.envs] == [[5], [6], [7]]
 
-    def test_several_leaves(self, mode: AutoresetMode) -> None:
+    def test_observations_with_several_leaves_stay_together(self, mode: AutoresetMode) -> None:
         for kind, key in ((DictEnv, "observation"), (TupleEnv, "observation")):
             made = collector(vector(mode, kind=kind), frames_per_batch=21, total_frames=63)
             batches = list(made)
@@ -200,13 +200,13 @@ class TestEveryMode:
                 assert torch.equal(data["velocity"], data["observation"][:, 1:])
                 assert torch.equal(data["count"].float(), data["observation"][:, 2])
 
-    def test_values_are_checked(self, mode: AutoresetMode) -> None:
+    def test_non_finite_values_raise(self, mode: AutoresetMode) -> None:
         made = collector(vector(mode, kind=NonFiniteEnv, at=4, script=NEVER), frames_per_batch=18)
         with pytest.raises(NonFiniteError, match="observation"):
             next(iter(made))
         check_ledger(made)
 
-    def test_a_rollout_goes_on_from_where_it_ended(self, mode: AutoresetMode) -> None:
+    def test_rollout_continues_from_the_last_root(self, mode: AutoresetMode) -> None:
         env = GymWrapper(vector(mode, script=Script(lengths=(4,))))
         first = env.rollout(9)
         assert first.shape == (3, 4) and first["next", "done"][:, -1].all()
@@ -245,7 +245,7 @@ def test_both_paths_store_the_same(name: str, limit: int | None) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("categorical", [False, True])
-def test_actions_arrive_as_the_space_wants_them(action_space: Any, categorical: bool) -> None:
+def test_actions_are_members_of_the_space(action_space: Any, categorical: bool) -> None:
     inner = vector(script=NEVER, action_space=action_space)
     env = GymWrapper(inner, categorical)
     env.rollout(3, env.rand_action)
@@ -262,7 +262,7 @@ def test_actions_arrive_as_the_space_wants_them(action_space: Any, categorical: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_several_of_them_in_one_serial_environment(mode: AutoresetMode) -> None:
+def test_vector_environments_work_in_a_serial_environment(mode: AutoresetMode) -> None:
     env = SerialEnv(2, lambda: GymWrapper(vector(mode)))
     made = SyncDataCollector(env, frames_per_batch=60, total_frames=120)
     batches = list(made)
@@ -275,7 +275,7 @@ def test_several_of_them_in_one_serial_environment(mode: AutoresetMode) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("max_steps", [None, 3])
-def test_transforms_around_them(mode: AutoresetMode, max_steps: int | None) -> None:
+def test_transforms_work_around_vector_environments(mode: AutoresetMode, max_steps: int | None) -> None:
     env = TransformedEnv(GymWrapper(vector(mode)), Compose(StepCounter(max_steps), RewardSum()))
     batches = list(SyncDataCollector(env, frames_per_batch=30, total_frames=60))
     check_stream(batches, SCRIPT, limit=max_steps)
@@ -284,7 +284,7 @@ def test_transforms_around_them(mode: AutoresetMode, max_steps: int | None) -> N
         assert torch.equal(batch["step_count"][..., 0][frames], batch["observation"][..., 2][frames].long())
 
 
-def test_a_partial_reset_takes_nothing_but_its_rows() -> None:
+def test_partial_reset_replaces_only_its_rows() -> None:
     made = collector(MaskedOracle(script=NEVER, reuse=True), frames_per_batch=9)
     batches = iter(made)
     next(batches)
@@ -292,7 +292,7 @@ def test_a_partial_reset_takes_nothing_but_its_rows() -> None:
     assert next(batches)["observation"][:, 0].tolist() == [[0, 0, 3], [1, 1, 0], [2, 0, 3]]
 
 
-def test_flags_of_a_root_that_is_loaded_stand_in_its_row_only() -> None:
+def test_flags_of_a_loaded_root_affect_one_row_only() -> None:
     env = GymWrapper(vector(script=NEVER))
     root = env.reset()
     root["done"][1] = root["truncated"][1] = True
@@ -309,13 +309,13 @@ def test_flags_of_a_root_that_is_loaded_stand_in_its_row_only() -> None:
         assert block.column(("done",))[..., 0].tolist() == [[False] * 2, [first, False], [False] * 2]
 
 
-def test_a_root_that_does_not_fit() -> None:
+def test_loading_a_root_of_another_shape_raises() -> None:
     stepper = GymWrapper(vector()).make_stepper()
     with pytest.raises(SchemaError, match="'observation'"):
         stepper.load(GymWrapper(vector(num_envs=2)).reset())
 
 
-def test_gym_env_collects() -> None:
+def test_gym_env_with_num_envs_is_collected() -> None:
     made = SyncDataCollector(GymEnv("CartPole-v1", num_envs=4), frames_per_batch=200, total_frames=400)
     for batch in made:
         assert batch.shape == (4, 50)

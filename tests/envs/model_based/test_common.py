@@ -31,7 +31,7 @@ class Dreamt(ModelBasedEnvBase):
         return TensorDict({"hidden": torch.zeros(*size, 4)}, size)
 
 
-def test_it_keeps_its_declaration():
+def test_model_based_environment_passes_the_checks():
     env = Dreamt()
     check_env_specs(env, seed=0)
     assert not env.batch_locked and env.rollout(3, tensordict=TensorDict({}, [5])).shape == (5, 3)
@@ -44,7 +44,7 @@ def test_gradients_reach_the_model():
     assert all(weight.grad is not None for weight in env.world_model.parameters())
 
 
-def test_specs_of_another():
+def test_set_specs_from_env_copies_specs():
     env = Dreamt()
     other = Dreamt()
     other.action_spec = Unbounded((4,))
@@ -52,6 +52,6 @@ def test_specs_of_another():
     assert env.action_spec.shape == (4,)
 
 
-def test_parameters_of_others():
+def test_params_argument_is_refused():
     with pytest.raises(UnsupportedError, match="params"):
         Dreamt(params=[torch.zeros(1)])

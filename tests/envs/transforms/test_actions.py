@@ -132,7 +132,7 @@ def test_discrete_actions_have_the_dimensions_of_continuous_ones(env, categorica
     assert torch.allclose(acted, -1 + (choice + 0.5) / 2)
 
 
-def test_over_a_batch_of_environments():
+def test_discretizer_works_over_a_batch_of_environments():
     made = TransformedEnv(SerialEnv(2, NarrowEnv), ActionDiscretizer(4))
     assert made.action_spec.shape == (2, 1)
     made.rollout(3)
@@ -188,7 +188,7 @@ class UsedUpEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("size", [(), (2,)], ids=str)
-def test_the_last_observation_may_allow_nothing(size):
+def test_last_observation_may_forbid_all_actions(size):
     env = TransformedEnv(UsedUpEnv(Script(lengths=(4,)), size), ActionMask())
     batch = env.rollout(8, break_when_any_done=False)
     assert not bool(batch["next", "action_mask"][..., [3, 7], :].any())
@@ -198,13 +198,13 @@ def test_the_last_observation_may_allow_nothing(size):
     assert all(bool(batch["action_mask"].any(-1).all()) for batch in collector)
 
 
-def test_an_observation_that_allows_nothing_in_mid_episode_is_refused():
+def test_mask_without_allowed_actions_in_mid_episode_is_refused():
     env = TransformedEnv(UsedUpEnv(Script(lengths=(6,)), ()), ActionMask())
     with pytest.raises(InvalidArgumentError, match="expected a True in each row"):
         env.rollout(6)
 
 
-def test_more_choices_than_there_are():
+def test_projection_maps_surplus_choices_to_actions():
     def chain():
         return [DiscreteActionProjection(5, 9)]
 
@@ -220,7 +220,7 @@ def test_more_choices_than_there_are():
     assert joined(collect_both_ways(ChoiceEnv, chain))["action"].shape[-1] == 9
 
 
-def test_mistakes_are_named():
+def test_invalid_arguments_are_refused():
     with pytest.raises(InvalidArgumentError, match="num_intervals"):
         ActionDiscretizer(0)
     with pytest.raises(InvalidArgumentError, match="2 numbers"):
@@ -251,7 +251,7 @@ class IntegerMaskEnv(ChoiceEnv):
         return out
 
 
-def test_integer_masks_of_zeros_and_ones_are_taken():
+def test_integer_masks_of_zeros_and_ones_are_accepted():
     env = TransformedEnv(IntegerMaskEnv(Script(lengths=(4, 7)), (2,)), ActionMask())
     batch = env.rollout(60, break_when_any_done=False)
     assert batch["action_mask"].dtype is torch.int8

@@ -48,7 +48,7 @@ def chunk(*actions):
 
 @pytest.mark.parametrize("stack_rewards", [True, False])
 @pytest.mark.parametrize("stack_observations", [True, False])
-def test_a_chunk_is_so_many_steps(stack_rewards, stack_observations):
+def test_chunk_takes_one_step_per_action(stack_rewards, stack_observations):
     macro = MultiAction(stack_rewards=stack_rewards, stack_observations=stack_observations)
     env = TransformedEnv(Counting(), macro)
     root = env.reset()
@@ -67,7 +67,7 @@ def test_a_chunk_is_so_many_steps(stack_rewards, stack_observations):
     assert after["done"] and root["obs"].reshape(-1).tolist() == [0]
 
 
-def test_members_of_a_batch_end_each_by_themselves():
+def test_members_of_a_batch_end_separately():
     def env(**options):
         return TransformedEnv(
             SerialEnv(2, [lambda: Counting(3), lambda: Counting(5)]), MultiAction(**options)
@@ -85,7 +85,7 @@ def test_members_of_a_batch_end_each_by_themselves():
         assert step["next", "obs"].tolist() == [[3], [5]] and step["next", "done"].all()
 
 
-def test_members_that_a_step_leaves_out_take_no_action():
+def test_members_outside_the_step_mask_take_no_action():
     env = TransformedEnv(SerialEnv(3, [Counting, lambda: Counting(1), Counting]), MultiAction())
     root = env.reset().set("action", torch.ones(3, 3, 1)).set("_step", torch.tensor([False, True, True]))
     assert env.step(root)["next", "obs"].flatten().tolist() == [0, 1, 3]
@@ -114,7 +114,7 @@ def test_rollouts_and_collectors_of_a_batch():
         assert env(stack_observations=stacked).rollout(9, policy).shape == (2, 2)
 
 
-def test_transforms_before_see_each_action_and_those_behind_the_chunk():
+def test_earlier_transforms_see_each_action_and_later_ones_the_chunk():
     env = TransformedEnv(
         Counting(),
         Compose(StepCounter(step_count_key="each"), MultiAction(), StepCounter(step_count_key="chunks")),
@@ -134,7 +134,7 @@ def test_transforms_before_see_each_action_and_those_behind_the_chunk():
         (lambda: MultiAction.from_vla(), ("vla_action", "chunk")),
     ],
 )
-def test_a_key_for_the_chunk(macro, key):
+def test_chunk_may_have_another_key(macro, key):
     env = TransformedEnv(Counting(), macro())
     assert env.action_keys == [key]
     step = env.step(env.reset().set(key, chunk(1, 2)))
@@ -142,7 +142,7 @@ def test_a_key_for_the_chunk(macro, key):
     assert torch.equal(step[key], chunk(1, 2)) and "action" not in step.keys()
 
 
-def test_another_dimension():
+def test_chunk_may_use_another_dimension():
     env = TransformedEnv(Counting(size=(2,)), MultiAction(dim=2))
     assert env.action_spec.shape == env.reward_spec.shape == (2, 1, -1)
     actions = torch.arange(6.0).reshape(2, 1, 3)
@@ -156,7 +156,7 @@ def test_specs_have_any_length():
     check_env_specs(TransformedEnv(Counting(), MultiAction()))
 
 
-def test_collectors_take_chunks():
+def test_collectors_step_chunks():
     collector = SyncDataCollector(
         TransformedEnv(Counting(), MultiAction()),
         lambda tensordict: tensordict.set("action", chunk(1, 1, 1)),
@@ -169,7 +169,7 @@ def test_collectors_take_chunks():
     collector.shutdown()
 
 
-def test_what_is_refused():
+def test_invalid_arguments_and_chunks_are_refused():
     with pytest.raises(InvalidArgumentError, match="dim"):
         MultiAction(dim=0)
     env = TransformedEnv(Counting(), MultiAction())
@@ -182,6 +182,6 @@ def test_what_is_refused():
 
 
 @pytest.mark.parametrize("stack_rewards", [True, False])
-def test_it_conforms(stack_rewards):
+def test_multi_action_passes_the_transform_suite(stack_rewards):
     report = check_transform(lambda: MultiAction(stack_rewards=stack_rewards), env=Counting, num_steps=20)
     assert "state" in report.passed

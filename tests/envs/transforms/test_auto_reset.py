@@ -67,7 +67,7 @@ def plain(size):
 
 
 @pytest.mark.parametrize("size", [(), (3,)])
-def test_roots_go_on_and_lost_observations_are_marked(size):
+def test_roots_continue_and_lost_observations_are_marked(size):
     batch = joined(batches(AutoResetEnv(SelfResetting(SCRIPT, size)), sizes=(5, 7))[1])
     want = plain(size)
     assert torch.equal(batch["observation"], want["observation"])
@@ -77,7 +77,7 @@ def test_roots_go_on_and_lost_observations_are_marked(size):
     assert torch.equal(batch["next", "done"], want["next", "done"])
 
 
-def test_other_fill_values_or_none():
+def test_fill_values_can_be_changed_or_disabled():
     env = AutoResetEnv(SelfResetting(SCRIPT), AutoResetTransform(fill_float=-5.0))
     batch = joined(batches(env, sizes=(6,))[1])
     assert batch["next", "observation"][2].tolist() == [-5.0] * 3
@@ -86,7 +86,7 @@ def test_other_fill_values_or_none():
     assert batch["next", "observation"][2].tolist() == [0.0, 1.0, 0.0]
 
 
-def test_a_reset_in_mid_episode_is_for_all():
+def test_partial_reset_in_mid_episode_is_refused():
     env = AutoResetEnv(SelfResetting(SCRIPT, (3,)))
     root = env.reset()
     with pytest.raises(UnsupportedError, match="one by one"):
@@ -106,7 +106,7 @@ def test_a_limit_of_steps_ends_all_or_none():
 
 
 @pytest.mark.parametrize("size", [(), (3,)])
-def test_last_observations_are_put_where_they_belong(size):
+def test_vec_gym_env_transform_restores_last_observations(size):
     env = TransformedEnv(WithFinal(SCRIPT, size), VecGymEnvTransform())
     assert set(env.observation_spec.keys()) == {"observation"}
     batch = joined(batches(env, sizes=(5, 7))[1])

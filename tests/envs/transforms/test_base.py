@@ -79,7 +79,7 @@ class Doubled(Transform):
 
 @pytest.mark.parametrize("env", [single, batched])
 @pytest.mark.parametrize("kind", [Sine, SineWithReset])
-def test_a_map_of_values(env, kind):
+def test_apply_transform_maps_values_and_specs(env, kind):
     transformed = TransformedEnv(env(), kind(in_keys=["observation"], out_keys=["sine"]))
     fast = kind is Sine
     assert isinstance(transformed.make_stepper(), TransformedStepper if fast else TensorDictStepper)
@@ -89,18 +89,18 @@ def test_a_map_of_values(env, kind):
     assert torch.equal(batch["next", "sine"], batch["next", "observation"].sin())
 
 
-def test_both_ways_agree_on_a_users_map():
+def test_rows_and_tensordicts_agree_on_a_users_map():
     collect_both_ways(batched, lambda: [Sine(in_keys=["observation"])])
 
 
-def test_keys_of_agents():
+def test_nested_keys_of_agents_are_mapped():
     key = ("agents", "observation")
     batch = joined(collect_both_ways(team, lambda: [Sine(in_keys=[key], out_keys=[("agents", "sine")])]))
     assert torch.equal(batch["next", "agents", "sine"], batch["next", "agents", "observation"].sin())
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_a_call_on_the_whole_tensordict(env):
+def test_call_receives_the_whole_tensordict(env):
     _, parts = batches(TransformedEnv(env(), Compose(StepCounter(), Parity(), RewardSum())))
     batch = joined(parts)
     assert torch.equal(batch["parity"], batch["observation"][..., 2:] % 2)
@@ -108,28 +108,28 @@ def test_a_call_on_the_whole_tensordict(env):
     assert torch.equal(batch["next", "episode_reward"], batch["episode_reward"] + batch["next", "reward"])
 
 
-def test_a_step_that_reads_the_root():
+def test_step_may_read_the_root():
     _, plain = batches(TransformedEnv(single(), StepCounter()))
     _, bonus = batches(TransformedEnv(single(), Compose(StepCounter(), Bonus())))
     for a, b in zip(plain, bonus, strict=True):
         assert torch.equal(b["next", "reward"], a["next", "reward"] + a["step_count"])
 
 
-def test_steps_pass_what_a_class_overrides():
+def test_stepping_returns_the_overridden_hook():
     hook, takes_root = Bonus().stepping()
     assert hook.__name__ == "_step" and takes_root
     hook, takes_root = Sine(in_keys=["observation"]).stepping()
     assert hook.__name__ == "_call" and not takes_root
 
 
-def test_what_goes_in():
+def test_inverse_maps_actions():
     env = single()
     batch = TransformedEnv(env, Doubled(in_keys_inv=["action"])).rollout(3)
     given = torch.stack([torch.from_numpy(action) for action in env.unwrapped.actions])
     assert torch.equal(given, batch["action"] * 2)
 
 
-def test_a_map_without_a_method_says_so():
+def test_missing_apply_transform_is_named():
     with pytest.raises(UnsupportedError, match="_apply_transform"):
         TransformedEnv(single(), Transform(in_keys=["observation"])).reset()
 
@@ -164,7 +164,7 @@ def test_a_string_or_a_tuple_is_one_key():
     assert Sine(in_keys=["a", ("b",)]).in_keys == ["a", "b"]
 
 
-def test_forward_takes_keys_as_they_are():
+def test_forward_maps_nested_next_keys_literally():
     td = TensorDict({"a": torch.ones(2), "next": {"a": torch.ones(2)}}, [2])
     out = Sine(in_keys=[("next", "a")])(td)
     assert torch.equal(out["a"], torch.ones(2))
@@ -182,7 +182,7 @@ def test_an_empty_chain_changes_nothing(env):
 class TestOverridesOnRows:
     """Hooks that a subclass overrides are called on rows too, whatever its base class is."""
 
-    def test_a_call_of_a_transform_that_has_nothing_to_do(self):
+    def test_overridden_call_of_an_idle_transform_runs(self):
         class Louder(DTypeCastTransform):
             on_rows = True
 
@@ -205,7 +205,7 @@ class TestOverridesOnRows:
         ("kind", "arguments"),
         [(DTypeCastTransform, (torch.int8, torch.int16)), (ExcludeTransform, ("nothing",))],
     )
-    def test_what_goes_in(self, kind, arguments):
+    def test_overridden_inv_call_runs_on_rows(self, kind, arguments):
         class Still(kind):
             on_rows = True
 

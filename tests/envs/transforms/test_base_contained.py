@@ -14,7 +14,7 @@ from gleanrl.envs.transforms.vec_norm import VecNorm
 from gleanrl.errors import ContainerError
 
 
-def test_a_place_in_a_chain():
+def test_parent_depends_on_the_place_in_the_chain():
     first, last = StepCounter(), RewardSum()
     assert first.holder is first.container is first.parent is first.collector is first.home() is None
     chain = Compose(first, last)
@@ -29,7 +29,7 @@ def test_a_place_in_a_chain():
     assert last.holder is None and last.parent is None
 
 
-def test_only_what_learns_stays_in_training_mode_in_an_environment():
+def test_only_learning_transforms_stay_in_training_mode():
     scaling, norm = RewardScaling(0.0, 1.0), VecNorm(["observation"])
     Compose(scaling, norm)
     assert scaling.training and norm.training

@@ -7,7 +7,7 @@ from gleanrl.envs.transforms.base import as_keys, paired
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
-def test_one_key_is_a_list_of_one():
+def test_single_key_becomes_a_list():
     assert as_keys("in_keys", "a") == ["a"]
     assert as_keys("in_keys", ("agents", "a")) == [("agents", "a")]
     assert as_keys("in_keys", [("a",), ("agents", ("x", "b"))]) == ["a", ("agents", "x", "b")]
@@ -16,7 +16,7 @@ def test_one_key_is_a_list_of_one():
         as_keys("in_keys", 3)
 
 
-def test_keys_that_were_not_given_follow_from_others():
+def test_missing_keys_follow_from_given_keys():
     transform = Transform(in_keys=["a"])
     assert transform.out_keys == ["a"] and transform.in_keys_inv == []
     transform.out_keys = "b"
@@ -25,7 +25,7 @@ def test_keys_that_were_not_given_follow_from_others():
     assert transform.pairs() == [("c", "b")]
 
 
-def test_there_are_as_many_of_both():
+def test_in_keys_and_out_keys_must_have_equal_length():
     assert paired(None, "in_keys", ["a"], "out_keys", ["b"]) == [("a", "b")]
     with pytest.raises(InvalidArgumentError, match="as many out_keys"):
         Transform(in_keys=["a", "b"], out_keys=["c"]).pairs()

@@ -41,7 +41,7 @@ def test_doubles_become_floats_and_actions_go_back():
     assert torch.equal(torch.from_numpy(simulator.actions[0]).float(), out["action"][0])
 
 
-def test_the_bounds_of_integers_are_those_that_the_dtype_holds():
+def test_integer_bounds_are_clipped_to_the_dtype():
     env = TransformedEnv(
         CountingEnv(SCRIPT),
         Compose(StepCounter(), DTypeCastTransform(torch.int64, torch.int32, ["step_count"])),
@@ -58,27 +58,27 @@ def test_the_true_last_observation_passes_the_cast():
     assert torch.equal(after[:, 1], obs[:, 1])
 
 
-def test_nothing_to_cast_leaves_everything_alone():
+def test_without_matching_keys_nothing_is_cast():
     env = TransformedEnv(GymWrapper(OracleEnv(script=SCRIPT)), DoubleToFloat())
     assert env.transform.idles()
     assert not env.transform.inverts()
 
 
-def test_named_keys_only():
+def test_only_named_keys_are_cast():
     env = TransformedEnv(double(), DTypeCastTransform(torch.float64, torch.float16, in_keys=["observation"]))
     assert env.observation_spec["observation"].dtype is torch.float16
     assert env.action_spec.dtype is torch.float64
     assert env.rollout(2)["observation"].dtype is torch.float16
 
 
-def test_a_result_beside_the_original():
+def test_out_keys_keep_the_original():
     env = TransformedEnv(double(), DoubleToFloat(in_keys=["observation"], out_keys=["small"]))
     batch = env.rollout(3)
     assert batch["observation"].dtype is torch.float64
     assert torch.equal(batch["next", "small"], batch["next", "observation"].float())
 
 
-def test_in_a_buffer_everything_is_cast_on_read_and_back_on_write():
+def test_buffer_casts_on_read_and_back_on_write():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4, transform=DoubleToFloat())
     buffer.extend(TensorDict({"a": torch.arange(6.0), "n": torch.arange(6)}, [6]))
     assert buffer._storage.get([0])["a"].dtype is torch.float64
@@ -91,7 +91,7 @@ def test_bad_dtypes_are_refused():
         DTypeCastTransform(torch.float64, "float32")
 
 
-def test_device_cast_says_where_things_are():
+def test_device_cast_reports_its_device():
     env = TransformedEnv(double(), DeviceCastTransform("cpu"))
     assert env.device == torch.device("cpu")
     assert env.reset().device == torch.device("cpu")
@@ -100,7 +100,7 @@ def test_device_cast_says_where_things_are():
     assert torch.equal(batch["next", "observation"][:, 2], batch["observation"][:, 2] + 1)
 
 
-def test_device_cast_in_a_buffer():
+def test_device_cast_moves_samples_of_a_buffer():
     cast = DeviceCastTransform("meta", "cpu")
     batch = TensorDict({"a": torch.ones(3)}, [3])
     assert cast(batch)["a"].device.type == "meta"

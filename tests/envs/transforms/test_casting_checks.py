@@ -19,19 +19,19 @@ def test_finite_numbers_pass():
 
 @pytest.mark.parametrize("where", ["observation", "reward"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_others_raise_and_name_the_key(where, value):
+def test_non_finite_numbers_raise_and_name_the_key(where, value):
     env = TransformedEnv(GymWrapper(NonFiniteEnv(3, value, where, script=SCRIPT)), FiniteTensorDictCheck())
     with pytest.raises(ValueError, match=where):
         env.rollout(10, break_when_any_done=False)
 
 
-def test_in_a_buffer():
+def test_non_finite_numbers_in_a_batch_raise():
     td = TensorDict({"a": torch.tensor([1.0, float("nan")]), "n": torch.ones(2, dtype=torch.int64)}, [2])
     with pytest.raises(ValueError, match="'a'"):
         FiniteTensorDictCheck()(td)
 
 
-def test_tensors_are_checked():
+def test_check_finite_checks_tensors():
     check_finite(torch.ones(2))
     with pytest.raises(ValueError, match="infinity"):
         check_finite(torch.tensor([1.0, float("inf")]))

@@ -34,13 +34,13 @@ def add(key="a"):
     return ObservationNorm(loc=1.0, scale=1.0, in_keys=[key])
 
 
-def test_what_comes_out_passes_the_first_one_first():
+def test_outputs_pass_the_first_transform_first():
     td = TensorDict({"a": torch.tensor([3.0])}, [])
     assert Compose(double(), add())(td.clone())["a"].item() == 7
     assert Compose(add(), double())(td.clone())["a"].item() == 8
 
 
-def test_what_goes_in_passes_the_last_one_first():
+def test_inputs_pass_the_last_transform_first():
     norm = {"in_keys": [], "in_keys_inv": ["a"]}
     chain = Compose(ObservationNorm(0.0, 2.0, **norm), ObservationNorm(1.0, 1.0, **norm))
     td = TensorDict({"a": torch.tensor([3.0])}, [])
@@ -60,7 +60,7 @@ def test_a_chain_is_a_sequence():
     assert [type(t) for t in flattened(nested)] == [StepCounter, RewardSum]
 
 
-def test_insert_takes_places_from_both_ends():
+def test_insert_accepts_positive_and_negative_indices():
     chain = Compose(StepCounter())
     chain.append(RewardSum())
     chain.insert(-1, InitTracker())
@@ -69,7 +69,7 @@ def test_insert_takes_places_from_both_ends():
         chain.insert(4, SignTransform(in_keys=["a"]))
 
 
-def test_appending_changes_the_environment_around():
+def test_appending_updates_the_specs_of_the_environment():
     env = TransformedEnv(single(), Compose(StepCounter()))
     assert "episode_reward" not in env.observation_spec.keys()
     env.transform.append(RewardSum())
@@ -89,7 +89,7 @@ def test_a_transform_has_one_container():
     assert env.transform is counter and counter.container is env
 
 
-def test_members_of_a_chain_that_is_gone_are_free():
+def test_members_of_a_deleted_chain_can_be_reused():
     chain = Compose(StepCounter(), RewardSum())
     longer = Compose(InitTracker(), *chain.clone())
     assert [type(transform) for transform in longer] == [InitTracker, StepCounter, RewardSum]
@@ -100,7 +100,7 @@ def test_members_of_a_chain_that_is_gone_are_free():
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))], ids=["copy", "pickle"]
 )
-def test_copies_of_an_environment_have_transforms_of_their_own(copied):
+def test_copies_of_an_environment_have_separate_transforms(copied):
     env = TransformedEnv(CountingEnv(), Compose(StepCounter(), RewardSum()))
     env.rollout(2)
     twin = copied(env)
@@ -135,7 +135,7 @@ def test_a_chain_in_an_environment_can_be_changed():
     assert env.transform[0] is counter
 
 
-def test_a_clone_is_free_and_independent():
+def test_clone_has_no_container_and_is_independent():
     norm = double()
     env = TransformedEnv(single(), Compose(norm))
     twin = norm.clone()
@@ -203,7 +203,7 @@ class Recording(Transform):
         self.dumped = (*self.dumped, suffix)
 
 
-def test_all_of_a_chain_write_out_what_they_recorded():
+def test_dump_reaches_every_transform_of_a_chain():
     last = Recording()
     env = TransformedEnv(CountingEnv(), Compose(StepCounter(), Compose(last)))
     env.transform.dump(suffix="best")

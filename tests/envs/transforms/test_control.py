@@ -51,7 +51,7 @@ def member(*lengths):
 
 
 @pytest.mark.parametrize("batch", [SerialEnv, ParallelEnv])
-def test_members_of_a_batch_skip_frames_as_by_themselves(batch):
+def test_members_of_a_batch_skip_frames_separately(batch):
     makes = [member(7, 4), member(5), member(6, 1)]
     apart = SerialEnv(3, [lambda make=make: TransformedEnv(make(), FrameSkipTransform(3)) for make in makes])
     together = TransformedEnv(batch(3, makes), FrameSkipTransform(3))
@@ -76,14 +76,14 @@ def test_an_environment_that_steps_its_rows_together_skips_frames():
     check_env_specs(env)
 
 
-def test_a_step_that_leaves_environments_out_skips_no_frames_of_theirs():
+def test_members_outside_the_step_mask_skip_no_frames():
     base = SerialEnv(2, member(9))
     chain = Compose(FrameSkipTransform(2), ConditionalSkip(lambda td: torch.tensor([True, False])))
     batch = TransformedEnv(base, chain).rollout(2)
     assert batch["next", "observation"][..., 2].tolist() == [[0, 0], [2, 4]]
 
 
-def test_a_batch_that_leaves_nobody_out_skips_frames_until_one_ends():
+def test_vector_environment_skips_frames_until_one_member_ends():
     vector = gymnasium.vector.SyncVectorEnv(
         [lambda n=n: OracleEnv(script=Script(lengths=(n,))) for n in (4, 3)]
     )
@@ -96,7 +96,7 @@ def test_a_batch_that_leaves_nobody_out_skips_frames_until_one_ends():
         env.step(env.rand_action(root))
 
 
-def test_transforms_before_see_every_frame_and_those_after_every_step():
+def test_earlier_transforms_see_every_frame_and_later_ones_every_step():
     env = GymWrapper(OracleEnv(script=LONG))
     inner = StepCounter(step_count_key="frames")
     stack = CatFrames(2, -1, in_keys=["observation"], out_keys=["stack"])
@@ -140,7 +140,7 @@ def lively():
     return GymWrapper(Lives(script=Script(lengths=(5,))))
 
 
-def test_a_lost_life_is_told():
+def test_lost_life_sets_its_flag():
     env = TransformedEnv(lively(), EndOfLifeTransform(eol_attribute="unwrapped.lives"))
     check_env_specs(env)
     _, parts = batches(env, sizes=(10,))
@@ -156,14 +156,14 @@ def test_an_environment_without_lives_is_refused():
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_the_greatest_of_the_last_observations(env):
+def test_time_max_pool_returns_the_maximum_of_the_last_observations(env):
     batch = joined(collect_both_ways(env, lambda: [TimeMaxPool(["observation"], ["top"], T=3)]))
     # Observations grow within an episode, so the newest is the greatest. No value comes from the episode before.
     assert torch.equal(batch["top"], batch["observation"])
     assert torch.equal(batch["next", "top"], batch["next", "observation"])
 
 
-def test_a_pool_forgets_what_is_older():
+def test_time_max_pool_forgets_older_observations():
     class Falling(OracleEnv):
         def _emit(self):
             return -super()._emit()

@@ -34,7 +34,7 @@ def reply(tensordict):
     return tensordict.set("action", torch.full((*tensordict.batch_size, 2), -1.0))
 
 
-def test_steps_are_skipped_with_the_transforms_beside():
+def test_skipped_steps_skip_transforms_of_the_same_environment():
     def make():
         inner = TransformedEnv(CountingEnv(ENDLESS), StepCounter(step_count_key="inner"))
         skip = ConditionalSkip(lambda td: td["step_count"] % 2 == 1)
@@ -52,7 +52,7 @@ def test_steps_are_skipped_with_the_transforms_beside():
     assert len(env.actions) == 3
 
 
-def test_only_some_of_a_batch_are_skipped():
+def test_some_members_of_a_batch_are_skipped():
     base = SerialEnv(2, lambda: CountingEnv(ENDLESS))
     env = TransformedEnv(base, ConditionalSkip(lambda td: torch.tensor([True, False])))
     data = env.rollout(4)
@@ -60,7 +60,7 @@ def test_only_some_of_a_batch_are_skipped():
     assert not data["next", "reward"][0].any() and data["next", "reward"][1].all()
 
 
-def test_another_policy_takes_every_other_step():
+def test_second_policy_takes_every_second_step():
     def make():
         switch = ConditionalPolicySwitch(reply, odd)
         chain = [StepCounter(step_count_key="all"), switch, StepCounter(step_count_key="own")]
@@ -83,7 +83,7 @@ def test_another_policy_takes_every_other_step():
     assert all((action == -1).all() for action in env.base_env.actions[1::2])
 
 
-def test_nobody_acts_after_the_end():
+def test_second_policy_does_not_act_after_the_end():
     env = TransformedEnv(CountingEnv(Script(lengths=(3,))), ConditionalPolicySwitch(reply, odd))
     data = env.rollout(4, break_when_any_done=False)
     assert clock(data["next"]).tolist() == [2.0, 3.0] * 2
@@ -91,7 +91,7 @@ def test_nobody_acts_after_the_end():
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_other_policy_may_act_first_and_in_some_environments_only(which):
+def test_second_policy_may_act_first_in_some_environments(which):
     base = SerialEnv(2, lambda: CountingEnv(Script(lengths=(4,))))
     begins = ConditionalPolicySwitch(reply, lambda td: (clock(td) == 0) & (torch.arange(2) == which))
     data = TransformedEnv(base, begins).rollout(6, break_when_any_done=False)
@@ -103,6 +103,6 @@ def test_the_other_policy_may_act_first_and_in_some_environments_only(which):
 
 
 @pytest.mark.parametrize("made", [ConditionalSkip(odd), ConditionalPolicySwitch(reply, odd)])
-def test_they_need_an_environment(made):
+def test_use_without_an_environment_is_refused(made):
     with pytest.raises(UnsupportedError, match="buffer"):
         made(TensorDict())

@@ -44,19 +44,19 @@ def act(key):
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("env", ENVS)
-def test_what_is_caught_up_with_is_what_steps_make(env, chain):
+def test_caught_up_counts_equal_stepped_counts(env, chain):
     collect_both_ways(env, CHAINS[chain], sizes=(20, 1, 2, 7))
 
 
 @pytest.mark.parametrize("key", ["observation", "step_count", "truncated", "episode_reward"])
 @pytest.mark.parametrize("env", [single, batched])
-def test_policies_see_what_they_read(env, key):
+def test_policy_sees_current_counts_that_it_reads(env, key):
     collect_both_ways(env, lambda: [StepCounter(4), RewardSum()], policy=act(key), sizes=(20, 1, 7))
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("env", [single, batched])
-def test_policies_that_see_all_see_what_steps_make(env, chain):
+def test_policy_with_unknown_reads_sees_stepped_counts(env, chain):
     def policy(tensordict):
         seen = [
             tensordict[key].float().cos()
@@ -68,7 +68,7 @@ def test_policies_that_see_all_see_what_steps_make(env, chain):
     collect_both_ways(env, CHAINS[chain], policy=policy, sizes=(20, 1, 2, 7))
 
 
-def test_sums_are_of_what_stood_there_in_their_turn():
+def test_sums_use_the_rewards_before_later_transforms():
     """A later transform may write sums in the place of the rewards."""
     collect_both_ways(
         batched, lambda: [RewardSum(), RewardSum(["reward"], ["reward"], reward_spec=True)], sizes=(20, 1, 7)
@@ -90,7 +90,7 @@ def act_on_rows(tensordict):
     return tensordict.set("action", torch.zeros(*tensordict.shape, 2))
 
 
-def test_a_reset_between_batches_begins_some_counts_anew():
+def test_partial_reset_between_batches_restarts_its_counts():
     collector = SyncDataCollector(TransformedEnv(batched(), StepCounter()), act_on_rows, frames_per_batch=6)
     first = collector.next()
     collector.reset(1)
@@ -134,7 +134,7 @@ def begin(counters, outputs, t, root):
     counters.begin(t, root)
 
 
-def test_steps_are_quiet_below_the_limit():
+def test_steps_below_the_limit_are_skipped():
     made, env = block(), env_of(StepCounter(5), RewardSum())
     chain = list(env.transform)
     outputs = {key: Output(made, (key,)) for key in ("truncated", "step_count", "episode_reward")}
@@ -161,7 +161,7 @@ def test_steps_are_quiet_below_the_limit():
     assert not bool(made.column(("next", "step_count"))[[0, 4, 5]].any())
 
 
-def test_counts_written_ahead_stand_where_the_quiet_rows_ended():
+def test_counts_written_ahead_match_the_skipped_rows():
     made, env = block(), env_of(StepCounter(), RewardSum())
     chain = list(env.transform)
     outputs = {key: Output(made, (key,)) for key in ("step_count", "episode_reward")}
@@ -232,7 +232,7 @@ class WrittenRows(Output):
 
 
 @pytest.mark.parametrize("every", [1, 2, 7, 50, 1000])
-def test_what_is_written_ahead_is_in_proportion_to_the_block(every):
+def test_rows_written_ahead_are_linear_in_the_block(every):
     made, env = block(1000), env_of(StepCounter())
     output = WrittenRows(made, ("step_count",))
     counters = Counters(Skippable(list(env.transform), {}), made, {"step_count": output}, GIVEN, None)
@@ -262,7 +262,7 @@ class Overflowing(CountingEnv):
         return out
 
 
-def test_sums_overflow_without_a_word():
+def test_overflowing_sums_do_not_warn():
     env = TransformedEnv(Overflowing(Script(lengths=(6,)), (2,)), RewardSum())
     with np.errstate(all="raise"):
         _, (batch,) = batches(env, (8,))

@@ -34,7 +34,7 @@ class OutwardsOnly(Doubled):
     maps_inputs = False
 
 
-def test_specs_are_mapped_wherever_the_keys_are_declared():
+def test_specs_of_every_role_are_mapped():
     transform = Doubled(in_keys=["a"], in_keys_inv=["b"])
     for role in ("observation", "reward", "action", "state"):
         assert getattr(transform, f"transform_{role}_spec")(Bounded(-1.0, 1.0, (2,))).high.tolist() == [
@@ -114,7 +114,7 @@ RENAMING = {
 
 @pytest.mark.parametrize("around", ["one", "inside", "outside"])
 @pytest.mark.parametrize(("transform", "wish", "heard"), RENAMING.values(), ids=RENAMING)
-def test_renamed_action_is_the_one_that_users_write(transform, wish, heard, around):
+def test_users_write_the_renamed_action(transform, wish, heard, around):
     if around == "outside":
         env = TransformedEnv(SerialEnv(2, Heard), transform())
     else:

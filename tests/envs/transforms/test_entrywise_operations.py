@@ -13,7 +13,7 @@ TORCH = {"add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide
 @pytest.mark.parametrize("standardizes", [True, False])
 @pytest.mark.parametrize("dtype", CONVERSIONS)
 @pytest.mark.parametrize("shape", [(1,), (3,), (8,), (1001,)])
-def test_operations_one_after_the_other_are_the_formula(standardizes, dtype, shape):
+def test_sequence_of_operations_equals_the_formula(standardizes, dtype, shape):
     """Results don't depend on the number of values. Fused operations of torch round a block's end differently."""
     torch.manual_seed(0)
     value = torch.randn(shape, dtype=dtype)
@@ -40,7 +40,7 @@ def test_numbers_of_another_dtype_or_none_are_left_to_torch(numbers):
     assert affine(numbers, False, torch.float32) is None
 
 
-def test_numbers_are_those_that_stand_there():
+def test_operations_read_the_present_tensors():
     numbers = {"loc": torch.zeros(()), "scale": torch.ones(())}
     shift, _ = affine(numbers, True, torch.float32)
     numbers["loc"] = torch.tensor(5.0)

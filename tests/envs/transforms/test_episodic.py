@@ -26,14 +26,14 @@ from tests.envs.transforms.ways import batched, batches, joined, single, team
 @pytest.mark.parametrize(
     "make", [ActionMask, InitTracker, RewardSum, StepCounter, lambda: TargetReturn(1.0), TimeMaxPool]
 )
-def test_they_need_an_environment(make):
+def test_use_without_an_environment_is_refused(make):
     with pytest.raises(UnsupportedError, match="can't be used in a replay buffer"):
         make()(TensorDict({}, [2]))
     with pytest.raises(UnsupportedError, match="part of an environment"):
         make().surroundings()
 
 
-def test_groups_of_flags_and_what_stands_beside_them():
+def test_groups_pair_flags_with_keys_of_the_same_group():
     follower = Following()
     env = TransformedEnv(team(), follower)
     assert follower.container is env
@@ -41,7 +41,7 @@ def test_groups_of_flags_and_what_stands_beside_them():
     assert ("agents", "n") in [group[1] for group in follower.groups("n")]
 
 
-def test_what_is_carried_is_renewed_where_a_reset_says_so():
+def test_carry_is_renewed_in_reset_rows():
     follower = Following()
     env = TransformedEnv(batched(), follower)
     assert follower.container is env
@@ -67,7 +67,7 @@ def test_what_is_carried_is_renewed_where_a_reset_says_so():
         (lambda: TargetReturn(9.0), (torch.float32, torch.float64)),
     ],
 )
-def test_what_a_later_transform_casts_is_carried_as_it_was(make, casts):
+def test_carry_keeps_its_dtype_before_a_later_cast(make, casts):
     env, fresh = (TransformedEnv(batched(), Compose(make(), DTypeCastTransform(*casts))) for _ in range(2))
     rows = env.rollout(2)
     state = env.state_dict()
@@ -89,7 +89,7 @@ def test_what_a_later_transform_casts_is_carried_as_it_was(make, casts):
     ids=["ours", "function"],
 )
 @pytest.mark.parametrize("make_env", [single, batched])
-def test_what_a_later_transform_changes_in_place_is_not_taken_for_the_own(make, key, change, make_env):
+def test_in_place_change_by_a_later_transform_leaves_the_carry_unchanged(make, key, change, make_env):
     def collected(*transforms):
         _, parts = batches(TransformedEnv(make_env(), Compose(*transforms)), sizes=(4, 1, 5))
         return joined(parts)

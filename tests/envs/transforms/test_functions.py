@@ -28,7 +28,7 @@ def test_entries_are_mapped_by_a_function(size):
     assert torch.equal(data["next", "sum"], data["next", "observation"].sum(-1, keepdim=True).double())
 
 
-def test_what_goes_in_is_mapped_by_the_other_one():
+def test_inv_fn_maps_inputs():
     shift = UnaryTransform(["a"], ["a"], ["a"], ["a"], fn=lambda x: x + 1, inv_fn=lambda x: x - 1)
     data = TensorDict({"a": torch.zeros(2)}, [2])
     assert shift(data.clone())["a"].tolist() == [1.0, 1.0] and shift.inv(data)["a"].tolist() == [-1.0, -1.0]
@@ -36,7 +36,7 @@ def test_what_goes_in_is_mapped_by_the_other_one():
     assert both.inv(data)["a"].tolist() == [1.0, 1.0]
 
 
-def test_a_function_may_return_anything():
+def test_function_may_return_non_tensors():
     text = UnaryTransform(["observation"], ["text"], fn=lambda x: str(int(x[2])))
     env = TransformedEnv(CountingEnv(SCRIPT), Compose(text, Hash(["text"], ["hash"])))
     assert isinstance(env.observation_spec["text"], NonTensor) and env.observation_spec["hash"].shape == (32,)
@@ -46,7 +46,7 @@ def test_a_function_may_return_anything():
     assert data["hash"].tolist() == [list(hashlib.sha256(word.encode()).digest()) for word in words]
 
 
-def test_hashes_with_a_seed_and_a_repertoire():
+def test_hash_uses_its_seed_and_repertoire():
     known = {}
     transform = Hash(["a"], ["h"], seed=3, repertoire=known)
     made = transform(TensorDict({"a": "hello"}))["h"]
@@ -75,7 +75,7 @@ def test_hash_of_a_batch_of_strings_has_one_row_for_each():
     assert torch.equal(same, Hash.reproducible_hash("a").expand(2, 2, 32))
 
 
-def test_hash_with_inverse_keys_keeps_what_it_hashed():
+def test_hash_with_inverse_keys_restores_the_input():
     hashed = Hash(["text"], ["hash"], ["text"], ["hash"])
     made = hashed(TensorDict(text="some"))["hash"]
     assert hashed.inv(TensorDict(hash=made))["text"] == "some"

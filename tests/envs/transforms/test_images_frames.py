@@ -53,7 +53,7 @@ def test_stacks_in_place_pass_later_transforms():
 
 
 @pytest.mark.parametrize("padding", ["same", "constant"])
-def test_the_specs_hold(padding):
+def test_stacked_specs_hold(padding):
     env = TransformedEnv(single(), Compose(stacked(padding)))
     assert env.observation_spec["stack"].shape == (9,)
     check_env_specs(env)
@@ -89,7 +89,7 @@ def test_a_batch_is_stacked_as_the_environment_would_have(env, padding):
     assert torch.equal(out["next", "stack"], expected(plain["next", "observation"], padding))
 
 
-def test_in_a_buffer_on_write():
+def test_buffer_stacks_frames_on_write():
     plain = joined(collect_both_ways(single, lambda: [], sizes=(17,)))
     transform = CatFrames(N, -1, in_keys=["observation"], out_keys=["stack"], as_inverse=True)
     buffer = ReplayBuffer(storage=LazyTensorStorage(20), transform=transform, batch_size=5)
@@ -127,7 +127,7 @@ def sampled_with_warning(buffer, size):
 
 
 @pytest.mark.parametrize("wrong", [{"slice_len": 2}, {"span": True}, {"strict_length": False}, {"pad": True}])
-def test_slices_of_stacks_are_whole(wrong):
+def test_sampler_arguments_that_would_cut_stacks_are_refused(wrong):
     with pytest.raises(InvalidArgumentError, match=f"leave out .*{next(iter(wrong))}"):
         CatFrames(3, -1, ["x"]).make_rb_transform_and_sampler(4, **wrong)
 

@@ -60,7 +60,7 @@ def test_images_become_floats_with_channels_first():
     check_env_specs(env)
 
 
-def test_options_of_to_tensor_image():
+def test_to_tensor_image_honours_its_options():
     td = TensorDict({"pixels": torch.full((2, 4, 4, 3), 255, dtype=torch.uint8)}, [2])
     assert ToTensorImage(from_int=False)(td.clone())["pixels"].max() == 255
     assert ToTensorImage(dtype=torch.float16)(td.clone())["pixels"].dtype is torch.float16
@@ -71,7 +71,7 @@ def test_options_of_to_tensor_image():
 @pytest.mark.parametrize(
     ("size", "shape"), [((), (1, 3, 6, 8)), ((2,), (2, 3, 6, 8)), ((2, 3), (2, 3, 3, 6, 8))]
 )
-def test_a_single_image_gets_a_dimension(size, shape):
+def test_unsqueeze_adds_a_dimension_to_a_single_image(size, shape):
     image = ToTensorImage(in_keys=["pixels"], unsqueeze=True)
     td = TensorDict({"pixels": torch.zeros(*size, 6, 8, 3, dtype=torch.uint8)}, size)
     assert image(td)["pixels"].shape == shape
@@ -82,7 +82,7 @@ def test_a_single_image_gets_a_dimension(size, shape):
         check_env_specs(env)
 
 
-def test_grey_resized_and_stacked_as_by_hand():
+def test_grey_resized_and_stacked_pixels_equal_manual_ones():
     def chain():
         keys = {"in_keys": ["image"]}
         return [ToTensorImage(**KEY), GrayScale(**keys), Resize(4, 3, **keys), CatFrames(2, -3, **keys)]
@@ -99,7 +99,7 @@ def test_grey_resized_and_stacked_as_by_hand():
     check_env_specs(TransformedEnv(colour(), Compose(*chain())))
 
 
-def test_crops():
+def test_crop_and_center_crop_cut_the_expected_region():
     td = TensorDict({"pixels": torch.arange(30.0).reshape(1, 5, 6)}, [])
     assert torch.equal(Crop(2, 3, top=1, left=4)(td.clone())["pixels"], td["pixels"][:, 1:4, 4:6])
     assert torch.equal(CenterCrop(2, 3)(td.clone())["pixels"], td["pixels"][:, 1:4, 2:4])
@@ -111,7 +111,7 @@ def test_crops():
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
-def test_integers_stay_integers(mode):
+def test_resize_keeps_integer_pixels(mode):
     td = TensorDict({"pixels": torch.randint(0, 256, (2, 3, 6, 8), dtype=torch.uint8)}, [2])
     out = Resize(4, 3, interpolation=mode)(td.clone())["pixels"]
     assert out.dtype is torch.uint8
@@ -123,7 +123,7 @@ def test_integers_stay_integers(mode):
     assert grey.shape == (2, 1, 6, 8)
 
 
-def test_mistakes_are_named():
+def test_invalid_images_and_arguments_are_refused():
     with pytest.raises(SchemaError, match="three channels"):
         GrayScale()(TensorDict({"pixels": torch.zeros(1, 4, 4)}, []))
     with pytest.raises(InvalidArgumentError, match="interpolation"):

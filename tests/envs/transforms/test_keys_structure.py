@@ -51,7 +51,7 @@ def test_observations_and_rewards_are_renamed(copy):
     assert (("next", "reward") in batch.keys(True)) is copy
 
 
-def test_a_copy_keeps_what_it_was_before_later_transforms():
+def test_renamed_copy_keeps_its_value_before_later_transforms():
     def chain():
         return [
             RenameTransform(["observation"], ["raw"], create_copy=True),
@@ -89,13 +89,13 @@ def test_selected_keys_stay_with_rewards_and_flags():
     assert set(batch["next"].keys()) == {"place", "done", "terminated", "truncated", "reward"}
 
 
-def test_groups_are_selected_whole():
+def test_selecting_a_group_keeps_all_its_entries():
     env = TransformedEnv(team(), SelectTransform("agents"))
     assert set(env.rollout(2)["agents"].keys()) >= {"observation", "action", "done"}
 
 
 @pytest.mark.parametrize("transform", [lambda: SelectTransform("t"), lambda: ExcludeTransform(("agents",))])
-def test_nothing_is_left_of_a_group_of_which_nothing_stays(transform):
+def test_empty_groups_are_removed_after_a_selection(transform):
     class Grouped(CountingEnv):
         def __init__(self):
             super().__init__(Script(lengths=(2, 3)))
@@ -124,7 +124,7 @@ def test_nothing_is_left_of_a_group_of_which_nothing_stays(transform):
 
 
 @pytest.mark.parametrize("env", [two, batched])
-def test_without_flags_no_episode_ends(env):
+def test_environment_without_flags_never_ends(env):
     key = "clock" if env is two else "observation"
     made = TransformedEnv(env(), SelectTransform(key, keep_dones=False))
     check_env_specs(made)
@@ -137,7 +137,7 @@ def test_without_flags_no_episode_ends(env):
     assert torch.equal(clock, torch.arange(1, clock.shape[-1] + 1).expand(clock.shape).to(clock.dtype))
 
 
-def test_done_is_made_of_the_flags_that_are_left():
+def test_done_is_computed_from_the_remaining_flags():
     expected, batch = (
         TransformedEnv(two(), Compose(*chain)).rollout(9, break_when_any_done=False)
         for chain in ([], [ExcludeTransform("done")])
@@ -186,12 +186,12 @@ def test_a_group_of_a_batch_is_renamed_as_a_whole():
 
 
 @pytest.mark.parametrize("make", [ExcludeTransform, lambda: ExcludeTransform("nothing")])
-def test_nothing_is_excluded_where_nothing_is_named(make):
+def test_excluding_no_key_changes_nothing(make):
     batch = joined(collect_both_ways(two, lambda: [make()]))
     assert "clock" in batch.keys() and ("next", "done") in batch.keys(True)
 
 
-def test_excluded_keys_go():
+def test_excluded_keys_are_removed():
     batch = joined(collect_both_ways(two, lambda: [RewardSum(), ExcludeTransform("clock", "truncated")]))
     assert "clock" not in batch.keys()
     assert ("next", "clock") not in batch.keys(True)
@@ -200,7 +200,7 @@ def test_excluded_keys_go():
     check_env_specs(TransformedEnv(two(), ExcludeTransform("clock")))
 
 
-def test_in_buffers():
+def test_buffers_select_and_exclude_on_read():
     data = TensorDict({"a": torch.ones(3), "b": torch.ones(3)}, [3])
     buffer = ReplayBuffer(storage=LazyTensorStorage(3), batch_size=2, transform=SelectTransform("a"))
     buffer.extend(data)
@@ -231,7 +231,7 @@ def test_in_buffers():
     ],
     ids=["leaf", "no_rewards", "nested", "group", "without_group", "group_without_entries"],
 )
-def test_groups_in_buffers_go_with_their_entries(transform, left):
+def test_empty_groups_are_removed_in_buffers(transform, left):
     flag = torch.zeros(3, 1, dtype=torch.bool)
     roots = {"a": torch.ones(3), "done": flag, "terminated": flag, "reward": torch.ones(3, 1)}
     after = {"a": torch.ones(3), "done": flag, "reward": torch.ones(3, 1)}
@@ -239,7 +239,7 @@ def test_groups_in_buffers_go_with_their_entries(transform, left):
     assert set(transform(batch).keys(True)) == left
 
 
-def test_what_samples_carry_beside_the_records_stays():
+def test_select_keeps_the_sampling_entries():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(9),
         sampler=PrioritizedSampler(9, 1.0, 1.0),
@@ -253,7 +253,7 @@ def test_what_samples_carry_beside_the_records_stays():
     assert not set(buffer.sample()["index"].tolist()) & set(batch["index"].tolist())
 
 
-def test_empty_groups_go():
+def test_remove_empty_specs_removes_empty_groups():
     td = TensorDict({"a": torch.ones(1), "b": {"c": {}}}, [])
     assert set(RemoveEmptySpecs()(td).keys(True)) == {"a"}
     env = single()
@@ -266,7 +266,7 @@ def test_empty_groups_go():
     env.rollout(2)
 
 
-def test_mistakes_are_named():
+def test_invalid_keys_are_refused():
     with pytest.raises(InvalidArgumentError, match="as many"):
         RenameTransform(["a"], ["b", "c"])
     with pytest.raises(KeyError, match="absent"):

@@ -14,7 +14,7 @@ from tests.fakes_base import TwoKeyEnv
 
 @pytest.mark.parametrize("env", [single, batched])
 @pytest.mark.parametrize("standard", [False, True])
-def test_the_two_forms(env, standard):
+def test_both_forms_of_normalization_equal_their_formulas(env, standard):
     loc, scale = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 8.0])
 
     def chain():
@@ -62,14 +62,14 @@ def test_statistics_are_found_by_random_steps(standard):
         env.transform.init_stats(100)
 
 
-def test_statistics_see_the_transforms_before():
+def test_statistics_are_measured_after_earlier_transforms():
     env = TransformedEnv(single(), Compose(ObservationNorm(100.0, 1.0, in_keys=["observation"])))
     env.append_transform(ObservationNorm(in_keys=["observation"], standard_normal=True))
     env.transform[1].init_stats(50)
     assert float(env.transform[1].loc[2]) > 99
 
 
-def test_numbers_are_state():
+def test_loc_and_scale_are_state():
     one = ObservationNorm(1.0, 2.0, in_keys=["a"])
     other = ObservationNorm(in_keys=["a"])
     other.load_state_dict(one.state_dict())

@@ -25,7 +25,7 @@ from tests.fakes_base import CountingEnv
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_entries_are_there_from_the_reset_on(env):
+def test_primed_entries_exist_after_the_reset(env):
     def chain():
         return [TensorDictPrimer({"h": Unbounded((4,))}, default_value=2.0), StepCounter()]
 
@@ -36,7 +36,7 @@ def test_entries_are_there_from_the_reset_on(env):
     check_env_specs(TransformedEnv(env(), Compose(*chain())))
 
 
-def test_what_a_policy_writes_it_finds_again():
+def test_written_state_is_read_in_the_next_step():
     def count(h, observation):
         return observation[..., :2].clamp(-1, 1), h + 1
 
@@ -119,7 +119,7 @@ def both_primed(inner):
         "twice_parallel",
     ],
 )
-def test_the_state_reaches_a_primer_below_other_environments(make, written):
+def test_state_reaches_a_nested_primer(make, written):
     def recur(h, observation):
         return observation[..., :2].clamp(-1, 1), h + 1
 
@@ -147,7 +147,7 @@ def test_the_state_reaches_a_primer_below_other_environments(make, written):
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_the_action_before_is_an_entry_that_is_primed(grad):
+def test_previous_action_can_be_primed(grad):
     env = TransformedEnv(CountingEnv(Script(lengths=(9,))), TensorDictPrimer(action=Unbounded((2,))))
     policy = TensorDictModule(lambda action: action + 1, in_keys=["action"], out_keys=["action"])
     with torch.set_grad_enabled(grad):
@@ -180,7 +180,7 @@ def test_gradients_flow_through_a_policys_state(written, batch):
     torch.testing.assert_close(of_rollout, by_hand)
 
 
-def test_other_entries_below_next_are_not_a_policys_to_write():
+def test_policy_that_writes_other_next_entries_is_refused():
     policy = TensorDictModule(
         lambda x: (x[..., :2] * 0, x), ["observation"], ["action", ("next", "observation")]
     )
@@ -215,7 +215,7 @@ def test_a_partial_reset_renews_its_rows_only():
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 1), ()])
 @pytest.mark.parametrize("expand", [None, True])
-def test_specs_are_those_of_one_environment_whatever_their_shape(shape, expand):
+def test_primer_specs_describe_one_environment_by_default(shape, expand):
     for primers in ({"h": Unbounded(shape)}, Composite(h=Unbounded(shape))):
         outside = TransformedEnv(
             SerialEnv(2, lambda: CountingEnv(Script())), TensorDictPrimer(primers, expand_specs=expand)
@@ -223,7 +223,7 @@ def test_specs_are_those_of_one_environment_whatever_their_shape(shape, expand):
         assert outside.reset()["h"].shape == outside.observation_spec["h"].shape == (2, *shape)
 
 
-def test_specs_of_all_environments_say_so_by_the_composites_shape():
+def test_composite_batch_shape_marks_specs_of_all_environments():
     env = SerialEnv(2, lambda: CountingEnv(Script()))
     whole = TensorDictPrimer(Composite(h=Unbounded((2, 2)), shape=(2,)))
     assert TransformedEnv(env, whole).reset()["h"].shape == (2, 2)
@@ -234,7 +234,7 @@ def test_specs_of_all_environments_say_so_by_the_composites_shape():
     assert TransformedEnv(SerialEnv(2, lambda: CountingEnv(Script())), as_it_is).reset()["h"].shape == (2, 5)
 
 
-def test_in_a_buffer_missing_entries_are_added():
+def test_buffer_adds_missing_entries():
     primer = TensorDictPrimer(h=Unbounded((2,)), default_value=1.0)
     out = primer(TensorDict({"a": torch.zeros(3)}, [3]))
     assert out["h"].shape == (3, 2)
@@ -242,7 +242,7 @@ def test_in_a_buffer_missing_entries_are_added():
     assert not bool(kept["h"].any())
 
 
-def test_mistakes_are_named():
+def test_invalid_arguments_are_refused():
     with pytest.raises(InvalidArgumentError, match="not both"):
         TensorDictPrimer(h=Unbounded((1,)), random=True, default_value=1.0)
     with pytest.raises(InvalidArgumentError, match="already"):
@@ -255,7 +255,7 @@ def test_mistakes_are_named():
 
 @pytest.mark.parametrize("size", [(), (3,)], ids=str)
 @pytest.mark.parametrize("some_only", [False, True])
-def test_one_function_gives_all_entries(size, some_only):
+def test_one_default_function_fills_all_entries(size, some_only):
     asked = []
 
     def give(reset):
@@ -273,7 +273,7 @@ def test_one_function_gives_all_entries(size, some_only):
     assert ends.any() and torch.equal(data["task"].diff(dim=-2)[..., 0] > 0, ends)
 
 
-def test_entries_may_be_there_before_the_environment_is_reset():
+def test_reset_may_be_given_entries_in_advance():
     class Placed(CountingEnv):
         places = []
 

@@ -25,7 +25,7 @@ def steps(done, reward):
     return TensorDict({"next": following}, done.shape[:-1])
 
 
-def test_rewards_to_go():
+def test_rewards_to_go_stop_at_ends():
     batch = steps([[0, 1, 0, 1, 0]], [[1.0, 2.0, 3.0, 4.0, 5.0]])
     buffer = ReplayBuffer(storage=LazyTensorStorage(5, ndim=2), transform=Reward2GoTransform(gamma=0.5))
     before = batch.clone()
@@ -47,7 +47,7 @@ def test_rewards_to_go_of_records_that_are_whole_trajectories(size):
 
 
 @pytest.mark.parametrize("top", [True, False])
-def test_rewards_to_go_of_agents_go_over_time_and_not_over_agents(top):
+def test_rewards_to_go_of_agents_sum_over_time(top):
     reward, done = torch.rand(2, 6, 3, 1), torch.zeros(2, 6, 3, 1, dtype=torch.bool)
     done[:, 2, 1] = done[:, 5] = True
     data = TensorDict({"next": {"agents": {"reward": reward, "done": done}}}, [2, 6])
@@ -89,7 +89,7 @@ def test_the_state_after_the_burn_in_begins_the_rest():
         BurnInTransform(Counter(), burn_in=6)(batch)
 
 
-def test_pieces_of_sequences():
+def test_random_crops_are_consecutive_steps():
     torch.manual_seed(0)
     batch = TensorDict(
         {"t": torch.arange(10).expand(50, 10), "mask": torch.arange(10).expand(50, 10) < 7}, [50, 10]
@@ -105,7 +105,7 @@ def test_pieces_of_sequences():
         RandomCropTensorDict(8, mask_key="mask")(batch)
 
 
-def test_other_dimensions_can_be_cut():
+def test_random_crop_accepts_another_dimension():
     batch = TensorDict({"t": torch.arange(10).reshape(10, 1).expand(10, 4)}, [10, 4])
     out = RandomCropTensorDict(3, sample_dim=-2)(batch)
     assert out.shape == (3, 4)
@@ -120,7 +120,7 @@ def test_modules_that_read_no_keys_are_refused():
 @pytest.mark.parametrize(
     "make", [Reward2GoTransform, lambda: RandomCropTensorDict(2), lambda: BurnInTransform(Counter(), 1)]
 )
-def test_in_an_environment_they_are_refused(make):
+def test_buffer_transforms_are_refused_in_environments(make):
     with pytest.raises(ValueError, match="replay buffers only"):
         TransformedEnv(single(), make())
     with pytest.raises(ValueError, match="replay buffers only"):

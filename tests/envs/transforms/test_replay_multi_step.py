@@ -21,7 +21,7 @@ def data(env=single):
 
 @pytest.mark.parametrize("env", [single, batched])
 @pytest.mark.parametrize("cut", [(24,), (5, 1, 9, 9), (1,) * 24, (2, 2, 20)])
-def test_the_result_does_not_depend_on_the_cut(env, cut):
+def test_n_step_rows_do_not_depend_on_the_chunks(env, cut):
     whole = data(env)
     dim = whole.ndim - 1
     transform = MultiStepTransform(3, 0.5)
@@ -32,7 +32,7 @@ def test_the_result_does_not_depend_on_the_cut(env, cut):
     assert bool((got == want).all())
 
 
-def test_nothing_is_written_while_too_little_is_known():
+def test_rows_are_held_until_n_steps_are_known():
     buffer = ReplayBuffer(storage=LazyTensorStorage(30), transform=MultiStepTransform(3, 0.9), batch_size=4)
     whole = data()
     assert len(buffer.extend(whole[:2])) == 0
@@ -56,7 +56,7 @@ def test_the_number_of_steps_can_be_changed():
         transform.n_steps = 0
 
 
-def test_what_is_held_back_is_state():
+def test_held_rows_are_state():
     whole = data()
     one, other = MultiStepTransform(3, 0.5), MultiStepTransform(3, 0.5)
     one.inv(whole[:10])
@@ -78,7 +78,7 @@ def test_the_held_rows_are_copies():
 
 
 @pytest.mark.parametrize("given", [{"done_key": "done"}, {"done_keys": ["done"]}], ids=str)
-def test_a_flag_that_is_named_is_the_only_one(given):
+def test_named_done_key_is_the_only_flag(given):
     done = torch.zeros(8, 1, dtype=torch.bool)
     done[5] = True
     agents = torch.zeros(8, 2, 1, dtype=torch.bool)
@@ -92,7 +92,7 @@ def test_a_flag_that_is_named_is_the_only_one(given):
     assert steps.flatten().tolist() == [2, 2, 1, 2, 2, 1]
 
 
-def test_a_flag_of_ones_own_bounds():
+def test_custom_done_key_bounds_the_sums():
     whole = data()
     lost = torch.zeros(24, 1, dtype=torch.bool)
     lost[[1, 8]] = True
@@ -104,14 +104,14 @@ def test_a_flag_of_ones_own_bounds():
     assert torch.equal(out["collector", "traj_ids"], whole["collector", "traj_ids"][:21])
 
 
-def test_other_streams_are_refused():
+def test_another_number_of_streams_is_refused():
     transform = MultiStepTransform(2, 0.5)
     transform.inv(data(batched))
     with pytest.raises(SchemaError, match="streams"):
         transform.inv(data(batched)[:2])
 
 
-def test_steps_that_are_added_one_by_one():
+def test_steps_may_be_added_one_by_one():
     rows = data(single)
     whole = MultiStepTransform(2, 0.5).inv(rows)
     buffer = ReplayBuffer(storage=LazyTensorStorage(len(rows)), transform=MultiStepTransform(2, 0.5))
@@ -127,7 +127,7 @@ def test_steps_that_are_added_one_by_one():
         transform.inv(rows[2])
 
 
-def test_in_an_environment_it_is_refused():
+def test_environment_refuses_multi_step():
     with pytest.raises(ValueError, match="postproc"):
         TransformedEnv(single(), MultiStepTransform(2, 0.5))
     with pytest.raises(ValueError, match="postproc"):
@@ -161,7 +161,7 @@ def test_held_text_is_state():
 
 
 @pytest.mark.parametrize("streams", [None, 2])
-def test_trajectories_that_nobody_goes_on_with_end_in_what_is_held(streams):
+def test_ended_trajectories_are_truncated_in_held_rows(streams):
     """The last held step is treated as if it had been truncated when it was written."""
     lead = [] if streams is None else [streams]
 
@@ -211,7 +211,7 @@ def looked_ahead(chunks: list[TensorDict], restored_after: int | None = None) ->
 
 
 @pytest.mark.parametrize("restored_after", [None, 0, 1, 2])
-def test_sums_end_where_the_content_of_two_writes_doesnt_go_on(restored_after):
+def test_sums_stop_where_the_next_write_does_not_continue_the_observations(restored_after):
     chunks = [unfinished(*chunk) for chunk in ((0, 5), (100, 2), (102, 2), (200, 2), (300, 6))]
     found = looked_ahead(chunks, restored_after)
     expected = {
@@ -220,7 +220,7 @@ def test_sums_end_where_the_content_of_two_writes_doesnt_go_on(restored_after):
     assert found == expected | {300: 303, 301: 304, 302: 305}
 
 
-def test_sums_of_each_stream_end_where_its_content_doesnt_go_on():
+def test_sums_of_each_stream_stop_separately():
     transform = MultiStepTransform(2, 0.9)
     transform.inv(torch.stack([unfinished(0, 3), unfinished(50, 3)]))
     made = transform.inv(torch.stack([unfinished(3, 3), unfinished(80, 3)]))
@@ -228,7 +228,7 @@ def test_sums_of_each_stream_end_where_its_content_doesnt_go_on():
 
 
 @pytest.mark.parametrize("kind", ["one step", "other order", "ids", "mask"])
-def test_sums_go_on_where_the_content_says_nothing(kind):
+def test_sums_continue_where_the_observations_are_inconclusive(kind):
     chunks = [unfinished(0, 4), unfinished(100, 4)]
     for chunk in chunks:
         if kind == "ids":

@@ -43,7 +43,7 @@ def test_rewards_of_agents_are_found():
     assert torch.equal(batch["next", "agents", "reward"], plain(team)["next", "agents", "reward"] * 2)
 
 
-def test_a_result_beside_the_reward():
+def test_out_keys_keep_the_reward():
     batch = joined(
         collect_both_ways(single, lambda: [RewardScaling(0.0, 2.0, in_keys=["reward"], out_keys=["big"])])
     )
@@ -58,7 +58,7 @@ def test_rewards_are_clipped():
     assert spec == Bounded(0.0, 1.0, spec.shape)
 
 
-def test_entries_are_clipped_both_ways():
+def test_clip_transform_clips_in_both_directions():
     clip = ClipTransform(["observation"], in_keys_inv=["action"], low=-0.25, high=0.25)
     env = single()
     batch = TransformedEnv(env, clip).rollout(3)
@@ -94,13 +94,13 @@ def test_signs_and_positive_rewards():
         lambda: TargetReturn(10.0),
     ],
 )
-def test_specs_hold(make):
+def test_reward_transforms_keep_their_specs(make):
     check_env_specs(TransformedEnv(batched(), make()))
     collect_both_ways(batched, lambda: [make()])
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_the_return_that_is_left(env):
+def test_target_return_decreases_by_the_rewards(env):
     batch = joined(collect_both_ways(env, lambda: [RewardSum(), TargetReturn(8.0)]))
     assert torch.allclose(batch["target_return"], 8.0 - batch["episode_reward"])
     assert torch.allclose(batch["next", "target_return"], 8.0 - batch["next", "episode_reward"])
@@ -150,6 +150,6 @@ def test_several_rewards_become_one(weights, low, high):
     assert torch.allclose(rows[..., 0], (plain * torch.tensor(weights or [1.0, 1.0])).sum(-1))
 
 
-def test_there_is_a_weight_for_each_component():
+def test_wrong_number_of_weights_is_refused():
     with pytest.raises(InvalidArgumentError, match="2 weights"):
         TransformedEnv(TwoAims(), LineariseRewards(["reward"], weights=[1.0])).reward_spec  # noqa: B018

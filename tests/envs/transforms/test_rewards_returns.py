@@ -28,7 +28,7 @@ def test_rewards_add_up_within_an_episode(env):
     assert bool((batch["episode_reward"][~first] != 0).any())
 
 
-def test_sums_of_agents_stand_beside_their_rewards():
+def test_sums_of_agents_are_stored_next_to_their_rewards():
     batch = joined(collect_both_ways(team, lambda: [RewardSum()]))
     reward_keys = TransformedEnv(team(), RewardSum()).reward_keys
     for reward in reward_keys:

@@ -34,7 +34,7 @@ def test_columns_are_opened_by_key(batch):
     assert root.get("x") is None
 
 
-def test_one_row_is_seen_as_many():
+def test_spare_row_is_a_column_of_one_repeated_row():
     spare = SpareRow()
     column = spare.column(("a",), Field(SIZE, torch.float32), (4,), 3, None)
     assert column.shape == (4, 3, 2)
@@ -50,7 +50,7 @@ def test_one_row_is_seen_as_many():
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3), (100,)])
 @pytest.mark.parametrize("shape", [(1,), (2,)])
-def test_done_flags(batch, shape):
+def test_any_done_reads_the_done_columns_of_a_row(batch, shape):
     flag = Field(torch.Size(shape), torch.bool)
     fields = {("next", *group, "done"): flag for group in ((), ("g",))}
     for t, last in itertools.product(range(3), (False, True)):

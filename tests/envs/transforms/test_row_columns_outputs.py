@@ -41,7 +41,7 @@ def test_an_outcome_is_the_root_of_the_next_row(batch):
     assert made.column(("next", "r")).select(time, 1).unique().tolist() == [4.0]
 
 
-def test_other_shapes_and_dtypes_are_refused():
+def test_outputs_of_another_shape_or_dtype_are_refused():
     output = Output(block(), ("a",))
     for value in (torch.zeros(1), torch.zeros(2, dtype=torch.float64), torch.zeros(1, 2)):
         with pytest.raises(EnvironmentContractError, match="'a' expected shape"):
@@ -50,7 +50,7 @@ def test_other_shapes_and_dtypes_are_refused():
             output.write_root(0, value)
 
 
-def test_numbers_that_numpy_lacks_are_written_too():
+def test_dtypes_unknown_to_numpy_are_written():
     field = Field(SIZE, torch.bfloat16)
     made = Block(Schema({("a",): field, ("next", "a"): field}), (), 2)
     output = Output(made, ("a",))
@@ -81,7 +81,7 @@ def test_rows_are_the_same_whether_the_core_writes_them_or_not(monkeypatch):
     assert set(outputs.by_key) <= {"a", "r"}
 
 
-def test_what_no_spec_declares_is_refused():
+def test_undeclared_outputs_are_refused():
     outputs = Outputs(block(), ["a"], {("a",)})
     for _ in range(2):  # twice, because a column exists after the first write
         with pytest.raises(EnvironmentContractError, match="'r', which the transformed specs don't declare"):
@@ -90,7 +90,7 @@ def test_what_no_spec_declares_is_refused():
         outputs.write(0, {"a": torch.zeros(3)})
 
 
-def test_few_sets_of_keys_are_remembered(monkeypatch):
+def test_cache_of_key_sets_is_bounded(monkeypatch):
     made_for = []
     monkeypatch.setattr(module, "whole_rows", lambda *given: made_for.append(given[1]) or whole_rows(*given))
     fields = {path: VALUE for n in range(40) for path in ((f"k{n}",), ("next", f"k{n}"))}

@@ -112,7 +112,7 @@ CHAINS = {
 @pytest.mark.parametrize("policy", [None, "observation"])
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("env", [long_single, long_batched])
-def test_quiet_rows_are_like_all_others(env, chain, policy, rows_run):
+def test_skipped_rows_equal_transformed_rows(env, chain, policy, rows_run):
     collect_both_ways(env, CHAINS[chain], sizes=SIZES, policy=policy and act(policy))
     assert len(rows_run) > 30
 
@@ -124,7 +124,7 @@ def act(key):
     )
 
 
-def test_a_policy_that_sees_all_sees_what_was_mapped(rows_run):
+def test_policy_with_unknown_reads_sees_mapped_values(rows_run):
     def policy(tensordict):
         seen = tensordict["observation"][..., :1] + tensordict["step_count"]
         return tensordict.set("action", seen.cos().expand(*tensordict.shape, 2))
@@ -133,7 +133,7 @@ def test_a_policy_that_sees_all_sees_what_was_mapped(rows_run):
     assert rows_run
 
 
-def test_each_environment_may_have_its_own_numbers(rows_run):
+def test_loc_and_scale_may_differ_by_environment(rows_run):
     scale = torch.arange(1.0, 10.0).reshape(3, 3)
     collect_both_ways(
         long_batched, lambda: [ObservationNorm(torch.tensor(0.5), scale, ["observation"])], sizes=SIZES
@@ -141,14 +141,14 @@ def test_each_environment_may_have_its_own_numbers(rows_run):
     assert rows_run
 
 
-def test_agents_have_theirs(rows_run):
+def test_nested_observations_of_agents_are_mapped(rows_run):
     keys = [("agents", "observation")]
     collect_both_ways(team, lambda: [ObservationNorm(0.3, 1.7, keys), StepCounter(4)], sizes=SIZES)
     assert rows_run
 
 
 @pytest.mark.parametrize("more", [lambda: [], lambda: [norm()], lambda: [RewardSum(), StepCounter(5)]])
-def test_doubles_become_floats(more, rows_run):
+def test_doubles_are_cast_in_skipped_rows(more, rows_run):
     collect_both_ways(doubles, lambda: [DoubleToFloat(), *more()], sizes=SIZES)
     assert len(rows_run) > 20
 
@@ -176,7 +176,7 @@ def test_doubles_become_floats(more, rows_run):
         ],
     ],
 )
-def test_what_is_more_than_arithmetic_is_left_to_transforms(chain, rows_run):
+def test_transforms_without_plain_arithmetic_run_in_every_row(chain, rows_run):
     collect_both_ways(long_batched, chain, sizes=SIZES)
     assert not rows_run
 
@@ -257,7 +257,7 @@ def turn_over(one):
         [make_square, turn_over],
     ],
 )
-def test_numbers_that_change_between_batches_count(changes, rows_run):
+def test_changed_loc_and_scale_apply_to_the_next_batch(changes, rows_run):
     def collected(*more):
         one = norm(standard_normal=True)
         env = TransformedEnv(CountingEnv(Script(lengths=(50,)), (3,)), Compose(one, *more))
@@ -296,7 +296,7 @@ def share(one):
 
 
 @pytest.mark.parametrize("change", [add_in_place, exchange, widen, load, share, give_other_memory])
-def test_numbers_are_read_at_every_row(change, rows_run):
+def test_changed_loc_and_scale_apply_to_the_next_row(change, rows_run):
     def collected(*more):
         one, calls = norm(standard_normal=True, out_keys=["seen"]), 0
 
@@ -318,7 +318,7 @@ def test_numbers_are_read_at_every_row(change, rows_run):
 
 
 @pytest.mark.parametrize("chain", ["another key", "in a row", "sums before", "twice"])
-def test_a_state_in_the_middle_of_a_batch_is_that_of_its_last_row(chain, rows_run):
+def test_state_saved_in_mid_batch_is_of_the_last_row(chain, rows_run):
     roots = []
 
     def policy(observation):
@@ -370,7 +370,7 @@ def test_a_batch_that_fails_leaves_the_root_of_its_last_whole_row(chain, at, row
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_rows_whole():
+def test_interrupt_leaves_complete_rows():
     def make():
         env = TransformedEnv(
             CountingEnv(SCRIPT, (2,)), Compose(norm(out_keys=["seen"]), RewardSum(), RewardScaling(1.0, 2.0))
@@ -389,7 +389,7 @@ def test_an_interrupt_leaves_rows_whole():
         collector.shutdown()
 
 
-def test_transforms_say_what_they_do():
+def test_declared_arithmetic_equals_apply_transform():
     value = torch.randn(5, 3)
     for one in (norm(), norm(standard_normal=True), RewardScaling(0.3, 1.7)):
         after = torch.zeros(1, 5, 3)

@@ -81,9 +81,7 @@ def chain_of():
         (lambda: (RewardSum(out_keys=["elsewhere"]),), (), 0),  # no column
     ],
 )
-def test_transforms_at_the_end_are_skipped_if_nobody_reads_or_writes_what_they_write(
-    chain_of, transforms, seen, number
-):
+def test_last_transforms_are_skipped_if_their_outputs_are_not_used(chain_of, transforms, seen, number):
     assert (
         len(skippable(chain_of(*transforms()), destinations(), seen, past_entries=False).transforms) == number
     )
@@ -99,11 +97,11 @@ def test_transforms_at_the_end_are_skipped_if_nobody_reads_or_writes_what_they_w
         (lambda: (RewardSum(), RewardScaling(0.0, 2.0, out_keys=["episode_reward"])), 0),
     ],
 )
-def test_those_in_front_of_arithmetic_are_skipped_with_it(chain_of, transforms, number):
+def test_counters_before_skipped_arithmetic_are_skipped_too(chain_of, transforms, number):
     assert len(skippable(chain_of(*transforms()), destinations(), (), past_entries=True).transforms) == number
 
 
-def test_what_is_summed_is_what_stood_there(chain_of):
+def test_skipped_sums_add_the_rewards_at_their_place_in_the_chain(chain_of):
     ours = destinations()
     scaling = RewardScaling(0.0, 2.0)
     (summed,) = skippable(chain_of(RewardSum(), scaling), ours, (), past_entries=True).addends.values()
@@ -114,7 +112,7 @@ def test_what_is_summed_is_what_stood_there(chain_of):
     assert np.shares_memory(summed, ours.outer.array(("next", "reward")))
 
 
-def test_rewards_that_are_not_kept_cant_be_summed_later(chain_of):
+def test_sums_of_rewards_without_a_column_are_not_skipped(chain_of):
     chain = chain_of(RewardSum(), RewardScaling(0.0, 2.0))
     assert not skippable(chain, destinations(spare=True), (), past_entries=True).transforms
 
@@ -140,7 +138,7 @@ def hooks(chain):
         (lambda: (RewardClipping(-1.0, 1.0), RewardScaling(0.0, 2.0), StepCounter()), (), None, 2),
     ],
 )
-def test_the_core_does_all_or_transforms_do(chain_of, transforms, required, mapped, always):
+def test_chain_runs_entirely_in_the_core_or_in_transforms(chain_of, transforms, required, mapped, always):
     chain = chain_of(*transforms())
     plan = quiet_plan(chain, hooks(chain), destinations(required=required), ())
     assert len(plan.in_every_row) == always
@@ -150,12 +148,12 @@ def test_the_core_does_all_or_transforms_do(chain_of, transforms, required, mapp
     assert plan.required == ([] if mapped is not None else list(required))
 
 
-def test_nothing_is_left_out_where_all_has_to_be_run(chain_of):
+def test_no_row_is_skipped_if_every_transform_must_run(chain_of):
     chain = chain_of(RewardSum(), RewardClipping(-1.0, 1.0))
     assert quiet_plan(chain, hooks(chain), destinations(), ()) is None
 
 
-def test_the_root_after_quiet_rows_has_what_was_mapped(chain_of):
+def test_root_after_skipped_rows_has_mapped_values(chain_of):
     ours = destinations(required=["observation"])
     chain = chain_of(ObservationNorm(1.0, 2.0, ["observation"]), StepCounter())
     plan = quiet_plan(chain, hooks(chain), ours, ())

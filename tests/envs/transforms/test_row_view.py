@@ -31,7 +31,7 @@ def test_values_come_from_the_columns_row():
     assert r.get(("a",)) is B
 
 
-def test_what_is_seldom_read_is_read_alone():
+def test_seldom_read_columns_are_read_one_row_at_a_time():
     columns = Two({"a": (A, B), "b": (A, B)})
     r = Row(torch.Size(), None).over(columns)
     assert r.get("a") is A
@@ -61,7 +61,7 @@ def test_leaves_are_the_same_in_every_row(seldom):
         assert r.get("a", None) is None
 
 
-def test_hooks_on_copies_get_memory_of_their_own():
+def test_hooks_on_copies_get_copied_values():
     r, found = row(), []
     r.set("c", B)
 
@@ -81,7 +81,7 @@ def test_hooks_on_copies_get_memory_of_their_own():
     assert r.get("d") is A
 
 
-def test_what_is_set_hides_the_column_until_the_row_is_cleared():
+def test_set_value_hides_the_column_until_the_row_is_cleared():
     r = row()
     assert r.set("a", B) is r
     assert r.get("a") is B
@@ -90,7 +90,7 @@ def test_what_is_set_hides_the_column_until_the_row_is_cleared():
     assert r.get("a") is A
 
 
-def test_what_is_popped_is_gone_until_the_row_is_cleared():
+def test_popped_key_is_absent_until_the_row_is_cleared():
     r = row()
     assert r.pop("a") is A
     assert r.get("a", None) is None
@@ -109,7 +109,7 @@ def test_a_missing_key_is_named():
     assert row().get("x", 3) == 3
 
 
-def test_rows_to_reset():
+def test_reset_rows_reads_every_mask():
     masks = {
         "_reset": torch.tensor([[True], [False]]),
         ("g", "_reset"): torch.zeros(2, 3, 1, dtype=torch.bool),
@@ -122,7 +122,7 @@ def test_rows_to_reset():
     assert reset_rows(TensorDict({}, [2]), keys) is None
 
 
-def test_small_helpers():
+def test_helpers_for_keys_and_shapes():
     assert trailing(torch.ones(2), torch.ones(2, 3, 4)).shape == (2, 1, 1)
     assert sibling(("a", "done"), "x") == ("a", "x")
     assert sibling("done", "x") == "x"

@@ -28,7 +28,7 @@ def two():
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_a_dimension_more_and_one_less(env):
+def test_unsqueeze_and_squeeze_change_dimensions(env):
     more = UnsqueezeTransform(-2, in_keys=["observation"], out_keys=["tall"])
     assert isinstance(more, Transform)
     batch = joined(
@@ -55,7 +55,7 @@ def test_actions_get_their_dimension_back():
     assert torch.equal(torch.from_numpy(env.unwrapped.actions[0]), batch["action"][0].squeeze(-1))
 
 
-def test_flatten_and_permute():
+def test_flatten_and_permute_reorder_values():
     td = TensorDict({"pixels": torch.arange(24.0).reshape(1, 2, 3, 4)}, [1])
     assert FlattenObservation(-3, -1)(td.clone())["pixels"].shape == (1, 24)
     out = PermuteTransform([-1, -3, -2])(td.clone())["pixels"]
@@ -107,21 +107,21 @@ def test_scalars_are_unsqueezed_if_asked():
 
 
 @pytest.mark.parametrize("make", [SqueezeTransform, UnsqueezeTransform])
-def test_without_keys_nothing_changes(make):
+def test_transforms_without_keys_change_nothing(make):
     data = TensorDict({"a": torch.ones(2, 1)}, [2])
     assert make(dim=-1)(data)["a"].shape == (2, 1)
     env = TransformedEnv(single(), make(-1))
     assert env.rollout(2)["observation"].shape == (2, 3)
 
 
-def test_older_keywords():
+def test_older_keywords_are_accepted():
     data = TensorDict({"a": torch.ones(2, 1)}, [2])
     assert SqueezeTransform(squeeze_dim=-1, in_keys=["a"])(data.clone())["a"].shape == (2,)
     assert UnsqueezeTransform(unsqueeze_dim=-1, in_keys=["a"])(data)["a"].shape == (2, 1, 1)
     assert TransformedEnv(base_env=single()).reset().batch_size == ()
 
 
-def test_mistakes_are_named():
+def test_invalid_arguments_are_refused():
     with pytest.raises(MissingKeyError, match="nothing"):
         CatTensors(["nothing"])(TensorDict({"a": torch.ones(1)}, []))
     with pytest.raises(InvalidArgumentError, match="dims"):

@@ -64,7 +64,7 @@ def test_a_function_may_take_the_place_of_the_reset():
     assert float(env.reset()["observation"].min()) == 100
 
 
-def test_in_a_buffer():
+def test_buffer_reshapes_samples():
     buffer = ReplayBuffer(
         storage=LazyTensorStorage(6),
         batch_size=6,
@@ -74,12 +74,12 @@ def test_in_a_buffer():
     assert buffer.sample().shape == (2, 3)
 
 
-def test_one_of_the_two_is_needed():
+def test_batch_size_or_reshape_fn_is_required():
     with pytest.raises(InvalidArgumentError, match="not both"):
         BatchSizeTransform()
 
 
-def test_what_makes_the_reset_may_have_the_environment():
+def test_reset_function_may_receive_the_environment():
     seen = []
 
     def made(tensordict, tensordict_reset, env):

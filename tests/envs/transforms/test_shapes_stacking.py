@@ -37,7 +37,7 @@ class TwoAgents(CountingEnv):
 
 @pytest.mark.parametrize("size", [(), (3,)], ids=str)
 @pytest.mark.parametrize(("dim", "positive"), [(-2, False), (0, True)])
-def test_agents_side_by_side(size, dim, positive):
+def test_agents_are_stacked_along_a_new_dimension(size, dim, positive):
     both = Stack(["left", "right"], "agents", "acts", ["left_act", "right_act"], dim, positive)
     env = TransformedEnv(TwoAgents(SCRIPT, size), both)
     check_env_specs(env)
@@ -60,7 +60,7 @@ def test_groups_are_stacked_as_batches():
     assert torch.equal(back["b", "obs"], out["agents", "obs"][1])
 
 
-def test_entries_may_stay():
+def test_del_keys_false_keeps_the_entries():
     data = TensorDict({"a": torch.zeros(2, 3), "b": torch.ones(2, 3)}, [2])
     out = Stack(["a", "b"], "c", del_keys=False)(data.clone())
     assert out["c"].shape == (2, 3, 2) and set(out.keys()) == {"a", "b", "c"}

@@ -54,7 +54,7 @@ def test_a_limit_truncates_and_resets(env):
     assert bool((begun[ended.narrow(time, 0, batch.shape[-1] - 1)] == 0).all())
 
 
-def test_a_limit_in_one_environment_of_a_batch_leaves_the_others_alone():
+def test_limit_ends_only_its_own_environment():
     env = CountingEnv(Script(lengths=(9, 4, 9)), (3,))
     batch = TransformedEnv(env, StepCounter(max_steps=6)).rollout(13, break_when_any_done=False)
     # Stream 0 has episodes of 9, 4 and 9 steps, which end by the limit, by themselves, and by the limit.
@@ -70,7 +70,7 @@ def test_truncation_reaches_the_flags_of_agents():
     assert bool(batch["next", "agents", "done"].all())
 
 
-def test_without_update_done_the_episode_goes_on():
+def test_without_update_done_the_episode_continues():
     env = TransformedEnv(CountingEnv(Script(lengths=(9,))), StepCounter(2, update_done=False))
     batch = env.rollout(5, break_when_any_done=False)
     assert batch["next", "truncated"].flatten().tolist() == [False, True, True, True, True]
@@ -99,7 +99,7 @@ def test_counts_have_bounds():
 
 
 @pytest.mark.parametrize("update_done", [True, False])
-def test_a_flag_of_its_own_is_gone_after_the_reset_of_a_batch(update_done):
+def test_custom_truncated_key_is_cleared_by_a_partial_reset(update_done):
     base = SerialEnv(
         2, [lambda: CountingEnv(Script(lengths=(3,))), lambda: CountingEnv(Script(lengths=(4,)))]
     )
@@ -149,7 +149,7 @@ def test_a_count_that_is_taken_is_refused():
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_counts_and_sums_go_on_when_a_later_transform_drops_them(env):
+def test_counts_and_sums_continue_if_a_later_transform_renames_them(env):
     def chain():
         return [
             StepCounter(max_steps=2),
@@ -179,7 +179,7 @@ def test_the_first_root_of_an_episode_is_marked(env):
 
 
 @pytest.mark.parametrize("transform", [StepCounter(), InitTracker(), RewardSum()])
-def test_they_need_an_environment(transform):
+def test_use_without_an_environment_is_refused(transform):
     with pytest.raises(UnsupportedError, match="replay buffer"):
         transform(torch.zeros(3))
     with pytest.raises(UnsupportedError, match="environment"):
@@ -226,7 +226,7 @@ def test_counters_may_share_a_count(limits):
 
 
 @pytest.mark.parametrize("env", [single, team])
-def test_the_keys_that_counters_marks_and_sums_go_by(env):
+def test_counters_marks_and_sums_report_their_keys(env):
     counter, marks, sums = StepCounter(), InitTracker(), RewardSum()
     made = TransformedEnv(env(), Compose(counter, marks, sums))
     assert counter.done_keys == [k for k in made.done_keys if "done" in k]

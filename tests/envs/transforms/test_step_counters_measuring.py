@@ -25,13 +25,13 @@ def test_trajectories_are_numbered_in_the_order_of_their_resets():
     assert rows[:, 0].tolist() == [0, 1, 2] and len(rows.unique()) == int(rows.max()) + 1
 
 
-def test_numbers_have_bounds():
+def test_trajectory_count_has_a_bounded_spec():
     spec = TransformedEnv(batched(), TrajCounter()).observation_spec["traj_count"]
     assert isinstance(spec, Bounded) and spec.shape == (3, 1) and spec.dtype is torch.int64
     assert not spec.low.any() and spec.is_in(spec.rand()) and not spec.is_in(spec.zero() - 1)
 
 
-def test_numbers_go_on_with_a_state():
+def test_trajectory_numbers_continue_from_a_state():
     env, fresh = (TransformedEnv(CountingEnv(SCRIPT, (2,)), TrajCounter()) for _ in range(2))
     env.rollout(5, break_when_any_done=False)
     fresh.load_state_dict(env.state_dict())

@@ -43,7 +43,7 @@ def everything(env):
 
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("sizes", [(20,), (1,) * 9, (3, 4, 5)])
-def test_a_long_chain_gives_the_same_both_ways_however_batches_are_cut(env, sizes):
+def test_long_chain_agrees_on_rows_and_tensordicts_for_all_batch_sizes(env, sizes):
     parts = collect_both_ways(env, lambda: everything(env), sizes=sizes)
     assert [part.shape[-1] for part in parts] == list(sizes)
 
@@ -64,7 +64,7 @@ def test_a_policy_sees_the_transformed_root(env):
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_what_a_policy_reads_stands_in_its_row_in_time(env):
+def test_policy_reads_transformed_values_of_its_row(env):
     def act(count, total):
         return torch.cat([torch.sin(count * 1.0), torch.cos(total)], -1)
 
@@ -87,7 +87,7 @@ class Backwards(Transform):
 
 
 @pytest.mark.parametrize("chained", [False, True])
-def test_an_inv_of_a_users_is_called_in_a_chain_and_alone(chained):
+def test_user_defined_inv_is_called_in_and_outside_a_chain(chained):
     one = Backwards()
     env = TransformedEnv(GymEnv("Pendulum-v1"), Compose(one) if chained else one)
     env.set_seed(0)
@@ -100,7 +100,7 @@ def test_an_inv_of_a_users_is_called_in_a_chain_and_alone(chained):
 
 
 @pytest.mark.parametrize("chain", [(RewardSum, StepCounter), (StepCounter, RewardSum)])
-def test_what_a_policy_overwrites_stays_overwritten(chain):
+def test_values_overwritten_by_a_policy_are_recorded(chain):
     env = TransformedEnv(
         single(), Compose(*[make() for make in chain], StepCounter(3, step_count_key="short"))
     )
@@ -141,7 +141,7 @@ def test_a_reset_of_some_environments_between_batches():
     assert torch.allclose(second["stack"][..., 3:], old, atol=1e-5)
 
 
-def test_an_error_in_a_transform_says_where_and_the_next_batch_begins_anew():
+def test_error_in_a_transform_names_its_place_and_the_next_batch_resets():
     calls = []
 
     def fail(td):
@@ -180,7 +180,7 @@ def test_a_transform_may_return_the_same_tensor_again():
 
 
 @pytest.mark.parametrize("at", [2, 5])
-def test_steps_before_an_error_are_whole(at):
+def test_steps_before_an_error_are_complete(at):
     env = TransformedEnv(GymWrapper(RaisingEnv(at, script=SCRIPT)), Compose(StepCounter(), RewardSum()))
     collector = SyncDataCollector(env, frames_per_batch=9, total_frames=-1)
     with pytest.raises(EnvironmentFailure):
@@ -203,7 +203,7 @@ def test_a_rollout_stops_where_a_transform_ends_the_episode(env):
     assert batch.shape[-1] == min(2, plain.shape[-1])
 
 
-def test_an_interrupted_batch_goes_on_where_it_stopped():
+def test_interrupted_batch_continues_in_the_next():
     class Once:
         asked = 0
 
@@ -228,7 +228,7 @@ def test_columns_without_transforms_are_written_in_place():
     assert inner.column(("next", "reward")).data_ptr() == outer.column(("next", "reward")).data_ptr()
 
 
-def test_a_vector_environment_that_resets_in_the_step_after():
+def test_next_step_autoreset_rows_are_transformed():
     stack = CatFrames(2, -1, in_keys=["observation"], out_keys=["stack"])
     env = TransformedEnv(
         GymWrapper(NativeOracle()), Compose(stack, StepCounter(), RewardSum(), InitTracker())
@@ -246,7 +246,7 @@ def test_a_vector_environment_that_resets_in_the_step_after():
     assert torch.equal(batch["stack"][first][:, :3], batch["stack"][first][:, 3:])
 
 
-def test_a_limit_of_what_resets_by_itself_is_refused():
+def test_step_limit_around_a_self_resetting_environment_is_refused():
     env = GymWrapper(NativeOracle(script=Script(lengths=(9, 2))))
     with pytest.raises(UnsupportedError, match="AutoresetMode"):
         TransformedEnv(env, StepCounter(4)).rollout(9, break_when_any_done=False)
@@ -254,7 +254,7 @@ def test_a_limit_of_what_resets_by_itself_is_refused():
         SyncDataCollector(TransformedEnv(env), frames_per_batch=9, total_frames=-1, max_frames_per_traj=2)
 
 
-def test_an_end_from_outside_resets_the_values_of_the_ended_member_only():
+def test_end_set_by_an_outer_limit_resets_only_that_member():
     """The members' own transforms continue in the other members, although the reset reaches the whole batch."""
 
     def member(limit):
@@ -267,7 +267,7 @@ def test_an_end_from_outside_resets_the_values_of_the_ended_member_only():
     assert torch.equal(rows["is_init"], rows["step_count"] == 0)
 
 
-def test_flags_of_transforms_stay_where_a_collector_resets_others():
+def test_flags_of_transforms_survive_a_reset_of_other_rows():
     env = TransformedEnv(CountingEnv(Script(ending="never"), (3,)), StepCounter(3, update_done=False))
     collector = SyncDataCollector(env, None, frames_per_batch=12, total_frames=-1)
     assert collector.next()["next", "truncated"][:, -1].all()

@@ -26,14 +26,14 @@ def is_shared(inner: Block, outer: Block, path) -> bool:
     return inner.column(path).data_ptr() == outer.column(path).data_ptr()
 
 
-def test_what_no_transform_writes_is_written_in_place():
+def test_unchanged_columns_are_shared_with_the_outer_block():
     blocks, outer = made(StepCounter(3), changed={("step_count",)})
     inner = blocks.within(outer)
     assert ("step_count",) not in inner.schema
     assert all(is_shared(inner, outer, path) for path in inner.schema.paths)
 
 
-def test_what_transforms_write_is_one_row_of_memory_and_flags_are_all():
+def test_changed_columns_have_one_row_and_flags_have_all():
     changed = {PATH, ("reward",), ("done",)}
     blocks, outer = made(
         ObservationNorm(0.0, 2.0, in_keys=["observation"]), RewardScaling(0.0, 2.0), changed=changed
@@ -50,14 +50,14 @@ def test_what_transforms_write_is_one_row_of_memory_and_flags_are_all():
     assert set(blocks.required) == {"observation", "reward", "done"}
 
 
-def test_what_is_added_up_later_is_kept():
+def test_summed_rewards_have_all_rows():
     blocks, outer = made(RewardScaling(0.0, 2.0), changed={("reward",)}, summed={("reward",)})
     rewards = blocks.within(outer).column(("next", "reward"))
     rewards.select(1, 0).fill_(7)
     assert not rewards.select(1, 2).any()
 
 
-def test_actions_are_the_outer_ones_unless_they_are_changed():
+def test_actions_are_shared_unless_a_transform_inverts_them():
     for inverts in (False, True):
         blocks, outer = made(inverts=inverts)
         inner = blocks.within(outer)
@@ -65,7 +65,7 @@ def test_actions_are_the_outer_ones_unless_they_are_changed():
         assert is_shared(inner, outer, ("action",)) is not inverts
 
 
-def test_blocks_of_one_schema_have_inner_ones_of_one():
+def test_inner_blocks_of_equal_outer_schemas_share_a_schema():
     blocks, outer = made()
     first, second = blocks.within(outer), blocks.within(outer)
     assert first.schema is second.schema

@@ -32,13 +32,13 @@ class Doubles(torch.nn.Module):
         self.tolerant = mode
 
 
-def test_in_a_buffer_it_acts_in_both_directions():
+def test_foreign_transform_maps_on_write_and_on_read():
     buffer = ReplayBuffer(storage=LazyTensorStorage(3), transform=ForeignTransform(Doubles()), batch_size=3)
     buffer.extend(TensorDict({"a": torch.zeros(3)}, [3]))
     assert buffer[:]["a"].tolist() == [2.0] * 3
 
 
-def test_it_shows_what_it_is_made_of():
+def test_foreign_transform_exposes_attributes_of_the_original():
     transform = ForeignTransform(Doubles())
     assert transform.scale == 2 and transform.parent is None and transform.inverts()
     with pytest.raises(AttributeError, match="nothing"):

@@ -48,7 +48,7 @@ def seen() -> Any:
         (lambda: DeviceCastTransform("cpu"), False, False),
     ],
 )
-def test_choices(make: Any, rows: bool, anywhere: bool) -> None:
+def test_stepper_and_host_depend_on_the_transforms(make: Any, rows: bool, anywhere: bool) -> None:
     env = TransformedEnv(CountingEnv(), make())
     assert (takes_rows(env, None) == rows) and may_be_on_host(env.transform) == anywhere
     assert isinstance(env.make_stepper(), TransformedStepper) == rows
@@ -59,7 +59,7 @@ def test_images_are_processed_where_they_are() -> None:
     assert not may_be_on_host(Compose(ToTensorImage(in_keys=["pixels"]), StepCounter()))
 
 
-def test_what_an_inner_transform_needs() -> None:
+def test_inner_transform_on_tensordicts_prevents_rows() -> None:
     inner = TransformedEnv(CountingEnv(), seen())
     env = TransformedEnv(inner, StepCounter(), auto_unwrap=False)
     assert not takes_rows(env, inner.transform) and takes_rows(env, None)

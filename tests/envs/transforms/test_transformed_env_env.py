@@ -35,11 +35,11 @@ def several():
 
 
 @pytest.mark.parametrize("env", ENVS)
-def test_specs_hold(env):
+def test_transformed_specs_hold(env):
     check_env_specs(TransformedEnv(env(), several()))
 
 
-def test_nested_environments_are_taken_apart():
+def test_nested_transformed_environments_are_flattened():
     base = single()
     inner = TransformedEnv(base, StepCounter())
     outer = TransformedEnv(inner, RewardSum())
@@ -62,7 +62,7 @@ def test_transforms_can_be_added():
         env.append_transform(env.transform[1])
 
 
-def test_any_environment_can_be_put_behind_a_transform():
+def test_append_transform_wraps_a_plain_environment():
     base = single()
     env = base.append_transform(StepCounter())
     assert isinstance(env, TransformedEnv)
@@ -70,14 +70,14 @@ def test_any_environment_can_be_put_behind_a_transform():
 
 
 @pytest.mark.parametrize("given", ["CartPole-v1", single, CountingEnv, None])
-def test_what_is_no_environment_is_named(given):
+def test_value_other_than_an_environment_is_refused(given):
     with pytest.raises(
         InvalidTypeError, match="env: expected an environment, got .*; call the function that makes it"
     ):
         TransformedEnv(given, RewardSum())
 
 
-def test_attributes_are_those_of_the_environment_inside():
+def test_attributes_come_from_the_base_environment():
     env = TransformedEnv(single(), StepCounter())
     assert env.unwrapped is env.base_env.unwrapped
     assert env.hello("you") == "hello you from 0"
@@ -90,7 +90,7 @@ def test_attributes_are_those_of_the_environment_inside():
     assert env.device == env.base_env.device == env.reset().device == torch.device("cpu")
 
 
-def test_one_that_is_not_taken_apart():
+def test_auto_unwrap_false_keeps_the_inner_environment():
     inner = TransformedEnv(single(), StepCounter(max_steps=3))
     env = TransformedEnv(inner, RewardSum(), auto_unwrap=False)
     assert env.base_env is inner and type(env.transform) is RewardSum
@@ -127,7 +127,7 @@ def test_closing_closes_the_environment_inside():
         env.reset()
 
 
-def test_state_is_that_of_the_transforms():
+def test_state_dict_holds_the_state_of_the_transforms():
     env = TransformedEnv(
         batched(), Compose(VecNorm(in_keys=["observation"]), ObservationNorm(1.0, 2.0, ["reward"]))
     )
@@ -145,7 +145,7 @@ def test_state_is_that_of_the_transforms():
     assert given.keys() == {"before", *(f"env.{name}" for name in env.state_dict())}
 
 
-def test_copies_are_whole():
+def test_copies_and_pickles_have_separate_parts():
     env = TransformedEnv(batched(), Compose(StepCounter(), CatFrames(2, -1, in_keys=["observation"])))
     env.rollout(3)
     for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
@@ -156,7 +156,7 @@ def test_copies_are_whole():
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_in_and_around_a_batch_of_environments(inside):
+def test_transforms_work_inside_and_around_a_batch(inside):
     def member():
         return TransformedEnv(single(), several()) if inside else single()
 
@@ -171,7 +171,7 @@ def test_in_and_around_a_batch_of_environments(inside):
     assert torch.equal(batch["next", "episode_reward"], batch["episode_reward"] + batch["next", "reward"])
 
 
-def test_worker_processes_inside():
+def test_transforms_work_around_worker_processes():
     parallel = ParallelEnv(2, single)
     try:
         env = TransformedEnv(parallel, Compose(StepCounter(3), ObservationNorm(0.0, 2.0, out_keys=["twice"])))
@@ -216,7 +216,7 @@ def test_a_batch_inside_and_outside_agree():
     assert torch.equal(batch["next", "stack"][..., 5], batch["next", "observation"][..., 2])
 
 
-def test_a_collectors_limit():
+def test_collector_limit_truncates_transformed_environments():
     for transforms in ([RewardSum()], [RewardSum(), lambda td: td]):
         env = TransformedEnv(CountingEnv(), Compose(*transforms))
         batch = SyncDataCollector(env, frames_per_batch=40, total_frames=40, max_frames_per_traj=2).next()
@@ -248,7 +248,7 @@ def test_a_rollout_from_a_given_root():
     assert int(batch["next", "step_count"][0, 0]) == 11
 
 
-def test_other_users_are_noticed():
+def test_use_outside_the_collector_is_noticed():
     env = TransformedEnv(single(), several())
     collector = SyncDataCollector(env, frames_per_batch=4, total_frames=-1)
     collector.next()
@@ -280,7 +280,7 @@ class Updating:
         return tensordict.update(fresh).exclude("_reset", inplace=True)
 
 
-def test_an_environment_that_returns_what_it_is_given():
+def test_environment_that_returns_its_input_is_supported():
     env = TransformedEnv(Updating(CountingEnv(batch_size=(2,))), StepCounter(3))
     data = env.rollout(20, break_when_any_done=False)
     expected = TransformedEnv(CountingEnv(batch_size=(2,)), StepCounter(3))
@@ -333,7 +333,7 @@ class Halved(Transform):
         return value if self.training else value / 2
 
 
-def test_transforms_in_environments_are_in_evaluation_mode_but_for_those_that_learn():
+def test_only_learning_transforms_are_in_training_mode():
     norm = VecNorm(in_keys=["observation"])
     env = TransformedEnv(single(), Compose(Halved(["reward"]), norm))
     assert not env.transform.training
@@ -352,7 +352,7 @@ def test_the_first_transform_has_a_transformed_environment_as_its_parent():
     assert env.transform.parent.observation_spec == env.base_env.observation_spec
 
 
-def test_second_transformed_environment_around_one_that_was_closed_says_so():
+def test_second_transformed_environment_reports_a_closed_base():
     base = single()
     first, second = TransformedEnv(base, StepCounter()), TransformedEnv(base, StepCounter())
     first.rollout(2)

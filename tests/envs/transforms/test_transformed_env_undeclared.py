@@ -69,14 +69,14 @@ def test_the_trial_leaves_no_trace():
 
 
 @pytest.mark.filterwarnings("ignore:.*no spec declares")
-def test_later_transforms_know_of_it():
+def test_later_transforms_see_the_undeclared_entry():
     scaled = RewardScaling(0, 3.0, in_keys=["twice"])
     env = TransformedEnv(CountingEnv(SCRIPT), Compose(AddsAtResetsToo(), scaled))
     data = env.rollout(3)
     assert torch.equal(data["next", "twice"], data["next", "observation"] * 6)
 
 
-def test_one_that_fails_on_zeros_is_named_by_the_first_step():
+def test_undeclared_entry_of_a_transform_that_fails_on_zeros_is_named():
     class Divides(Transform):
         def _call(self, next_tensordict):
             if not next_tensordict["observation"].any():

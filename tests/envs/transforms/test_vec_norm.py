@@ -37,11 +37,11 @@ def seen(batch, key="observation"):
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_both_ways_agree(env):
+def test_rows_and_tensordicts_agree(env):
     collect_both_ways(env, lambda: [VecNorm(decay=0.9)])
 
 
-def test_each_value_is_normalised_by_what_came_so_far():
+def test_each_value_is_normalised_by_all_values_so_far():
     raw = joined(collect_both_ways(single, lambda: [], sizes=(20,)))
     batch = joined(
         collect_both_ways(single, lambda: [VecNorm(in_keys=["observation"], decay=1.0)], sizes=(20,))
@@ -78,7 +78,7 @@ def test_a_step_counts_the_environments_that_take_it(make, skips):
     assert counts.tolist() == ([3] if make is VecNorm else [1, 2])
 
 
-def test_frozen_statistics_stay():
+def test_frozen_statistics_do_not_change():
     norm = VecNorm()
     env = TransformedEnv(batched(), norm)
     env.rollout(10, break_when_any_done=False)
@@ -125,7 +125,7 @@ def test_statistics_are_state():
     assert not torch.equal(other.loc["observation"], norm.loc["observation"])
 
 
-def test_copies_share_what_was_built_to_be_shared():
+def test_copies_share_a_shared_td():
     shared = VecNorm.build_td_for_shared_vecnorm(batched, ["observation"])
 
     def make():
@@ -152,7 +152,7 @@ def test_specs_hold_and_mistakes_are_named():
         VecNorm(shared_td=shared)
 
 
-def test_without_an_environment_it_learns_from_what_it_is_called_on():
+def test_called_without_an_environment_it_learns_from_its_input():
     norm, rows = VecNorm(in_keys=["a"]), torch.tensor([[0.0, 1.0], [2.0, 5.0]])
     assert torch.equal(norm(TensorDict({"a": rows}, [2]))["a"], torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
     assert norm.loc["a"].tolist() == [1.0, 3.0] and norm.scale["a"].tolist() == [1.0, 2.0]
@@ -162,7 +162,7 @@ def test_without_an_environment_it_learns_from_what_it_is_called_on():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_its_numbers_may_go_on_in_a_transform_that_keeps_the_dtype(dtype):
+def test_learned_statistics_in_observation_norm_keep_the_dtype(dtype):
     space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float64)
 
     class Env(gymnasium.Env):
@@ -187,7 +187,7 @@ def test_its_numbers_may_go_on_in_a_transform_that_keeps_the_dtype(dtype):
 
 
 @pytest.mark.parametrize("chained", [False, True])
-def test_it_goes_on_learning_in_a_buffer(chained):
+def test_learning_continues_in_a_buffer(chained):
     norm = VecNorm(in_keys=["a"])
     transform = Compose(ObservationNorm(0.0, 1.0, in_keys=["a"]), norm) if chained else norm
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=transform, batch_size=4)
@@ -197,7 +197,7 @@ def test_it_goes_on_learning_in_a_buffer(chained):
 
 
 @pytest.mark.parametrize("make", [VecNorm, VecNormV2])
-def test_entries_that_a_batch_lacks_are_passed_over(make):
+def test_missing_entries_are_skipped(make):
     norm = make(["observation", "reward"], ["o", "r"])
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=norm, batch_size=4)
     data = TensorDict(
@@ -218,7 +218,7 @@ def test_entries_that_a_batch_lacks_are_passed_over(make):
     assert list(norm(data.select("next")).keys()) == ["next"]
 
 
-def test_a_frozen_copy_stays_as_it_is():
+def test_frozen_copy_does_not_change():
     shared = VecNorm.build_td_for_shared_vecnorm(single(), ["observation"])
     for given in (None, shared):
         env = TransformedEnv(single(), VecNorm(in_keys=["observation"], shared_td=given))
@@ -233,12 +233,12 @@ def test_a_frozen_copy_stays_as_it_is():
         assert not torch.equal(env.transform.loc["observation"], before)
 
 
-def test_the_older_api_takes_the_newer_ones_flag():
+def test_older_class_accepts_the_new_api_flag():
     assert VecNorm(["a"], None, None, None, 0.5, new_api=True).decay == 0.5
 
 
 @pytest.mark.parametrize("kind", [VecNorm, VecNormV2])
-def test_what_a_seed_repeats_hangs_on_no_reset_before_it(kind):
+def test_seeded_rollouts_do_not_depend_on_earlier_resets(kind):
     found = []
     for resets in range(3):
         env = TransformedEnv(GymEnv("Pendulum-v1"), kind(in_keys=["observation"]))
@@ -251,7 +251,7 @@ def test_what_a_seed_repeats_hangs_on_no_reset_before_it(kind):
 
 
 @pytest.mark.parametrize("learned", ["stepped", "loaded", "shared"])
-def test_what_it_has_learned_stays_when_the_environment_is_seeded(learned):
+def test_seeding_keeps_learned_statistics(learned):
     shared = VecNorm.build_td_for_shared_vecnorm(single(), ["observation"]) if learned == "shared" else None
     env = TransformedEnv(single(), VecNorm(in_keys=["observation"], shared_td=shared))
     env.rollout(5) if learned == "stepped" else env.reset()
@@ -263,7 +263,7 @@ def test_what_it_has_learned_stays_when_the_environment_is_seeded(learned):
 
 
 @pytest.mark.parametrize("cls", [VecNorm, VecNormV2])
-def test_it_says_whether_it_has_seen_something(cls) -> None:
+def test_initialized_reports_whether_values_were_seen(cls) -> None:
     env = TransformedEnv(GymEnv("CartPole-v1"), norm := cls(in_keys=["observation"]))
     assert not norm.initialized
     env.reset()

@@ -12,7 +12,7 @@ from gleanrl.envs.transforms.vec_norm import RunningSums
 SHAPES = {"a": torch.Size((2,)), ("b", "c"): torch.Size(())}
 
 
-def test_moments_without_forgetting():
+def test_moments_without_decay_are_exact():
     sums = RunningSums(SHAPES)
     assert sums.moments("a") is None
     values = torch.randn(50, 2)
@@ -24,7 +24,7 @@ def test_moments_without_forgetting():
     assert sums.moments(("b", "c")) is None
 
 
-def test_forgetting_weighs_the_past_down():
+def test_decay_weighs_old_values_down():
     sums = RunningSums({"a": torch.Size()})
     sums.update("a", torch.tensor(0.0), 0.5)
     sums.update("a", torch.tensor(3.0), 0.5)
@@ -39,7 +39,7 @@ def test_large_means_keep_their_differences():
     assert float(sums.moments("a")[1]) == 1
 
 
-def test_members_have_sums_of_their_own():
+def test_members_have_separate_sums():
     sums = RunningSums({"a": torch.Size((2,))}, members=torch.Size((3,)))
     values, rows = torch.arange(6.0).reshape(3, 2), torch.tensor([True, False, True])
     sums.update("a", values, 0.5, rows)
@@ -69,7 +69,7 @@ def test_copies_are_independent_unless_shared():
         assert float(one.moments("a")[0][0]) == (7 / 3 if share else 1)
 
 
-def test_state():
+def test_state_is_a_copy():
     one, other = RunningSums(SHAPES), RunningSums(SHAPES)
     one.update("a", torch.ones(1, 2), 1.0)
     other.load_state_dict(one.state_dict())

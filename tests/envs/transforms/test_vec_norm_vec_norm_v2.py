@@ -16,7 +16,7 @@ from tests.envs.transforms.ways import batched, collect_both_ways, single
 LOC, VAR, COUNT = "_vecnorm_loc", "_vecnorm_var", "_vecnorm_count"
 
 
-def test_the_second_version_keeps_environments_apart():
+def test_statistics_are_separate_by_environment():
     apart, together = (
         TransformedEnv(batched(), VecNormV2(["observation"], reduce_batch_dims=together, decay=1.0))
         for together in (False, True)
@@ -30,12 +30,12 @@ def test_the_second_version_keeps_environments_apart():
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_both_ways_agree_on_the_transforms_own_statistics(env):
+def test_rows_and_tensordicts_agree_with_stateful_statistics(env):
     collect_both_ways(env, lambda: [VecNormV2(["observation"], decay=0.9)])
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_member_that_is_reset_goes_on_with_its_own_statistics(asked):
+def test_reset_member_continues_with_its_statistics(asked):
     norm = VecNormV2(["observation"], ["o"], decay=0.9)
     env = TransformedEnv(batched(), norm)
     root, seen = env.reset(), [[], [], []]
@@ -72,7 +72,7 @@ def test_a_partial_reset_comes_first():
     assert env.transform.scale["observation"][[0, 2]].unique().tolist() == [1]
 
 
-def test_copies_keep_environments_apart():
+def test_copies_keep_separate_statistics():
     env = TransformedEnv(batched(), VecNormV2(["observation"]))
     env.rollout(6, break_when_any_done=False)
     loc = env.transform.loc["observation"]
@@ -88,11 +88,11 @@ def in_records(**options):
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_both_ways_agree(env):
+def test_rows_and_tensordicts_agree_with_statistics_in_records(env):
     collect_both_ways(env, lambda: [in_records(decay=0.9)])
 
 
-def test_it_conforms():
+def test_stateless_vec_norm_passes_the_transform_suite():
     check_transform(lambda: VecNormV2(["observation"], stateful=False), env=single, num_steps=20)
 
 
@@ -132,7 +132,7 @@ def test_rollouts_normalise_by_episode():
     assert torch.allclose(batch["next", "o"][7], wanted, atol=1e-3)
 
 
-def test_a_step_goes_by_the_root_that_it_is_given():
+def test_step_uses_the_statistics_of_the_given_root():
     env = TransformedEnv(single(), in_records(decay=1.0))
     root = env.reset()
     root[LOC, "observation"] = torch.full_like(root["observation"], 100.0)

@@ -40,7 +40,7 @@ from tests.fakes_lists import TalkingEnv
 
 
 # ---------------------------------------------------------------- as a batch
-def test_data_are_those_of_serial(make_pool):
+def test_data_equal_serial_env(make_pool):
     found = []
     for kind in (partial(SerialEnv, 3), make_pool):
         env = kind(three())
@@ -57,7 +57,7 @@ def test_data_are_those_of_serial(make_pool):
     check_stream(pool[1:], SCRIPT, first_step=None)
 
 
-def test_it_keeps_the_rules_of_environments(make_pool):
+def test_pool_passes_the_environment_suite(make_pool):
     check_env_specs(make_pool(three()))
     check_env_specs(make_pool(three(), stack="lazy"), return_contiguous=False)
     report = check_env(lambda: make_pool([lambda: GymEnv("CartPole-v1")] * 2), num_steps=30, seed=1)
@@ -105,7 +105,7 @@ def test_transforms_around_and_inside(make_pool):
         make_pool(lambda: make_pool([oracle]))
 
 
-def test_some_of_them_reset_and_stepped(make_pool):
+def test_masks_reset_and_step_some_environments(make_pool):
     pool = make_pool(three())
     root = pool.reset()
     root["_reset"] = torch.tensor([[False], [True], [False]])
@@ -115,7 +115,7 @@ def test_some_of_them_reset_and_stepped(make_pool):
 
 
 # ----------------------------------------------------------- in order of arrival
-def test_answers_come_as_they_are_there(make_pool, gate):
+def test_answers_are_received_in_order_of_arrival(make_pool, gate):
     pool = make_pool(gated(gate))
     pool.async_step_send(with_actions(pool))
     first = pool.async_step_recv(min_get=2)
@@ -132,7 +132,7 @@ def test_answers_come_as_they_are_there(make_pool, gate):
     assert ids(last) == [1] and last["next", "observation"].tolist() == [[1, 0, 1]]
 
 
-def test_least_and_most(make_pool):
+def test_min_get_and_max_get_are_checked(make_pool):
     pool = make_pool(three())
     pool.async_step_send(with_actions(pool))
     with pytest.raises(PendingError, match="expected 4 requests under way, got 3"):
@@ -152,7 +152,7 @@ def test_least_and_most(make_pool):
     assert ids(pool.async_step_recv()) == [0, 1, 2]
 
 
-def test_what_is_there_is_handed_out_together(make_pool):
+def test_received_rows_may_be_selected_by_index(make_pool):
     pool = make_pool(three())
     pool.async_step_send(with_actions(pool))
     pool.async_step_recv(env_index=2)  # the other rows may have arrived before it
@@ -162,7 +162,7 @@ def test_what_is_there_is_handed_out_together(make_pool):
     assert ids(pool.async_step_recv()) == [1]
 
 
-def test_one_environment(make_pool):
+def test_single_row_is_sent_and_received(make_pool):
     pool = make_pool(three())
     row = with_actions(pool)[1]
     pool.async_step_send(row)
@@ -178,7 +178,7 @@ def test_one_environment(make_pool):
     [[2, 0], torch.tensor([2, 0]), torch.tensor([[2], [0]]).numpy(), range(2, -1, -2)],
     ids=["list", "tensor", "array", "range"],
 )
-def test_who_is_meant(make_pool, given):
+def test_env_index_selects_environments(make_pool, given):
     pool = make_pool(three())
     rows = with_actions(pool)[[0, 1]].exclude("env_index")
     pool.async_step_send(rows, given)
@@ -189,7 +189,7 @@ def test_who_is_meant(make_pool, given):
         assert ids(pool.async_step_recv(2)) == [0, 2]
 
 
-def test_nobody_in_particular_is_everybody(make_pool):
+def test_without_env_index_all_environments_are_addressed(make_pool):
     pool = make_pool(three())
     pool.async_step_send(with_actions(pool).exclude("env_index"))
     assert ids(pool.async_step_recv(3)) == [0, 1, 2]
@@ -201,7 +201,7 @@ def test_nobody_in_particular_is_everybody(make_pool):
     assert ids(pool.async_step_recv()) == [2]
 
 
-def test_who_cannot_be_meant(make_pool):
+def test_invalid_env_index_is_refused(make_pool):
     pool = make_pool(three())
     rows = with_actions(pool)
     plain = rows.exclude("env_index")
@@ -222,7 +222,7 @@ def test_who_cannot_be_meant(make_pool):
     assert ids(pool.async_step_recv(3)) == [0, 1, 2]
 
 
-def test_each_does_one_thing_at_a_time(make_pool, gate):
+def test_busy_environment_refuses_further_requests(make_pool, gate):
     pool = make_pool(gated(gate))
     rows = with_actions(pool)
     pool.async_step_send(rows[1])
@@ -262,7 +262,7 @@ def test_steps_and_resets_at_once(make_pool):
     assert pool.async_step_recv()["next", "observation"].tolist() == [[0, 0, 1]]
 
 
-def test_episodes_that_nobody_waits_for(make_pool):
+def test_step_and_maybe_reset_keeps_episodes_complete_without_a_barrier(make_pool):
     pool = make_pool(three())
     steps = {env: [] for env in range(3)}
     roots = pool.reset()
@@ -282,7 +282,7 @@ def test_episodes_that_nobody_waits_for(make_pool):
 
 
 # -------------------------------------------------------------------- memory
-def test_what_is_received_is_nobody_elses(make_pool):
+def test_received_batches_are_copies(make_pool):
     pool = make_pool([lambda: GymWrapper(ReusingEnv(script=SCRIPT))] * 2)
     found = []
     roots = pool.reset()
@@ -301,7 +301,7 @@ def test_what_is_received_is_nobody_elses(make_pool):
         assert len({leaf.data_ptr() for leaf in leaves}) == len(leaves)
 
 
-def test_what_was_sent_may_be_changed(make_pool, gate):
+def test_sent_batches_may_be_changed(make_pool, gate):
     pool = make_pool(gated(gate))
     rows = with_actions(pool)
     kept = rows.clone()
@@ -311,7 +311,7 @@ def test_what_was_sent_may_be_changed(make_pool, gate):
     assert torch.equal(pool.async_step_recv(3)["action"], kept["action"])
 
 
-def test_gradients():
+def test_gradients_pass_through_threads_only():
     class Pushed(CountingEnv):
         def _step(self, tensordict):
             out = super()._step(tensordict)

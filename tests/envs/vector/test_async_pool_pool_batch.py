@@ -11,7 +11,7 @@ from gleanrl.errors import InvalidArgumentError, MissingKeyError
 from tests.envs.vector.makers import counting, oracle
 
 
-def test_random_actions_for_some():
+def test_random_actions_can_be_drawn_for_some_rows():
     with AsyncEnvPool([counting] * 3) as pool:
         roots = pool.reset()
         assert pool.rand_action(roots)["action"].shape == (3, 2, 2)
@@ -22,7 +22,7 @@ def test_random_actions_for_some():
             pool.rand_action(TensorDict({}, [2, 2]))
 
 
-def test_the_index_survives_what_resets_and_steps_do():
+def test_env_index_survives_resets_and_steps():
     with AsyncEnvPool([oracle] * 2) as pool:
         stepped, root = pool.step_and_maybe_reset(pool.rand_action(pool.reset()))
         for batch in (stepped, root, pool.step_mdp(stepped), pool.fake_tensordict()):
@@ -35,6 +35,6 @@ def test_the_index_survives_what_resets_and_steps_do():
         assert list(pool.reset(root)["env_index"]) == [0, 1]
 
 
-def test_an_unknown_way_to_stack():
+def test_unknown_stack_mode_is_refused():
     with pytest.raises(InvalidArgumentError, match="stack: expected one of"):
         AsyncEnvPool(oracle, stack="high")

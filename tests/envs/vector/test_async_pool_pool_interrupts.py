@@ -43,7 +43,7 @@ class Subject:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_send_is_whole_or_not_at_all(backend):
+def test_interrupted_send_is_complete_or_absent(backend):
     pool(backend).close()
     subject = Subject(backend)
     before, sent = Holdings.now(), 0
@@ -64,7 +64,7 @@ def test_a_send_is_whole_or_not_at_all(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_receive_loses_nothing_and_nothing_is_done_twice(backend):
+def test_interrupted_receive_loses_and_repeats_no_request(backend):
     subject = Subject(backend)
     before = Holdings.now()
     steps = 0
@@ -87,7 +87,7 @@ def test_a_receive_loses_nothing_and_nothing_is_done_twice(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["step", "reset"])
-def test_the_batch_goes_on(backend, name):
+def test_batch_continues_after_an_interrupt(backend, name):
     subject = Subject(backend)
     call = {"step": lambda s: s.pool.step(s.roots), "reset": lambda s: s.pool.reset()}[name]
     for _, place in interruptions(lambda: subject, call, 50):
@@ -98,7 +98,7 @@ def test_the_batch_goes_on(backend, name):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_start_and_a_close_that_are_interrupted(backend):
+def test_interrupted_start_and_close_leave_nothing(backend):
     pool(backend).close()
     before = Holdings.now()
     for each, place in interruptions(

@@ -25,7 +25,7 @@ from tests.fakes import RaisingEnv
 
 
 # ------------------------------------------------------------------- failures
-def test_an_exception_is_raised_by_whoever_receives_it(make_pool):
+def test_exception_is_raised_by_the_receiving_call(make_pool):
     makers = three()
     makers[1] = lambda: GymWrapper(RaisingEnv(1, stream=1, script=SCRIPT))
     pool = make_pool(makers)
@@ -44,7 +44,7 @@ def test_an_exception_is_raised_by_whoever_receives_it(make_pool):
     pool.rollout(5)
 
 
-def test_an_exception_of_a_batch(make_pool):
+def test_exception_of_a_batch_call_names_the_environment(make_pool):
     makers = three()
     makers[1] = lambda: GymWrapper(RaisingEnv(1, stream=1, script=SCRIPT))
     pool = make_pool(makers)
@@ -53,7 +53,7 @@ def test_an_exception_of_a_batch(make_pool):
     assert pool.rollout(4, break_when_any_done=False).shape == (3, 4)
 
 
-def test_an_environment_that_cannot_be_made(make_pool):
+def test_failing_construction_is_reported(make_pool):
     built = []
 
     def fails():
@@ -68,7 +68,7 @@ def test_an_environment_that_cannot_be_made(make_pool):
     assert not pool.is_started
 
 
-def test_an_environment_that_hangs(make_pool, gate):
+def test_hanging_environment_is_reported_and_replaced(make_pool, gate):
     pool = make_pool(gated(gate), timeouts=Timeouts(work_s=1.0, close_s=20.0))
     row = with_actions(pool)[1]
     pool.async_step_send(pool.rand_action(pool.reset()))
@@ -86,7 +86,7 @@ def test_an_environment_that_hangs(make_pool, gate):
     assert pool.async_reset_recv(3)["observation"].tolist() == [[0, 2, 0], [1, 0, 0], [2, 2, 0]]
 
 
-def test_interrupts_of_a_wait(make_pool, gate):
+def test_interrupted_wait_can_be_repeated(make_pool, gate):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -109,7 +109,7 @@ def test_interrupts_of_a_wait(make_pool, gate):
 
 
 # ------------------------------------------------------------------- lifetime
-def test_life(make_pool):
+def test_pool_is_started_copied_and_closed(make_pool):
     pool = make_pool(three())
     assert not pool.is_started and pool.num_envs == 3 and pool.min_get == 1 and pool.stack == "dense"
     twin = copy.deepcopy(pool)
@@ -132,7 +132,7 @@ def test_life(make_pool):
     twin.close()
 
 
-def test_an_environment_that_exists(make_pool):
+def test_existing_environment_is_copied(make_pool):
     pool = make_pool(GymEnv("CartPole-v1"))
     assert pool.batch_size == (1,) and pool.rollout(3).shape[0] == 1
     env = oracle()
@@ -141,7 +141,7 @@ def test_an_environment_that_exists(make_pool):
     assert twice.episode == [0, 0]
 
 
-def test_a_close_that_does_not_wait_for_who_is_busy(gate):
+def test_close_does_not_wait_for_busy_environments(gate):
     for backend in BACKENDS:
         pool = AsyncEnvPool(gated(gate), backend=backend, timeouts=Timeouts(close_s=0.2))
         pool.async_step_send(with_actions(pool))
@@ -150,7 +150,7 @@ def test_a_close_that_does_not_wait_for_who_is_busy(gate):
             open_gate(gate)  # its thread then closes the environment and ends
 
 
-def test_the_last_reference_ends_everything(make_pool):
+def test_deleting_the_pool_ends_its_threads_and_processes(make_pool):
     pool = AsyncEnvPool(three(), backend=make_pool.backend)
     pool.async_step_send(with_actions(pool))
     processes = pool.processes if make_pool.backend == "multiprocessing" else []
@@ -162,7 +162,7 @@ def test_the_last_reference_ends_everything(make_pool):
                 os.kill(number, 0)
 
 
-def test_a_forked_process_has_none_of_it(make_pool):
+def test_forked_process_refuses_the_pool(make_pool):
     pool = make_pool(three())
     pool.reset()
     child = os.fork()
@@ -179,7 +179,7 @@ def test_a_forked_process_has_none_of_it(make_pool):
 
 
 # -------------------------------------------------------------------- options
-def test_kinds():
+def test_backend_chooses_the_class():
     threads, processes = AsyncEnvPool(three()), AsyncEnvPool(three(), backend="multiprocessing")
     assert type(threads) is ThreadingAsyncEnvPool and threads.backend == "threading"
     assert type(processes) is ProcessorAsyncEnvPool and processes.backend == "multiprocessing"
@@ -202,12 +202,12 @@ def test_kinds():
         ("worker_affinity", {"worker_affinity": lambda worker: [], "backend": "multiprocessing"}),
     ],
 )
-def test_refused(words, given):
+def test_invalid_options_are_refused(words, given):
     with pytest.raises(InvalidArgumentError, match=words):
         AsyncEnvPool(three(), **given)
 
 
-def test_also_refused():
+def test_invalid_makers_and_timeouts_are_refused():
     with pytest.raises(InvalidArgumentError, match="at least one"):
         AsyncEnvPool([])
     with pytest.raises(InvalidTypeError, match="timeouts"):

@@ -27,7 +27,7 @@ def test_rows_of_environments_with_batch_dimensions():
         index.rows("call", rows.exclude(INDEX), None)
 
 
-def test_numbers():
+def test_is_number_accepts_scalars_only():
     assert is_number(0) and is_number(torch.tensor(1)) and not is_number([0]) and not is_number(None)
     assert not is_number(torch.tensor([1]))
 

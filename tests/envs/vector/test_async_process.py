@@ -40,7 +40,7 @@ def with_one_that(act, at=1):
     return [partial(oracle, 0), partial(awkward, act, at, stream=1), partial(oracle, 2), partial(oracle, 3)]
 
 
-def test_a_lost_process_and_its_successor(make):
+def test_lost_process_is_replaced_at_a_reset(make):
     pool = make(with_one_that(kill))
     rows = pool.rand_action(pool.reset())
     before = pool.processes
@@ -81,7 +81,7 @@ def test_environments_of_one_process_are_lost_together(make):
     assert pool.reset()["observation"][:, 1].tolist() == [1, 1, 1, 1]
 
 
-def test_what_its_neighbour_was_asked_is_lost_too(make):
+def test_requests_of_environments_in_a_lost_process_are_lost_too(make):
     pool = make(
         [partial(awkward, kill, 1, stream=0), *[partial(oracle, stream) for stream in (1, 2)]],
         envs_per_worker=2,
@@ -96,14 +96,14 @@ def test_what_its_neighbour_was_asked_is_lost_too(make):
     assert list(pool.async_step_recv()["env_index"]) == [2]
 
 
-def test_a_batch_comes_back_by_its_reset(make):
+def test_reset_restarts_lost_environments_of_a_batch(make):
     pool = make(with_one_that(kill, 2))
     with pytest.raises(WorkerCrashedError, match="environment 1"):
         pool.rollout(5, break_when_any_done=False)
     assert pool.reset()["observation"][1].tolist() == [1, 0, 0]
 
 
-def test_a_successor_that_cannot_be_made(make, tmp_path):
+def test_failing_replacement_is_reported(make, tmp_path):
     there = tmp_path / "there"
     there.touch()
 
@@ -127,7 +127,7 @@ def test_a_successor_that_cannot_be_made(make, tmp_path):
     assert list(pool.async_step_recv()["env_index"]) == [0]
 
 
-def test_what_cannot_be_pickled(make):
+def test_unpicklable_requests_and_answers_are_reported(make):
     class Rooted:
         def __deepcopy__(self, memo):
             return self
@@ -144,7 +144,7 @@ def test_what_cannot_be_pickled(make):
     pool.rollout(2)
 
 
-def test_processors(make):
+def test_worker_affinity_binds_processes_to_processors(make):
     class Placed(CountingEnv):
         def cpus(self):
             return sorted(os.sched_getaffinity(0))
@@ -155,7 +155,7 @@ def test_processors(make):
     assert make([Placed] * 2, worker_affinity=lambda worker: [ours[-1]]).cpus() == [[ours[-1]]] * 2
 
 
-def test_masks():
+def test_affinity_masks_are_checked():
     assert affinity_masks(lambda worker: range(worker + 1), 2) == [[0], [0, 1]]
     with pytest.raises(LengthError, match="expected 3 entries"):
         affinity_masks([[0]], 3)
@@ -164,7 +164,7 @@ def test_masks():
             affinity_masks([bad], 1)
 
 
-def test_parcels_arrive_as_they_were():
+def test_pool_messages_arrive_unchanged():
     batch = TensorDict({"a": torch.arange(3), "b": {"c": torch.zeros(3, dtype=torch.bfloat16)}}, [3])
     found, other = pickle.loads(pickle.dumps(parcelled((batch, "word"))))
     assert equal(found, batch) and other == "word" and isinstance(found, TensorDict)

@@ -19,7 +19,7 @@ def root(member, number=0):
     return fresh.set("action", torch.zeros(2))
 
 
-def test_a_number_is_answered_once():
+def test_repeated_request_number_gets_the_kept_answer():
     member = PoolMember(oracle)
     td = root(member)
     first = member.answer(1, "step", (td.clone(),))
@@ -33,7 +33,7 @@ def test_a_number_is_answered_once():
     member.close()
 
 
-def test_so_is_one_that_raised():
+def test_repeated_request_number_raises_the_kept_exception():
     member = PoolMember(lambda: GymWrapper(RaisingEnv(1, script=SCRIPT)))
     td = root(member)
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_two_threads_take_turns():
     member.close()
 
 
-def test_state_and_seed():
+def test_state_and_seed_requests_reach_the_environment():
     member = PoolMember(oracle)
     member.answer(0, "set_seed", (5, True))
     state = member.answer(1, "state_dict", ())

@@ -65,7 +65,7 @@ def send(requests, *envs, name=STEP):
     requests.send({env: Request(name, ()) for env in envs})
 
 
-def test_those_that_came_first_come_first_in_the_order_of_their_numbers(desk, requests):
+def test_first_arrivals_are_returned_in_index_order(desk, requests):
     send(requests, 0, 1, 2, 3)
     desk.answer(3, 1, 0)
     assert list(requests.received(Wanted(STEP, 1, 2), NOW)) == [1, 3]
@@ -74,7 +74,7 @@ def test_those_that_came_first_come_first_in_the_order_of_their_numbers(desk, re
     assert list(requests.received(Wanted(STEP, 1), NOW)) == [0] and requests.busy == [0, 2]
 
 
-def test_kinds_are_kept_apart(desk, requests):
+def test_steps_and_resets_are_received_separately(desk, requests):
     send(requests, 0, 1)
     send(requests, 2, name=RESET)
     desk.answer(2, 0)
@@ -84,7 +84,7 @@ def test_kinds_are_kept_apart(desk, requests):
         requests.received(Wanted(RESET, 2), NOW)
 
 
-def test_too_few_in_time_are_kept(desk, requests):
+def test_answers_before_a_timeout_are_kept(desk, requests):
     send(requests, 0, 1)
     desk.answer(1)
     with pytest.raises(NotReadyError, match=r"1 of 2 answers arrived in time, of the environments \[1\]"):
@@ -92,7 +92,7 @@ def test_too_few_in_time_are_kept(desk, requests):
     assert list(requests.received(Wanted(STEP, 1), NOW)) == [1]
 
 
-def test_an_interrupted_wait_asks_again(desk, requests):
+def test_interrupted_wait_can_be_repeated(desk, requests):
     send(requests, 0, 1)
     desk.answer(0)
     desk.arrivals.append(KeyboardInterrupt())
@@ -109,7 +109,7 @@ def test_an_interrupted_wait_asks_again(desk, requests):
         requests.received(Wanted(STEP, 1), NOW)
 
 
-def test_answers_of_others_are_kept_while_some_are_waited_for(desk, requests):
+def test_answers_of_other_environments_are_kept_during_a_wait(desk, requests):
     send(requests, 0)
     desk.answer(0)
     desk.arrivals.append(ReceivedAnswer(1, 2, "asked"))
@@ -119,7 +119,7 @@ def test_answers_of_others_are_kept_while_some_are_waited_for(desk, requests):
         requests.ask({0: Request(STEP, ()), 1: Request(STEP, ())})
 
 
-def test_faults(desk, requests):
+def test_faults_are_raised_with_their_environment(desk, requests):
     send(requests, 0, 1)
     desk.answer(0)
     desk.answer(1, error=ValueError("bad"))
@@ -130,14 +130,14 @@ def test_faults(desk, requests):
     assert list(requests.received(Wanted(STEP, 1), NOW)) == [0]
 
 
-def test_what_cannot_be_sent_is_told_by_its_answer(desk, requests):
+def test_unsendable_request_is_reported_by_its_answer(desk, requests):
     requests.send({0: Request(STEP, ("unsendable",)), 1: Request(STEP, ())})
     with pytest.raises(StepFault) as caught:
         requests.received(Wanted(STEP, 1), NOW)
     assert caught.value.env == 0 and "can't be sent" in str(caught.value.cause)
 
 
-def test_losses(desk, requests):
+def test_lost_environments_are_reported_until_a_reset(desk, requests):
     send(requests, 0, 1)
     desk.lost = {0: WorkerCrashedError("gone"), 2: WorkerCrashedError("gone, too")}
     with pytest.raises(WorkerCrashedError, match="environment 2 is lost until it is reset: gone, too"):

@@ -51,13 +51,13 @@ def asked(host, env, number, name, *arguments):
     return arrival
 
 
-def test_each_has_a_thread_of_its_own(host):
+def test_each_environment_has_its_own_thread(host):
     where = [asked(host, env, env + 1, "call", "where", (), {}).value for env in (0, 1)]
     again = [asked(host, env, env + 3, "call", "where", (), {}).value for env in (0, 1)]
     assert where == again and len({*where, threading.get_ident()}) == 3
 
 
-def test_nothing_due_and_nothing_in_time(host):
+def test_wait_returns_none_without_an_answer_in_time(host):
     assert host.wait(Deadline(None)) is None
     host.post(0, 1, "call", ("wait", (), {}))
     assert host.wait(Deadline(0.0)) is None
@@ -65,14 +65,14 @@ def test_nothing_due_and_nothing_in_time(host):
     assert host.wait(Deadline(60.0)).value == "went on"
 
 
-def test_the_grad_mode_of_who_asks(host):
+def test_threads_use_the_callers_grad_mode(host):
     for enabled in (True, False):
         with torch.set_grad_enabled(enabled):
             host.post(0, 1 + enabled, "attribute", ("device",))
     assert host.wait(Deadline(60.0)).number == 1, "an answer that nobody waits for is dropped"
 
 
-def test_one_that_hangs_is_lost_and_renewed(host):
+def test_hanging_thread_is_lost_and_replaced(host):
     host.post(0, 1, "call", ("wait", (), {}))
     arrival = host.wait(Deadline(60.0))
     assert isinstance(arrival.error, WorkerTimeoutError) and host.loss(0) is arrival.error

@@ -40,7 +40,7 @@ def make(request):
         env.close()
 
 
-def test_declares_without_starting(make):
+def test_specs_are_read_without_starting(make):
     env = make(3, oracle)
     assert env.batch_size == (3,) and env.num_workers == 3 and env.device is None
     assert env.observation_spec["observation"].shape == (3, 3) and env.action_spec.shape == (3, 2)
@@ -49,13 +49,13 @@ def test_declares_without_starting(make):
     assert not env.is_started
 
 
-def test_says_what_rollouts_ask_without_starting(make):
+def test_traits_are_read_without_starting(make):
     env = make(2, oracle)
     assert env.traits.masks_frames is False and env.traits.actions_vary is False
     assert not env.is_started
 
 
-def test_what_a_policy_writes_it_finds_again_where_members_keep_it(make):
+def test_written_state_returns_if_members_keep_it(make):
     def recur(h, observation):
         return observation[..., :2].clamp(-1, 1), h + 1
 
@@ -72,7 +72,7 @@ def test_what_a_policy_writes_it_finds_again_where_members_keep_it(make):
         assert torch.equal(batch["next", "h"], batch["next", "step_count"].float())
 
 
-def test_keeps_its_declaration(make):
+def test_batch_passes_the_environment_checks(make):
     check_env_specs(make(2, oracle))
 
 
@@ -93,7 +93,7 @@ def test_steps_and_resets_by_mask(make):
     assert none["observation"].tolist() == fresh["observation"].tolist()
 
 
-def test_a_collector_delivers_every_stream_whole(make):
+def test_collector_delivers_complete_streams(make):
     env = make(3, oracle, create_env_kwargs=streams(3))
     batches = list(SyncDataCollector(env, None, frames_per_batch=24, total_frames=120))
     assert [batch.shape for batch in batches] == [(3, 8)] * 5
@@ -103,7 +103,7 @@ def test_a_collector_delivers_every_stream_whole(make):
     assert env.is_closed
 
 
-def test_a_batch_of_batches(make):
+def test_batches_can_be_nested(make):
     env = make(2, counting, create_env_kwargs=[{}, {"first": 2}])
     assert env.batch_size == (2, 2) and env.set_seed(3) == 6
     assert env.seeds == [[3], [5]]
@@ -153,12 +153,12 @@ def test_keyword_arguments_can_be_added_before_the_start(make):
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn", None])
-def test_ways_to_start_processes_need_nothing(make, method):
+def test_start_method_argument_has_no_effect(make, method):
     env = make(2, oracle, mp_start_method=method)
     assert env.reset().shape == (2,)
 
 
-def test_closed(make):
+def test_closed_batch_refuses_every_call(make):
     env = make(2, oracle)
     env.close()
     for use in (
@@ -186,7 +186,7 @@ def test_a_closed_batch_opens_again_at_a_reset(make):
     assert env.state_dict().keys() == {"worker0", "worker1"}
 
 
-def test_a_closed_batch_of_environments_that_were_given_stays_closed():
+def test_closed_batch_of_given_environments_cannot_be_reopened():
     env = SerialEnv(1, oracle())
     env.reset()
     env.close()
@@ -195,7 +195,7 @@ def test_a_closed_batch_of_environments_that_were_given_stays_closed():
     assert env.is_closed
 
 
-def test_only_those_that_a_mask_names_are_stepped(make):
+def test_step_mask_steps_only_its_members(make):
     env = make(3, CountingEnv, create_env_kwargs={"script": Script(lengths=(9,))})
     root = env.step_mdp(env.rand_step(env.reset()))
     root["_step"] = torch.tensor([True, False, True])
@@ -228,7 +228,7 @@ def test_nested_in_another_batch(make):
     env.close()
 
 
-def test_states(make):
+def test_state_dict_restores_members(make):
     env = make(2, CountingEnv)
     state = env.state_dict()
     assert list(state) == ["worker0", "worker1"]
@@ -240,7 +240,7 @@ def test_states(make):
         env.load_state_dict(3)
 
 
-def test_a_collectors_state_outlives_its_environments(make):
+def test_collector_state_can_be_loaded_after_its_environments_ended(make):
     class Counted(CountingEnv):
         def __init__(self):
             super().__init__(SCRIPT)
@@ -303,7 +303,7 @@ def test_unlike_members_are_stacked_lazily(make):
         make(2, [oracle, with_goal], share_individual_td=False)
 
 
-def test_refuses_what_it_cannot_do(make):
+def test_unsupported_arguments_are_refused(make):
     for name in ("pin_memory", "allow_step_when_done"):
         with pytest.raises(ValueError, match=name):
             make(2, oracle, **{name: True})
@@ -333,7 +333,7 @@ def test_options_without_effect_and_devices(make):
     assert mixed.reset()["observation"].shape == (2, 3)
 
 
-def test_threads_are_capped_while_it_lives(make):
+def test_thread_cap_holds_while_the_batch_is_open(make):
     before = torch.get_num_threads()
     env = make(2, oracle, num_threads=before + 2)
     env.start()
@@ -342,12 +342,12 @@ def test_threads_are_capped_while_it_lives(make):
     assert torch.get_num_threads() == before
 
 
-def test_resets_that_are_done(make):
+def test_done_flags_of_a_reset_are_kept(make):
     env = make(2, lambda: StillDoneEnv(allow_done_after_reset=True))
     assert env.allow_done_after_reset and env.reset()["done"].all()
 
 
-def test_a_rollout_goes_on_from_a_root(make):
+def test_rollout_continues_from_a_root(make):
     env = make(2, oracle, create_env_kwargs=streams(2))
     root = env.reset()
     batch = env.rollout(3, auto_reset=False, tensordict=root, break_when_any_done=False)

@@ -196,7 +196,7 @@ def test_asynchronous_pool_draws_allowed_actions_for_the_rows_that_came(backend,
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_members_with_random_actions_of_their_own_are_asked_for_them(batch):
+def test_members_that_override_rand_action_are_asked(batch):
     env = BATCHES[batch]([TicTacToeEnv] * 2)
     rolled = env.rollout(40, break_when_any_done=False)
     assert bool(rolled["mask"].gather(-1, rolled["action"].unsqueeze(-1)).all())

@@ -23,7 +23,7 @@ def options(shared_memory=True, memmap=False, num_threads=None, start_method=Non
     return BatchOptions.of({**given, **refused})
 
 
-def test_what_is_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(InvalidArgumentError, match="pin_memory"):
         options(pin_memory=True)
     with pytest.raises(InvalidArgumentError, match="mp_start_method: expected 'fork', .* got 'thread'"):
@@ -33,7 +33,7 @@ def test_what_is_refused():
     options(memmap=True, shared_memory=False)
 
 
-def test_timeouts():
+def test_timeouts_are_normalised():
     given = Timeouts(work_s=3)
     assert as_timeouts(given) is given and as_timeouts(None) == Timeouts()
     with pytest.raises(InvalidTypeError, match="timeouts: expected Timeouts"):
@@ -41,7 +41,7 @@ def test_timeouts():
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5])
-def test_numbers(value):
+def test_number_of_processes_is_checked(value):
     with pytest.raises(InvalidArgumentError, match="num_threads"):
         options(num_threads=value)
     assert options(num_threads=2).num_threads == 2 and options().num_threads is None

@@ -76,7 +76,7 @@ def test_a_collector_after_two_interrupts_delivers_transitions_only(kind, policy
     collector.shutdown()
 
 
-def test_a_collector_whose_workers_run_by_themselves_delivers_transitions_only():
+def test_collector_of_free_running_workers_delivers_transitions_only():
     """Workers with prepared actions run without the owner between two steps, and the clean-up stops their run."""
     torch.manual_seed(0)
     collector = SyncDataCollector(batch(), None, frames_per_batch=36, total_frames=-1)

@@ -12,20 +12,20 @@ from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, 
 from tests.envs.vector.makers import oracle
 
 
-def test_one_callable_serves_all():
+def test_single_callable_serves_all_members():
     given = factories(3, oracle, {"stream": 4})
     assert len(given) == 3 and all(factory.alike(given[0]) for factory in given)
     assert given[0]().stream == 4
 
 
-def test_lists_give_each_its_own():
+def test_list_gives_each_member_its_callable():
     given = factories(2, [oracle, lambda **kwargs: oracle(7)], [{"stream": 1}, {}])
     assert [factory().stream for factory in given] == [1, 7]
     assert not given[0].alike(given[1])
 
 
 @pytest.mark.parametrize("name", ["create_env_fn", "create_env_kwargs"])
-def test_lists_of_another_length(name):
+def test_list_of_another_length_is_refused(name):
     arguments = {
         "create_env_fn": oracle,
         "create_env_kwargs": {},
@@ -37,12 +37,12 @@ def test_lists_of_another_length(name):
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, True, 2.0, "2"])
-def test_bad_numbers(num_envs):
+def test_invalid_number_of_environments_is_refused(num_envs):
     with pytest.raises(InvalidArgumentError, match="num_workers"):
         factories(num_envs, oracle, None)
 
 
-def test_bad_kinds():
+def test_values_other_than_factories_are_refused():
     with pytest.raises(InvalidTypeError, match="create_env_fn"):
         factories(1, 3, None)
     with pytest.raises(InvalidTypeError, match="create_env_kwargs"):

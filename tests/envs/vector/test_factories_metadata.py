@@ -36,7 +36,7 @@ class Built:
         return env
 
 
-def test_alike_factories_share_one_throw_away_environment():
+def test_equal_factories_share_one_probe_environment():
     build = Built()
     assert len(read_metadata(factories(4, build, None))[1]) == 4
     assert len(build.made) == 1 and build.made[0].closed
@@ -44,14 +44,14 @@ def test_alike_factories_share_one_throw_away_environment():
     assert len(build.made) == 4
 
 
-def test_new_environments_that_others_hold_are_new():
+def test_unused_environments_held_elsewhere_count_as_new():
     build = Built(holding=True)
     given = factories(2, build, None)
     assert read_metadata(given)[0] == given
     assert len(build.made) == 2 and all(stream.closed == 1 for stream in build.made)
 
 
-def test_there_may_be_only_one_at_a_time():
+def test_probe_is_closed_before_the_next_one_is_made():
     class Single(Built):
         def __call__(self, stream=0):
             if self.made and not self.made[-1].closed:
@@ -63,13 +63,13 @@ def test_there_may_be_only_one_at_a_time():
     assert len(build.made) == 1 and build.made[0].closed
 
 
-def test_an_existing_environment_is_read_as_it_is():
+def test_existing_environment_is_read_without_a_copy():
     env = oracle()
     read_metadata(factories(2, env, None))
     assert not env.is_closed and not env.usage.started
 
 
-def test_a_factory_that_knows_builds_nothing():
+def test_factory_with_metadata_builds_no_environment():
     class Knowing(Built):
         meta_data = EnvMetaData.of(oracle())
 
@@ -85,7 +85,7 @@ def test_specs_are_stacked():
     assert stackable(each)
 
 
-def test_unlike_specs():
+def test_different_specs_are_stacked_lazily():
     tight = lambda: CountingEnv()  # noqa: E731
     wide = CountingEnv()
     wide.action_spec = Bounded(-2.0, 2.0, (2,))

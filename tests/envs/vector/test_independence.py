@@ -332,7 +332,7 @@ def gymnasium_of_one_spec():
         shared_attribute_of_a_gymnasium_environment,
     ],
 )
-def test_independent_environments_are_taken(made, batch):
+def test_independent_environments_are_accepted(made, batch):
     assert rolled(batch(made())).shape[0] == 2
 
 

@@ -63,7 +63,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_it_goes_on(name):
+def test_batch_continues_after_an_interrupt(name):
     batch().close()
     env = batch()
     rollout(env)
@@ -77,7 +77,7 @@ def test_it_goes_on(name):
 
 @pytest.mark.filterwarnings("ignore:ParallelEnv. it was stepped or reset outside")
 @pytest.mark.parametrize("policy", [None, nn.Linear(3, 2)], ids=["random", "policy"])
-def test_a_collector_goes_on_with_its_own_steppers(policy):
+def test_collector_continues_with_its_steppers_after_an_interrupt(policy):
     """A collector takes the workers back after a rollout. Workers never step into another block than it reads."""
     env = batch()
     collectors = []  # keep them alive, because a deleted collector closes the environment
@@ -111,7 +111,7 @@ def test_a_collector_goes_on_with_its_own_steppers(policy):
     env.close()
 
 
-def test_a_start_that_is_interrupted():
+def test_interrupted_start_leaves_nothing():
     expected = rollout(serial := batch(SerialEnv))
     serial.close()
     batch().close()
@@ -127,7 +127,7 @@ def test_a_start_that_is_interrupted():
     ("interrupted", "most"),
     [(interruptions, 20), pytest.param(double_interruptions, 10, marks=pytest.mark.timeout(1800))],
 )
-def test_a_close_that_is_interrupted(interrupted, most):
+def test_interrupted_close_leaves_nothing(interrupted, most):
     batch().close()
     before = Holdings.now()
 

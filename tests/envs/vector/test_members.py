@@ -41,7 +41,7 @@ def test_a_fault_names_the_environment():
     assert isinstance(caught.value.cause, FakeFailure)
 
 
-def test_dispatch():
+def test_attributes_and_methods_are_dispatched():
     members = group()
     assert members.attribute("stream") == [0, 1, 2]
     assert members.call("hello", ("you",), {}) == [f"hello you from {i}" for i in range(3)]
@@ -51,7 +51,7 @@ def test_dispatch():
     assert len(members) == 3
 
 
-def test_states():
+def test_states_of_members_are_loaded_separately():
     class Counted(CountingEnv):
         def __init__(self, start):
             super().__init__()
@@ -68,7 +68,7 @@ def test_states():
         member_states({"worker0": {}}, 2)
 
 
-def test_all_are_closed_whatever_happens():
+def test_all_members_are_closed_despite_exceptions():
     closed = []
 
     def failing():

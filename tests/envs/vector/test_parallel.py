@@ -64,7 +64,7 @@ def make():
     ],
     ids=["sum, count", "limit", "target", "frames", "marks"],
 )
-def test_members_with_transforms_begin_anew_where_one_around_the_batch_ends_an_episode(make, inner, limit):
+def test_transformed_members_reset_where_an_outer_limit_ends_an_episode(make, inner, limit):
     found = []
     for kind in (SerialEnv, ParallelEnv):
         batch = make(2, lambda: TransformedEnv(CountingEnv(SCRIPT), inner()), kind=kind)
@@ -79,7 +79,7 @@ def test_members_with_transforms_begin_anew_where_one_around_the_batch_ends_an_e
         assert equal(serial, parallel)
 
 
-def test_a_batch_within_a_batch_begins_anew_as_a_whole(make):
+def test_nested_batch_resets_as_a_whole(make):
     """The outer limit ends the only member of each inner batch, so the whole inner batch is reset."""
     found = []
     for kind in (SerialEnv, ParallelEnv):
@@ -106,7 +106,7 @@ def test_a_batch_within_a_batch_begins_anew_as_a_whole(make):
     ],
     ids=["cartpole", "pendulum", "nested", "base", "batch", "team", "actions"],
 )
-def test_data_are_those_of_serial(make, create):
+def test_data_equal_serial_env(make, create):
     found = []
     for kind in (SerialEnv, ParallelEnv):
         env = make(3, create, kind=kind)
@@ -124,7 +124,7 @@ def test_data_are_those_of_serial(make, create):
         assert equal(left, right)
 
 
-def test_a_policy_sees_the_same(make):
+def test_policy_sees_the_same_rows_as_with_serial_env(make):
     found = []
     for kind in (SerialEnv, ParallelEnv):
         env = make(4, oracle, create_env_kwargs=streams(4), kind=kind)
@@ -152,7 +152,7 @@ def test_a_callable_that_returns_one_environment_gives_each_a_copy_of_it(make):
     assert not env.is_closed and not env.usage.started
 
 
-def test_batches_are_nobody_elses(make):
+def test_batches_are_copies(make):
     env = make(2, oracle, create_env_kwargs=streams(2))
     batches, copies = [], []
     for batch in SyncDataCollector(env, None, frames_per_batch=20, total_frames=100):
@@ -174,7 +174,7 @@ def test_two_rollouts_take_turns(make):
     check_stream([first, second], SCRIPT, fresh_batches=True)
 
 
-def test_changes_of_a_stopped_rollout(make):
+def test_rollout_after_a_stopped_one_calls_back_at_every_step(make):
     env = make(3, oracle, create_env_kwargs=streams(3))
     batch = env.rollout(100)
     assert bool(batch["next", "done"][:, -1].any()) and not bool(batch["next", "done"][:, :-1].any())
@@ -183,7 +183,7 @@ def test_changes_of_a_stopped_rollout(make):
     assert len(seen) == 4
 
 
-def test_nested_batches_start_from_the_same_launcher(make):
+def test_nested_batches_use_the_same_fork_server(make):
     inner = [ParallelEnv(2, oracle, create_env_kwargs=streams(2))] * 2
     env = make(2, inner)
     assert env.batch_size == (2, 2) and env.set_seed(3) == 6
@@ -215,13 +215,13 @@ def test_the_last_reference_ends_the_workers():
                 os.kill(pid, 0)
 
 
-def test_one_environment_may_be_serial(make):
+def test_single_environment_may_be_serial(make):
     env = make(1, oracle, serial_for_single=True, num_processes=1, mp_start_method="spawn")
     assert type(env) is SerialEnv
     assert type(make(2, oracle, serial_for_single=True)) is ParallelEnv
 
 
-def test_refused(make):
+def test_invalid_options_are_refused(make):
     with pytest.raises(InvalidArgumentError, match="mp_start_method"):
         make(2, oracle, mp_start_method="thread")
     with pytest.raises(InvalidArgumentError, match="num_processes"):
@@ -235,7 +235,7 @@ def test_refused(make):
             make(2, oracle, **{name: 0})
 
 
-def test_threads_of_workers(make):
+def test_num_sub_threads_sets_the_threads_of_workers(make):
     class Threads(CountingEnv):
         def threads(self):
             return torch.get_num_threads()
@@ -244,7 +244,7 @@ def test_threads_of_workers(make):
     assert make(2, Threads, num_sub_threads=2).threads() == [2, 2]
 
 
-def test_attributes_that_cannot_travel(make):
+def test_unpicklable_attributes_are_reported(make):
     class Locked(CountingEnv):
         def __init__(self):
             super().__init__()
@@ -262,7 +262,7 @@ def test_methods_of_a_closed_batch(make):
         hello("you")
 
 
-def test_elsewhere_data_move_through_tensordicts(make):
+def test_data_on_another_device_use_tensordicts(make):
     env = make(2, oracle, device="meta")
     assert isinstance(env.make_stepper(), TensorDictStepper)
 

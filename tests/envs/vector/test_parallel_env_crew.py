@@ -19,7 +19,7 @@ from tests.envs.vector.makers import counting, oracle, streams
 from tests.fakes import FakeFailure
 
 
-def test_shares_are_even_neighbours():
+def test_workers_get_even_consecutive_shares():
     assert split(5, 2) == [range(0, 3), range(3, 5)]
     assert split(4, 4) == [range(i, i + 1) for i in range(4)]
     assert split(3, 1) == [range(0, 3)]
@@ -39,7 +39,7 @@ def crew():
     made.close()
 
 
-def test_a_run_after_a_clean_up_that_was_cut_short_makes_all_its_steps():
+def test_run_after_an_interrupted_clean_up_makes_all_steps():
     env = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
     env.rollout(5, break_when_any_done=False)
     for worker in env._crew._running.workers:
@@ -78,14 +78,14 @@ def test_a_worker_whose_count_differs_from_the_block_fails_the_batch(wrapped):
     env.close()
 
 
-def test_items_go_to_workers_and_back(crew):
+def test_items_are_split_by_worker_and_joined_again(crew):
     assert crew.by_worker([1, 2, 3]) == [[1, 2], [3]] and crew.each([[1, 2], [3]]) == [1, 2, 3]
     assert crew.each(crew.ask_all("x", "attribute", "stream")) == [(False, 0), (False, 1), (False, 2)]
     assert crew.ask("x", "attribute", {1: ("stream",)}) == {1: [(False, 2)]}
     assert len(crew.processes) == 2 and not crew.is_closed
 
 
-def test_what_a_request_raises_has_the_environment(crew):
+def test_exception_of_a_request_names_the_environment(crew):
     with pytest.raises(StepFault) as caught:
         crew.ask_all("lookup", "attribute", "nothing_of_the_kind")
     assert (caught.value.env, caught.value.during) == (0, "lookup")

@@ -64,7 +64,7 @@ def raising(at, where="step"):
 
 
 @pytest.mark.parametrize("num_processes", [3, 2, 1])
-def test_an_exception_keeps_its_type_and_tells_where(make, num_processes):
+def test_exception_keeps_its_type_and_names_its_place(make, num_processes):
     env = make(lambda: raising(14), num_processes=num_processes)
     collector = SyncDataCollector(env, None, frames_per_batch=30, total_frames=90)
     batches = iter(collector)
@@ -83,7 +83,7 @@ def test_an_exception_keeps_its_type_and_tells_where(make, num_processes):
     check_stream([next(iter(collector))], SCRIPT)  # the workers are alive, and all environments were reset
 
 
-def test_the_same_words_as_serial(make):
+def test_error_messages_equal_serial_env(make):
     words = []
     for kind in (SerialEnv, ParallelEnv):
         env = kind(2, [oracle, partial(raising, 3)])
@@ -154,7 +154,7 @@ def test_a_worker_killed_in_a_reset(make):
         collect(make(lambda: awkward(kill, 2, "reset")))
 
 
-def test_a_worker_that_leaves(make):
+def test_exited_worker_is_reported(make):
     env = make(lambda: awkward(leave, 5))
     with pytest.raises(WorkerCrashedError, match="exited with code 5 during the step of environment 1"):
         collect(env)
@@ -187,7 +187,7 @@ def test_a_hung_constructor(make):
         env.start()
 
 
-def test_a_stopped_worker_that_goes_on_too_late(make):
+def test_stopped_worker_that_resumes_too_late_is_reported(make):
     env = make(lambda: awkward(partial(kill, signal.SIGSTOP), 4), timeouts=Timeouts(work_s=0.4, close_s=0.5))
     with pytest.raises(WorkerTimeoutError, match="It is stopped"):
         collect(env)
@@ -236,7 +236,7 @@ def test_a_killed_launcher(make):
     "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.parametrize("policy", [None, nn.Linear(3, 2)], ids=["random", "policy"])
-def test_an_interrupted_collector_goes_on(make, policy):
+def test_interrupted_collector_continues(make, policy):
     class Alarm(Exception):
         """Not an `OSError`, because system calls raise that too."""
 

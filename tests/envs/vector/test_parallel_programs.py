@@ -118,7 +118,7 @@ def all_gone(pids: list[int], seconds: float) -> bool:
     return True
 
 
-def test_no_guard_and_no_close(start):
+def test_script_without_guard_and_close_runs_and_ends(start):
     """Workers never run the main module, still find its classes, and end with the program."""
     process = start(PLAIN, END_WITHOUT_CLOSE.replace("# here", OWN_ERROR))
     out, err = process.communicate(timeout=100)

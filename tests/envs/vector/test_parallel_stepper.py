@@ -49,7 +49,7 @@ def schema_of(stepper):
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_lent_and_other_blocks_get_the_same_rows(ready):
+def test_shared_and_ordinary_blocks_get_the_same_rows(ready):
     found = []
     for kind, lent in ((SerialEnv, False), (ParallelEnv, True), (ParallelEnv, False)):
         env = kind(3, oracle, create_env_kwargs=streams(3))
@@ -67,14 +67,14 @@ def test_lent_and_other_blocks_get_the_same_rows(ready):
             assert all(torch.equal(mine[path], other[path]) for path in mine)
 
 
-def test_one_block_for_the_same_arguments(env):
+def test_same_arguments_return_the_same_block(env):
     stepper = env.make_stepper()
     schema = schema_of(stepper)
     block = stepper.block(schema, 4)
     assert stepper.block(schema, 4) is block and block.borrowed and stepper.block(schema, 5) is not block
 
 
-def test_the_last_stepper_has_the_environments(env):
+def test_last_stepper_holds_the_lease(env):
     first, second = env.make_stepper(EpisodeRules(max_steps=2)), env.make_stepper()
     first.schema()
     assert not first.disturbed
@@ -88,7 +88,7 @@ def test_the_last_stepper_has_the_environments(env):
     assert first.disturbed
 
 
-def test_carries(env):
+def test_carry_continues_from_block_to_block(env):
     stepper = env.make_stepper()
     stepper.reset()
     episodes = stepper.root()[("observation",)][:, 1]
@@ -100,7 +100,7 @@ def test_carries(env):
     assert torch.equal(stepper.root()[("observation",)], root["observation"])
 
 
-def test_without_resets(env):
+def test_without_reset_when_done_members_are_not_reset(env):
     stepper = env.make_stepper(EpisodeRules(reset_when_done=False))
     filled = run(stepper, [stepper.block(schema_of(stepper), 9)])[0]
     steps = filled["next", "observation"][..., 2]

@@ -26,7 +26,7 @@ def test_members_are_made_once_and_closed_once():
     assert [member.closed for member in members] == [True, True] or all(m.is_closed for m in members)
 
 
-def test_if_one_cannot_be_made_the_others_are_closed():
+def test_failing_construction_closes_the_other_members():
     made = []
 
     def build():
@@ -62,7 +62,7 @@ def test_a_callable_that_returns_one_environment_gives_each_a_copy_of_it():
         SerialEnv(2, lambda: env)
 
 
-def test_the_copies_are_of_when_the_batch_was_made():
+def test_copies_keep_the_state_at_construction():
     env, other = oracle(3), oracle(3)
     batch = SerialEnv(2, lambda: env)
     env.rollout(3)
@@ -74,7 +74,7 @@ def test_the_copies_are_of_when_the_batch_was_made():
     batch.close()
 
 
-def test_gradients_pass():
+def test_gradients_flow_through_members():
     class Walk(CountingEnv):
         def _step(self, tensordict):
             out = super()._step(tensordict)
@@ -86,7 +86,7 @@ def test_gradients_pass():
     assert torch.equal(action.grad, torch.ones(2, 2))
 
 
-def test_no_processes():
+def test_serial_env_starts_no_processes():
     with pytest.raises(InvalidArgumentError, match="num_sub_threads"):
         SerialEnv(1, oracle, num_sub_threads=2)
     with pytest.raises(InvalidArgumentError, match="mp_start_method"):
@@ -102,7 +102,7 @@ def test_a_fault_of_one_member_keeps_its_type():
         env.step(td)
 
 
-def test_modules_inside_members_are_not_its_own():
+def test_modules_of_members_are_not_registered():
     class Modular(CountingEnv):
         def __init__(self):
             super().__init__()
@@ -114,7 +114,7 @@ def test_modules_inside_members_are_not_its_own():
     assert sorted(env.state_dict()) == ["worker0", "worker1"]
 
 
-def test_members_elsewhere_step_through_tensordicts():
+def test_members_on_another_device_use_tensordicts():
     env = SerialEnv(2, lambda: CountingEnv(device="cpu"), device="meta")
     assert isinstance(env.make_stepper(), TensorDictStepper)
     assert not isinstance(SerialEnv(2, CountingEnv).make_stepper(), TensorDictStepper)

@@ -34,7 +34,7 @@ def run(stepper, num_steps, ready=False):
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_rows_are_those_of_each_alone(ready):
+def test_rows_equal_each_member_alone(ready):
     together = run(batch([oracle(0), oracle(1), CountingEnv(SCRIPT)]), 12, ready).batch()
     for index, env in enumerate([oracle(0), oracle(1), CountingEnv(SCRIPT)]):
         alone = make_stepper(env)
@@ -47,7 +47,7 @@ def test_rows_are_those_of_each_alone(ready):
             assert torch.equal(block.column(path), together.get(path)[index]), path
 
 
-def test_one_carry_from_block_to_block():
+def test_carry_continues_from_block_to_block():
     stepper = batch([oracle(0), oracle(1)])
     first, second = run(stepper, 5), run(stepper, 5)
     ended = first.column(("next", "done"))[:, -1, 0]
@@ -67,7 +67,7 @@ def test_resets_by_mask():
     assert stepper.root()[("observation",)][:, 1].tolist() == [2, 1, 2]
 
 
-def test_a_batch_of_batches():
+def test_batches_can_be_nested():
     stepper = batch([CountingEnv(SCRIPT, (2,)), CountingEnv(SCRIPT, (2,))])
     assert stepper.batch_size == (2, 2)
     stepper.schema()
@@ -104,7 +104,7 @@ def test_unlike_columns_are_refused():
         batch([oracle(), with_goal()]).schema()
 
 
-def test_disturbance():
+def test_use_outside_the_stepper_is_noticed():
     envs = [oracle(0), oracle(1)]
     stepper = batch(envs)
     stepper.schema()

@@ -42,7 +42,7 @@ def bound(servant, owner, num_envs, num_steps):
     return block
 
 
-def test_rows_stand_where_the_owner_looks(stations):
+def test_rows_are_written_into_the_owners_block(stations):
     owner, station = stations
     servant = MemberShare(factories(2, oracle, streams(2)), first=1)(station)
     servant.new_steppers(EpisodeRules())
@@ -62,7 +62,7 @@ def test_rows_stand_where_the_owner_looks(stations):
     servant.close()
 
 
-def test_a_run_is_broken_off_when_the_crew_is_closed(stations):
+def test_run_stops_when_the_pool_is_closed(stations):
     owner, station = stations
     servant = MemberShare(factories(1, oracle, None), first=0)(station)
     servant.new_steppers(EpisodeRules())
@@ -80,7 +80,7 @@ def _root():
     return torch.stack([env.reset(), env.reset()])
 
 
-def test_faults_travel_as_they_are(stations):
+def test_faults_are_sent_unchanged(stations):
     owner, station = stations
     made = factories(2, [oracle, lambda: GymWrapper(RaisingEnv(2, script=SCRIPT))], None)
     servant = MemberShare(made, first=3)(station)
@@ -94,7 +94,7 @@ def test_faults_travel_as_they_are(stations):
     assert isinstance(fault.cause.__cause__, RemoteTraceback)
 
 
-def test_signals_that_make_no_sense(stations):
+def test_unknown_signals_are_refused(stations):
     _, station = stations
     servant = MemberShare(factories(1, oracle, None), first=0)(station)
     with pytest.raises(WorkerError, match="before a block was bound"):
@@ -103,7 +103,7 @@ def test_signals_that_make_no_sense(stations):
         servant.signal(b"?")
 
 
-def test_if_one_cannot_be_made_the_others_are_closed(stations):
+def test_failing_construction_closes_the_other_members(stations):
     _, station = stations
     made = []
 
@@ -118,7 +118,7 @@ def test_if_one_cannot_be_made_the_others_are_closed(stations):
     assert made[0].is_closed and station.progress[PLACE] == 1
 
 
-def test_requests(stations):
+def test_requests_reach_the_members(stations):
     _, station = stations
     servant = MemberShare(factories(2, oracle, streams(2)), first=0)(station)
     servant.seed([4, 5], False)

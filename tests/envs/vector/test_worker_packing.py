@@ -15,7 +15,7 @@ def passed(batch):
     return unpack(pickle.loads(pickle.dumps(pack(batch))))
 
 
-def test_plain_ones_go_as_arrays():
+def test_plain_tensordicts_are_packed_as_arrays():
     batch = TensorDict(
         {
             "a": torch.arange(6.0).reshape(2, 3).t(),
@@ -31,17 +31,17 @@ def test_plain_ones_go_as_arrays():
     assert passed(batch)["below"].batch_size == batch.batch_size
 
 
-def test_what_arrives_can_be_written_to():
+def test_unpacked_tensors_are_writable():
     batch = passed(TensorDict({"a": torch.zeros(2)}, []))
     batch["a"].fill_(1)
     assert batch["a"].tolist() == [1, 1] and batch.device is None
 
 
-def test_gradients_stay_behind():
+def test_gradients_are_not_packed():
     assert not passed(TensorDict({"a": torch.zeros(2, requires_grad=True) * 2}, []))["a"].requires_grad
 
 
-def test_others_go_whole():
+def test_other_tensordicts_are_pickled():
     deep = TensorDict({"agents": TensorDict({"a": torch.zeros(2, 3)}, [2])}, [])
     words = TensorDict({"text": NonTensorData("go")}, [])
     empty = TensorDict({"a": torch.zeros(1), "none": TensorDict({}, [])}, [])
