@@ -1,5 +1,5 @@
-# Every target does its own set-up: a virtual environment in .venv with the pinned versions, and the compiled core.
-# Needs Python 3.10 or newer (3.11 is the tested one), a C++20 compiler and pip.
+# Each target sets up a virtual environment in .venv with the pinned versions, and compiles the core.
+# This needs Python 3.10 or newer (tests run on 3.11), a C++20 compiler and pip.
 #   PYTHON=python3.11 make test      another interpreter
 #   make demo DEMO_ARGS="--help"     arguments for the demo
 #   make bench BENCH_ARGS="--help"   arguments for the benchmarks
@@ -9,17 +9,18 @@ ifeq ($(origin CXX),default)
   CXX := c++
 endif
 export CXX
-# Compiled modules are kept whatever the shell says: each process of the tests would compile the sources anew, and
-# rewrite the assertions of all tests.
+# Keep compiled modules even if the shell forbids it. Otherwise each process of the tests compiles all sources again and
+# rewrites the assertions of all tests.
 export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 BIN := $(VENV)/bin
-# What is imported is compiled then: of torch, a tenth.
+# --no-compile: Python compiles modules when they are imported, which is only a tenth of torch.
 PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
-TAKES_OVER := src/gleanrl/takeover.py src/gleanrl/_takeover/child.py # importing them is what they are for
+TAKES_OVER := src/gleanrl/takeover.py src/gleanrl/_takeover/child.py # not for doctests: their import has effects
 CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
-# Share of the full numbers that `make chaos` runs, and where else than in tests/chaos calls are interrupted.
+# CHAOS is the share of all kills and interrupts that `make chaos` runs. INTERRUPTED are tests outside of tests/chaos that
+# interrupt calls.
 CHAOS ?= 1
 INTERRUPTED = $(shell grep -rl --include='test_*.py' 'from tests.interrupts' tests)
 CPP := cpp/*.cc cpp/*.h tests/devices/pretended/*.cc
@@ -32,21 +33,21 @@ FOREIGN_TESTS := tests/foreign tests/_takeover tests/envs/transforms/test_torchr
 .PHONY: help build demo test test-fast test-devices test-foreign test-programs chaos bench bench-peers lint lint-prose format docs clean
 
 help:
-	@echo "make demo         learn CartPole on collected and stored data"
-	@echo "make test         every test, doctests included"
-	@echo "make test-fast    the tests that start no processes and take no seconds"
-	@echo "make test-devices what concerns devices, on an accelerator that is pretended, and on CUDA if there is one"
-	@echo "make test-foreign environments, losses and transforms of TorchRL, in a virtual environment of their own"
-	@echo "make test-programs training scripts for TorchRL on it, taken over, and ported; there, too (half an hour)"
-	@echo "make chaos        workers killed, starved and stopped by the thousand, calls interrupted at more lines (40 minutes; a share is in make test)"
-	@echo "make bench        the benchmarks; make bench-peers: other libraries in the same run"
-	@echo "make lint         all static checks; make format: let the formatters write"
-	@echo "make lint-prose   the idioms in the prose of changed folders, and the rate of each folder"
-	@echo "make docs         the documentation in site/"
-	@echo "make build        the environment and the compiled core only"
-	@echo "make clean        remove what the targets made"
+	@echo "make demo          run DQN on CartPole: collect, store and learn"
+	@echo "make test          run all tests and doctests"
+	@echo "make test-fast     run the fast tests, which start no process"
+	@echo "make test-devices  run the device tests on a simulated accelerator, and on CUDA if available"
+	@echo "make test-foreign  run tests with TorchRL's environments, losses and transforms, in .venv-foreign"
+	@echo "make test-programs run training scripts on TorchRL, under takeover and ported, in .venv-foreign (half an hour)"
+	@echo "make chaos         kill, starve and stop thousands of workers, interrupt calls at more lines (40 minutes; make test runs a part)"
+	@echo "make bench         run the benchmarks; make bench-peers: with other libraries in the same run"
+	@echo "make lint          run all static checks; make format: apply the formatters"
+	@echo "make lint-prose    print the idioms in the prose of changed folders, and the rate of each folder"
+	@echo "make docs          build the documentation in site/"
+	@echo "make build         only set up the environment and compile the core"
+	@echo "make clean         remove everything that the targets made"
 
-# The environment: torch first, at its pinned version, then everything else around it.
+# The environment. torch is installed first, at its pinned version, so that no other package chooses its version.
 $(VENV)/.installed: constraints.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "No $(PYTHON) here: install Python 3.11, or name another one with PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10: name a newer one with PYTHON=..."; exit 1; }
@@ -59,7 +60,7 @@ $(VENV)/.installed: constraints.txt pyproject.toml
 	$(PIP) --no-build-isolation --editable '.[dev,docs]'
 	@touch $@
 
-# The core, beside the sources in src/gleanrl.
+# The core, in src/gleanrl with the Python sources.
 $(VENV)/.built: $(VENV)/.installed $(CORE_SOURCES)
 	@$(MAKE) --no-print-directory compiler
 	$(PIP) --no-build-isolation --no-deps --editable .
@@ -84,7 +85,7 @@ endif
 test-fast: build
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not slow" $(or $(T),tests) $(TEST_ARGS)
 
-# A device of its own for torch, for machines without an accelerator; all processes of the tests have it.
+# A simulated device for torch, for machines without an accelerator. All processes of the device tests load it.
 $(PRETENDED): tests/devices/pretended/pretended.cc $(VENV)/.installed
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 -O1 -shared -fPIC $< -o $@ $$($(BIN)/python -c 'from torch.utils.cpp_extension import \

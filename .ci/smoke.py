@@ -1,4 +1,4 @@
-"""Collect, store and sample with an installed gleanrl; run where no source can stand in for it."""
+"""Test an installed wheel: collect, store and sample. Run it in a folder from which the sources can't be imported."""
 
 from pathlib import Path
 

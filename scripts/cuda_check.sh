@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # Checks the device paths on a CUDA GPU without a network: scripts/cuda_check.sh OUT
 #
-# Compiles the core, runs the CUDA tests of tests/devices, counts waits for the device, and runs the benchmarks.
-# OUT receives check.json (steps, exit statuses, seconds), tests.log, tests.xml, waits.json, benchmarks.json and
-# benchmarks.md. A step that fails doesn't stop the later ones; the exit status is 1 if any failed.
+# The script compiles the core, runs the CUDA tests of tests/devices, counts waits for the device, and runs benchmarks.
+# It writes check.json (steps, exit statuses, seconds), tests.log, tests.xml, waits.json, benchmarks.json and
+# benchmarks.md into OUT. After a failed step it continues with the next. The exit status is 1 if a step failed.
 #
 # Environment:
 #   PYTHON    interpreter with torch, numpy, cmake, ninja, nanobind, pytest, pytest-xdist, pytest-timeout, hypothesis,
 #             cloudpickle and rich (default python3)
-#   WHEELS    folder of further wheels: tensordict, gymnasium and their dependencies. WHEELS/peers may hold TorchRL
-#             with its own tensordict, to compare with; WHEELS/_core.*.so, a core to use if the compiler fails
-#   DEVICE    cuda (default), or cpu: the same steps on the CPU, to prepare a run on a machine without a GPU
-#   WORKERS   test processes (default: the cores, at most 12)
+#   WHEELS    folder with more wheels to install: tensordict, gymnasium and their dependencies. WHEELS/peers may have
+#             TorchRL and its tensordict, for comparison. WHEELS/_core.*.so is a core to use if the compiler fails.
+#   DEVICE    cuda (default) or cpu. With cpu the same steps run on the CPU, to prepare a run without a GPU.
+#   WORKERS   number of test processes (default: the number of cores, at most 12)
 #   TESTS     files or folders to test (default tests/devices)
-#   TESTS_S, BENCH_S   limits of these steps in seconds (default 170 and 220)
-#   CASES     cases to measure (default: device-replay and devices), and BENCH_ARGS, options of `python -m benchmarks` (default
-#             --rounds 7); CASES=none measures nothing
+#   TESTS_S, BENCH_S   time limits of tests and benchmarks in seconds (default 170 and 220)
+#   CASES     benchmarks to run (default: device-replay devices); CASES=none runs none
+#   BENCH_ARGS   options of `python -m benchmarks` (default: --rounds 7)
 set -uo pipefail
 if [ $# -ne 1 ]; then
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" >&2
@@ -54,10 +54,10 @@ esac
 
 steps=()
 failed=0
-step() { # NAME LIMIT_S LOG COMMAND...: run a command; note its exit status and its time
+step() { # NAME LIMIT_S LOG COMMAND...: run a command, and record its exit status and its time
     local name=$1 limit=$2 log=$3 start=$SECONDS status
     shift 3
-    # Interrupted by SIGINT, pytest and the benchmarks still report their results so far.
+    # SIGINT, because pytest and the benchmarks then still report their results so far.
     timeout --signal=INT --kill-after=15 "$limit" "$@" >"$log" 2>&1
     status=$?
     printf '=== %s: exit status %s, %s s\n' "$name" "$status" $((SECONDS - start))
@@ -88,7 +88,7 @@ if [ -n "$wheels" ]; then
     fi
 fi
 
-# "editable" puts the core next to its Python sources.
+# The state "editable" makes CMake put the core into src/gleanrl.
 step configure 60 "$scratch/log" cmake -S . -B "$scratch/core" -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DSKBUILD_STATE=editable -DPython_EXECUTABLE="$python" \
     -Dnanobind_DIR="$("$python" -m nanobind --cmake_dir)" \
@@ -102,7 +102,7 @@ step import 60 "$scratch/log" "$python" -c 'import gleanrl.collectors, gleanrl.d
     finish
 }
 
-# Other plugins that are installed warn of each other, and warnings are errors.
+# Disable other installed plugins: they may warn, and warnings are errors.
 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 step tests "${TESTS_S:-170}" "$out/tests.log" "$python" -m pytest -q -p xdist \
     -p pytest_timeout -p _hypothesis_pytestplugin -p no:cacheprovider -n "${WORKERS:-$((cores < 12 ? cores : 12))}" \
     --dist loadgroup --maxfail 60 -k "$device" --durations 15 --junit-xml "$out/tests.xml" "${tests[@]}"
