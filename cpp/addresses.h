@@ -1,7 +1,7 @@
-// Addresses that came as numbers, read as arrays.
+// Conversion of addresses that Python passes as integers to arrays.
 //
-// Failure.   std::invalid_argument, in the name of `call`, for a negative length, a null address of something that isn't
-//   empty, and an address that isn't aligned. Nothing else about an address can be checked.
+// Failure.   std::invalid_argument for a negative length, a null address of an array that isn't empty, and an address
+//   that isn't aligned. The message starts with `call`. Nothing else about an address can be checked.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ std::span<const T> array_at(const char* call, std::uintptr_t address, std::int64
   return {reinterpret_cast<const T*>(address), static_cast<std::size_t>(n)};
 }
 
-// Room for n values of T at an address.
+// Writable memory for n values of T at an address.
 template <class T>
 T* room_at(const char* call, std::uintptr_t address, std::int64_t n) {
   return const_cast<T*>(array_at<T>(call, address, n).data());
 }
 
-// Values of T at an address, one for each row of a ring.
+// An array at an address with one value of T for each row of a ring. Its length isn't checked.
 template <class T>
 const T* table_at(const char* call, std::uintptr_t address) {
   return array_at<T>(call, address, 1).data();

@@ -1,11 +1,11 @@
-// Arithmetic on the values of a row, a few of them at a time.
+// Arithmetic on the values of short rows, element by element.
 //
-// What comes out is bit for bit what float32 or float64 arithmetic gives, one operation after the other, each rounded: a
-// float32 sum, product or quotient is that of float64, rounded once more, since float64 has more than twice its digits.
-// No operation is fused with the next: each is a turn of a loop.
+// Results have the same bits as float32 or float64 arithmetic with each operation rounded. A float32 sum, product or
+// quotient is computed in float64 and rounded once more. This gives the same bits, because float64 has more than twice
+// the digits. The compiler can't fuse operations, because each is a separate iteration of a loop.
 //
-// Threads.  Plain functions over the caller's memory; the caller keeps it alive and unchanged during the call.
-// Cost.     Some nanoseconds for each value and operation: for rows of few values, where a call of anything costs more.
+// Threads.  Plain functions over the caller's memory. The caller keeps it alive and unchanged during the call.
+// Cost.     A few nanoseconds for each value and operation. For short rows a call of torch or NumPy costs more.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,8 @@ struct FloatRows {
 
 struct Operation {
   Arithmetic what;
-  FloatRows operand;  // a single row; without elements where there is none
-  bool is_float;      // whether what comes out is float32; if not, it's float64
+  FloatRows operand;  // a single row; it has no elements if the operation has no operand
+  bool is_float;      // whether the result is float32; otherwise it is float64
 };
 
 inline double applied(const Operation& operation, double value, std::size_t e) {
@@ -55,7 +55,7 @@ inline double applied(const Operation& operation, double value, std::size_t e) {
   return value;
 }
 
-// What comes of element e of row t.
+// The result of all operations for element e of row t.
 inline double mapped(const FloatRows& source, const std::vector<Operation>& operations, std::int64_t t, std::size_t e) {
   double value = source.get(t, e);
   for (const Operation& operation : operations) {

@@ -1,7 +1,7 @@
-// The Python face of the core, `gleanrl._core`: the files `bindings*` are the only ones that know nanobind and Python.
+// Python bindings of the core, `gleanrl._core`. Only the files `bindings*` use nanobind and Python.
 //
-// Errors: std::out_of_range becomes IndexError, std::invalid_argument ValueError, anything that isn't an int where
-// an int is due TypeError.
+// Errors: std::out_of_range becomes IndexError, and std::invalid_argument becomes ValueError. An argument that should
+// be an int and isn't raises TypeError.
 #include "bindings.h"
 
 #include <array>
@@ -71,7 +71,7 @@ std::int64_t find_nonfinite(std::uintptr_t address, std::int64_t n) {
 
 NB_MODULE(_core, m) {
   using namespace gleanrl;
-  // Objects that live until the interpreter ends are no leak: a buffer at the top of a script, say.
+  // A buffer in a script's global variable lives until the interpreter ends. nanobind would report it as a leak.
   nb::set_leak_warnings(false);
   m.doc() = "Bytes and row numbers in, bytes and row numbers out; see the headers in cpp/.";
 

@@ -1,13 +1,13 @@
-// What the parts of the Python face share: numbers and addresses out of Python, and when the interpreter lock is released.
+// Helpers shared by the Python bindings: conversion of integers and addresses, and the rule for releasing the GIL.
 //
-// Addresses come as Python ints. Lists of them are read by hand: a call with eleven columns costs about a
-// microsecond, and a caster that builds vectors element by element costs more than the copy.
+// Python passes addresses as ints. Lists of them are converted by hand: a call with eleven columns costs about a
+// microsecond, while nanobind's caster for vectors costs more than the copy of the rows.
 //
-// The interpreter lock is released around copies of `kReleaseBytes` or `kReleaseRows` and more. Shorter ones (one
-// added row) take less time than handing the lock over, and a thread that gives it up beside a busy Python thread
-// gets it back only after that thread's switch interval, 5 ms. The trees and the episode table keep it up to
-// `kReleaseSearches` rows (or a pass over `kReleasePasses`) for the same reason: a batch's draw takes some microseconds,
-// and its caller mostly holds a lock that others wait for.
+// The GIL is released around copies of at least `kReleaseBytes` or `kReleaseRows`. A shorter copy, such as one added
+// row, takes less time than releasing the lock. And if another Python thread is busy, the thread gets the lock back
+// only after the switch interval of 5 ms. For the same reason the trees and the episode table keep the GIL for up to
+// `kReleaseSearches` rows, or a pass over `kReleasePasses` rows. A draw of a batch takes some microseconds, and its
+// caller usually holds the buffer's lock, which other threads wait for.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,7 +27,7 @@ inline constexpr std::int64_t kReleaseRows = 64;
 inline constexpr std::int64_t kReleaseSearches = 1024;
 inline constexpr std::int64_t kReleasePasses = 16 * 1024;
 
-// Of calls that are rare and long.
+// Releases the GIL for the whole call; for rare and long calls.
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 inline std::int64_t as_number(PyObject* item) {
@@ -47,7 +47,8 @@ Pointer as_address(PyObject* item) {
   }
 }
 
-// The items of a list or tuple (anything else is listed first), each read by `read`.
+// The items of a sequence, each converted by `read`. A sequence that isn't a list or tuple is converted to a list
+// first.
 template <class Value, class Read>
 std::vector<Value> read_list(nb::handle sequence, Read read) {
   const nb::object fast = nb::steal(PySequence_Fast(sequence.ptr(), "expected a list or tuple of ints"));
@@ -79,28 +80,28 @@ void run(bool without_lock, Call call) {
   }
 }
 
-// The classes that decide which rows to draw.
+// Generators, priorities and episodes: the classes that choose rows.
 void bind_draws(nb::module_& m);
 
-// What numbers the frames of a batch.
+// Trajectory ids and step counts of a batch.
 void bind_trajectories(nb::module_& m);
 
-// What does arithmetic on rows.
+// Arithmetic on rows.
 void bind_arithmetic(nb::module_& m);
 
-// What works on whole arrays.
+// Functions over whole arrays: one-hot rows, checks for NaN, running sums.
 void bind_arrays(nb::module_& m);
 
-// What takes tensors.
+// Rows written from tensors, and checks whether tensors have changed.
 void bind_tensors(nb::module_& m);
 
-// What writes columns from tensors.
+// Columns written from tensors.
 void bind_tensor_columns(nb::module_& m);
 
-// What makes tensors.
+// New tensors with uninitialised memory.
 void bind_fresh(nb::module_& m);
 
-// What reads and checks files.
+// Reading of files with checksums.
 void bind_files(nb::module_& m);
 
 }  // namespace gleanrl

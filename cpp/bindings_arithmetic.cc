@@ -1,4 +1,4 @@
-// The Python face of arithmetic on rows of columns, with numbers that tensors hold.
+// Python bindings of arithmetic on rows of columns, with operands from tensors.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -33,15 +33,16 @@ FloatRows floats(const HeldRows& rows) {
   return {rows.grid(), rows.kind() == 'f'};
 }
 
-// A tensor of numbers that stands in a dictionary under a name: whichever stands there, wherever its memory is.
+// The operand that a dictionary holds under a name. Each use looks it up again, because the tensor may be replaced or
+// moved.
 class Numbers {
  public:
   Numbers(nb::dict holder, nb::handle name, bool is_float) : holder_(holder), name_(nb::borrow(name)) {
     dtype_ = {dlpack::kFloat, static_cast<std::uint8_t>(is_float ? 32 : 64), 1};
   }
 
-  // Remembers the form of the tensor that stands there; returns where its numbers are for the elements of a row, in
-  // bytes. Throws std::invalid_argument if there is none that broadcasts with rows of that shape.
+  // Stores shape and strides of the present tensor; returns the byte offset of its number for each element of a row.
+  // Throws std::invalid_argument if there is no tensor that broadcasts with rows of this shape.
   std::vector<std::int64_t> elements(const Exchange& exchange, const std::vector<std::int64_t>& row) {
     Tensor view{};
     if (!is_plain(exchange) || !is_shown(exchange, view) || static_cast<std::size_t>(view.ndim) > row.size()) refuse();
@@ -57,10 +58,10 @@ class Numbers {
     return found;
   }
 
-  // Whether a tensor stands there whose bytes are its values. Python may run.
+  // Whether the entry is a tensor whose bytes are its values (see Exchange::is_plain). Python code may run.
   bool is_plain(const Exchange& exchange) const { return exchange.is_plain(found()); }
 
-  // Where the numbers of a plain tensor are now; null if it has another form.
+  // The present address of a plain tensor's numbers; null if its shape or strides have changed.
   std::byte* data(const Exchange& exchange) const {
     Tensor view{};
     if (!is_shown(exchange, view) || static_cast<std::size_t>(view.ndim) != shape_.size()) return nullptr;
@@ -70,14 +71,14 @@ class Numbers {
   }
 
  private:
-  // What stands there; null for nothing.
+  // The entry of the dictionary; null if the name is missing.
   PyObject* found() const {
     PyObject* const object = PyDict_GetItemWithError(holder_.ptr(), name_.ptr());
     if (object == nullptr && PyErr_Occurred()) throw nb::python_error();
     return object;
   }
 
-  // Whether it's a tensor of the dtype, with memory on the CPU.
+  // Whether the entry is a tensor of the expected dtype with memory on the CPU.
   bool is_shown(const Exchange& exchange, Tensor& view) const {
     return exchange.shows(found(), view) && view.device.type == dlpack::kCpu && view.dtype == dtype_ &&
            view.data != nullptr;
@@ -95,15 +96,16 @@ class Numbers {
   std::vector<std::int64_t> shape_, strides_;
 };
 
-// Rows of some columns, each of which gets what arithmetic makes of a row of another one.
+// Computes rows of columns by arithmetic on rows of other columns.
 //
-// Lifetime.  Arrays, and dictionaries of tensors, are held. Tensors may be exchanged or moved: they are asked each time.
-// Threads.   One caller at a time, under the interpreter lock.
+// Lifetime.  The object holds references to arrays and dictionaries. Tensors in the dictionaries may be replaced or
+//   moved, so each call looks up their addresses.
+// Threads.   One caller at a time, with the GIL.
 // Cost.      About 0.1 us for each tensor of numbers, and some nanoseconds for each value.
 class RowMaps {
  public:
-  // Each map is (source, after, roots, operations): arrays, roots maybe None; an operation is (name, dictionary of
-  // tensors, name in that), or (name, None, None).
+  // Each map is (source, after, roots, operations). The first three are arrays; roots may be None. An operation is
+  // (name, dictionary of tensors, key in it), or (name, None, None).
   RowMaps(nb::object exchange, nb::object tensor_class, nb::list maps) {
     if (!exchange.is_none()) exchange_.emplace(exchange, tensor_class);
     for (const nb::handle one : maps) maps_.push_back(map_of(as_kind<nb::tuple>(one, "row maps: expected tuples")));
@@ -111,12 +113,12 @@ class RowMaps {
   RowMaps(const RowMaps&) = delete;
   RowMaps& operator=(const RowMaps&) = delete;
 
-  // Writes row t, and row t + 1 of the roots; returns false, and nothing is written, if numbers have another form now.
+  // Writes row t, and row t + 1 of the roots. Returns false and writes nothing if shape or strides of a tensor changed.
   bool run(std::int64_t t) {
     for (const Map& map : maps_) {
       if (t < 0 || t >= map.num_rows) throw std::out_of_range("run: no such row, or none behind it");
     }
-    // Where Python may run, tensors may be moved: their places are asked afterwards.
+    // `is_plain` may run Python code, which may move tensors. So the addresses are read afterwards.
     for (const auto& [numbers, place] : numbers_) {
       if (!numbers.is_plain(*exchange_)) return false;
     }
@@ -143,7 +145,7 @@ class RowMaps {
     std::int64_t num_rows;
   };
 
-  // Which operation of which map.
+  // The position of an operand: the map, and the operation in it.
   struct Place {
     std::size_t map, operation;
   };
@@ -172,7 +174,7 @@ class RowMaps {
     return map;
   }
 
-  // `is_float` is what the values are before it, and `at` its place.
+  // `is_float`: whether the values before the operation are float32; `at`: the operation's position.
   Operation operation_of(const nb::tuple& given, const std::vector<std::int64_t>& row, bool is_float, std::size_t at) {
     if (given.size() != 3) throw std::invalid_argument("row maps: expected a name, and where its numbers are");
     const auto name = as_kind<nb::str>(given[0], "row maps: expected names of operations");

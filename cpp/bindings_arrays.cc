@@ -1,4 +1,4 @@
-// The Python face of what works on whole arrays: one-hot rows, numbers that aren't finite, and running sums.
+// Python bindings of functions over whole arrays: one-hot rows, search for NaN and infinity, and running sums.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -17,14 +17,14 @@ using namespace nanobind::literals;
 
 namespace {
 
-// A contiguous NumPy array, held while its memory is used; or nothing.
+// A contiguous NumPy array whose memory is held while it is used; or no array.
 class Contiguous {
  public:
   explicit Contiguous(nb::handle array, int more = 0) : memory_(array, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | more) {
     if (!memory_.is_held()) PyErr_Clear();
   }
 
-  // The type's character; 0 for none of one character, and for items that aren't aligned.
+  // The type's character in the buffer protocol; 0 for a longer type code, and for items that aren't aligned.
   char kind() const {
     if (!memory_.is_held() || memory_->itemsize <= 0) return '\0';
     const auto start = reinterpret_cast<std::uintptr_t>(memory_->buf);
@@ -40,8 +40,8 @@ class Contiguous {
   Memory memory_;
 };
 
-// Calls `use` with the array's items as unsigned integers of their size, and what 1 is among them; false if it can't be
-// told.
+// Calls `use` with the array's items as unsigned integers of their size, and with the bits of the number 1. Returns
+// false for a type whose bits of 1 aren't known.
 template <class Use>
 bool with_items(const Contiguous& array, Use use) {
   switch (array.kind()) {
@@ -114,7 +114,7 @@ bool are_finite(nb::handle arrays) {
   return true;
 }
 
-// Sums of one column, which run on from row to row; see `run_on`. One caller at a time.
+// Running sums over the rows of one column; see `run_on`. One caller at a time.
 class RunningSums {
  public:
   RunningSums(nb::handle after, nb::handle roots, nb::handle addends)

@@ -1,4 +1,4 @@
-// The Python face of what draws rows: generators, priorities, episodes.
+// Python bindings of the classes that choose rows: generators, priorities, episodes.
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ void draw_rows(const SumTree& self, std::uintptr_t uniforms, std::int64_t n, std
   run(n >= kReleaseSearches, [&] { self.draw(from, rows, values); });
 }
 
-// value[i] = what `read` knows of row index[i].
+// value[i] = the result of `read` for row index[i].
 template <class Self, void (Self::*read)(std::span<const std::int64_t>, double*) const>
 void read_rows(const Self& self, std::uintptr_t index, std::int64_t n, std::uintptr_t value) {
   (self.*read)(array_at<std::int64_t>("get", index, n), room_at<double>("get", value, n));
@@ -63,18 +63,18 @@ std::int64_t update_priorities(Priorities& self, std::uintptr_t index, std::uint
   return dropped;
 }
 
-// Gives priorities to rows, both in tensors, which are looked at here, in a fraction of the time that asking them from
-// Python takes.
+// Updates priorities from tensors of row numbers and priorities. Reading tensors here takes a fraction of the time that
+// it takes in Python.
 //
-// Threads.   Any, under the interpreter lock, which is released for many rows: the tensors belong to the call until it
-//   returns. No Python runs.
+// Threads.   Any thread, with the GIL, which is released for many rows. Other threads must not change the tensors until
+//   the call returns. No Python code runs.
 class TensorUpdates {
  public:
   TensorUpdates(nb::object exchange, nb::object tensor_class) : exchange_(exchange, tensor_class) {}
 
-  // Returns how many rows were dropped; none, and nothing has changed, unless all are vectors of one length on the CPU,
-  // each in one piece: rows and generations of int64, priorities of float32 or float64 that aren't negated lazily (this
-  // isn't asked). Generations may be none.
+  // Returns how many rows were dropped. All tensors must be contiguous vectors of one length on the CPU: int64 for rows
+  // and generations, float32 or float64 for priorities. Otherwise nothing changes, and the result is None. Generations
+  // may be None. Priorities must not be negated lazily; this isn't checked.
   nb::object update(Priorities& table, nb::handle index, nb::handle priority, nb::handle generation, std::int64_t limit,
                     std::uintptr_t written) const {
     dlpack::Tensor rows{}, raw{}, expected{};
@@ -128,7 +128,7 @@ void draw_priorities_by(Priorities& self, Random& random, std::int64_t n, double
 }
 
 void write_steps(Episodes& self, std::int64_t start, std::int64_t count, std::uintptr_t ends, nb::handle ids) {
-  // A count outside [0, capacity] is the core's to refuse; clamped here, the product below fits 64 bits.
+  // The core refuses a count outside [0, capacity]. It is clamped here so that the product below fits 64 bits.
   const std::int64_t values = std::clamp<std::int64_t>(count, 0, self.capacity()) * self.num_streams();
   std::span<const std::uint8_t> flags;
   if (ends != 0) flags = array_at<std::uint8_t>("on_write", ends, values);
@@ -178,7 +178,7 @@ void expand_slices(const Episodes& self, std::uintptr_t first, std::uintptr_t le
               last == 0 ? nullptr : room_at<std::uint8_t>("expand", last, n));
 }
 
-// The columns that say where trajectories end. Their memory must stay where it is.
+// The columns that mark the ends of trajectories. Their memory must not move.
 class EndColumns {
  public:
   EndColumns(nb::handle flags, nb::handle widths, nb::handle ids, nb::handle sizes, std::uintptr_t ahead,

@@ -1,4 +1,4 @@
-// The Python face of what reads and checks bytes for checkpoints.
+// Python bindings of reading and checking bytes for checkpoints.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -18,7 +18,7 @@ using namespace nanobind::literals;
 
 namespace {
 
-// Buffers as Python's protocol gives them: their memory stays where it is until this ends.
+// Views of the buffer protocol; they keep the memory in place until this object is destroyed.
 class Buffers {
  public:
   Buffers() = default;
@@ -53,7 +53,7 @@ std::uint32_t checksum(nb::handle pieces, std::uint32_t before) {
   return before;
 }
 
-// Values that stand one after the other in memory of the caller.
+// An array in the caller's memory.
 template <class Value>
 std::span<const Value> table(const char* call, nb::handle address, nb::handle count) {
   return array_at<Value>(call, as_address<std::uintptr_t>(address.ptr()), as_number(count.ptr()));

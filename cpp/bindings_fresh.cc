@@ -1,4 +1,4 @@
-// The Python face of fresh tensors: memory of ours, which another library makes tensors of.
+// Python bindings for new tensors: the core allocates memory, and torch makes tensors of it through DLPack.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ using namespace nanobind::literals;
 
 namespace {
 
-// The elements begin with a line of the cache.
+// The elements begin at a cache line.
 constexpr std::size_t kLine = 64;
 
 struct Free {
@@ -27,8 +27,8 @@ struct Free {
 };
 using Block = std::unique_ptr<dlpack::Managed, Free>;
 
-// How long elements are that lie back to back, strides of empty ones included. An expanded tensor may be larger than any
-// memory, and torch ends the process when it is given one whose bytes can't be counted.
+// The number of bytes of contiguous elements; the check also covers the strides of an empty tensor. An expanded tensor
+// may be larger than the address space, and torch ends the process for a tensor whose size in bytes overflows.
 std::size_t bytes_of(const std::vector<std::int64_t>& shape, std::int64_t item_bytes) {
   constexpr std::int64_t kMost = PTRDIFF_MAX / 2;
   std::int64_t whole = std::max<std::int64_t>(item_bytes, 1);
@@ -43,10 +43,10 @@ std::size_t bytes_of(const std::vector<std::int64_t>& shape, std::int64_t item_b
   return is_empty ? 0 : static_cast<std::size_t>(whole);
 }
 
-// A tensor's memory: what it is, shape and strides, and behind them its elements, in one block.
+// Allocates one block for a tensor: its description, then shape and strides, then its elements.
 Block new_block(const dlpack::Managed& like, const std::vector<std::int64_t>& shape, std::size_t bytes) {
   const std::size_t head = sizeof(dlpack::Managed) + 2 * shape.size() * sizeof(std::int64_t);
-  void* const block = std::malloc(head + kLine + bytes);  // aligned_alloc takes several times as long
+  void* const block = std::malloc(head + kLine + bytes);  // aligned_alloc is several times slower
   if (block == nullptr) throw std::bad_alloc();
   auto* const made = new (block) dlpack::Managed(like);
   auto* const sizes = reinterpret_cast<std::int64_t*>(made + 1);
@@ -64,10 +64,10 @@ Block new_block(const dlpack::Managed& like, const std::vector<std::int64_t>& sh
   return Block(made);
 }
 
-// Makes uninitialised tensors on the CPU, like some there are, again and again.
+// Makes uninitialised tensors on the CPU with dtypes and shapes of given tensors; each call makes new ones.
 //
-// Lifetime.  Each tensor has memory of its own, which goes when it does.
-// Threads.   Any, under the interpreter lock; memory may be given back without it.
+// Lifetime.  Each tensor has separate memory, which is freed with the tensor.
+// Threads.   Any thread, with the GIL. Memory may be freed without the GIL.
 // Cost.      About 0.35 us a tensor; torch.from_numpy(numpy.empty()) takes 0.75.
 class FreshTensors {
  public:
@@ -84,7 +84,7 @@ class FreshTensors {
     }
   }
 
-  // The tensors, and where their memory is.
+  // The new tensors, and the addresses of their memory.
   nb::tuple make() const {
     const auto count = static_cast<Py_ssize_t>(forms_.size());
     nb::object tensors = nb::steal(PyList_New(count)), addresses = nb::steal(PyList_New(count));

@@ -1,5 +1,5 @@
-// The Python face of columns that are written from tensors: the tensors are looked at here, in a fraction of the time
-// that asking them from Python takes.
+// Python bindings of columns that are written from tensors. Reading tensors here takes a fraction of the time that it
+// takes in Python.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -23,25 +23,25 @@ namespace {
 
 using dlpack::Tensor;
 
-// Writes rows of tensors into columns ``[rows, *leaf]``, and tells which tensors can be written like that.
+// Writes rows of tensors into columns ``[rows, *leaf]``, and checks which tensors it can write.
 //
-// Lifetime.  The columns are held. Their memory must stay where it is.
-// Threads.   Any, under the interpreter lock, which `write` releases for long copies: the list and its tensors belong to
-//   the call until it returns.
-// Failure.   Every tensor is looked at before the first byte is written.
-// Overlap.   None: of leaves that stand in a column the caller has to make copies.
-// Cost.      About 0.1 us a leaf for each of the two, with warm caches; `seams` 0.02 us a leaf that it looks at, and what
-//   find_seams costs.
+// Lifetime.  The object holds references to the columns. Their memory must not move.
+// Threads.   Any thread, with the GIL, which `write` releases for long copies. Other threads must not change the list
+//   and its tensors until the call returns.
+// Failure.   Every tensor is checked before the first byte is written.
+// Overlap.   None: the caller copies leaves whose memory is part of a column.
+// Cost.      `fits` and `write`: about 0.1 us a leaf, with warm caches. `seams`: 0.02 us for each leaf that it reads,
+//   and the cost of find_seams.
 class TensorColumns {
  public:
   TensorColumns(nb::object exchange, nb::object tensor_class, nb::list columns)
       : exchange_(exchange, tensor_class), kept_(columns), dtype_(name_of("dtype")), columns_(read(columns)) {}
 
-  // Whether all are plain tensors ``[*lead, *leaf]`` of the columns' dtypes, on the CPU, their elements back to back.
+  // Whether all leaves are plain, contiguous tensors ``[*lead, *leaf]`` of the columns' dtypes on the CPU.
   bool fits(nb::list leaves, nb::tuple lead) const {
     if (leaves.size() != forms_.size()) return false;
     const auto sizes = read_list<std::int64_t>(lead, as_number);
-    // Where Python may run, tensors may change: they are looked at afterwards.
+    // `is_plain` may run Python code, which may change tensors. So their views are read afterwards.
     for (std::size_t i = 0; i < forms_.size(); ++i) {
       if (!is_plain(forms_[i], leaf_at(leaves, i))) return false;
     }
@@ -52,12 +52,13 @@ class TensorColumns {
     return true;
   }
 
-  // Writes n rows, of leaves that aren't negated lazily (`fits` asks that, this doesn't), to `start` and the following,
-  // around the end. Returns false, and nothing is written, if a leaf isn't n rows in one piece, or stands in a column.
+  // Writes n rows of each leaf to row `start` and the following rows, around the end of the ring. Returns false and
+  // writes nothing if a leaf isn't n contiguous rows, or its memory is part of a column. Leaves must not be negated
+  // lazily: `fits` checks this, `write` doesn't.
   bool write(std::int64_t start, std::int64_t n, nb::list leaves) const {
     if (leaves.size() != forms_.size()) return false;
     std::vector<const std::byte*> from(forms_.size());
-    // Other numbers of rows are refused by the columns, which read nothing then.
+    // The columns refuse other numbers of rows, without reading any.
     const bool is_number = n >= 0 && n <= columns_.num_rows();
     for (std::size_t i = 0; i < forms_.size() && is_number; ++i) {
       Tensor view{};
@@ -69,7 +70,7 @@ class TensorColumns {
     return true;
   }
 
-  // From now on `seams` looks at these columns: outcomes, the roots that are their twins, and flags.
+  // Sets the columns that `seams` reads: outcomes, the roots that repeat them one step later, and end flags.
   void watch(nb::list outcomes, nb::list roots, nb::list flags) {
     const auto from = read_list<std::int64_t>(outcomes, as_number), to = read_list<std::int64_t>(roots, as_number);
     const auto ends = read_list<std::int64_t>(flags, as_number);
@@ -87,14 +88,14 @@ class TensorColumns {
     flags_.assign(ends.begin(), ends.end());
   }
 
-  // In which streams leaves of several steps, which `fits` or `ready` has looked at, don't go on with the step that is
-  // stored from row `newest` on: bytes of 0 and 1, or None where all do, or nothing is known.
+  // The streams in which the leaves don't continue the stored step whose rows begin at `newest`: a byte of 0 or 1 for
+  // each stream. None if all streams continue, or it isn't known. `fits` or `ready` must have accepted the leaves.
   nb::object seams(std::int64_t newest, std::int64_t steps, std::int64_t streams, nb::list leaves) const {
     if (newest < 0 || steps < 1 || streams < 1 || newest > columns_.num_rows() - streams) {
       throw std::out_of_range("seams: expected a stored step, and steps to write");
     }
     const std::int64_t rows = steps * streams;
-    bool goes_on = true;  // what most writes do, at the cost of one look at each root
+    bool goes_on = true;  // most writes continue all streams; one comparison of each root shows this
     for (const auto& [outcome, root] : twins_) {
       const std::byte* const roots = data_at(leaves, root, rows);
       if (roots == nullptr) return nb::none();
@@ -133,21 +134,21 @@ class TensorColumns {
     std::size_t outcome, root;
   };
 
-  // Where n rows of a leaf are; null for another leaf.
+  // The address of a leaf with n rows; null if the leaf has another form.
   const std::byte* data_at(const nb::list& leaves, std::size_t i, std::int64_t n) const {
     Tensor view{};
     if (!exchange_.shows(leaf_at(leaves, i), view) || !has_rows(forms_[i], view, n)) return nullptr;
     return dlpack::data_of(view);
   }
 
-  // What a column is made of.
+  // The description of a column.
   struct Form {
     nb::object dtype;
-    dlpack::DataType shown;           // the dtype, or what the interface takes it for
-    std::vector<std::int64_t> shape;  // of a leaf
+    dlpack::DataType shown;           // the dtype as DLPack reports it; two torch dtypes can have the same one
+    std::vector<std::int64_t> shape;  // shape of a leaf
     std::int64_t row_bytes;
     const std::byte* first;
-    const std::byte* last;  // behind the last row
+    const std::byte* last;  // end of the last row
   };
 
   Columns read(nb::list columns) {
@@ -179,12 +180,13 @@ class TensorColumns {
     return Columns(std::move(bases), std::move(row_bytes), num_rows);
   }
 
-  // The leaf of a column; null if somebody took it out of the list meanwhile.
+  // The leaf of a column; null if Python code has removed it from the list during the call.
   static PyObject* leaf_at(const nb::list& leaves, std::size_t i) {
     return i < leaves.size() ? PyList_GET_ITEM(leaves.ptr(), static_cast<Py_ssize_t>(i)) : nullptr;
   }
 
-  // By the dtype itself: the interface shows some as others. Python that runs may drop the leaf from its list.
+  // Compares torch's dtype objects, because DLPack reports some dtypes as others. Python code may run and drop the leaf
+  // from its list, so the call holds a reference.
   bool is_plain(const Form& form, PyObject* leaf) const {
     const nb::object held = nb::borrow(leaf);
     if (!exchange_.takes(leaf) || attribute(leaf, dtype_).ptr() != form.dtype.ptr()) return false;
@@ -210,7 +212,7 @@ class TensorColumns {
   }
 
   Exchange exchange_;
-  nb::list kept_;  // the memory behind the addresses
+  nb::list kept_;  // keeps the columns alive, since `forms_` holds addresses
   nb::object dtype_;
   std::vector<Form> forms_;
   std::vector<Pair> twins_;

@@ -1,5 +1,4 @@
-// The Python face of what takes tensors as they are: rows of several columns, written by one call, and whether tensors
-// have stayed what they were.
+// Python bindings for tensors: writing a row of several columns in one call, and checks whether tensors have changed.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -20,34 +19,34 @@ namespace {
 
 using dlpack::Tensor;
 
-// Where the rows of a column stand: that of environment p and step t at data + p * part + t * step. A step of 0 is that
-// of a single row which all steps write.
+// The layout of a column: the row of environment p and step t is at data + p * part + t * step. If `step` is 0, all
+// steps write the same row.
 struct Place {
   std::byte* data;
   std::int64_t part;
   std::int64_t step;
 };
 
-// What the rows of one column are, and where they stand.
+// The description and the layout of one column.
 struct Column {
   nb::object key;
   bool is_flag;
   dlpack::DataType dtype;
-  std::vector<std::int64_t> shape;  // of a value: batch dimensions, then those of the leaf
+  std::vector<std::int64_t> shape;  // shape of a value: batch dimensions, then the leaf's dimensions
   std::int64_t item_bytes;
-  std::int64_t row_bytes;  // of one environment
+  std::int64_t row_bytes;  // bytes of one environment's row
   Place rows;
-  std::optional<Place> root;  // of the column whose next row gets the same values
+  std::optional<Place> root;  // layout of the root column, whose next row gets the same values
 };
 
-// Writes rows of some columns ``[*batch, T, *leaf]`` on the CPU, all of one batch and as many steps.
+// Writes rows of columns ``[*batch, T, *leaf]`` on the CPU. All columns have the same batch size and number of steps.
 //
-// Lifetime.  The columns are held. Their memory must stay where it is: a column that is moved (`set_`, `share_memory_`)
-//   leaves an address that nobody has.
-// Threads.   One caller at a time, under the interpreter lock.
-// Failure.   Every value is looked at before the first byte is written.
+// Lifetime.  The object holds references to the columns. Their memory must not move: after `set_` or `share_memory_`
+//   the stored address would be invalid.
+// Threads.   One caller at a time, with the GIL.
+// Failure.   Every value is checked before the first byte is written.
 // Overlap.   Values may be rows of the columns.
-// Cost.      About 0.2 us for each value, most of it for asking torch what it is.
+// Cost.      About 0.2 us for each value, most of it for reading the tensor's description from torch.
 class TensorRows {
  public:
   TensorRows(nb::object exchange, nb::object tensor_class, nb::dict columns, nb::dict roots, nb::list flags,
@@ -65,12 +64,12 @@ class TensorRows {
     }
   }
 
-  // Writes row t, and row t + 1 of the roots; none, and nothing is written, if a value isn't a plain tensor as declared.
-  // Returns whether a flag is set.
+  // Writes row t, and row t + 1 of the roots. Returns whether a flag is set; returns None and writes nothing if a value
+  // isn't a plain tensor of the declared dtype and shape.
   nb::object write(std::int64_t t, nb::handle values, bool exactly) {
     if (t < 0 || t >= num_steps_) throw nb::index_error("write: no such row");
     nb::object given = nb::borrow(values);
-    if (!PyDict_Check(values.ptr())) {  // another mapping
+    if (!PyDict_Check(values.ptr())) {  // a mapping that isn't a dict
       given = nb::steal(PyDict_New());
       if (PyDict_Update(given.ptr(), values.ptr()) != 0) throw nb::python_error();
     }
@@ -79,7 +78,7 @@ class TensorRows {
     Tensor few[kFew];
     std::vector<Tensor> many(count > kFew ? count : 0);
     Tensor* const views = count > kFew ? many.data() : few;
-    // Where Python may run, values may change: they are looked at afterwards.
+    // `is_plain` may run Python code, which may change values. So their views are read afterwards.
     for (const Column& column : columns_) {
       if (!exchange_.is_plain(value_at(given, column))) return nb::none();
     }
@@ -93,9 +92,11 @@ class TensorRows {
   }
 
  private:
-  static constexpr std::size_t kFew = 32;          // of these the views stand on the stack
-  static constexpr std::size_t kScattered = 1024;  // bytes up to which values in several pieces are copied here: images
-                                                   // that were transposed, say, are for those who have kernels for that
+  // Up to this number of views are stored on the stack.
+  static constexpr std::size_t kFew = 32;
+  // Non-contiguous values up to this number of bytes are copied here. Larger ones, such as transposed images, are
+  // refused, so that the caller copies them by torch, which has fast kernels for this.
+  static constexpr std::size_t kScattered = 1024;
 
   Column column_of(nb::handle key, bool is_flag, const Tensor& view, std::int32_t time_dim) {
     if (time_dim < 0 || view.ndim <= time_dim) throw std::invalid_argument("columns: expected a dimension of time");
@@ -135,7 +136,7 @@ class TensorRows {
     return {data, part * item_bytes, column.strides[time_dim] * item_bytes};
   }
 
-  // The value of a column; null if there is none.
+  // The value of a column; null if the mapping has no such key.
   static PyObject* value_at(const nb::object& values, const Column& column) {
     PyObject* const value = PyDict_GetItemWithError(values.ptr(), column.key.ptr());
     if (value == nullptr && PyErr_Occurred()) throw nb::python_error();
@@ -152,11 +153,12 @@ class TensorRows {
       if (view.shape[dim] != column.shape[dim]) return false;
     }
     if (dlpack::is_empty(view)) return true;
-    if (view.data == nullptr) return false;  // zeros that were never made
+    if (view.data == nullptr) return false;  // lazy zeros (ZeroTensor) have no memory
     return value_bytes(column) <= kScattered || dlpack::is_contiguous(view);
   }
 
-  // Copies values that aren't in one piece, or that stand in a column: another value may be written over them.
+  // Copies values that aren't contiguous, and values in the memory of a column: writing another value could overwrite
+  // them before they are read.
   void stage(Tensor* views, std::size_t count) {
     std::size_t used = 0;
     for (std::size_t i = 0; i < count; ++i) used += is_staged(views[i]) ? value_bytes(columns_[i]) : 0;
@@ -188,7 +190,7 @@ class TensorRows {
     });
   }
 
-  // Returns whether it's a flag that is set.
+  // Writes a value; returns whether its column is a flag with a True element.
   bool put(const Column& column, const Tensor& view, std::int64_t t) {
     const auto bytes = static_cast<std::size_t>(column.row_bytes);
     if (bytes == 0) return false;
@@ -205,19 +207,19 @@ class TensorRows {
   }
 
   Exchange exchange_;
-  nb::list kept_;  // the memory behind the addresses
+  nb::list kept_;  // keeps the columns alive, since `columns_` holds addresses
   std::vector<Column> columns_;
-  std::vector<std::byte> pieces_;  // values that had to be copied before the first was written
+  std::vector<std::byte> pieces_;  // copies of values, made before the first write
   std::int64_t num_steps_ = 0;
   std::int64_t num_parts_ = 1;
 };
 
-// Where some tensors are, and how often they were changed: to be asked before and after somebody else gets them.
+// The addresses and version counters of tensors, to detect whether user code that got the tensors has changed them.
 //
-// Torch counts the changes of a tensor and of all its views together. What has no memory that it could show is asked by
-// its methods, as are things that are no tensors but have these.
+// Torch has one version counter for a tensor and all its views, the attribute `_version`. If DLPack can't show an
+// object, its method `data_ptr` gives the address. So the class accepts any object that has both.
 //
-// Threads.   One caller at a time, under the interpreter lock.
+// Threads.   One caller at a time, with the GIL.
 class TensorMarks {
  public:
   TensorMarks(nb::object exchange, nb::object tensor_class)
@@ -262,13 +264,14 @@ class TensorMarks {
   std::vector<Mark> marks_;
 };
 
-// Where some tensors are, their shapes and strides: are they that still, without gradients or attributes?
+// The addresses, shapes and strides of tensors. `unchanged` checks that they are still the same, and that the tensors
+// have no gradients and no Python attributes.
 //
-// The tensors aren't held: who asks has them.
+// The object holds no references to the tensors; the caller keeps them.
 //
-// Threads.   One caller at a time, under the interpreter lock.
-// Cost.      About 0.1 us a tensor with warm caches. The first question makes each tensor's empty `__dict__`, later ones
-//   allocate nothing, which matters where much was allocated before.
+// Threads.   One caller at a time, with the GIL.
+// Cost.      About 0.1 us a tensor with warm caches. The first check creates the empty `__dict__` of each tensor. Later
+//   checks allocate nothing.
 class TensorForms {
  public:
   TensorForms(nb::object exchange, nb::object tensor_class, nb::list tensors)
@@ -310,7 +313,7 @@ class TensorForms {
   Exchange exchange_;
   nb::object requires_grad_, grad_;
   std::vector<const std::byte*> data_;
-  std::vector<std::int64_t> numbers_;  // of each tensor: dimensions, shape, strides
+  std::vector<std::int64_t> numbers_;  // for each tensor: number of dimensions, shape, strides
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The Python face of what numbers the frames of a batch.
+// Python bindings of `record`: trajectory ids and step counts of a batch.
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -15,11 +15,10 @@ using namespace nanobind::literals;
 
 namespace {
 
-// A NumPy array, held while its memory is used.
+// A NumPy array whose memory is held while it is used.
 class Array {
  public:
-  // `kinds`: the characters of the types that will do, as the buffer protocol has them. Only what isn't `needed` may be
-  // None.
+  // `kinds`: the accepted type characters of the buffer protocol. The array may be None unless it is `needed`.
   Array(const char* name, nb::handle array, const char* kinds, Py_ssize_t item_size, int ndim, bool written,
         bool needed = true) {
     if (!needed && array.is_none()) return;
@@ -48,7 +47,7 @@ class Array {
   }
 
  private:
-  // Rows may stand apart, the values of one can't.
+  // There may be gaps between rows, but not between the values of a row.
   static bool fits(const Memory& view, const char* kinds, Py_ssize_t item_size, int ndim) {
     if (view.kind() == '\0' || std::strchr(kinds, view.kind()) == nullptr) return false;
     if (view->itemsize != item_size || view->ndim != ndim || view->strides[0] % item_size != 0) return false;
@@ -56,7 +55,7 @@ class Array {
     return view->shape[ndim - 1] <= 1 || view->strides[ndim - 1] == item_size;
   }
 
-  std::optional<Memory> memory_;  // none for None
+  std::optional<Memory> memory_;  // empty if the array is None
 };
 
 nb::tuple record_steps(nb::handle done, nb::handle reward, nb::handle mask, nb::handle ids, nb::handle counts,

@@ -22,8 +22,8 @@ bool is_over(std::span<const EndFlag> flags, int64_t row) {
                      [row](const EndFlag& flag) { return is_set(flag.written + row * flag.width, flag.width); });
 }
 
-// Whether each written step that no flag ends leads to the one behind it, and there is one. changes[i] = 1 for twins that
-// aren't the same in all of them.
+// Whether the written steps chain (see find_seams). Sets changes[i] = 1 for twins that change from one step to the
+// next.
 bool chain(std::span<const Twin> twins, std::span<const EndFlag> flags, int64_t steps, int64_t streams,
            std::vector<std::uint8_t>& changes) {
   bool any = false;
@@ -41,7 +41,7 @@ bool chain(std::span<const Twin> twins, std::span<const EndFlag> flags, int64_t 
 }
 
 int64_t number_at(const IdColumn& column, int64_t slot) {
-  int64_t value = 0;  // of fewer bytes than eight the low ones; all machines that are served are little-endian
+  int64_t value = 0;  // shorter numbers fill the low bytes: all supported machines are little-endian
   std::memcpy(&value, column.first + slot * column.row_bytes, static_cast<std::size_t>(column.row_bytes));
   return value;
 }

@@ -1,4 +1,4 @@
-// Checks of arguments that several structures share, and how their messages write a number.
+// Argument checks shared by several classes, and the format of numbers in their messages.
 //
 // Failure. std::out_of_range for a row, std::invalid_argument for any other value; the message names the call, the
 //   value and its position.
@@ -14,17 +14,17 @@
 
 namespace gleanrl {
 
-// All digits that tell one double from another.
+// The text of a double with enough digits to identify it.
 inline std::string text_of(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.17g", value);
   return text;
 }
 
-// Rows lie in [0, limit), or are -1 if that is to be skipped.
+// Checks that all rows are in [0, limit). With skip_minus_one a row may also be -1.
 inline void check_rows(const char* call, std::span<const std::int64_t> index, std::int64_t limit,
                        bool skip_minus_one = false) {
-  // Negative numbers are large as unsigned ones; -1 is one below 0, and with the shift the only one below 1.
+  // As unsigned numbers, negative rows are large. With the shift, -1 becomes 0, which is below the bound.
   const auto shift = static_cast<std::uint64_t>(skip_minus_one);
   const auto bound = static_cast<std::uint64_t>(limit) + shift;
   const auto bad = [=](std::int64_t row) { return static_cast<std::uint64_t>(row) + shift >= bound; };
@@ -37,9 +37,9 @@ inline void check_rows(const char* call, std::span<const std::int64_t> index, st
                           " is outside the rows [0, " + std::to_string(limit) + ")");
 }
 
-// Random numbers that a draw is given.
+// Checks the random numbers of a draw.
 inline void check_uniforms(std::span<const double> uniform) {
-  // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
+  // NaN fails both comparisons. "&" instead of "&&" keeps branches out of loops.
   const auto legal = [](double u) { return (u >= 0.0) & (u < 1.0); };
   bool all = true;
   for (const double u : uniform) all &= legal(u);

@@ -16,12 +16,12 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// Bit 31 - i of a number stands for x^i; the polynomial's x^32 is implied.
+// Bit 31 - i of a number is the coefficient of x^i. The polynomial's x^32 is implied.
 constexpr std::uint32_t kPolynomial = 0xedb88320u;
 
 constexpr std::uint32_t times_x(std::uint32_t value) { return (value >> 1) ^ (value & 1 ? kPolynomial : 0); }
 
-// kTables[k][b]: the remainder of byte b with k zero bytes behind it.
+// kTables[k][b]: the remainder of byte b followed by k zero bytes.
 using Tables = std::array<std::array<std::uint32_t, 256>, 8>;
 
 constexpr Tables make_tables() {
@@ -49,7 +49,7 @@ Word load(const std::byte* at) {
   return word;
 }
 
-// Below, `crc` isn't inverted: remainders of bytes that follow each other.
+// In the functions below `crc` is a plain remainder; `crc32` inverts it at both ends.
 std::uint32_t by_words(const std::byte* at, std::size_t count, std::uint32_t crc) {
 #if defined(__ARM_FEATURE_CRC32)
   for (; count >= 8; at += 8, count -= 8) crc = __crc32d(crc, load<std::uint64_t>(at));
@@ -67,7 +67,8 @@ std::uint32_t by_words(const std::byte* at, std::size_t count, std::uint32_t crc
 }
 
 #if defined(GLEANRL_FOLDS)
-// x^n modulo the polynomial, one place up: a product without carries of two reversed numbers is one place short.
+// x^n modulo the polynomial, shifted by one bit, because the carry-less product of two bit-reversed numbers is one bit
+// short.
 constexpr std::int64_t power(int n) {
   std::uint32_t value = 0x80000000u;
   for (; n > 0; --n) value = times_x(value);
@@ -76,7 +77,8 @@ constexpr std::int64_t power(int n) {
 
 constexpr std::size_t kRegister = 16, kLanes = 4, kStride = kLanes * kRegister, kWideStride = 4 * kStride;
 
-// Moves 16 bytes ahead by as many bits as `by` says, and adds them to those that stand there: the remainder stays.
+// Moves the 16 bytes `from` ahead by the number of bits that `by` encodes, and adds them to `into`. The remainder of
+// the whole sequence doesn't change.
 __attribute__((target("pclmul"))) inline __m128i fold(__m128i from, __m128i by, __m128i into) {
   const __m128i low = _mm_clmulepi64_si128(from, by, 0x00), high = _mm_clmulepi64_si128(from, by, 0x11);
   return _mm_xor_si128(_mm_xor_si128(low, high), into);
@@ -86,8 +88,8 @@ __attribute__((target("pclmul"))) inline __m128i load_register(const std::byte* 
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
 }
 
-// Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009): folds four
-// registers side by side, then these into one, whose 16 bytes leave the same remainder. count >= kStride.
+// Folds four registers in parallel, then folds them into one whose 16 bytes have the same remainder. count >= kStride.
+// Source: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009).
 __attribute__((target("pclmul"))) std::uint32_t by_folding(const std::byte* at, std::size_t count, std::uint32_t crc) {
   const __m128i far = _mm_set_epi64x(power(8 * kStride - 32), power(8 * kStride + 32));
   const __m128i near = _mm_set_epi64x(power(8 * kRegister - 32), power(8 * kRegister + 32));
@@ -103,7 +105,7 @@ __attribute__((target("pclmul"))) std::uint32_t by_folding(const std::byte* at, 
   return by_words(at, count, by_words(rest, kRegister, 0));
 }
 
-// The remainder of wide lanes that stand in memory, and of the bytes behind them.
+// The remainder of wide lanes that were stored to memory, and of the bytes after them.
 std::uint32_t rest_of(const std::byte* lanes, const std::byte* at, std::size_t count) {
   const std::uint32_t crc = by_folding(lanes, kWideStride, 0);
   return count >= kStride ? by_folding(at, count, crc) : by_words(at, count, crc);
@@ -113,7 +115,7 @@ __attribute__((target("avx2"))) inline __m256i load_double(const std::byte* at) 
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
 }
 
-// The same with registers of twice the width, and twice as many. count >= kWideStride.
+// The same as by_folding with 256-bit registers, and twice as many of them. count >= kWideStride.
 __attribute__((target("avx2,vpclmulqdq"))) std::uint32_t by_double_folding(const std::byte* at, std::size_t count,
                                                                            std::uint32_t crc) {
   constexpr std::size_t width = 2 * kRegister, lanes_count = kWideStride / width;
@@ -136,7 +138,7 @@ __attribute__((target("avx2,vpclmulqdq"))) std::uint32_t by_double_folding(const
   return rest_of(rest, at, count);
 }
 
-// The same with registers of four times the width. count >= kWideStride.
+// The same as by_folding with 512-bit registers. count >= kWideStride.
 __attribute__((target("avx512f,vpclmulqdq"))) std::uint32_t by_wide_folding(const std::byte* at, std::size_t count,
                                                                             std::uint32_t crc) {
   const std::int64_t high_by = power(8 * kWideStride - 32), low_by = power(8 * kWideStride + 32);

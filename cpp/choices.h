@@ -1,4 +1,4 @@
-// One-hot rows: where each has its one, and rows made of positions.
+// Conversion between one-hot rows and the positions of their ones.
 //
 // Threads.   Plain functions over the caller's memory; the caller keeps it alive and unchanged during the call.
 // Floats.    Items are compared by their bits: -0.0 and NaN aren't zero.
@@ -9,7 +9,8 @@
 
 namespace gleanrl {
 
-// positions[i] = where row i of n, `width` items each, has its single `one` among zeros. False if a row isn't so.
+// Sets positions[i] to the position of the single `one` in row i, for n rows of `width` items. Returns false if a row
+// isn't one-hot.
 template <class Item>
 bool find_ones(const Item* rows, std::int64_t n, std::int64_t width, Item one, std::int64_t* positions) {
   for (std::int64_t i = 0; i < n; ++i, rows += width) {
@@ -25,8 +26,8 @@ bool find_ones(const Item* rows, std::int64_t n, std::int64_t width, Item one, s
   return true;
 }
 
-// Row i of n, `width` items each: `one` at positions[i], zero elsewhere. False, and nothing is written, if a position is
-// outside the row.
+// Fills n rows of `width` items: `one` at positions[i] of row i, and zeros elsewhere. Returns false and writes nothing
+// if a position is outside the row.
 template <class Item>
 bool put_ones(const std::int64_t* positions, std::int64_t n, std::int64_t width, Item one, Item* rows) {
   for (std::int64_t i = 0; i < n; ++i) {

@@ -16,29 +16,29 @@ namespace {
 using std::int64_t;
 using std::size_t;
 
-// Rows up to this size have kernels of their own. 16 floats cover the observations of the classic environments.
+// Rows up to this size have specialised kernels. 16 floats cover the observations of classic control environments.
 constexpr size_t kFixedBytes = 64;
 
 constexpr size_t kLine = 64;
-// Cache lines that are asked for ahead of the copy, and those of one row at most.
+// The number of cache lines that are prefetched ahead of the copy, and the largest number for one row.
 constexpr size_t kLinesAhead = 128, kLinesOfRow = 64;
 
-// Rows asked for ahead of the one that is copied.
+// The number of rows that are prefetched ahead of the copied row.
 int64_t rows_ahead(size_t row_bytes) {
   const size_t lines = std::clamp((row_bytes + kLine - 1) / kLine, size_t{1}, kLinesOfRow);
   return static_cast<int64_t>(kLinesAhead / lines);
 }
 
-// Asks for a row, into the second cache: the first one has room for far fewer lines on their way, and asking it for
-// more stalls. Always inline: GCC takes a function that does nothing else for one without an effect, and drops the call.
+// Prefetches a row into the L2 cache. L1 can have far fewer misses in flight, and more prefetches would stall. The
+// function is always inlined: GCC considers a function that only prefetches to have no effect, and drops the call.
 [[gnu::always_inline]] inline void ask_for(const std::byte* row, size_t row_bytes) {
   const size_t bytes = std::min(row_bytes, kLinesOfRow * kLine);
   for (size_t b = 0; b < bytes; b += kLine) __builtin_prefetch(row + b, 0, 2);
-  // A row that doesn't begin with a line may reach into one more.
+  // A row that doesn't begin at a cache line may extend into one more line.
   if (kLine % bytes != 0) __builtin_prefetch(row + bytes - 1, 0, 2);
 }
 
-// kTake: to[i] = from[index[i]].  kTakeAhead: the same, and row index[i + ahead] is asked for.
+// kTake: to[i] = from[index[i]].  kTakeAhead: the same, with a prefetch of row index[i + ahead].
 // kPlace: to[index[i]] = from[i].
 enum class Way { kTake, kTakeAhead, kPlace };
 
@@ -73,7 +73,7 @@ void copy_nothing(std::byte*, const std::byte*, const int64_t*, int64_t, size_t,
 
 using Kernel = void (*)(std::byte*, const std::byte*, const int64_t*, int64_t, size_t, int64_t);
 
-// kernels[b] copies rows of b bytes: its own for 1, 2, 3 and every multiple of 4, the general one for the rest.
+// kernels[b] copies rows of b bytes: a specialised kernel for 1, 2, 3 and multiples of 4, else the general one.
 template <Way way, size_t... b>
 constexpr std::array<Kernel, sizeof...(b)> make_kernels(std::index_sequence<b...>) {
   return {(b == 0 ? &copy_nothing : (b < 4 || b % 4 == 0) ? &copy_fixed<way, b> : &copy_any<way>)...};
@@ -162,7 +162,7 @@ void Columns::gather(std::span<const Index> indices, std::span<std::byte* const>
     if (static_cast<int64_t>(index.size()) != n) throw std::invalid_argument("gather: index arrays differ in length");
     check_rows("gather", index, num_rows_);
   }
-  // The rows that a leaf begins with are asked for before the leaf ahead of it has ended.
+  // The first rows of a leaf are prefetched before the copy of the previous leaf has ended.
   const auto ask_for_first = [&](size_t p) {
     if (p == out.size()) return;
     const Column& c = column(leaves[p].column);

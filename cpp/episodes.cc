@@ -14,9 +14,9 @@ namespace {
 using std::int64_t;
 using std::size_t;
 
-// Scratch that a long write needed is given back; a short one's stays for the next.
+// The scratch memory of a write is kept for the next one up to this size.
 constexpr size_t kScratchKept = 4096;
-// With the room on both sides and the longest run, sums of slice lengths stay below 2^63.
+// The limit of slice_len. With it, slice_len + left + right, added to the longest run, stays below 2^63.
 constexpr int64_t kLongest = int64_t{1} << 61;
 
 void check_lengths(const char* call, size_t got, size_t expected) {
@@ -37,7 +37,7 @@ void check_room(const char* name, int64_t room, int64_t slice_len) {
                               ", got " + std::to_string(room));
 }
 
-// One of `count` equally likely numbers [0, count): uniform * count may round up to count.
+// A number in [0, count), each with the same probability. `min` is needed because uniform * count may round to count.
 int64_t scaled(double uniform, int64_t count) {
   return std::min(static_cast<int64_t>(uniform * static_cast<double>(count)), count - 1);
 }
@@ -65,7 +65,7 @@ Episodes::Run Episodes::run_at(const Stream& stream, int64_t number) const {
           number + 1 < stream.starts.size() ? stream.starts[number + 1] : now_};
 }
 
-// The number of the run that holds a stored step: the last one that doesn't start after it.
+// The number of the run that holds a stored step: the last run that doesn't start after it.
 int64_t Episodes::run_of(const Stream& stream, int64_t step) const {
   int64_t low = 0, high = stream.starts.size();
   while (high - low > 1) {
@@ -94,7 +94,7 @@ void Episodes::on_write(int64_t start, int64_t count, std::span<const std::uint8
                                 ", got one from " + std::to_string(start));
   }
   find_cuts(count, ends, ids);
-  // From here to the last reserve nothing that can be seen changes; from there on nothing can fail.
+  // Up to the last `reserve` no visible state changes, since it may throw. After it nothing can throw.
   std::vector<int64_t> last_ids(ids.size() * static_cast<size_t>(num_streams_));
   for (size_t c = 0; c < ids.size(); ++c) {
     std::copy_n(ids[c] + (count - 1) * num_streams_, num_streams_,
@@ -135,8 +135,8 @@ void Episodes::on_write(int64_t start, int64_t count, std::span<const std::uint8
   if (cuts_.capacity() > kScratchKept) cuts_ = {};
 }
 
-// Fills cuts_ with the boundaries that a write brings, in the order of time: a run of `stream` ends before `step`. A
-// cut at now() closes a run that is open.
+// Fills cuts_ with the boundaries in a write, in the order of time: a run of `stream` ends before `step`. A cut at
+// now() closes an open run.
 void Episodes::find_cuts(int64_t count, std::span<const std::uint8_t> ends, std::span<const int64_t* const> ids) {
   cuts_.clear();
   const int64_t k = num_streams_, total = count * k;
@@ -147,13 +147,13 @@ void Episodes::find_cuts(int64_t count, std::span<const std::uint8_t> ends, std:
       other |= ids[c][s] != last_ids_[c * static_cast<size_t>(k) + static_cast<size_t>(s)];
     if (other && streams_[static_cast<size_t>(s)].open) cuts_.push_back({now_, s});
   }
-  // Whether a run ends after position j = step * num_streams + stream. Beyond the last step only a flag can tell.
+  // Whether a run ends after position j = step * num_streams + stream. At the last step only a flag can show an end.
   const auto ends_after = [&](int64_t j) {
     bool end = !ends.empty() && ends[static_cast<size_t>(j)] != 0;
     for (const int64_t* column : ids) end |= j + k < total && column[j] != column[j + k];
     return end;
   };
-  // Blocks without a boundary, most of them, cost one vectorised pass.
+  // Most blocks have no boundary: these take one vectorised pass.
   constexpr int64_t kBlock = 64;
   for (int64_t begin = 0; begin < total; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, total);
@@ -185,8 +185,8 @@ void Episodes::clear() {
 
 // Indexes of run lengths
 
-// Takes in a run that is new, or has grown, or was closed just now. Only the oldest run of a stream can have been
-// shortened, so runs leave an index in the order in which they came: it is a queue.
+// Adds a run that is new, has grown, or was just closed. An index is a queue: only the oldest run of a stream can
+// become shorter, so runs leave the index in the order of their arrival.
 void Episodes::add_run(Index& index, int64_t stream, Run run) const {
   Fifo<Run>& runs = index.streams[static_cast<size_t>(stream)];
   if (!runs.empty() && runs.back().start == run.start) {
@@ -235,7 +235,7 @@ void Episodes::count_runs(Index& index) {
 
 // Draws
 
-// What is stored of the run that a uniform names, and its stream.
+// The stored part of the run that a uniform selects; sets `stream` to its stream.
 Episodes::Run Episodes::pick(const Index& index, double uniform, int64_t& stream) const {
   const std::vector<int64_t>& before = index.runs_before;
   const int64_t number = scaled(uniform, before.back());

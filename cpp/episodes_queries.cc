@@ -1,4 +1,4 @@
-// The parts of the episode table that list, look up and check; see episodes.h.
+// Queries of the episode table: list, locate, expand and check_valid. See episodes.h.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -50,7 +50,7 @@ int64_t Episodes::list(int64_t min_len, int64_t* first, int64_t* length) const {
 }
 
 void Episodes::locate(std::span<const int64_t> slot, int64_t* before, int64_t* after) const {
-  // Steps since the one at a place of the ring was written; 0 is the newest.
+  // The age of the step at a place of the ring; the newest has age 0.
   const auto age = [this](int64_t place) {
     const int64_t back = cursor_ - 1 - place;
     return back < 0 ? back + capacity_ : back;

@@ -1,5 +1,5 @@
-// How torch shows its tensors, and makes some of memory of ours: DLPack's exchange interface behind Python objects, and
-// what else these are asked.
+// Access to torch's tensors through DLPack's exchange interface: views of tensors, new tensors of the core's memory,
+// and the few Python attributes that the core reads.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace gleanrl {
 
-// The interface in a capsule; null if it is none, or of another major version.
+// The interface in a capsule; null if the object isn't such a capsule, or has another major version.
 inline const dlpack::Exchange* exchange_in(nb::handle capsule) {
   if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule)) return nullptr;
   auto* found = static_cast<const dlpack::ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
@@ -22,7 +22,7 @@ inline const dlpack::Exchange* exchange_in(nb::handle capsule) {
   return whole ? exchange : nullptr;
 }
 
-// A name that is looked up often: interned ones are compared by where they are.
+// An interned string for an attribute that is looked up often: Python compares interned strings by their addresses.
 inline nb::object name_of(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
 
 inline nb::object attribute(PyObject* object, const nb::object& name) {
@@ -39,7 +39,7 @@ inline nb::object call(PyObject* object, const nb::object& method) {
   return out;
 }
 
-// How one class shows its tensors. The capsule is held.
+// The exchange interface of one tensor class. The object holds a reference to the capsule.
 class Exchange {
  public:
   Exchange(nb::object capsule, nb::object tensor_class)
@@ -56,15 +56,15 @@ class Exchange {
     return view;
   }
 
-  // A tensor of that memory, which it gives back at its end. Where it can't be made, whether the memory was given back
-  // is not known, and nobody else may do it.
+  // Makes a tensor of managed memory, which it frees at its end. If this throws, it isn't known whether torch has freed
+  // the memory, so the caller must not free it (a leak is better than a double free).
   nb::object object_of(dlpack::Managed* managed) const {
     void* made = nullptr;
     if (interface_->object_of_managed(managed, &made) != 0) throw nb::python_error();
     return nb::steal(static_cast<PyObject*>(made));
   }
 
-  // False for what is no tensor of the very class, or has no memory that could be shown.
+  // Writes a view of a tensor. Returns false if the object isn't exactly of the tensor class, or has no memory to show.
   bool shows(PyObject* object, dlpack::Tensor& view) const {
     if (!takes(object)) return false;
     if (interface_->view_of_object(object, &view) == 0) return true;
@@ -72,8 +72,8 @@ class Exchange {
     return false;
   }
 
-  // Whether an object is a tensor, of no subclass, whose bytes are its values: lazily negated ones have others. Python
-  // may run.
+  // Whether an object is exactly of the tensor class and its bytes are its values. The bytes of a lazily negated tensor
+  // are not its values. Python code may run.
   bool is_plain(PyObject* object) const { return takes(object) && call(object, is_neg_).ptr() == Py_False; }
 
   bool takes(PyObject* object) const {

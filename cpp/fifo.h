@@ -1,7 +1,7 @@
-// A queue in one block of memory with access by position: std::deque without its blocks.
+// A queue in one contiguous ring buffer with access by position; std::deque would use several blocks.
 //
-// Threads.   As any container: changes run alone.
-// Cost.      push amortised O(1), everything else O(1). Memory: up to twice the longest the queue has been.
+// Threads.   Like any container: a change must not run together with another call.
+// Cost.      push amortised O(1), everything else O(1). Memory: up to twice the largest size so far.
 // Failure.   Only reserve and push can throw (std::bad_alloc); push doesn't after a sufficient reserve.
 #pragma once
 

@@ -23,12 +23,13 @@ namespace {
 using Kind = Damage::Kind;
 using std::size_t;
 
-// Read at once: fits the second cache, and a call costs little beside it.
+// The number of bytes of one read: it fits into the L2 cache, and the system call costs little compared with it.
 constexpr size_t kStep = size_t{256} << 10;
 constexpr size_t kMostPieces = 64;
-// Of a run of rows on the average: shorter ones are copied from memory that stays in the cache, not read one by one.
+// The least average number of bytes in a run for reading runs in place. Shorter runs are read together into scratch
+// memory, which stays in the cache, and copied from there.
 constexpr size_t kLongRun = size_t{16} << 10;
-// Fewer parts of rows in memory than that aren't worth a thread.
+// With fewer parts of rows in memory, starting a thread costs more than it saves.
 constexpr size_t kFewParts = 3;
 
 struct Fault {
@@ -46,7 +47,7 @@ class File {
   ~File() { close(); }
   int number() const { return number_; }
 
-  // Opens a plain file in the place of the one before.
+  // Closes the previous file, and opens a plain file. O_NONBLOCK keeps `open` from waiting at a FIFO.
   std::optional<Fault> open(const char* path) {
     close();
     number_ = ::open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -63,7 +64,7 @@ class File {
   int number_ = -1;
 };
 
-// Memory for some bytes of a file, in their order.
+// A list of memory ranges for consecutive bytes of a file.
 struct Memory {
   std::array<iovec, kMostPieces> parts;
   int count = 0;
@@ -71,7 +72,7 @@ struct Memory {
   bool full() const { return count == static_cast<int>(kMostPieces); }
   void add(std::byte* at, size_t bytes) { parts[count++] = {at, bytes}; }
 
-  // Calls `each` with where the first `bytes` are, and how many stand before them.
+  // Calls `each` for every range of the first `bytes` bytes: with its address, its length, and the bytes before it.
   template <class Each>
   void first(size_t bytes, Each each) const {
     for (size_t p = 0, before = 0; before < bytes; ++p) {
@@ -82,8 +83,8 @@ struct Memory {
   }
 };
 
-// Calls `each` with where bytes [begin, end) of rows go (null for nowhere), how many, and how many stand before them,
-// until it returns false.
+// Calls `each` for every destination range of the bytes [begin, end) of rows: with its address (null: skip), its
+// length, and the bytes before it. Stops if `each` returns false.
 template <class Each>
 void places(const Target& target, size_t row_bytes, size_t begin, size_t end, Each each) {
   const auto next =
@@ -116,13 +117,13 @@ void copy_to(const Target& target, size_t row_bytes, size_t begin, const std::by
   });
 }
 
-// How a file is read into its pieces.
+// Reads a file into pieces.
 class IntoPieces {
  public:
   IntoPieces(std::span<const Piece> pieces, size_t position) : pieces_(pieces), begin_(position) { settle(); }
 
-  // Lists memory for at most `most` bytes from here on. All of it is checked afterwards, so that each piece that nobody
-  // wants has a place of its own among as many bytes.
+  // Lists memory for at most `most` bytes from the present position. Skipped pieces get separate ranges in `unwanted`,
+  // since the checksum needs all bytes afterwards.
   Memory list(size_t most, std::byte* unwanted) const {
     Memory memory;
     for (size_t p = piece_, begin = begin_, bytes = 0; p < pieces_.size() && bytes < most && !memory.full();
@@ -149,7 +150,7 @@ class IntoPieces {
   size_t piece_ = 0, begin_;
 };
 
-// How a file is read into rows: to the first target itself where that takes long runs of them.
+// Reads a file into rows; long runs are read directly into the first target.
 class IntoRows {
  public:
   IntoRows(const Rows& rows, size_t position) : rows_(rows), at_(rows.before + position) {
@@ -195,7 +196,7 @@ size_t size_of(const Reading& reading) {
   return total;
 }
 
-// Reads bytes [position, end) behind the offset, one block or a part of one.
+// Reads the bytes [position, end) after the offset: a block, or a part of one.
 template <class Into>
 std::optional<Fault> read_block(int file, const Reading& reading, size_t block, size_t position, size_t end,
                                 std::byte* unwanted, Into into) {
@@ -221,7 +222,7 @@ std::optional<Fault> read_block(int file, const Reading& reading, size_t block, 
   return std::nullopt;
 }
 
-// Calls `work` with the number of a thread in each of `count` threads at most, of which the caller's is one.
+// Calls `work` with the thread's number in at most `count` threads, including the caller's.
 template <class Work>
 void in_threads(size_t count, Work work) {
   std::vector<std::thread> helpers;
@@ -229,7 +230,7 @@ void in_threads(size_t count, Work work) {
   for (size_t k = 1; k < count; ++k) {
     try {
       helpers.emplace_back(work, k);
-    } catch (const std::system_error&) {  // the system has no more
+    } catch (const std::system_error&) {  // the system's limit of threads is reached
       break;
     }
   }
@@ -237,9 +238,9 @@ void in_threads(size_t count, Work work) {
   for (auto& helper : helpers) helper.join();
 }
 
-// Parts of a work, of which each thread begins with a share of its own, and helps the others when that is done.
-// Neighbours fill the same large pages, and of two threads that touch one at once each clears one, of which one is
-// thrown away.
+// A list of parts that threads take. Each thread has a contiguous share, and helps other threads after it has finished.
+// Contiguous shares matter for huge pages: if two threads touch a new page at the same time, both clear a page, and one
+// of these is discarded.
 class Shares {
  public:
   Shares(size_t parts, size_t threads) : parts_(parts), next_(threads) {
@@ -247,7 +248,7 @@ class Shares {
   }
   size_t threads() const { return next_.size(); }
 
-  // Takes a part, the lowest of a share; false if none is left.
+  // Takes the first part that is left of a share; returns false if no part is left.
   bool next(size_t thread, size_t& number) {
     for (size_t k = 0; k < next_.size(); ++k) {
       const size_t owner = (thread + k) % next_.size();
@@ -263,12 +264,12 @@ class Shares {
   std::vector<std::atomic<size_t>> next_;
 };
 
-// Bytes of one of several things.
+// A range of bytes in one of several items.
 struct Part {
   size_t owner, begin, end;
 };
 
-// Cuts things into parts of `step` bytes, the last ones maybe less; what is empty is one part.
+// Cuts items into parts of `step` bytes. The last part of an item may be shorter, and an empty item has one part.
 template <class Size>
 std::vector<Part> cut(size_t count, size_t step, Size size_of) {
   std::vector<Part> parts;
@@ -293,7 +294,8 @@ size_t threads_for(int threads, size_t shares) {
 std::optional<Damage> read_files(std::span<const Reading> files, size_t block, int threads) {
   const auto parts = cut(files.size(), block, [&](size_t file) { return size_of(files[file]); });
   Shares shares(parts.size(), threads_for(threads, parts.size()));
-  // The first damage in the order of files is told, whichever is found first: what stands before it is read on.
+  // The call returns the first damage in the order of files, not the one found first. So parts before a damage are
+  // still read, and parts after it are skipped.
   std::atomic<size_t> worst{parts.size()};
   std::mutex lock;
   std::optional<Damage> first;
@@ -301,7 +303,7 @@ std::optional<Damage> read_files(std::span<const Reading> files, size_t block, i
   in_threads(shares.threads(), [&](size_t thread) {
     std::byte* const own = unwanted.get() + thread * kStep;
     File open;
-    const char* opened = nullptr;  // neighbours are often of one file
+    const char* opened = nullptr;  // consecutive parts are often in one file, which stays open
     for (size_t number; shares.next(thread, number);) {
       if (number >= worst) continue;
       const auto [file, begin, end] = parts[number];
@@ -331,7 +333,7 @@ void spread_rows(std::span<const Source> columns, int threads) {
     for (size_t number; shares.next(thread, number);) {
       const auto [column, begin, end] = parts[number];
       const auto& [bytes, rows] = columns[column];
-      for (const Target& target : rows.targets) {  // in the cache for all of them
+      for (const Target& target : rows.targets) {  // the part stays in the cache for all targets
         copy_to(target, rows.row_bytes, rows.before + begin, bytes + begin, end - begin);
       }
     }

@@ -1,14 +1,15 @@
-// Files read into memory, and compared with their checksums on the way.
+// Parallel reading of files into memory, with comparison of checksums.
 //
-// A file is read a quarter of a MB at once, which is checked, and copied to where else it belongs, while it's still in
-// the cache: a checksum costs a fifth of the reading then, not a second pass over memory. Large memory that nobody
-// touched before costs more than either: the threads share that, too.
+// A file is read in steps of 256 KiB. Each step is checked, and copied to further targets, while it is still in the
+// cache. So a checksum costs a fifth of the reading instead of a second pass over memory. The first access to large new
+// memory costs more than either, so the threads share it, too.
 //
-// Threads.   A call's own threads, which end with it; each block of a file is read by one of them. No thread is needed
-//   but the caller's: where none can be started it does all.
-// Memory.    The caller keeps all of it alive, and apart; what nobody wants is read into some of the call's own.
-// Safety.    A path's last part is never followed as a link, and what isn't a plain file isn't read.
-// Failure.   A call returns the first thing that is wrong, in the order of the readings; what was read stays.
+// Threads.   A call starts threads that end with it. Each block is read by one thread. If no thread can be
+//   started, the caller's thread reads everything.
+// Memory.    The caller keeps all memory alive, and its parts don't overlap. Bytes that no piece wants are read into
+//   the call's scratch memory, because their checksum is needed.
+// Safety.    The last part of a path isn't followed if it is a link. Only plain files are read.
+// Failure.   A call returns the first damage in the order of the readings. Memory that was read stays written.
 #pragma once
 
 #include <cstddef>
@@ -19,45 +20,48 @@
 
 namespace gleanrl {
 
-// Memory that is filled; without an address, bytes that nobody wants.
+// Memory for the next bytes of a file; without an address the bytes are skipped.
 struct Piece {
   std::byte* at;
   std::size_t bytes;
 };
 
-// Where rows go that follow each other. From row from[k] on to the next run they go to the rows to[k], to[k] + stride and
-// so on of the memory at `at`, or nowhere if that is negative; from[0] is 0.
+// The destination of consecutive rows, given as runs. The run k begins at row from[k] (from[0] is 0) and ends at the
+// next one. Its rows go to the rows to[k], to[k] + stride, ... of the memory at `at`. If to[k] is negative, they are
+// skipped.
 struct Target {
   std::byte* at;
   std::size_t stride;
   std::span<const std::int64_t> from, to;
 };
 
-// Bytes of rows, some of the middle of them maybe: how many, and how many stand before them.
+// A range of bytes in a sequence of rows: its length, and the number of bytes before it. It may begin and end inside of
+// a row.
 struct Rows {
   std::size_t row_bytes, before, bytes;
   std::vector<Target> targets;
 };
 
-// What stands in a file from `offset` on: pieces, one after the other, or rows.
+// The content of a file from `offset` on: consecutive pieces, or rows.
 struct Reading {
   const char* path;
   std::size_t offset;
   std::span<const Piece> pieces;
   std::optional<Rows> rows;
-  // Of each block of bytes; the last one may be short, and ends with the last piece. None for no comparing.
+  // The checksum of each block of bytes. The last block may be shorter, and ends with the last piece. Empty: don't
+  // compare.
   std::vector<std::uint32_t> checksums;
 };
 
 struct Damage {
   enum class Kind { kSystem, kShort, kChecksum };
-  std::size_t number;  // of the reading
+  std::size_t number;  // the position of the reading
   Kind kind;
-  // errno of kSystem; else where in the file the block begins, or the file ends.
+  // kSystem: errno. kChecksum: the offset of the block in the file. kShort: the length of the file.
   std::int64_t detail;
 };
 
-// `block` bytes have one checksum; at most `threads` threads read.
+// Reads files. Each block of `block` bytes has one checksum. At most `threads` threads read.
 std::optional<Damage> read_files(std::span<const Reading> files, std::size_t block, int threads);
 
 // Rows in memory.
@@ -66,7 +70,7 @@ struct Source {
   Rows rows;
 };
 
-// Copies rows in memory to where they go; at most `threads` threads copy.
+// Copies rows in memory to their targets, with at most `threads` threads.
 void spread_rows(std::span<const Source> columns, int threads);
 
 }  // namespace gleanrl

@@ -11,10 +11,10 @@ namespace {
 
 using std::int64_t;
 
-// Long enough for wide registers, short enough that the second look at a block with a hit costs nothing.
+// Long enough for wide registers, and short enough that the second pass over a block with a hit costs nearly nothing.
 constexpr int64_t kBlock = 1024;
 
-// The first position in a block, found by a look at each value; `any` looks at them together.
+// The first position in a block. `any` tests all values of a block together; only a block with a hit is searched.
 template <class Float>
 int64_t scan(const Float* values, int64_t n, bool (*any)(const Float*, std::size_t)) {
   for (int64_t begin = 0; begin < n; begin += kBlock) {
@@ -25,7 +25,7 @@ int64_t scan(const Float* values, int64_t n, bool (*any)(const Float*, std::size
   return -1;
 }
 
-// Signed overflow is undefined, so the sum is taken on unsigned numbers; C++20 defines the way back.
+// Signed overflow is undefined, so the addition uses unsigned numbers. C++20 defines the conversion back.
 void add_one(int64_t& counter) { counter = static_cast<int64_t>(static_cast<std::uint64_t>(counter) + 1); }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// Scans for NaN and infinity, and the write counters of a ring.
+// Search for NaN and infinity, and updates of a ring's write counters.
 //
 // Threads.  Plain functions over the caller's memory; the caller keeps it alive and unchanged during the call.
-// Floats.   "Not finite" is decided on the bits (exponent all ones), so no floating point flag is raised, signalling
-//   NaNs are found, and compiler options about floats change nothing.
+// Floats.   A number isn't finite if all bits of its exponent are ones. The test uses the bits, so it raises no
+//   floating-point flag, finds signalling NaNs, and doesn't depend on compiler options for floats.
 // Cost.     One pass at the speed of memory; the scan stops at the first block with a hit.
 #pragma once
 
@@ -18,8 +18,8 @@ std::int64_t first_nonfinite(const double* values, std::int64_t n);
 // start in [0, num_rows), n <= num_rows; std::out_of_range or std::invalid_argument before anything is written.
 void bump(std::int64_t* counters, std::int64_t start, std::int64_t n, std::int64_t num_rows);
 
-// Adds 1 to counters[index[i]] for i in [0, n); a number that comes twice counts twice. Row numbers lie in
-// [0, num_rows); std::out_of_range before anything is written.
+// Adds 1 to counters[index[i]] for i in [0, n); a repeated row number counts each time. Row numbers are in
+// [0, num_rows); otherwise std::out_of_range, before anything is written.
 void bump_at(std::int64_t* counters, const std::int64_t* index, std::int64_t n, std::int64_t num_rows);
 
 }  // namespace gleanrl

@@ -1,4 +1,4 @@
-// Memory of Python objects, held by the buffer protocol: it stays where it is as long as it is held.
+// Memory of Python objects through the buffer protocol; a held buffer isn't moved or freed.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 
 namespace gleanrl {
 
-// An object's memory by Python's buffer protocol, held; or none, and a Python error, if it isn't shown like this.
+// Holds an object's memory through the buffer protocol. If the object doesn't support it, no memory is held and a
+// Python error is set.
 class Memory {
  public:
   Memory(nb::handle object, int how) { PyObject_GetBuffer(object.ptr(), &view_, how); }
@@ -26,19 +27,19 @@ class Memory {
 
   bool is_held() const { return view_.obj != nullptr; }
   const Py_buffer* operator->() const { return &view_; }
-  // The character of the items' type; 0 for none of one character.
+  // The type character of the items; 0 for a longer type code.
   char kind() const { return std::strlen(view_.format) == 1 ? view_.format[0] : '\0'; }
 
  private:
   Py_buffer view_{};
 };
 
-// The rows of a NumPy array with time first, whose memory is held and stays where it is.
+// The rows of a NumPy array with time as first dimension. The object holds the array's memory.
 class HeldRows {
  public:
   HeldRows(const char* name, nb::handle array, int more) : memory_(array, PyBUF_STRIDES | PyBUF_FORMAT | more) {
     if (!memory_.is_held()) throw nb::python_error();
-    if (memory_->ndim == 0 || memory_->strides == nullptr) {  // as ctypes shows what it has, asked or not
+    if (memory_->ndim == 0 || memory_->strides == nullptr) {  // ctypes arrays give no strides, even if requested
       throw std::invalid_argument(std::string(name) + ": expected rows of a NumPy array");
     }
     grid_.data = static_cast<std::byte*>(memory_->buf);
@@ -58,7 +59,7 @@ class HeldRows {
     return kind() == other.kind() && item_size() == other.item_size() && has_rows_like(other) &&
            num_rows() == other.num_rows();
   }
-  // Whether a row has the same shape.
+  // Whether the rows of both arrays have the same shape.
   bool has_rows_like(const HeldRows& other) const {
     return memory_->ndim == other.memory_->ndim &&
            std::equal(memory_->shape + 1, memory_->shape + memory_->ndim, other.memory_->shape + 1);

@@ -10,8 +10,8 @@ namespace {
 using std::int64_t;
 using std::size_t;
 
-// Searches between asking for a node and looking into it; 16 and 64 are a little slower. Everything is asked for in the
-// second cache, which takes more requests at a time than the first.
+// The number of searches between the prefetch of a node and its use; 16 and 64 are slightly slower. All prefetches go
+// to the L2 cache, which can have more misses in flight than L1.
 constexpr size_t kAhead = 32;
 
 namespace two {
@@ -20,7 +20,7 @@ namespace two {
 #undef GLEANRL_LANES
 }  // namespace two
 
-// Clang takes no such pragma.
+// Clang doesn't support this pragma.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define GLEANRL_HAS_EIGHT
 #pragma GCC push_options
@@ -33,7 +33,7 @@ namespace eight {
 #pragma GCC pop_options
 #endif
 
-// Null if this processor hasn't so many.
+// The kernels for `lanes` doubles in a register; null if this processor doesn't support them.
 const Kernels* of_lanes(int lanes) {
 #if defined(GLEANRL_HAS_EIGHT)
   __builtin_cpu_init();

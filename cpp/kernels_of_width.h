@@ -1,5 +1,5 @@
-// The kernels over registers of GLEANRL_LANES doubles: kernels.cc includes this file once for each width, inside a
-// namespace of its own and compiled for the processors that have such registers.
+// The kernels for registers of GLEANRL_LANES doubles. kernels.cc includes this file once for each width, in a separate
+// namespace, with compiler options for processors that have such registers.
 
 constexpr int kLanes = GLEANRL_LANES;
 using Doubles = double __attribute__((vector_size(8 * GLEANRL_LANES)));
@@ -15,10 +15,10 @@ inline Doubles load(const double* from) {
 
 inline Doubles all_lanes(double value) { return Doubles{} + value; }
 
-// How many of n items, of which those before `at` are done, fill the next register.
+// The number of items for the next register, if the items before `at` of n are done.
 inline size_t next_lanes(size_t at, size_t n) { return n - at < kLanes ? n - at : kLanes; }
 
-// `count` doubles; the other lanes are 1.
+// Loads `count` doubles; the remaining lanes are 1.
 inline Doubles load_some(const double* from, size_t count) {
   if (count == kLanes) return load(from);
   Doubles lanes = all_lanes(1.0);
@@ -26,8 +26,8 @@ inline Doubles load_some(const double* from, size_t count) {
   return lanes;
 }
 
-// log2_of and exp2_of have no branch, and no conversion between integers and doubles (which the baseline has no vector
-// instruction for): adding 2^52 puts an integer into a double's low bits.
+// log2_of and exp2_of have no branches and no conversions between integers and doubles, because the baseline processor
+// has no vector instruction for these. Instead, adding 2^52 puts an integer into the low bits of a double.
 constexpr double kTwo52 = 0x1p52;
 constexpr std::uint64_t kTwo52Bits = std::bit_cast<std::uint64_t>(kTwo52), kBias = 1023;
 
@@ -46,13 +46,13 @@ inline Doubles log2_of(Doubles x) {
   return whole + kFactor * t * series;
 }
 
-// 2^y; far outside float32's range it stops at 2^1000 or 2^-1000. Relative error below 10^-9.
+// 2^y, clamped to [2^-1000, 2^1000]. The relative error is below 10^-9.
 inline Doubles exp2_of(Doubles y) {
   constexpr double kRound = 1.5 * kTwo52;
   const Doubles most = all_lanes(1000.0);
   y = y < most ? y : most;
   y = y > -most ? y : -most;
-  const Doubles shifted = y + kRound;  // the nearest integer stands in the low bits
+  const Doubles shifted = y + kRound;  // the nearest integer is in the low bits
   const Doubles f = (y - (shifted - kRound)) * 0.6931471805599453;
   Doubles series = f * (1.0 / 40320) + 1.0 / 5040;
   for (const double term : {1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 1.0 / 2, 1.0, 1.0}) series = series * f + term;
@@ -79,7 +79,7 @@ inline void weights(const double* value, double one, double beta, size_t n, floa
 
 inline double log2(double value) { return log2_of(all_lanes(value))[0]; }
 
-// child[k] = the k-th children of as many nodes as there are lanes.
+// child[k] = the k-th child of each node; there are as many nodes as lanes.
 inline void load_children(const double* children, const int64_t* node, Doubles (&child)[8]) {
 #if GLEANRL_LANES == 2
   const double *a = children + 8 * node[0], *b = children + 8 * node[1];
@@ -89,7 +89,7 @@ inline void load_children(const double* children, const int64_t* node, Doubles (
     child[k + 1] = Doubles{from_a[1], from_b[1]};
   }
 #else
-  // Rows become columns in three rounds: of neighbours, of pairs, of fours.
+  // A transposition in three rounds, which exchange single elements, pairs, and groups of four.
   constexpr Masks kLow{0, 8, 2, 10, 4, 12, 6, 14}, kHigh{1, 9, 3, 11, 5, 13, 7, 15};
   constexpr Masks kLowPairs{0, 1, 8, 9, 4, 5, 12, 13}, kHighPairs{2, 3, 10, 11, 6, 7, 14, 15};
   constexpr Masks kLowFours{0, 1, 2, 3, 8, 9, 10, 11}, kHighFours{4, 5, 6, 7, 12, 13, 14, 15};
@@ -112,15 +112,16 @@ inline void load_children(const double* children, const int64_t* node, Doubles (
 #endif
 }
 
-// Where `left` reaches `mass`, takes it off; all ones there, else 0. Masks instead of branches: the outcome is a coin's.
+// Subtracts `mass` from `left` where `left` is at least `mass`; returns the mask of these lanes. Branches would be
+// slow, because the outcome is random and the processor can't predict it.
 inline Masks step_over(Doubles mass, Doubles& left) {
   const Masks reached = left >= mass;
   left -= reached ? mass : Doubles{};
   return reached;
 }
 
-// Enters children from nodes[], and returns where one was entered that isn't positive. Three halvings: the left four,
-// then the left pair, then the left child.
+// Selects a child of each node, and returns the mask of lanes whose child isn't positive. Three comparisons halve the
+// children: the left four, then the left pair, then the left child.
 inline Masks enter(const double* children, bool leaves, int64_t* node, double* mass) {
   Doubles child[8], four[4], pair[2], left = load(mass);
   load_children(children, node, child);
@@ -163,7 +164,7 @@ inline void descend(const double* children, bool leaves, int64_t* index, double*
   int64_t any = 0;
   for (int lane = 0; lane < kLanes; ++lane) any |= astray[lane];
   if (any == 0) return;
-  // Rounding only carries a search too far to the right, so there is a positive child further left.
+  // Rounding can only move a search too far to the right. So a positive child is further left.
   for (size_t i = 0; i < n; ++i) {
     if (children[index[i]] != 0.0) continue;
     while (children[index[i]] == 0.0) --index[i];
@@ -171,8 +172,8 @@ inline void descend(const double* children, bool leaves, int64_t* index, double*
   }
 }
 
-// No branch and no compare in these loops: three integer operations a register. Only an exponent of all ones carries
-// into the sign bit.
+// These loops use three integer operations per register, without branches or comparisons. Only an exponent of all ones
+// carries into the sign bit.
 inline bool any_nonfinite_float(const float* values, size_t n) {
   constexpr std::uint32_t kExponent = 0x7f800000, kUnit = 0x00800000;
   std::uint32_t any = 0;

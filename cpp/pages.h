@@ -1,10 +1,10 @@
-// Zeroed memory for tables that are read at random places.
+// Zero-initialised memory for tables with random access.
 //
-// Pages.   Large blocks ask for huge pages: a random row then costs a cache miss, not one of the address cache and a
-//   walk through the page tables beside it. A page that was never touched is not backed by memory; where the system has
-//   no huge pages, or they are turned off, ordinary ones serve.
-// Failure. std::bad_alloc if the address space or the memory can't be had.
-// Threads. The memory belongs to one object; nothing is shared.
+// Pages.   Large blocks request huge pages. Then a random access costs a cache miss, but no TLB miss and no walk
+//   through the page tables. A page without an access isn't backed by memory. Without huge pages, ordinary pages are
+//   used.
+// Failure. std::bad_alloc if the address space or the memory isn't available.
+// Threads. The memory belongs to one object and isn't shared.
 #pragma once
 
 #include <cstddef>
@@ -26,11 +26,12 @@ class Pages {
   explicit Pages(std::size_t bytes) {
 #if defined(__linux__)
     if (bytes >= kLeast) {
-      // Newer Linux aligns what is a multiple of huge pages; other blocks begin and end with hundreds of small ones.
+      // Newer Linux aligns a mapping whose size is a multiple of huge pages. Otherwise its ends use hundreds of small
+      // pages.
       bytes_ = (bytes + kHuge - 1) / kHuge * kHuge;
       void* block = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (block == MAP_FAILED) throw std::bad_alloc();
-      ::madvise(block, bytes_, MADV_HUGEPAGE);  // only advice: whether it is taken changes nothing but the speed
+      ::madvise(block, bytes_, MADV_HUGEPAGE);  // only advice for speed, so its result isn't checked
       block_ = data_ = block;
       mapped_ = true;
       return;
@@ -70,7 +71,7 @@ class Pages {
 
   void* block_ = nullptr;
   void* data_ = nullptr;
-  std::size_t bytes_ = 0;  // of what is mapped
+  std::size_t bytes_ = 0;  // size of the mapping
   bool mapped_ = false;
 };
 

@@ -20,10 +20,10 @@ using std::size_t;
 using std::uint32_t;
 
 constexpr auto kChunk = static_cast<int64_t>(SumTree::kChunk);
-// Rows that are asked for at a time.
+// The number of rows in one group of prefetches.
 constexpr size_t kAsked = 64;
 
-// leaf[i] = (raw[i] + eps)^alpha. In one place, so that one priority has one leaf, to the last bit.
+// leaf[i] = (raw[i] + eps)^alpha. Not inlined, so that all callers get the same bits for the same priority.
 [[gnu::noinline]] void leaves_of(const Priorities::Rule& rule, const double* raw, size_t n, double* leaf) {
   constexpr double kSmallest = 0x1p-1000;
   if (rule.alpha == 0.0) {
@@ -55,7 +55,7 @@ double Priorities::largest() const {
   return single() ? static_cast<double>(std::numeric_limits<float>::max()) : SumTree::kLargest;
 }
 
-// As it is kept.
+// The value that is stored for a raw priority.
 double Priorities::rounded(double raw) const {
   if (!single()) return raw + 0.0;
   const double kept = static_cast<double>(static_cast<float>(raw));
@@ -71,7 +71,7 @@ void Priorities::check_raw(const char* call, std::span<const double> raw) const 
                               std::to_string(raw.size()));
 }
 
-// The leaf of one legal priority, if it has one.
+// The leaf of one legal priority; throws if the leaf is too large.
 double Priorities::checked_leaf(const char* call, const Rule& rule, double raw) const {
   double leaf;
   leaves_of(rule, &raw, 1, &leaf);
@@ -87,20 +87,20 @@ void Priorities::set_rule(const Rule& rule) {
     }
   }
   if (rule.alpha == rule_.alpha && rule.eps == rule_.eps) return;
-  // Powers grow with their base: if the largest has a leaf, all have.
+  // Powers increase with their base. So if the largest priority has a legal leaf, all have.
   checked_leaf("set_rule", rule, std::max({rows_.largest_in_use(), max_seen_.value_or(0.0), 0.0}));
   refresh_leaves(rule);
   rule_ = rule;
 }
 
-// leaf[i] = that of row first + i by `rule`.
+// leaf[i] = the leaf of row first + i under `rule`.
 void Priorities::compute_leaves(const Rule& rule, int64_t first, int64_t n, double* leaf) const {
   for (int64_t i = 0; i < n; ++i) leaf[i] = rows_.raw(first + i);
   leaves_of(rule, leaf, static_cast<size_t>(n), leaf);
   for (int64_t i = 0; i < n; ++i) leaf[i] = rows_.drawable(first + i) ? leaf[i] : 0.0;
 }
 
-// Puts the leaves of all rows into the tree.
+// Recomputes the leaves of all rows, and writes them into the tree.
 void Priorities::refresh_leaves(const Rule& rule) {
   std::vector<int64_t> rows(kChunk);
   std::vector<double> leaf(kChunk);
@@ -170,8 +170,9 @@ int64_t Priorities::update_rows(std::span<const int64_t> index, std::span<const 
   row_work_.resize(n);
   raw_work_.resize(n);
   leaf_work_.resize(n);
-  // What the rows [begin, end) read and write: for those of the first chunk while leaves are computed, for the others
-  // when it's their turn. GCC drops calls of functions that do nothing else.
+  // Prefetches all memory that the update of the rows [begin, end) reads and writes. For the first chunk this happens
+  // while leaves are computed, for later chunks right before they are processed. Always inlined, because GCC drops
+  // calls of functions that only prefetch.
   const auto ask_for = [&](size_t begin, size_t end) __attribute__((always_inline)) {
     for (size_t i = begin; i < end; ++i) {
       if (index[i] < 0) continue;
@@ -191,13 +192,13 @@ int64_t Priorities::update_rows(std::span<const int64_t> index, std::span<const 
     }
     leaves_of(rule_, raw_work_.data() + begin, end - begin, leaf_work_.data() + begin);
   }
-  if (!all_legal) {  // leaves of illegal ones mean nothing
+  if (!all_legal) {  // the leaves of illegal priorities are meaningless: report the priority instead
     for (size_t i = 0; i < n; ++i) raw_work_[i] = given(i);
     check_raw("update", raw_work_);
   }
   check_leaves("update", rule_, raw_work_.data(), n, leaf_work_.data());
 
-  // Nothing fails from here on.
+  // All checks are done: the rest can't fail.
   int64_t dropped = 0;
   double largest = -1.0;
   for (size_t begin = 0; begin < n; begin += SumTree::kChunk) {
@@ -208,7 +209,7 @@ int64_t Priorities::update_rows(std::span<const int64_t> index, std::span<const 
       const int64_t row = index[i];
       if (row < 0) continue;
       const bool late = expected ? written[row] != expected[i] : rows_.drawn_before(row, written[row]);
-      // At this point kept <= i: what is read is not yet overwritten.
+      // At this point kept <= i: no value is overwritten before it is read.
       row_work_[kept] = row;
       raw_work_[kept] = raw_work_[i];
       leaf_work_[kept] = rows_.blocked(row) ? 0.0 : leaf_work_[i];
@@ -245,7 +246,7 @@ void Priorities::check_draw(const WeightRule& rule, size_t n) const {
 void Priorities::draw(Random& random, int64_t n, const WeightRule& rule, const int64_t* written, int64_t* index,
                       float* weight, int64_t* generation, bool served) {
   check_draw(rule, static_cast<size_t>(n));
-  // Where leaves will stand: they replace the uniforms one by one.
+  // The tree's draw replaces the uniforms by leaves in place, one by one.
   leaf_work_.resize(static_cast<size_t>(n));
   random.uniforms(leaf_work_.data(), n);
   draw(leaf_work_, rule, written, index, weight, generation, served);
@@ -257,7 +258,7 @@ void Priorities::draw(std::span<const double> uniform, const WeightRule& rule, c
   check_draw(rule, n);
   if (n == 0) return;
   leaf_work_.resize(n);
-  // The counters, and what `remember` is about to write.
+  // The tree prefetches these at the drawn rows: the write counters, and the rows that `remember` writes.
   const SumTree::Beside beside[] = {{written, sizeof *written}, {rows_.data(), rows_.row_bytes()}};
   tree_.draw(uniform, index, leaf_work_.data(), beside);
   importance_weights(leaf_work_, tree_.min_positive(), rule.beta, rule.by_batch, weight);

@@ -1,30 +1,30 @@
-// The priorities of a buffer's rows: what a prioritized sampler needs for a draw, an update or a write in one call.
+// The priorities of a buffer's rows. Each draw, update or write of a prioritized sampler is one call.
 //
-// A row is in use once it was filled or updated. It keeps the raw priority that the caller gave, and what was said of
-// it: the generation at its last draw, and whether it is blocked. A sum tree keeps its leaf,
-//   leaf = (raw + eps)^alpha    in use and not blocked
-//   leaf = 0                    otherwise: never drawn.
+// A row is in use after it was filled or updated. The object stores for each row the raw priority from the caller, the
+// generation at its last draw, and whether it is blocked. A sum tree stores the row's leaf:
+//   leaf = (raw + eps)^alpha    if the row is in use and not blocked
+//   leaf = 0                    otherwise: the row is never drawn.
 // Leaves are always computed from raw priorities, never from older leaves.
 //
-// Values.    Raw priorities lie in [0, largest()]: 2^960, or float32's largest if they are kept in `single` precision
-//   (then they are rounded to it first, but never a positive one to 0). -0.0 is kept as 0.0. Leaves: relative error of
-//   some 10^-9; 1 if alpha is 0, whatever the priority; raw + eps exactly if alpha is 1. A positive one is never below
-//   about 2^-1000: what is smaller is raised to that, so that no row of a positive priority gets lost. One above
-//   kLargestLeaf is refused.
-// Generations. The caller counts in `written` (int64, one for each row) how often each row was written. What is kept of
-//   it here are the low 29 bits, so that a row is taken for an older one of its slot only if exactly k * 2^29 writes lie
-//   between them. Generations that the caller gives are compared as a whole.
-// Draws, duplicates. As in SumTree: of repeated rows in one call the last one wins.
-// State.     end(), raw priorities and marks (save), the rule and max_seen(): set and loaded, another object goes on as
-//   this one would, blocks included.
-// Failure.   Every argument is checked before anything changes or is written; a call that throws has changed
-//   nothing. std::out_of_range for a row, std::invalid_argument for any other value, std::runtime_error for a draw
-//   without a row to draw.
-// Threads.   Nothing is locked here: one call at a time, draws included. A caller that shares the object holds one lock
-//   around each call.
-// Cost.      draw, update: those of SumTree, and one more cache miss a row for `written` and for what is kept here.
-//   fill: O(n + log8 capacity). set_rule, load: a pass over the rows below end(). Memory: 8 bytes a row
-//   in single precision, else 16, beside the tree; pages that were never written are not backed by memory.
+// Values.    Raw priorities are in [0, largest()]: up to 2^960, or up to float32's largest number in `single`
+//   precision. In single precision they are rounded first, but a positive priority is never rounded to 0. -0.0 is
+//   stored as 0.0. Leaves have a relative error of about 10^-9. They are 1 if alpha is 0, and exactly raw + eps if
+//   alpha is 1. Positive leaves below about 2^-1000 are raised to it, so that a row with a positive priority can always
+//   be drawn. A leaf above kLargestLeaf is refused.
+// Generations. The caller counts in `written` (int64, one per row) how often each row was written. The object stores
+//   the low 29 bits. So a late update is accepted by mistake only if exactly k * 2^29 writes happened since the draw.
+//   Generations that the caller passes to `update` are compared completely.
+// Draws, duplicates. As in SumTree: if a call repeats a row, the last value wins.
+// State.     end(), raw priorities and marks (save), the rule and max_seen(). An object that gets this state by `load`,
+//   set_rule and set_max_seen continues exactly like this one, including blocked rows.
+// Failure.   Every argument is checked before anything changes or is written. A call that throws has changed nothing.
+//   std::out_of_range for a row, std::invalid_argument for any other value, std::runtime_error for a draw if no row can
+//   be drawn.
+// Threads.   The object takes no lock: only one call at a time, including draws. A caller that shares the object holds
+//   one lock around each call.
+// Cost.      draw, update: the cost of SumTree, and one more cache miss per row for `written` and one for the row
+//   itself. fill: O(n + log8 capacity). set_rule, load: a pass over the rows below end(). Memory in addition to the
+//   tree: 8 bytes per row in single precision, else 16. Pages that were never written aren't backed by memory.
 #pragma once
 
 #include <cstdint>
@@ -40,90 +40,91 @@ namespace gleanrl {
 
 class Priorities {
  public:
-  // Half of what the tree takes: room for the rounding of a power.
+  // Half of the tree's limit, as a margin for the rounding of a power.
   static constexpr double kLargestLeaf = SumTree::kLargest / 2;
 
-  // How leaves come from raw priorities: alpha and eps finite, 0 or more, eps at most 2^960.
+  // The parameters that map raw priorities to leaves. Both are finite and at least 0; eps is at most 2^960.
   struct Rule {
     double alpha = 1.0, eps = 0.0;
   };
-  // How a batch is weighted: leaf^-beta, divided by that of the smallest positive leaf there is, or with `by_batch` by
-  // the largest weight of the batch, so that that one is exactly 1.
+  // The importance weights of a batch: leaf^-beta, divided by this power of the smallest positive leaf of all rows.
+  // With `by_batch` it is divided by the largest weight of the batch instead, which becomes exactly 1.
   struct WeightRule {
     double beta = 1.0;
     bool by_batch = false;
   };
 
-  // capacity >= 1 rows, none in use; alpha 1 and eps 0. std::bad_alloc if the memory can't be had.
+  // capacity >= 1 rows, none in use; alpha is 1 and eps is 0. std::bad_alloc if the memory isn't available.
   Priorities(std::int64_t capacity, bool single);
 
   std::int64_t capacity() const { return tree_.capacity(); }
   bool single() const { return rows_.single(); }
-  // The largest raw priority that can be kept.
+  // The largest raw priority that can be stored.
   double largest() const;
   const Rule& rule() const { return rule_; }
   double total() const { return tree_.total(); }
   // The smallest positive leaf, 0 if there is none.
   double min_positive() const { return tree_.min_positive(); }
-  // No row from here on was ever filled, updated, remembered or blocked.
+  // The end of the used range: no row from here on was ever filled, updated, remembered or blocked.
   std::int64_t end() const { return rows_.end(); }
 
-  // From now on leaves follow `rule`; those of rows in use are computed anew, if it differs.
+  // Sets the rule for leaves. If it differs from the present one, the leaves of all rows in use are recomputed.
   void set_rule(const Rule& rule);
 
-  // Rows (start + i) % capacity, for i in [0, n), come in use with this raw priority. start in [0, capacity),
-  // n <= capacity. What was remembered of their last draws stays: it tells late updates from timely ones.
+  // Puts the rows (start + i) % capacity, for i in [0, n), in use with this raw priority. start in [0, capacity),
+  // n <= capacity. The generations of their last draws stay stored, because they identify late updates.
   void fill(std::int64_t start, std::int64_t n, double raw);
 
-  // The raw priority for new rows: the largest one that an update brought, or with `within` the largest one of the
-  // rows in use, blocked ones included. 1 if there is none.
+  // The raw priority for new rows: the largest one in any update, or with `within` the largest one of the rows in use,
+  // including blocked rows. 1 if there is none.
   double default_priority(bool within);
-  // The largest raw priority that an update brought (dropped ones don't count).
+  // The largest raw priority in any update; dropped updates don't count.
   std::optional<double> max_seen() const { return max_seen_; }
   void set_max_seen(std::optional<double> raw);
 
-  // Row index[i] gets raw priority raw[i], of either precision. Pairs whose index is -1 are left out, whatever their
-  // priority. Any other index lies in [0, limit), limit <= capacity. A row is dropped if written[row] is no longer
-  // expected[i], or, if `expected` is null, no longer what it was at the row's last draw (a row that was never drawn is
-  // accepted). Returns the number of dropped ones.
+  // Sets the raw priority of row index[i] to raw[i], float or double. Pairs whose index is -1 are skipped without a
+  // check of their priority. All other indices are in [0, limit), limit <= capacity. A pair is dropped if the row was
+  // written since its draw: if written[row] differs from expected[i], or, if `expected` is null, from the generation at
+  // the row's last draw. A row that was never drawn is accepted then. Returns the number of dropped pairs.
   std::int64_t update(std::span<const std::int64_t> index, std::span<const double> raw, std::int64_t limit,
                       const std::int64_t* written, const std::int64_t* expected);
   std::int64_t update(std::span<const std::int64_t> index, std::span<const float> raw, std::int64_t limit,
                       const std::int64_t* written, const std::int64_t* expected);
 
   // index[i] = a row drawn with uniform[i] in [0, 1), weight[i] = its importance weight, generation[i] =
-  // written[index[i]]. With `served` it is remembered.
+  // written[index[i]]. With `served` the generations are stored as those of the last draws.
   void draw(std::span<const double> uniform, const WeightRule& rule, const std::int64_t* written, std::int64_t* index,
             float* weight, std::int64_t* generation, bool served);
-  // The same with the next n uniforms of a generator, which stays where it is if the call throws.
+  // The same with the next n uniforms of a generator, whose state doesn't change if the call throws.
   void draw(Random& random, std::int64_t n, const WeightRule& rule, const std::int64_t* written, std::int64_t* index,
             float* weight, std::int64_t* generation, bool served);
 
-  // From now on generation[i] is that of the last draw of row index[i].
+  // Stores generation[i] as the generation at the last draw of row index[i].
   void remember(std::span<const std::int64_t> index, const std::int64_t* generation);
 
-  // Row index[i] is blocked if flag[i] is not 0, else unblocked, until the next such call. It may be in use or not.
+  // Blocks row index[i] if flag[i] isn't 0, otherwise unblocks it. The row needn't be in use.
   void block(std::span<const std::int64_t> index, const std::uint8_t* flag);
 
-  // value[i] = the raw priority of row index[i], 0 if it is not in use.
+  // value[i] = the raw priority of row index[i]; 0 if the row isn't in use.
   void get(std::span<const std::int64_t> index, double* value) const;
   // value[i] = the leaf of row index[i].
   void get_leaves(std::span<const std::int64_t> index, double* value) const { tree_.get(index, value); }
 
-  // No row is in use or blocked, no draw remembered, no update seen; the rule stays.
+  // Resets everything except the rule: no row is in use or blocked, and no draws or updates are stored.
   void clear();
 
-  // raw[i] and mark[i] of the rows i in [0, end()). Marks are bits: in use, drawn, blocked, generation.
+  // Writes raw[i] and mark[i] of the rows i in [0, end()). A mark holds the bits in use, drawn, blocked, and the
+  // generation.
   void save(double* raw, std::uint32_t* mark) const;
-  // The rows [0, n) as they were saved, the others as after clear(). n <= capacity. max_seen() stays.
+  // Sets the rows [0, n) to saved values, and all other rows as clear() does. n <= capacity. max_seen() doesn't change.
   void load(std::span<const double> raw, const std::uint32_t* mark);
 
-  // std::logic_error if a leaf isn't what the rule makes of its row, or a summary isn't what the rows make it.
+  // Throws std::logic_error if a leaf differs from its row's value under the rule, or a summary differs from the rows.
   void check_valid() const;
 
  private:
   void check_draw(const WeightRule& rule, std::size_t n) const;
-  // NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
+  // NaN fails both comparisons. "&" instead of "&&" keeps branches out of loops.
   bool is_legal(double raw) const { return (raw >= 0.0) & (raw <= largest()); }
   double rounded(double raw) const;
   void check_raw(const char* call, std::span<const double> raw) const;

@@ -1,11 +1,11 @@
-// What Priorities keeps of each row beside the tree: its raw priority and its mark, in one cache line, and the largest
-// raw priorities of blocks of rows.
+// The rows of Priorities: raw priority and mark of each row in one cache line, and the largest raw priority of each
+// block of rows.
 //
-// Values.    Raw priorities are finite and 0 or more; the caller checks them, and the row numbers.
-// Threads.   Nothing is locked here: one call at a time.
-// Cost.      O(1) a row. largest_in_use: one comparison a block of 1024 rows, and a pass over those blocks whose largest
-//   row was lowered and that may still hold the largest of all. Memory: 8 bytes a row if `single`, else 16; pages that
-//   were never written are not backed by memory.
+// Values.    Raw priorities are finite and at least 0. The caller checks them, and the row numbers.
+// Threads.   The object takes no lock: only one call at a time.
+// Cost.      O(1) per row. largest_in_use: one comparison per block of 1024 rows, and a pass over each block whose
+//   largest row was lowered, if it may still hold the largest priority of all. Memory: 8 bytes per row if `single`,
+//   else 16. Pages that were never written aren't backed by memory.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,10 @@ namespace gleanrl {
 
 class PriorityRows {
  public:
-  // The bits of a mark. The rest are the low bits of the generation that was drawn.
+  // The flag bits of a mark. The other bits are the low bits of the generation at the last draw.
   static constexpr std::uint32_t kInUse = 1u << 31, kDrawn = 1u << 30, kBlocked = 1u << 29, kGeneration = kBlocked - 1;
 
-  // capacity >= 1 rows, not in use. std::bad_alloc if the memory can't be had.
+  // capacity >= 1 rows, none in use. std::bad_alloc if the memory isn't available.
   PriorityRows(std::int64_t capacity, bool single)
       : single_(single),
         row_bytes_(single ? 8 : 16),
@@ -31,14 +31,14 @@ class PriorityRows {
         stale_(largest_.size(), 0) {}
 
   bool single() const { return single_; }
-  // Where row 0 is, and how far apart rows are.
+  // The address of row 0, and the distance between rows.
   const std::byte* data() const { return memory_.data(); }
   std::int64_t row_bytes() const { return row_bytes_; }
-  // No row from here on was ever touched.
+  // The end of the used range: no row from here on has a mark.
   std::int64_t end() const { return end_; }
   std::int64_t num_blocked() const { return num_blocked_; }
 
-  // As it is kept; 0 if the row is not in use.
+  // The stored raw priority; 0 if the row isn't in use.
   double raw(std::int64_t row) const {
     return single_ ? static_cast<double>(*reinterpret_cast<const float*>(at(row)))
                    : *reinterpret_cast<const double*>(at(row));
@@ -46,12 +46,12 @@ class PriorityRows {
   std::uint32_t mark(std::int64_t row) const { return *reinterpret_cast<const std::uint32_t*>(mark_at(row)); }
   bool in_use(std::int64_t row) const { return (mark(row) & kInUse) != 0; }
   bool blocked(std::int64_t row) const { return (mark(row) & kBlocked) != 0; }
-  // In use and not blocked.
+  // Whether the row is in use and not blocked.
   bool drawable(std::int64_t row) const { return (mark(row) & (kInUse | kBlocked)) == kInUse; }
-  // Asks for a row, into the second cache. Always inline: GCC drops the call of a function that does nothing else.
+  // Prefetches a row into the L2 cache. Always inlined, because GCC drops calls of functions that only prefetch.
   [[gnu::always_inline]] void prefetch(std::int64_t row) const { __builtin_prefetch(at(row), 1, 2); }
 
-  // The row comes in use with this priority.
+  // Puts the row in use with this priority.
   void store(std::int64_t row, double raw) {
     const std::uint32_t mark = this->mark(row);
     const double before = in_use(row) ? this->raw(row) : -1.0;
@@ -63,7 +63,7 @@ class PriorityRows {
     set_mark(row, mark | kInUse);
     double& largest = largest_[static_cast<std::size_t>(row / kBlockRows)];
     std::uint8_t& stale = stale_[static_cast<std::size_t>(row / kBlockRows)];
-    // At this point no row of the block exceeds `largest`, stale or not.
+    // `largest` is an upper bound of the block here. It becomes stale if the row that may have held it gets lower.
     stale = raw < largest && (stale || before == largest);
     largest = std::max(largest, raw);
   }
@@ -73,7 +73,7 @@ class PriorityRows {
     set_mark(row, (mark(row) & (kInUse | kBlocked)) | drawn);
   }
 
-  // Whether the row was drawn, in another generation than this one.
+  // Whether the row was last drawn in another generation than this one.
   bool drawn_before(std::int64_t row, std::int64_t generation) const {
     const std::uint32_t mark = this->mark(row);
     return (mark & kDrawn) && ((static_cast<std::uint32_t>(generation) ^ mark) & kGeneration);
@@ -85,17 +85,17 @@ class PriorityRows {
     set_mark(row, blocked ? before | kBlocked : before & ~kBlocked);
   }
 
-  // Whether a row of this priority can have this mark.
+  // Whether a saved row with this priority can have this mark.
   static bool is_mark(std::uint32_t mark, double raw) {
     return ((mark & kInUse) || raw == 0.0) && ((mark & kDrawn) || !(mark & kGeneration));
   }
-  // A mark as mark() gave it, on a row whose priority stands there already if it is in use.
+  // Restores a result of mark(). The caller has restored the row's priority before, if the row is in use.
   void restore_mark(std::int64_t row, std::uint32_t mark) {
     set_blocked(row, (mark & kBlocked) != 0);
     set_mark(row, mark);
   }
 
-  // -1 if no row is in use.
+  // The largest raw priority of the rows in use; -1 if there are none.
   double largest_in_use() {
     double largest = -1.0;
     for (std::size_t b = 0; b < largest_.size(); ++b) largest = std::max(largest, stale_[b] ? -1.0 : largest_[b]);
@@ -107,7 +107,7 @@ class PriorityRows {
     return largest;
   }
 
-  // Whether what is kept of the blocks and of all rows is what the rows make it.
+  // Whether the summaries of blocks and the number of blocked rows agree with the rows.
   bool summaries_hold() const {
     std::int64_t blocked = 0;
     for (std::int64_t row = 0; row < end_; ++row) blocked += this->blocked(row);
@@ -138,7 +138,7 @@ class PriorityRows {
   bool single_;
   std::int64_t row_bytes_;
   Pages memory_;
-  // The largest raw priority in use in each block, -1 if there is none; of a stale block a bound.
+  // The largest raw priority in use in each block; -1 if there is none. For a stale block it is an upper bound.
   std::vector<double> largest_;
   std::vector<std::uint8_t> stale_;
   std::int64_t end_ = 0, num_blocked_ = 0;

@@ -32,7 +32,7 @@ std::uint64_t Random::next() {
   return result;
 }
 
-// The high word of high * x is uniform once the low words that come too often are left out (Lemire,
+// The high word of high * x is uniform if the low words that occur too often are rejected (Lemire,
 // https://arxiv.org/abs/1805.10941).
 std::uint64_t Random::below(std::uint64_t high) {
   Wide product = static_cast<Wide>(next()) * high;

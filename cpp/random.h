@@ -1,12 +1,12 @@
-// A random generator that a sampler owns: xoshiro256++, seeded by splitmix64 (Blackman and Vigna,
-// https://prng.di.unimi.it). Period 2^256 - 1; the sequence is the same on every machine.
+// The random generator of a sampler: xoshiro256++, seeded by splitmix64 (Blackman and Vigna, https://prng.di.unimi.it).
+// Its period is 2^256 - 1, and its sequence is the same on every machine.
 //
-// Draws.   Each uniform takes one number of the generator. Integers are exactly uniform; a permutation is too.
-//   The sequence doesn't depend on how many numbers a call asks for.
+// Draws.   Each uniform uses one number of the generator. Integers and permutations are exactly uniform. The sequence
+//   doesn't depend on the number of values that a call draws.
 // State.   Four 64-bit numbers, not all zero.
-// Failure. std::invalid_argument before anything is drawn or written.
-// Threads. Nothing is locked here: one call at a time.
-// Cost.    About a nanosecond a number, two for an integer.
+// Failure. std::invalid_argument, before anything is drawn or written.
+// Threads. The generator takes no lock: only one call at a time.
+// Cost.    About one nanosecond per number, two for an integer.
 #pragma once
 
 #include <array>

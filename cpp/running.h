@@ -1,8 +1,8 @@
-// Counts and sums that run on from row to row, for many rows at once.
+// Running counts and sums over consecutive rows.
 //
-// What is written is bit for bit what adding row by row writes: one addend after the other, in order.
+// The addends are added one after the other, in order. So the results have the same bits as after adding row by row.
 //
-// Threads.  Plain functions over the caller's memory; the caller keeps it alive and unchanged during the call.
+// Threads.  Plain functions over the caller's memory. The caller keeps it alive and unchanged during the call.
 // Cost.     One pass over the rows, element by element.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace gleanrl {
 
-// Rows of an array: element e of row t stands at data + t * step + elements[e].
+// Rows of an array: element e of row t is at data + t * step + elements[e].
 struct RowGrid {
   std::byte* data = nullptr;
   std::int64_t step = 0;
@@ -33,7 +33,7 @@ struct RowGrid {
   }
 };
 
-// Gives a row one more dimension, the innermost: each of its elements becomes `size` that lie `step` bytes apart.
+// Adds an innermost dimension to a row: each element becomes `size` elements at a distance of `step` bytes.
 inline void add_dimension(std::vector<std::int64_t>& elements, std::int64_t size, std::int64_t step) {
   std::vector<std::int64_t> more;
   for (const auto offset : elements) {
@@ -44,7 +44,7 @@ inline void add_dimension(std::vector<std::int64_t>& elements, std::int64_t size
 
 template <class T>
 T sum_of(T one, T other) {
-  if constexpr (std::is_integral_v<T>) {  // which wrap around
+  if constexpr (std::is_integral_v<T>) {  // integers wrap around, as in torch; signed overflow would be undefined
     using Bits = std::make_unsigned_t<T>;
     return static_cast<T>(static_cast<Bits>(static_cast<Bits>(one) + static_cast<Bits>(other)));
   } else {
@@ -52,8 +52,8 @@ T sum_of(T one, T other) {
   }
 }
 
-// Writes n sums into the rows of `after` from `first` on, and into the rows of `roots` behind them. The sums begin with
-// row `first` of `roots`, to which the addends' rows from `first` on are added, or 1 each time where there are none.
+// Writes n sums into the rows of `after` from `first` on, and into the rows of `roots` from first + 1 on. The initial
+// value is row `first` of `roots`. Each step adds the addends' row; without addends it adds 1.
 template <class T>
 void run_on(const RowGrid& after, const RowGrid& roots, const RowGrid* addends, std::int64_t first, std::int64_t n) {
   for (std::size_t e = 0; e < roots.elements.size(); ++e) {

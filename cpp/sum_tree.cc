@@ -20,7 +20,7 @@ using std::size_t;
 
 constexpr int64_t kLine = 64;
 
-// NaN fails both comparisons. "&", not "&&": a loop over it has no branch.
+// NaN fails both comparisons. "&" instead of "&&" keeps branches out of loops.
 bool is_priority(double value) { return (value >= 0.0) & (value <= SumTree::kLargest); }
 
 void check_values(const char* call, std::span<const double> values) {
@@ -33,10 +33,10 @@ void check_values(const char* call, std::span<const double> values) {
                               std::to_string(values.size()));
 }
 
-// The one form of zero: the sum of -0.0 and 0.0 is 0.0.
+// Maps -0.0 to 0.0: their sum is 0.0.
 double stored(double value) { return value + 0.0; }
 
-// Two doubles in a register of the baseline.
+// Two doubles in a register, which every supported processor has.
 using Pair = double __attribute__((vector_size(16)));
 
 Pair load_pair(const double* from) {
@@ -45,15 +45,16 @@ Pair load_pair(const double* from) {
   return pair;
 }
 
-// Both take a line of eight, and are lambdas so that each has a type of its own, for whom it is inlined.
+// sum_of and low_of take a line of eight children. They are lambdas, because each lambda has a distinct type: a
+// template that takes it is instantiated for it and inlines it.
 //
-// The order of these additions is part of the tree's state: it decides the last bit of every sum.
+// The order of these additions must not change: it determines the last bit of every sum, so it decides draws.
 constexpr auto sum_of = [](const double* line) {
   const Pair sum = (load_pair(line) + load_pair(line + 2)) + (load_pair(line + 4) + load_pair(line + 6));
   return sum[0] + sum[1];
 };
 
-// The smallest positive one, 0 if all are 0.
+// The smallest positive child; 0 if all are 0.
 constexpr auto low_of = [](const double* line) {
   constexpr double kNone = std::numeric_limits<double>::infinity();
   const auto lower = [](Pair a, Pair b) { return a < b ? a : b; };
@@ -68,7 +69,7 @@ constexpr auto low_of = [](const double* line) {
 
 SumTree::SumTree(int64_t capacity) : capacity_(capacity) {
   if (capacity < 1) throw std::invalid_argument("capacity: expected 1 or more, got " + std::to_string(capacity));
-  // Above this the sizes below would overflow; no machine has the memory either.
+  // For larger capacities the sizes below would overflow. No machine has so much memory.
   if (capacity > std::numeric_limits<int64_t>::max() / 32) throw std::bad_alloc();
   int64_t doubles = 0;
   for (int64_t size = capacity; levels_ == 0 || sizes_[static_cast<size_t>(levels_ - 1)] > kFanOut;) {
@@ -94,7 +95,7 @@ SumTree::Summary SumTree::summarise(int level, int64_t node) const {
   return {sum_of(sums_[l] + kFanOut * node), low_of(lows_[l] + kFanOut * node)};
 }
 
-// Recomputes the parents of the nodes [first, last] of a level, and theirs, up to the top.
+// Recomputes the parents of the nodes [first, last] of a level, and all levels above them.
 void SumTree::refresh(int level, int64_t first, int64_t last) {
   for (; level + 1 < levels_; ++level) {
     first /= kFanOut;
@@ -134,13 +135,14 @@ void SumTree::put(std::span<const int64_t> index, const double* value) {
   if (!index.empty()) refresh_top();
 }
 
-// Renews what stands above changed leaves, level by level for all of them. The two summaries climb separately: a changed
-// leaf changes every sum above it, but seldom the smallest leaf, so that that list is short from the second level on.
-// Lists are shortened without branches, by writing every item and advancing past those that stay.
+// Recomputes the summaries above changed leaves, level by level for all leaves. Sums and smallest leaves are updated
+// separately: a changed leaf changes every sum above it, but rarely the smallest leaf. So the second list is short from
+// the second level on. Lists are shortened without branches: every item is written, and the position advances only past
+// items that are kept.
 void SumTree::climb(std::span<const int64_t> index) {
   size_t num_sums = 0, num_lows = 0;
   int64_t previous = -1;
-  for (const int64_t row : index) {  // neighbours share a parent: slices of rows are the usual case
+  for (const int64_t row : index) {  // adjacent rows share a parent, which is common: slices of rows
     const int64_t node = row / kFanOut;
     sum_work_[num_sums] = node;
     num_sums += node != previous;
@@ -202,8 +204,8 @@ void SumTree::fill(int64_t start, int64_t n, double value) {
   refresh_top();
 }
 
-// value[i] holds the mass that is left to find inside node index[i]; at the end the leaf. Only positive children are
-// entered: the sums of nodes are positive.
+// value[i] holds the remaining mass to find in node index[i], and the leaf at the end. Only positive children are
+// selected, so every visited node has a positive sum.
 void SumTree::draw(std::span<const double> uniform, int64_t* index, double* value,
                    std::span<const Beside> beside) const {
   if (uniform.empty()) return;
@@ -216,7 +218,7 @@ void SumTree::draw(std::span<const double> uniform, int64_t* index, double* valu
       index[i] = 0;
     }
     for (int level = levels_ - 1; level >= 0; --level) {
-      for (size_t i = begin; level == 0 && i < end; ++i) {  // all eight children's, into the second cache
+      for (size_t i = begin; level == 0 && i < end; ++i) {  // prefetch the rows of all eight leaves into the L2 cache
         for (const auto& [rows, row_bytes] : beside) {
           const auto* const eight = static_cast<const std::byte*>(rows) + kFanOut * index[i] * row_bytes;
           for (int64_t at = 0; at < kFanOut * row_bytes; at += kLine) __builtin_prefetch(eight + at, 0, 2);

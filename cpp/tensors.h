@@ -1,12 +1,12 @@
-// Tensors of another library as the DLPack exchange interface shows them: where their memory is and what stands there.
+// Declarations of DLPack's exchange interface, and helpers for the tensors that it describes.
 //
-// What is declared here is the part of DLPack's C interface, major version 1, that is used; names, order and widths of
-// fields are that interface's. A library hands it out as a capsule, an attribute of its tensor class. Asking a tensor
-// through it takes a tenth of what asking its Python attributes does.
+// This header declares the part of DLPack's C interface (major version 1) that the core uses, with the interface's
+// order and widths of fields. A library provides the interface as a capsule, in an attribute of its tensor class.
+// Reading a tensor's description through it takes a tenth of the time of reading Python attributes.
 //
-// Lifetime.  A view is valid as long as its tensor is, and nothing else has happened to that. Managed memory belongs to
-//   the tensor that is made of it, which calls `give_back` once, from any thread.
-// Threads.   Views are asked for under the interpreter lock, which this header knows nothing of: objects are `void*`.
+// Lifetime.  A view is valid while its tensor lives and isn't changed. Managed memory belongs to the tensor that is
+//   made of it. The tensor calls `give_back` once, from any thread.
+// Threads.   Callers hold the GIL to get views. This header doesn't depend on Python: objects are `void*`.
 #pragma once
 
 #include <algorithm>
@@ -37,11 +37,11 @@ struct Tensor {
   std::int32_t ndim;
   DataType dtype;
   std::int64_t* shape;
-  std::int64_t* strides;  // in elements; where there are dimensions, there are strides, since version 1.2
+  std::int64_t* strides;  // in elements; since version 1.2 not null for a tensor with dimensions
   std::uint64_t byte_offset;
 };
 
-// A tensor and its memory, which whoever holds it gives back by calling `give_back`.
+// A tensor and its memory. The holder frees the memory by calling `give_back`.
 struct Managed {
   struct Version {
     std::uint32_t major;
@@ -63,8 +63,8 @@ struct Exchange {
   ExchangeHeader header;
   void* allocate;
   void* managed_from_object;
-  int (*object_of_managed)(Managed* managed, void** out);  // takes it over; 0, or -1 and a Python error
-  int (*view_of_object)(void* object, Tensor* out);        // 0, or -1 and a Python error
+  int (*object_of_managed)(Managed* managed, void** out);  // takes ownership; returns 0, or -1 and sets a Python error
+  int (*view_of_object)(void* object, Tensor* out);        // returns 0, or -1 and sets a Python error
   void* current_stream;
 };
 
@@ -82,14 +82,14 @@ inline const std::byte* data_of(const Tensor& tensor) {
 
 inline std::int64_t item_bytes(const DataType& dtype) { return dtype.bits * dtype.lanes / 8; }
 
-// Whether numbers are of a kind that torch may have negated lazily; smaller floats have codes of their own.
+// Whether torch may negate tensors of this dtype lazily. Smaller floats have other codes and aren't negated lazily.
 inline bool is_float(const DataType& dtype) { return dtype.code == kFloat || dtype.code == kBrainFloat; }
 
 inline bool is_empty(const Tensor& tensor) {
   return std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
 }
 
-// How far the elements of the innermost of dimensions [first, stop) lie apart that has several; 0 if none has.
+// The stride of the innermost dimension in [first, stop) whose size isn't 1; 0 if all have size 1.
 inline std::int64_t innermost_stride(const Tensor& tensor, std::int32_t first, std::int32_t stop) {
   while (stop-- > first) {
     if (tensor.shape[stop] != 1) return tensor.strides[stop];
@@ -97,7 +97,7 @@ inline std::int64_t innermost_stride(const Tensor& tensor, std::int32_t first, s
   return 0;
 }
 
-// Whether dimensions [first, stop), of a tensor that isn't empty, are like one whose elements lie `stride` apart.
+// Whether the dimensions [first, stop) of a non-empty tensor can be merged into one dimension with this stride.
 inline bool is_even(const Tensor& tensor, std::int32_t first, std::int32_t stop, std::int64_t stride) {
   while (stop-- > first) {
     if (tensor.shape[stop] == 1) continue;
@@ -107,15 +107,15 @@ inline bool is_even(const Tensor& tensor, std::int32_t first, std::int32_t stop,
   return true;
 }
 
-// Whether the elements lie back to back.
+// Whether the elements are contiguous.
 inline bool is_contiguous(const Tensor& tensor) { return is_empty(tensor) || is_even(tensor, 0, tensor.ndim, 1); }
 
-// Whether the elements lie back to back on the CPU. Zeros that were never made have no memory.
+// Whether the elements are contiguous memory on the CPU. Lazy zeros (ZeroTensor) have no memory.
 inline bool is_readable(const Tensor& tensor) {
   return tensor.device.type == kCpu && is_contiguous(tensor) && (tensor.data != nullptr || is_empty(tensor));
 }
 
-// Copies the elements of a tensor that isn't empty to one piece of memory, one after the other, in order.
+// Copies the elements of a non-empty tensor to contiguous memory, in order.
 inline void copy_elements(std::byte* to, const Tensor& from, std::int64_t item_bytes) {
   std::vector<std::int64_t> at(static_cast<std::size_t>(from.ndim));
   const std::byte* const data = data_of(from);

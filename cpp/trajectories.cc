@@ -9,7 +9,7 @@ namespace {
 
 using std::int64_t;
 
-// Where a trajectory ends.
+// The position of a trajectory's end.
 struct End {
   int64_t t;
   int64_t env;
@@ -32,7 +32,7 @@ std::vector<End> ends_of(const Steps& steps) {
   return ends;
 }
 
-// The place of each end in the order of time.
+// The rank of each end in the order of time.
 std::vector<int64_t> ranks_of(const std::vector<End>& ends, bool sorted) {
   std::vector<int64_t> order(ends.size());
   std::iota(order.begin(), order.end(), 0);
@@ -48,7 +48,7 @@ std::vector<int64_t> ranks_of(const std::vector<End>& ends, bool sorted) {
   return ranks;
 }
 
-// Steps [begin, end) of an environment, all of the trajectory under way.
+// Records the steps [begin, end) of an environment, which all belong to its current trajectory.
 template <class Real>
 void pass(const Steps& steps, Rows<const Real> reward, int64_t env, int64_t begin, int64_t end, UnderWay& now,
           Names names) {

@@ -1,11 +1,11 @@
-// Which trajectory each frame of a batch belongs to, how many steps that had before, and what it returned in all.
+// Trajectory ids and step counts for the frames of a batch, and the length and return of each ended trajectory.
 //
-// Threads.   A plain function over the caller's memory; the caller keeps it alive and unchanged during the call.
-// Order.     Ends are taken by time, ends of one step in the order of the environments: so new ids are given, and so
-//   what has ended is returned.
-// Floats.    Rewards are added one after the other in double, those of a trajectory by themselves: an infinity or NaN
-//   stays within its trajectory.
-// Cost.      One pass over the rows; sorting the ends where there are several environments.
+// Threads.   A plain function over the caller's memory. The caller keeps it alive and unchanged during the call.
+// Order.     Ends are processed in the order of time, and ends at the same step in the order of the environments. New
+//   ids are assigned, and ended trajectories are returned, in this order.
+// Floats.    The rewards of a trajectory are added in double, one after the other. Trajectories are summed separately,
+//   so an infinity or NaN affects only its trajectory.
+// Cost.      One pass over the rows, and a sort of the ends if there are several environments.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace gleanrl {
 
-// A matrix with one row for each of P environments; row p begins `stride` values behind row p - 1.
+// A matrix with one row for each of P environments. Row p begins `stride` values after row p - 1.
 template <class Value>
 struct Rows {
-  Value* first = nullptr;  // none where there is no such matrix
+  Value* first = nullptr;  // null if the matrix is absent
   std::int64_t stride = 0;
 
   explicit operator bool() const { return first != nullptr; }
@@ -28,17 +28,17 @@ struct Steps {
   std::int64_t num_envs;
   std::int64_t num_steps;
   Rows<const std::uint8_t> done;  // 1 where a trajectory ends with the step
-  Rows<const std::uint8_t> mask;  // 0 on steps that are no frames; absent if all are
-  Rows<std::int64_t> ids;         // written: -1 on steps that are no frames
-  Rows<std::int64_t> counts;      // written unless absent: frames of the trajectory before the step
+  Rows<const std::uint8_t> mask;  // 0 at padding; absent if all steps are frames
+  Rows<std::int64_t> ids;         // output: trajectory ids, -1 at padding
+  Rows<std::int64_t> counts;      // output unless absent: frames of the trajectory before the step
 };
 
-// What the environments' trajectories are before a batch and, changed in place, after it.
+// The current trajectory of each environment: the state before a batch, changed in place to the state after it.
 struct UnderWay {
   std::int64_t* id;      // (P,)
   std::int64_t* steps;   // (P,) frames so far
-  double* returns;       // (P,) rewards so far
-  std::int64_t next_id;  // the first one that no trajectory has
+  double* returns;       // (P,) sum of rewards so far
+  std::int64_t next_id;  // the next unused id
 };
 
 // Ids are written as id * factor + offset.
@@ -49,10 +49,10 @@ struct Names {
 
 struct Ended {
   std::vector<std::int64_t> lengths;
-  std::vector<double> returns;  // none without rewards
+  std::vector<double> returns;  // empty without rewards
 };
 
-// Fills in ids and counts, and returns what has ended. Without rewards the returns stay as they are.
+// Writes ids and counts, and returns the ended trajectories. Without rewards, `now.returns` doesn't change.
 Ended record(const Steps& steps, Rows<const float> reward, UnderWay& now, Names names);
 Ended record(const Steps& steps, Rows<const double> reward, UnderWay& now, Names names);
 

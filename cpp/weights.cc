@@ -12,7 +12,7 @@ namespace {
 
 using std::size_t;
 
-// "&", not "&&": a loop over it has no branch.
+// "&" instead of "&&" keeps branches out of loops.
 bool is_positive(double value) { return (value > 0.0) & (value <= 0x1p960); }
 
 }  // namespace
