@@ -81,7 +81,7 @@ class TestKeys:
 
 
 class TestLeaves:
-    def test_depth_first_in_order_of_insertion(self) -> None:
+    def test_leaves_are_ordered_depth_first_by_insertion(self) -> None:
         batch = make()
         assert [path for path, _ in iter_leaves(batch)] == [PATHS[0], PATHS[1], PATHS[2], PATHS[4], PATHS[3]]
         assert all(leaf is batch.get(as_key(path)) for path, leaf in flatten(batch).items())

@@ -82,7 +82,7 @@ def test_values_survive_a_round_trip(value: Any) -> None:
         torch.complex64,
     ],
 )
-def test_tensors_of_any_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_tensors_of_any_kind_survive_a_round_trip(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.rand(shape) * 9).to(dtype)
     assert same(tensor, there_and_back(tensor))
     if tensor.ndim == 2:

@@ -112,7 +112,7 @@ def test_is_alive_reports_running_processes_only():
             proc.is_alive(bad)
 
 
-def test_processes_by_descriptor_and_state():
+def test_processes_are_signalled_by_descriptor_and_their_state_is_read():
     child = os.fork()
     if child == 0:
         while True:

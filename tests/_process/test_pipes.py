@@ -37,7 +37,7 @@ def ends(held):
     return OwnerEnd(c, b), WorkerEnd(a, d)
 
 
-def test_signals_and_messages_in_order(ends):
+def test_signals_and_messages_arrive_in_order(ends):
     owner, worker = ends
     os.write(owner.writing, b"s")
     owner.send(b"some bytes")
@@ -117,7 +117,7 @@ def test_closed_other_end_raises(ends, held):
         lonely.send(b"x")
 
 
-def test_values_travel_by_value():
+def test_values_are_sent_by_value():
     number = 4
     assert decode(encode(lambda: number))() == 4
     with pytest.raises(WorkerError, match="can't be sent"):

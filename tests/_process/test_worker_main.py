@@ -68,7 +68,7 @@ def test_worker_has_few_descriptors(crew):
     assert all(found["descriptors"] <= 10 for found in ask(crew, "surroundings"))
 
 
-def test_lambdas_and_classes_of_any_module_travel(crew):
+def test_lambdas_and_classes_of_any_module_are_sent(crew):
     number = 3
     functions = ask(crew, "echo", lambda: number)
     assert [function() for function in functions] == [3, 3]

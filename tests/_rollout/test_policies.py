@@ -195,7 +195,7 @@ class TestRandomPolicy:
         assert {path: value.shape for path, value in drawn.items()} == {("agents", "act"): (5, 4, 3, 2)}
         assert drawn["agents", "act"].unique().numel() > 100
 
-    def test_every_leaf_of_a_composite_spec(self) -> None:
+    def test_every_leaf_of_a_composite_spec_is_drawn(self) -> None:
         hand = Composite(grip=Categorical(3, shape=(4,)), shape=(4,))
         spec = Composite(arm=Bounded(-1.0, 1.0, (4, 2)), hand=hand, shape=(4,))
         drawn = RandomPolicy(spec).draw((6,))

@@ -95,7 +95,7 @@ def test_missing_fields_and_invalid_states_are_named():
         Walker().load_state_dict([])  # type: ignore[arg-type]
 
 
-def test_readers_of_numbers_flags_texts_and_parts():
+def test_readers_return_numbers_flags_texts_and_parts():
     state = {
         "x": 1.5,
         "inf": float("inf"),

@@ -112,7 +112,7 @@ def test_rollouts_stop_where_the_environment_does() -> None:
     assert data["next", "done"][:, 0].nonzero().flatten().tolist() == [3, 9, 13, 19]
 
 
-def test_splitting_by_one_groups_flags() -> None:
+def test_done_key_splits_by_the_flags_of_one_group() -> None:
     batch = batch_of(SurvivorEnv("all"), 10)
     split = split_trajectories(batch, done_key="done")
     assert split["collector", "mask"].sum(-1).tolist() == [4, 6]
@@ -133,7 +133,7 @@ def test_partial_reset_keeps_dead_agents_of_other_rows() -> None:
 
 
 @pytest.mark.parametrize("ends", ["all", "any"])
-def test_several_teams_in_one_serial_environment(ends: str) -> None:
+def test_serial_env_of_several_teams_equals_each_team(ends: str) -> None:
     env = SerialEnv(2, lambda: SurvivorEnv(ends))
     batch = batch_of(env, 40)
     alone = batch_of(SurvivorEnv(ends), 20)

@@ -307,7 +307,7 @@ class TestControl:
 
     @pytest.mark.parametrize("batched", [False, True])
     @pytest.mark.parametrize("end", ["budget", "shutdown", "replaced"])
-    def test_another_collector_opens_an_environment_again(self, end: str, batched: bool) -> None:
+    def test_second_collector_reopens_a_closed_environment(self, end: str, batched: bool) -> None:
         single: Any = partial(GymEnv, "CartPole-v1")
         env = TransformedEnv(SerialEnv(2, single) if batched else single(), StepCounter())
 
@@ -419,7 +419,7 @@ def test_policy_that_returns_none_raises() -> None:
         SyncDataCollector(CountingEnv(NEVER), lambda observation: None, frames_per_batch=2)
 
 
-def test_attributes_of_its_parts_and_many_calls() -> None:
+def test_getattr_and_map_fn_reach_the_parts() -> None:
     collector = make(total_frames=-1)
     assert collector.getattr_env("batch_size") == collector.env.batch_size
     assert collector.getattr_policy("__class__") is type(collector.policy)

@@ -117,7 +117,7 @@ def test_every_frame_carries_the_version_of_the_policy() -> None:
 
 
 @pytest.mark.parametrize("given", ["random", "RANDOM", InteractionType.RANDOM, "mode", "deterministic"])
-def test_exploration_types_by_name(given: Any) -> None:
+def test_exploration_types_are_accepted_by_name(given: Any) -> None:
     seen = []
 
     def policy(td: TensorDictBase) -> TensorDictBase:

@@ -235,7 +235,7 @@ def test_groups_keep_their_own_batch_dimensions() -> None:
     assert out["empty"].is_empty() and out["next"].names == [None, "time"]
 
 
-def test_strided_stacked_and_locked_batches() -> None:
+def test_strided_stacked_and_locked_batches_are_split() -> None:
     done = torch.tensor([[0, 1, 0], [0, 0, 0]], dtype=torch.bool)
     batch = batch_of(done)
     expected = split_trajectories(batch)

@@ -21,7 +21,7 @@ widths = st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=5)
 # Fewer rows than a gather prefetches (128 lines), exactly as many, and more.
 @pytest.mark.parametrize("n", [1, 25, 127, 128, 129, 300])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_gather_and_put_every_row_size(width, n):
+def test_gather_and_put_copy_every_row_size(width, n):
     table = Table.random([width], 97)
     index = np.concatenate([[96, 0, 5, 5, 42], np.random.default_rng(n).integers(0, 97, n)])[:n]
     assert (table.gather(index)[0] == table.columns[0][index]).all()

@@ -236,7 +236,7 @@ def test_more_lengths_than_indexes_are_kept_right():
 
 
 @pytest.mark.parametrize("now", [2**31 - 2, 2**32 - 2, 2**53 - 2, 2**62])
-def test_counters_beyond_32_and_53_bits(now):
+def test_counters_exceed_32_and_53_bits(now):
     table, random = Table.empty(10, now=now), np.random.default_rng(0)
     for _ in range(8):
         table.write(4, random.random(4) < 0.3)

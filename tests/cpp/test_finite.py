@@ -55,7 +55,7 @@ def test_float64_agrees_with_numpy(numbers):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_several_arrays_at_once(dtype, bad):
+def test_several_arrays_are_checked_at_once(dtype, bad):
     arrays = [np.zeros((2, 3), dtype), np.zeros(0, np.float32), np.ones(2000, dtype), np.ones((), np.float64)]
     assert are_finite(arrays) and are_finite([])
     for array in arrays:

@@ -112,7 +112,7 @@ TestSumTreeMachine.settings = settings(max_examples=40, stateful_step_count=15)
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_a_full_tree_of_every_height(capacity):
+def test_full_trees_of_every_height_are_valid(capacity):
     values = np.random.default_rng(capacity).random(capacity)
     tree = loaded(values)
     assert tree.capacity == capacity
@@ -256,7 +256,7 @@ def test_a_bad_uniform_draws_nothing(bad):
     assert (index == -7).all() and (value == -7).all()
 
 
-def test_bad_sizes_and_addresses():
+def test_bad_sizes_and_addresses_are_refused():
     for capacity in (0, -1):
         with pytest.raises(ValueError, match="capacity: expected 1 or more"):
             SumTree(capacity)

@@ -55,7 +55,7 @@ def test_normalised_weights_are_at_most_one(priority, beta):
     assert_close(found, [power(math.log2(p) - math.log2(min(priority)), beta) for p in priority])
 
 
-def test_a_batch_of_the_usual_size():
+def test_weights_of_a_batch_equal_the_formula():
     priority = np.random.default_rng(0).random(257) ** 2 + 1e-8
     for beta in (0.0, 0.4, 0.6, 1.0):
         expected = (priority / priority.min()) ** -beta

@@ -132,7 +132,7 @@ def test_view_is_complete(buffer: ReplayBuffer) -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_a_checkpoint_holds_what_another_stream_has_written(
+def test_checkpoint_holds_writes_of_another_stream(
     buffer: ReplayBuffer, wait: bool, tmp_path: object
 ) -> None:
     with busy():

@@ -56,7 +56,7 @@ class Vandal(CountingEnv):
 
 class TestReset:
     @pytest.mark.parametrize("rows", [(True, False, False), (False, False, True), (False, False, False)])
-    def test_kept_rows_survive_whatever_the_environment_overwrites(self, rows: tuple[bool, ...]) -> None:
+    def test_kept_rows_survive_overwrites_by_the_environment(self, rows: tuple[bool, ...]) -> None:
         env = Vandal(LONG, (3,))
         root = env.step(env.rand_action(env.reset()))["next"].exclude("reward")
         before = root["observation"].clone()
@@ -212,7 +212,7 @@ class TestStep:
                 env.step(data)
 
     @pytest.mark.parametrize("fault", ["dtype", "shape"])
-    def test_type_checks_on_request(self, fault: str) -> None:
+    def test_run_type_checks_checks_values(self, fault: str) -> None:
         env = CrookedEnv(fault, at=1, script=LONG, run_type_checks=True)
         env.observation_spec = Composite(
             observation=Bounded(low=-99.0, high=99.0, shape=(3,), dtype=torch.float32)

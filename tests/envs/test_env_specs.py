@@ -55,7 +55,7 @@ class TestRoles:
         assert specs.keys("action") == []
 
     @pytest.mark.parametrize("shape", [(), (2, 3), (4,)])
-    def test_a_leaf_without_the_batch_dimensions(self, shape: tuple[int, ...]) -> None:
+    def test_leaf_without_the_batch_dimensions_is_refused(self, shape: tuple[int, ...]) -> None:
         for spec in (Unbounded(shape=shape), Composite({("a", "b"): Unbounded(shape=shape)})):
             with pytest.raises(EnvironmentContractError, match=r"action_spec: .*batch size \(3,\)"):
                 make().set("action", spec)
@@ -120,7 +120,7 @@ class TestLeaves:
             full.lock_()
             assert spec.keys("observation") == [("a", "b"), ("a", "c")]
 
-    def test_a_lock_of_one_level_fixes_nothing_below(self) -> None:
+    def test_non_recursive_lock_allows_changes_below(self) -> None:
         specs = make()
         specs.set("observation", Composite(a=Composite(b=Unbounded(3), shape=(3,)), shape=(3,)))
         full = specs.full("observation").lock_(recurse=False)
@@ -155,7 +155,7 @@ class TestFlagSpecs:
         specs.set("done", declared(*names, "truncated"))
         assert specs.groups() == [(), ("z",), ("y",), ("x",)]
 
-    def test_a_group_without_any(self) -> None:
+    def test_group_without_flags_is_refused(self) -> None:
         with pytest.raises(
             EnvironmentContractError, match=r"end in done, terminated or truncated, got \['over'\]"
         ):

@@ -40,7 +40,7 @@ class TestLock:
         with pytest.raises(UnsupportedError):
             env.full_action_spec["more"] = Unbounded(3)
 
-    def test_a_lock_put_on_from_above(self) -> None:
+    def test_output_spec_can_be_unlocked_and_locked_again(self) -> None:
         env = Bare()
         env.output_spec.unlock_()["full_observation_spec"]["more"] = Unbounded(3)
         env.output_spec.lock_()

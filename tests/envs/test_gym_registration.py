@@ -64,7 +64,7 @@ def test_registered_and_rewrapped_environment_is_unchanged(name: str) -> None:
     assert set(check_env(GymEnv(name, num_envs=3)).skipped) == set()
 
 
-def test_keyword_arguments_info_and_limits(name: str) -> None:
+def test_registration_passes_keywords_info_keys_and_limits(name: str) -> None:
     TwoKeyEnv.register_gym(
         name, info_keys=["place"], max_episode_steps=4, backend="gymnasium", script=Script(lengths=(2,))
     )

@@ -15,7 +15,7 @@ from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv
 FLAGS = ["done", "terminated", "truncated"]
 
 
-def test_properties_of_a_single_agent() -> None:
+def test_single_agent_has_singular_keys() -> None:
     env = CountingEnv(batch_size=(3,))
     assert env.action_keys == ["action"] and env.reward_keys == ["reward"] and env.state_keys == []
     assert env.done_keys == FLAGS and env.reset_keys == ["_reset"] and env.done_keys_groups == [FLAGS]
@@ -28,7 +28,7 @@ def test_properties_of_a_single_agent() -> None:
     assert env.state_spec is env.full_state_spec
 
 
-def test_properties_of_several_agents_and_actions() -> None:
+def test_several_agents_have_grouped_keys() -> None:
     env = TeamEnv(nested_flags=True)
     nested = [("agents", name) for name in FLAGS]
     assert env.done_keys == [*FLAGS, *nested] and env.done_keys_groups == [FLAGS, nested]

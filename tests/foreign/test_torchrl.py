@@ -135,7 +135,7 @@ def test_seeds_reach_torchrl_environments():
     assert not torch.equal(run(1)["observation"], run(2)["observation"])
 
 
-def test_random_frames_and_the_policy_after_them():
+def test_policy_acts_after_the_random_frames():
     policy = torch.nn.Linear(3, 2)
     first, second = batches(envs.Episodes, policy=policy, init_random_frames=40)
     assert not torch.allclose(first["action"], policy(first["observation"]))

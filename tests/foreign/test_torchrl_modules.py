@@ -242,7 +242,7 @@ def test_module_that_projects_its_draws_is_called_whole():
 
 
 @pytest.mark.parametrize("kind", [modules.LSTMModule, modules.GRUModule])
-def test_primers_of_recurrent_modules(kind):
+def test_primers_of_recurrent_modules_are_used(kind):
     recurrent = kind(input_size=3, hidden_size=4, in_key="observation", out_key="embed")
     policy = TensorDictSequential(recurrent, TensorDictModule(nn.Linear(4, 1), ["embed"], ["action"]))
     env = TransformedEnv(pendulum(), Compose(InitTracker(), modules.get_primers_from_module(policy)))
@@ -252,7 +252,7 @@ def test_primers_of_recurrent_modules(kind):
     assert not batch[state][0].any() and batch[state][1:].any()
 
 
-def test_modules_keep_specs_of_their_own_library():
+def test_modules_convert_specs_to_torchrls():
     module = modules.EGreedyModule(spec=OneHot(3))
     assert isinstance(module.spec["action"], theirs.OneHot)
     whole = modules.AdditiveGaussianModule(spec=Composite(action=Unbounded(3)), action_key="action")

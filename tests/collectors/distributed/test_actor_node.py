@@ -131,7 +131,7 @@ def test_orders_by_pipe_and_by_ray_are_carried_out_in_order():
     node.ask("close")
 
 
-def test_a_node_with_workers_and_its_state():
+def test_node_with_workers_saves_and_loads_its_state():
     keywords = {"frames_per_batch": 20, "cat_results": "stack"}
     offer = Offer.of(1)
     made = recipe(

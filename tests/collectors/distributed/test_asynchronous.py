@@ -39,7 +39,7 @@ def test_budgets_are_met_to_the_frame(apart):
         source.collect(budget.aside())
 
 
-def test_lent_batch_is_a_view_and_delivered_batch_is_copied_once(apart):
+def test_viewed_batch_is_not_copied_and_delivered_batch_is_copied_once(apart):
     def stands_in(batch: Any, what: str) -> bool:
         place = batch["observation"].data_ptr()
         return any(begin <= place < end for begin, end in mapped(what))

@@ -75,7 +75,7 @@ def test_resets_discard_frames_in_progress(apart):
         apart.reset([True])
 
 
-def test_seeds_and_states_of_nodes(apart):
+def test_seeds_and_states_are_passed_to_nodes(apart):
     assert apart.set_seed(3) == 4
     state = apart.state_dict()
     batch = apart.next()

@@ -58,7 +58,7 @@ def test_weights_are_followed_as_long_as_the_mode_says(ray_session):
         assert found == expected
 
 
-def test_weights_of_one_node_and_states(ray_session):
+def test_weights_of_one_node_are_pushed_and_restored(ray_session):
     policy = Says()
     weights = broadcast(ray_session, policy)
     weights.push(None, [1], 0)

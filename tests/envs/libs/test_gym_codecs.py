@@ -125,7 +125,7 @@ class TestArrayActions:
     """Actions are copies in the space's dtype."""
 
     @pytest.mark.parametrize("shape", [(), (1,), (2, 2)])
-    def test_rows_of_one_column(self, shape: tuple[int, ...]) -> None:
+    def test_decoded_actions_are_copies_of_the_column(self, shape: tuple[int, ...]) -> None:
         codec = floats(shape)
         column = np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32)
         before = column.copy()

@@ -183,7 +183,7 @@ class TestMistakes:
         with pytest.raises(InvalidArgumentError, match="aren't known"):
             _ = default_info_dict_reader(["a"]).codecs
 
-    def test_keys_choose_from_a_spec(self) -> None:
+    def test_keys_select_from_a_spec(self) -> None:
         spec = Composite(a=Unbounded(()), b=Composite(c=Unbounded((2,))))
         assert list(default_info_dict_reader([("b", "c")], spec).info_spec.keys(True, True)) == [("b", "c")]
         parallel = default_info_dict_reader(["x", "y"], [Unbounded(()), Unbounded((2,))])

@@ -305,13 +305,13 @@ class TestArguments:
             with pytest.raises(UnsupportedError, match="batch_size"):
                 GymLikeEnv(OracleEnv(), batch_size=bad)
 
-    def test_a_reward_space_of_another_kind(self) -> None:
+    def test_discrete_reward_space_is_refused(self) -> None:
         inner = OracleEnv()
         inner.reward_space = spaces.Discrete(3)
         with pytest.raises(SpaceError, match="Discrete"):
             GymLikeEnv(inner)
 
-    def test_a_scalar_reward_space(self) -> None:
+    def test_scalar_reward_space_keeps_its_dtype(self) -> None:
         inner = OracleEnv(script=LONG)
         inner.reward_space = spaces.Box(-9, 9, (), np.float64)
         env = GymLikeEnv(inner)

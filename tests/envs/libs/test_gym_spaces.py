@@ -110,7 +110,7 @@ class TestEverySpace:
     ],
     ids=str,
 )
-def test_the_spec_of_a_space(space: spaces.Space[Any], as_integers: bool, spec: Any) -> None:
+def test_space_is_converted_to_its_spec(space: spaces.Space[Any], as_integers: bool, spec: Any) -> None:
     tree = make_tree(space, ("x",), as_integers)
     assert isinstance(tree, Codec) and tree.spec == spec and tree.key == ("x",)
 

@@ -225,7 +225,7 @@ class TestCarry:
 
 
 class TestActions:
-    def test_an_environment_cannot_spoil_the_record(self) -> None:
+    def test_environment_that_changes_its_action_does_not_change_the_record(self) -> None:
         for ready in (True, False):
             inner = MutatingEnv(script=SCRIPT)
             env = GymWrapper(inner)

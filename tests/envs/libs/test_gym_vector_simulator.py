@@ -236,5 +236,5 @@ def test_infos_of_rows_are_merged() -> None:
     assert out["deep"]["x"].tolist() == [1, 2] and out["n"] == 3 and "final_obs" not in out
 
 
-def test_environments_of_one_kind() -> None:
+def test_partial_resets_need_a_known_vector_environment() -> None:
     assert VectorSimulator(vector(kind=OracleEnv)).partial and not VectorSimulator(NativeOracle()).partial

@@ -87,7 +87,7 @@ def test_numbers_of_intervals_become_actions(name, offset, categorical):
         assert torch.allclose(given, low + offset * (high - low), atol=1e-6)
 
 
-def test_specs_of_discrete_actions():
+def test_discretized_actions_have_discrete_specs():
     assert isinstance(TransformedEnv(single(), ActionDiscretizer(3)).action_spec, MultiCategorical)
     env = TransformedEnv(batched(), ActionDiscretizer(3, out_action_key="choice"))
     assert env.action_keys == ["choice"]

@@ -92,7 +92,7 @@ def test_members_outside_the_step_mask_take_no_action():
     assert env.base_env.taken == [0, 1, 3]
 
 
-def test_rollouts_and_collectors_of_a_batch():
+def test_rollouts_and_collectors_step_chunks_of_a_batch():
     def env(**options):
         base = SerialEnv(2, [lambda: Counting(3), lambda: Counting(5)])
         return TransformedEnv(base, MultiAction(**options))

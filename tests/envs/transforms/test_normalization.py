@@ -27,7 +27,7 @@ def test_both_forms_of_normalization_equal_their_formulas(env, standard):
         assert torch.equal(part["normal"], want)
 
 
-def test_every_floating_observation_by_default():
+def test_default_keys_are_all_floating_observations():
     env = TransformedEnv(TwoKeyEnv(), ObservationNorm(0.0, 2.0))
     assert set(env.transform.in_keys) == {"place", "clock"}
     env = TransformedEnv(team(), ObservationNorm(0.0, 2.0))

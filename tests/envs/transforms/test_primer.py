@@ -50,7 +50,7 @@ def test_written_state_is_read_in_the_next_step():
 
 
 @pytest.mark.parametrize("env", [single, batched])
-def test_a_recurrent_policy_in_a_collector(env):
+def test_collector_runs_a_recurrent_policy(env):
     def recur(h, observation):
         return observation[..., :2].clamp(-1, 1), h + 1
 
@@ -191,7 +191,7 @@ def test_policy_that_writes_other_next_entries_is_refused():
         SyncDataCollector(env, lambda td: env.rand_step(td), frames_per_batch=6, total_frames=-1)
 
 
-def test_random_values_and_values_by_key():
+def test_primer_fills_random_values_and_values_by_key():
     env = TransformedEnv(batched(), TensorDictPrimer(Composite(z=Bounded(2.0, 3.0, (2,))), random=True))
     z = env.reset()["z"]
     assert z.shape == (3, 2)
@@ -302,14 +302,14 @@ def test_reset_may_be_given_entries_in_advance():
         (lambda: {"h": torch.full((3,), 4.0)}, 4.0),
     ],
 )
-def test_single_default_value_of_any_kind(default, expected, many):
+def test_single_default_value_fills_every_kind(default, expected, many):
     primer = TensorDictPrimer(h=Unbounded((3,)), default_value=default, single_default_value=True)
     env = TransformedEnv(SerialEnv(2, single) if many else single(), primer)
     found = env.rollout(2)["h"]
     assert found.shape == (*env.batch_size, 2, 3) and found.unique().tolist() == [expected]
 
 
-def test_single_default_value_in_a_buffer():
+def test_single_default_value_fills_samples_of_a_buffer():
     primer = TensorDictPrimer(
         h=Unbounded((3,)), default_value=lambda: TensorDict(h=torch.ones(3)), single_default_value=True
     )

@@ -76,7 +76,7 @@ def test_clipped_integers_lie_in_the_interval():
     check_env_specs(TransformedEnv(batched(), Compose(StepCounter(), ClipTransform(["step_count"], low=0.5))))
 
 
-def test_signs_and_positive_rewards():
+def test_sign_and_binarize_map_rewards():
     td = TensorDict({"reward": torch.tensor([-2.0, 0.0, 3.0])}, [3])
     assert SignTransform(in_keys=["reward"])(td.clone())["reward"].tolist() == [-1.0, 0.0, 1.0]
     out = BinarizeReward()(td.clone())["reward"]

@@ -122,7 +122,7 @@ def test_reset_rows_reads_every_mask():
     assert reset_rows(TensorDict({}, [2]), keys) is None
 
 
-def test_helpers_for_keys_and_shapes():
+def test_helpers_compute_keys_and_shapes():
     assert trailing(torch.ones(2), torch.ones(2, 3, 4)).shape == (2, 1, 1)
     assert sibling(("a", "done"), "x") == ("a", "x")
     assert sibling("done", "x") == "x"

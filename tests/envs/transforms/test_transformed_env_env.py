@@ -239,7 +239,7 @@ def test_by_hand_steps_agree_with_rollouts():
         assert torch.equal(by_hand["next", key], batch["next", key])
 
 
-def test_a_rollout_from_a_given_root():
+def test_rollout_continues_from_a_given_root():
     env = TransformedEnv(CountingEnv(None, (2,)), several())
     root = env.reset()
     root["step_count"] += 10

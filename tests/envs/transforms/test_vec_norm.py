@@ -95,7 +95,7 @@ def test_frozen_statistics_do_not_change():
     assert torch.equal(norm.loc["observation"], before)
 
 
-def test_fixed_transforms_of_the_present_statistics():
+def test_to_observation_norm_fixes_the_statistics():
     norm = VecNorm(in_keys=["observation"])
     env = TransformedEnv(batched(), norm)
     env.rollout(30, break_when_any_done=False)

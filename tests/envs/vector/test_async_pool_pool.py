@@ -64,7 +64,7 @@ def test_pool_passes_the_environment_suite(make_pool):
     assert "partial reset" in report.passed and "aliasing" in report.passed
 
 
-def test_seeds_attributes_and_states(make_pool):
+def test_seeds_attributes_and_states_reach_the_members(make_pool):
     pool = make_pool([counting, partial(counting, 2)])
     assert pool.batch_size == (2, 2) and pool.env_batch_sizes == [torch.Size([2])] * 2
     assert pool.set_seed(3) == 6 and pool.seeds == [[3], [5]]
@@ -93,7 +93,7 @@ def test_answers_keep_their_types(make_pool):
     assert type(pool.size[0]) is torch.Size and type(pool.sizes()[0][0]) is torch.Size
 
 
-def test_transforms_around_and_inside(make_pool):
+def test_transforms_work_around_and_inside_the_pool(make_pool):
     inside = make_pool([lambda: TransformedEnv(oracle(), StepCounter())] * 2)
     around = TransformedEnv(make_pool([oracle] * 2), StepCounter())
     for env in (inside, around):

@@ -216,6 +216,6 @@ def test_invalid_makers_and_timeouts_are_refused():
         ProcessorAsyncEnvPool(oracle, backend="threading")
 
 
-def test_keyword_arguments_of_the_makers(make_pool):
+def test_create_env_kwargs_reach_the_makers(make_pool):
     pool = make_pool([oracle, oracle], create_env_kwargs=[{"stream": 5}, {"stream": 6}])
     assert pool.stream == [5, 6]

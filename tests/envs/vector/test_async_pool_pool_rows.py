@@ -13,7 +13,7 @@ from gleanrl.errors import InvalidArgumentError, MissingKeyError, SchemaError
 from tests.envs.vector.makers import counting, oracle
 
 
-def test_rows_of_environments_with_batch_dimensions():
+def test_rows_of_batched_environments_are_found_by_index():
     index = RowIndex(torch.Size([3, 2]))
     rows = TensorDict({"x": torch.arange(4).reshape(2, 2)}, [2, 2])
     rows[INDEX] = torch.stack([index_entry(env, [2]) for env in (2, 0)])

@@ -130,7 +130,7 @@ def test_keyword_arguments_of_each_reset(make):
         env.reset(list_of_kwargs=[{}])
 
 
-def test_attributes_and_methods_of_the_members(make):
+def test_attributes_and_methods_of_members_are_listed(make):
     env = make(2, oracle, create_env_kwargs=streams(2))
     assert env.stream == [0, 1]
     assert env.is_started
@@ -210,7 +210,7 @@ def test_step_mask_steps_only_its_members(make):
         env.step(root)
 
 
-def test_copies_and_pickles_while_unstarted(make):
+def test_unstarted_batch_is_copied_and_pickled(make):
     env = make(2, oracle, create_env_kwargs=streams(2))
     again = [copy.deepcopy(env), cloudpickle.loads(cloudpickle.dumps(env)), pickle.loads(pickle.dumps(env))]
     assert all(other.stream == [0, 1] for other in again)
@@ -221,7 +221,7 @@ def test_copies_and_pickles_while_unstarted(make):
     assert not env.is_started
 
 
-def test_nested_in_another_batch(make):
+def test_batch_in_a_serial_env_has_two_dimensions(make):
     env = SerialEnv(2, make(2, oracle, create_env_kwargs=streams(2)))
     assert env.batch_size == (2, 2)
     assert env.stream == [[0, 1], [0, 1]]
@@ -262,7 +262,7 @@ def test_collector_state_can_be_loaded_after_its_environments_ended(make):
     assert list(make(2, oracle).state_dict()) == ["worker0", "worker1"]
 
 
-def test_nested_keys_and_groups(make):
+def test_nested_keys_and_groups_are_stacked(make):
     env = make(2, lambda: TeamEnv(SCRIPT, nested_flags=True))
     assert ("agents", "action") in env.action_keys and env.reset_keys == ["_reset", ("agents", "_reset")]
     batch = env.rollout(9, break_when_any_done=False)
@@ -271,7 +271,7 @@ def test_nested_keys_and_groups(make):
     assert pose.shape == (2, 9, 3)
 
 
-def test_unlike_members_of_one_shape(make):
+def test_members_with_different_bounds_keep_their_bounds(make):
     def wide():
         env = CountingEnv(SCRIPT)
         env.action_spec = Bounded(-2.0, 2.0, (2,))
@@ -284,7 +284,7 @@ def test_unlike_members_of_one_shape(make):
     assert actions[0].abs().max() <= 1 < actions[1].abs().max() <= 2
 
 
-def test_unlike_members_are_stacked_lazily(make):
+def test_different_members_are_stacked_lazily(make):
     env = make(2, [oracle, with_goal])
     td = env.reset()
     assert isinstance(td, LazyStackedTensorDict) and "goal" in td[1].keys() and "goal" not in td[0].keys()
@@ -315,7 +315,7 @@ def test_unsupported_arguments_are_refused(make):
         make(2, [CountingEnv, lambda: CountingEnv(device="cpu")])
 
 
-def test_options_without_effect_and_devices(make):
+def test_no_op_options_are_accepted_and_device_moves_data(make):
     env = make(
         2,
         oracle,

@@ -78,7 +78,7 @@ def test_a_repeated_environment_is_copied():
     assert not env.usage.started and third.stream == 0
 
 
-def test_pickles_lambdas_and_environments():
+def test_factories_of_lambdas_and_environments_are_pickled():
     number = 3
     made = pickle.loads(pickle.dumps(Factory(lambda stream: oracle(stream + number), {"stream": 4})))()
     assert made.stream == 7

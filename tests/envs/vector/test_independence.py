@@ -343,5 +343,5 @@ def test_members_in_other_processes_are_copies():
     assert torch.equal(found["observation"], expected["observation"])
 
 
-def test_check_of_environments_without_attributes():
+def test_environments_without_attributes_pass_the_check():
     require_independent([object(), object()])

@@ -136,7 +136,7 @@ def test_policy_sees_the_same_rows_as_with_serial_env(make):
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_several_environments_in_a_process(make, num_processes):
+def test_num_processes_puts_several_environments_in_a_process(make, num_processes):
     env = make(5, oracle, create_env_kwargs=streams(5), num_processes=num_processes)
     assert env.set_seed(1) == 5
     batches = list(SyncDataCollector(env, None, frames_per_batch=50, total_frames=100))
@@ -254,7 +254,7 @@ def test_unpicklable_attributes_are_reported(make):
         make(2, Locked).lock  # noqa: B018
 
 
-def test_methods_of_a_closed_batch(make):
+def test_methods_of_a_closed_batch_are_refused(make):
     env = make(2, oracle)
     hello = env.hello
     env.close()
@@ -267,7 +267,7 @@ def test_data_on_another_device_use_tensordicts(make):
     assert isinstance(env.make_stepper(), TensorDictStepper)
 
 
-def test_a_buffer_of_its_batches(make):
+def test_buffer_stores_batches_of_a_parallel_env(make):
     """The guide's example of a ParallelEnv, with the buffer's default sampler."""
     env = make(4, lambda: GymEnv("CartPole-v1"))
     memory = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2))

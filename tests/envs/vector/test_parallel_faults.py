@@ -95,7 +95,7 @@ def test_error_messages_equal_serial_env(make):
     assert words[0] == words[1]
 
 
-def test_an_exception_in_a_reset(make):
+def test_exception_in_a_reset_is_reported(make):
     env = make(lambda: raising(3, "reset"))
     with pytest.raises(FakeFailure, match="environment 1 .*reset raised FakeFailure"):
         collect(env)
@@ -105,14 +105,14 @@ def test_an_exception_in_a_reset(make):
     assert env.reset()["observation"][1].tolist() == [1, 1, 0]
 
 
-def test_an_exception_in_a_single_step(make):
+def test_exception_in_a_single_step_is_reported(make):
     env = make(lambda: raising(1))
     td = env.rand_action(env.reset())
     with pytest.raises(FakeFailure, match=r"environment 1 \(ParallelEnv\): step raised .* \(action \["):
         env.step(td)
 
 
-def test_an_exception_in_the_constructor(make):
+def test_exception_in_the_constructor_is_reported(make):
     built = []
 
     def fails_in_the_worker():
@@ -127,14 +127,14 @@ def test_an_exception_in_the_constructor(make):
     assert not env.is_started
 
 
-def test_keyboard_interrupts_of_an_environment(make):
+def test_keyboard_interrupt_of_an_environment_is_raised(make):
     with pytest.raises(BaseException, match="KeyboardInterrupt"):
         collect(make(lambda: awkward(interrupt, 4)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda number: number.name)
 @pytest.mark.parametrize("at", [1, 2, 10, 11])
-def test_a_killed_worker(make, number, at):
+def test_killed_worker_is_reported_at_once(make, number, at):
     env = make(lambda: awkward(partial(kill, number), at, stream=1))
     begin = clock.monotonic()
     with pytest.raises(WorkerCrashedError) as caught:
@@ -147,7 +147,7 @@ def test_a_killed_worker(make, number, at):
         env.reset()
 
 
-def test_a_worker_killed_in_a_reset(make):
+def test_worker_killed_in_a_reset_is_reported(make):
     with pytest.raises(WorkerCrashedError, match="SIGKILL during the reset of environment 1"):
         make(lambda: awkward(kill, 1, "reset")).reset()
     with pytest.raises(WorkerCrashedError, match="SIGKILL"):
@@ -161,7 +161,7 @@ def test_exited_worker_is_reported(make):
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
-def test_a_hung_worker(make, where):
+def test_hung_worker_is_reported_with_its_stack(make, where):
     env = make(lambda: awkward(wait, 4, where), timeouts=Timeouts(work_s=0.5, close_s=1.0))
     with pytest.raises(WorkerTimeoutError) as caught:
         collect(env)
@@ -173,7 +173,7 @@ def test_a_hung_worker(make, where):
         env.reset()
 
 
-def test_a_hung_constructor(make):
+def test_hung_constructor_is_reported(make):
     built = []
 
     def hangs_in_the_worker():
@@ -193,7 +193,7 @@ def test_stopped_worker_that_resumes_too_late_is_reported(make):
         collect(env)
 
 
-def test_broken_declarations(make):
+def test_broken_declarations_name_the_environment(make):
     with pytest.raises(EnvironmentContractError, match="environment 1 .*expected"):
         collect(make(lambda: GymWrapper(DriftingEnv(3, "longer", script=SCRIPT))))
     with pytest.raises(EnvironmentContractError, match="environment 1 .*returned done"):
@@ -202,7 +202,7 @@ def test_broken_declarations(make):
         collect(make(lambda: GymWrapper(NonFiniteEnv(3, script=SCRIPT))))
 
 
-def test_a_close_that_raises(make):
+def test_close_that_raises_ends_the_workers(make):
     class Grudging(CountingEnv):
         def close(self, **kwargs):
             super().close()
@@ -217,7 +217,7 @@ def test_a_close_that_raises(make):
     assert env.is_closed
 
 
-def test_a_killed_launcher(make):
+def test_killed_fork_server_is_replaced(make):
     env = make(lambda: oracle(1))
     env.reset()
     os.kill(fork_server._current._process.pid, signal.SIGKILL)
