@@ -37,7 +37,7 @@ def filled(block: Block, value: float) -> Block:
     return block
 
 
-def test_lent_block_is_seen_by_the_borrower(offer: Offer) -> None:
+def test_borrower_reads_the_memory_of_the_lender(offer: Offer) -> None:
     lender = Lender(offer)
     borrowed = Borrowed.opened(lender.name, offer)
     assert borrowed is not None
@@ -75,7 +75,7 @@ def test_block_is_reused_only_after_its_return(offer: Offer) -> None:
     assert place is not None and borrowed.share(place).view().shape == (6,)
 
 
-def test_batches_outside_lent_memory_are_copied_or_not_lent(offer: Offer) -> None:
+def test_batch_outside_shared_blocks_is_copied_or_refused(offer: Offer) -> None:
     lender = Lender(offer)
     borrowed = Borrowed.opened(lender.name, offer)
     assert borrowed is not None
