@@ -48,6 +48,14 @@ def test_ends_are_assigned_and_given():
         assert ContinuousBox(torch.zeros(2), torch.ones(2)).common == (0, 1)
 
 
+def test_bounds_changed_in_place_under_inference_mode_are_used_by_the_next_draw():
+    with torch.inference_mode():
+        spec = Bounded(0.0, 1.0, (3,))
+        spec.rand()
+        spec.space.low[...] = 0.75
+        assert bool((spec.rand((50,)) >= 0.75).all())
+
+
 @pytest.mark.parametrize("size", [(2, 3), (64, 64, 3)])
 @pytest.mark.parametrize("assigned", [False, True])
 def test_bounds_of_any_size_can_be_changed_in_place(size, assigned):

@@ -84,7 +84,10 @@ class ContinuousBox(Box):
     @property
     def common(self) -> tuple[Any, Any] | None:
         """The two bounds as Python numbers if they are equal for all elements, else None; the result is cached."""
-        versions = [0 if end.is_inference() else end._version for end in self.ends]
+        # An inference tensor has no version counter, so that a change in place would go unnoticed.
+        if any(end.is_inference() for end in self.ends):
+            return self._search_common()
+        versions = [end._version for end in self.ends]
         if self._found is None or self._found[0] != versions:
             self._found = (versions, self._search_common())
         return self._found[1]
