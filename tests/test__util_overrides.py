@@ -55,13 +55,13 @@ def test_an_object_s_own_method_counts():
     assert overridden(Plain(), "step", of=Base) == ()
 
 
-def test_native_is_of_the_class_and_as_it_is():
+def test_is_native_is_false_for_subclasses_that_override():
     assert is_native(Plain(), "step", "reset", of=Base) and is_native(Base, of=Base)
     assert not is_native(Derived, "step", of=Base) and is_native(Derived, "reset", of=Base)
     assert not is_native(Mixin(), "step", of=Base) and not is_native(Mixin, of=Base)
 
 
-def test_what_attribute_access_makes_up_does_not_count():
+def test_attributes_made_by_getattr_are_no_overrides():
     class Chatty(Base):
         def __getattr__(self, name):
             return lambda: name

@@ -88,7 +88,7 @@ def as_before() -> Any:
         yield
 
 
-def test_a_training_goes_on_in_another_one(tmp_path: Path) -> None:
+def test_loaded_training_continues_as_the_saved_one(tmp_path: Path) -> None:
     first = Training()
     for _ in range(3):
         first.step()
@@ -103,7 +103,7 @@ def test_a_training_goes_on_in_another_one(tmp_path: Path) -> None:
             assert torch.equal(one, other)
 
 
-def test_it_goes_back_in_place(tmp_path: Path) -> None:
+def test_load_restores_the_saved_training_in_place(tmp_path: Path) -> None:
     training = Training()
     training.step()
     training.checkpoint.save(tmp_path)
@@ -114,7 +114,7 @@ def test_it_goes_back_in_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", ["net", "optimizer", "scheduler", "buffer", "collector", "progress"])
-def test_what_does_not_fit_changes_nothing(tmp_path: Path, late: str) -> None:
+def test_load_of_a_mismatching_part_changes_nothing(tmp_path: Path, late: str) -> None:
     first = Training()
     first.step()
     state: dict[str, Any] = {**first.checkpoint.parts}
@@ -162,12 +162,12 @@ def test_parts_have_the_same_names(tmp_path: Path) -> None:
         Checkpoint(a=nn.Linear(1, 1), c={}).load(tmp_path)
 
 
-def test_what_has_no_state_is_refused() -> None:
+def test_part_without_state_is_refused() -> None:
     with pytest.raises(InvalidTypeError, match="step: expected a collector"):
         Checkpoint(step=3)
 
 
-def test_what_is_no_plain_value_is_refused_by_name(tmp_path: Path) -> None:
+def test_progress_that_is_no_plain_value_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"parts.*progress.*f.*function"):
         Checkpoint(progress={"f": _refuse}).save(tmp_path)
     with pytest.raises(IncompleteCheckpointError):
@@ -183,13 +183,13 @@ def test_checkpoints_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [None, [], "x", 3])
-def test_one_without_parts_is_refused(tmp_path: Path, parts: Any) -> None:
+def test_checkpoint_without_parts_is_refused(tmp_path: Path, parts: Any) -> None:
     Folder(tmp_path).commit("Checkpoint", {"generators": GENERATORS.state_dict(), "parts": parts})
     with pytest.raises(SchemaError, match="holds no parts"):
         Checkpoint(a={}).load(tmp_path)
 
 
-def test_a_damaged_one_changes_nothing(tmp_path: Path) -> None:
+def test_load_of_a_damaged_checkpoint_changes_nothing(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     Checkpoint(model=model).save(tmp_path)
     data = next(tmp_path.glob("ckpt-*/*.bin"))
@@ -239,7 +239,7 @@ def test_buffers_over_one_storage(tmp_path: Path) -> None:
         assert torch.equal(others.sample(), reader.sample())
 
 
-def test_in_the_background_it_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
+def test_background_save_holds_the_state_at_the_call(tmp_path: Path) -> None:
     first = Training()
     first.step()
     dump = first.checkpoint.save(tmp_path, wait=False)
@@ -252,7 +252,7 @@ def test_in_the_background_it_is_of_the_moment_of_the_call(tmp_path: Path) -> No
         assert torch.equal(one, other)
 
 
-def test_keep_says_how_many(tmp_path: Path) -> None:
+def test_keep_limits_the_number_of_checkpoints(tmp_path: Path) -> None:
     checkpoint = Checkpoint(progress={"n": 1})
     for _ in range(4):
         checkpoint.save(tmp_path, keep=2)
@@ -269,7 +269,7 @@ class Deadly(nn.Module):  # ends a process when it is loaded
             os.kill(self.process, signal.SIGKILL)
 
 
-def test_a_worker_that_is_lost_meanwhile_is_told_of_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_worker_lost_during_load_raises_and_restores_the_progress(tmp_path: Path) -> None:
     cart = partial(GymEnv, "CartPole-v1")
     collector = MultiSyncDataCollector([cart] * 2, frames_per_batch=30, total_frames=-1)
     progress = {"updates": 1}
@@ -315,9 +315,7 @@ def drawn_by_a_program(saves: Any, sampler: Any, prefetch: int | None) -> list[A
         (lambda: SliceSampler(num_slices=2, strict_length=False), None),
     ],
 )
-def test_a_program_that_saves_goes_on_as_one_that_does_not(
-    tmp_path: Path, sampler: Any, prefetch: int | None
-) -> None:
+def test_saving_does_not_change_later_draws(tmp_path: Path, sampler: Any, prefetch: int | None) -> None:
     def save(**parts: Any) -> None:
         Checkpoint(**parts).save(tmp_path / "all")
         parts["buffer"].dumps(tmp_path / "buffer")
@@ -342,7 +340,7 @@ def test_a_sampler_takes_its_seed_after_a_save_when_it_would_have_without_one(tm
     assert all(map(torch.equal, expected, (torch.rand(2), other.sample()["n"], torch.rand(2))))
 
 
-def test_the_name_is_found_when_it_is_asked_for() -> None:
+def test_checkpoint_is_imported_lazily_from_the_package() -> None:
     assert gleanrl.Checkpoint is Checkpoint and repr(Checkpoint(a={})) == "Checkpoint(a=dict)"
     with pytest.raises(AttributeError, match="Nothing"):
         gleanrl.Nothing  # noqa: B018

@@ -26,7 +26,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path: Path) -
     checkpoint.save(tmp_path)
 
 
-def test_what_isnt_a_choice_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_wait_that_is_no_boolean_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     parts = (ReplayBuffer(storage=LazyTensorStorage(3)).dumps, Checkpoint(progress={"n": 1}).save)
     for save in parts:
         with pytest.raises(InvalidTypeError, match="wait: expected True or False, got 'no'"):
@@ -47,7 +47,7 @@ def test_a_load_waits_for_the_save_under_way(tmp_path: Path) -> None:
     assert progress["n"] == 2
 
 
-def test_a_collector_in_the_background_rests_meanwhile(tmp_path: Path) -> None:
+def test_background_collector_pauses_during_a_save(tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)
     collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=10, replay_buffer=buffer)
     collector.start()

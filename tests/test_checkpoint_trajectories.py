@@ -47,7 +47,7 @@ def unfinished(buffer: ReplayBuffer) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*trajectories end where they were saved")
 @pytest.mark.parametrize("kind", COLLECTORS)
-def test_trajectories_that_cannot_go_on_are_marked_in_the_buffers(tmp_path: Path, kind: str) -> None:
+def test_load_marks_unresumable_trajectories_in_the_buffers(tmp_path: Path, kind: str) -> None:
     def made() -> tuple[Any, ReplayBuffer, Checkpoint]:
         collector: Any = COLLECTORS[kind]()
         buffer: ReplayBuffer = TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=4)
@@ -79,7 +79,7 @@ def test_trajectories_that_cannot_go_on_are_marked_in_the_buffers(tmp_path: Path
 
 @pytest.mark.filterwarnings("ignore:.*trajectories end where they were saved")
 @pytest.mark.parametrize(("num_saved", "num_going_on"), [(3, 2), (1, 2), (2, 1)])
-def test_trajectories_end_where_another_number_of_environments_goes_on(
+def test_load_into_another_number_of_environments_ends_trajectories(
     tmp_path: Path, num_saved: int, num_going_on: int
 ) -> None:
     def made(count: int) -> tuple[Any, ReplayBuffer, Checkpoint]:
@@ -100,7 +100,7 @@ def test_trajectories_end_where_another_number_of_environments_goes_on(
     assert min(later.next()["collector", "traj_ids"].flatten().tolist()) >= num_saved
 
 
-def test_used_parts_go_on_as_new_ones_do(tmp_path: Path) -> None:
+def test_load_into_used_parts_continues_as_into_new_parts(tmp_path: Path) -> None:
     def made() -> tuple[Any, ReplayBuffer, Checkpoint]:
         collector = SyncDataCollector(cart(), frames_per_batch=30, total_frames=-1)
         collector.set_seed(3)
@@ -132,7 +132,7 @@ def test_used_parts_go_on_as_new_ones_do(tmp_path: Path) -> None:
     assert not ids & set(collector.next()["collector", "traj_ids"].tolist())
 
 
-def test_trajectories_that_go_on_are_not_marked(tmp_path: Path) -> None:
+def test_load_marks_no_trajectories_that_continue(tmp_path: Path) -> None:
     """The ids of a second collector may be equal, so the buffer can't tell which collector made its rows."""
     for _ in range(2):
         long = partial(GymEnv, "Pendulum-v1")  # the batches end before its first episode does

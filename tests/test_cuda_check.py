@@ -21,7 +21,7 @@ def check(folder: Path, **given: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
-def test_without_cuda_it_stops_and_says_so(tmp_path: Path) -> None:
+def test_check_without_cuda_stops_and_names_the_cpu_option(tmp_path: Path) -> None:
     done = check(tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     first, second = done.stderr.splitlines()
@@ -29,7 +29,7 @@ def test_without_cuda_it_stops_and_says_so(tmp_path: Path) -> None:
     assert second == "cuda_check: DEVICE=cpu runs the same steps on the CPU."
 
 
-def test_a_missing_python_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_python_prints_one_sentence(tmp_path: Path) -> None:
     done = check(tmp_path, PYTHON="no-such-python")
     assert done.returncode == 2
     assert done.stderr == "cuda_check: no no-such-python here: name an interpreter with PYTHON=...\n"

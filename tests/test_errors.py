@@ -42,7 +42,7 @@ USUAL: dict[str, tuple[type[Exception], ...]] = {
 @pytest.mark.parametrize(
     "kind", [kind for kind in FAMILY if kind is not ConformanceError], ids=lambda kind: kind.__name__
 )
-def test_one_family(kind: type[Exception]) -> None:
+def test_each_error_is_of_the_family_and_of_a_python_class(kind: type[Exception]) -> None:
     assert issubclass(kind, GleanError) and kind.__doc__
     error = kind("what was expected")
     assert str(error) == "what was expected"
@@ -51,7 +51,7 @@ def test_one_family(kind: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("name", USUAL)
-def test_the_usual_class(name: str) -> None:
+def test_errors_derive_from_the_usual_python_class(name: str) -> None:
     assert issubclass(getattr(errors, name), USUAL[name])
 
 
@@ -59,7 +59,7 @@ def test_a_key_error_shows_its_message_not_a_repr() -> None:
     assert str(MissingKeyError("no 'x' here")) == "no 'x' here" and str(MissingKeyError()) == ""
 
 
-def test_a_broken_rule_says_which_where_and_what() -> None:
+def test_conformance_error_names_rule_place_and_values() -> None:
     error = ConformanceError("flags", "'done' of reset", "False", "True")
     assert isinstance(error, (GleanError, AssertionError)) and ConformanceError.__doc__
     assert str(error) == "rule 'flags': 'done' of reset: expected False, got True"

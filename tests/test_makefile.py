@@ -25,14 +25,14 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "bench", "docs"])
-def test_a_missing_python_is_one_sentence(tmp_path, target):
+def test_missing_python_prints_one_sentence(tmp_path, target):
     done = make(tmp_path, target, "PYTHON=no-such-python")
     assert done.returncode != 0
     assert done.stdout == "No no-such-python here: install Python 3.11, or name another one with PYTHON=...\n"
     assert not (tmp_path / ".venv").exists()
 
 
-def test_an_old_python_is_one_sentence(tmp_path):
+def test_old_python_prints_one_sentence(tmp_path):
     old = tmp_path / "old-python"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
@@ -41,7 +41,7 @@ def test_an_old_python_is_one_sentence(tmp_path):
     assert done.stdout == f"{old} is older than 3.10: name a newer one with PYTHON=...\n"
 
 
-def test_a_missing_compiler_is_one_sentence(tmp_path):
+def test_missing_compiler_prints_one_sentence(tmp_path):
     done = make(tmp_path, "compiler", "CXX=no-such-compiler")
     assert done.returncode != 0
     assert done.stdout.startswith(
@@ -52,7 +52,7 @@ def test_a_missing_compiler_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["test", "test-fast"])
-def test_t_names_the_tests_that_run(tmp_path, target):
+def test_variable_t_selects_the_tests_that_run(tmp_path, target):
     for source in (Path("CMakeLists.txt"), Path("tests/devices/pretended/pretended.cc")):
         (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / source).touch()

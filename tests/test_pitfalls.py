@@ -68,7 +68,7 @@ def saved_and_loaded(state: Any) -> Any:
 @pytest.mark.parametrize("frames", [40, 60, 140], ids=["part", "full", "wrapped"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("storage", STORAGES)
-def test_what_was_collected_is_what_is_sampled(storage, sampler, frames, restored):
+def test_samples_equal_the_collected_transitions(storage, sampler, frames, restored):
     def make() -> ReplayBuffer:
         return ReplayBuffer(
             storage=STORAGES[storage](CAPACITY), sampler=SAMPLERS[sampler](seed=0), batch_size=15
@@ -123,7 +123,7 @@ def test_a_sample_is_never_a_view_of_the_storage(storage):
 
 
 @pytest.mark.parametrize("storage", ["tensor", "memmap"])
-def test_what_the_buffer_holds_is_nobody_elses_memory(storage):
+def test_changing_a_written_batch_does_not_change_the_buffer(storage):
     buffer = ReplayBuffer(storage=STORAGES[storage](CAPACITY), batch_size=30)
     for batch in SyncDataCollector(oracle(), frames_per_batch=20, total_frames=40, return_same_td=True):
         buffer.extend(batch)

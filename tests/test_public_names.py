@@ -35,7 +35,7 @@ def test_both_modules_of_checkpoints_can_be_imported():
 
 
 @pytest.mark.parametrize("name", gleanrl.extending.__all__)
-def test_names_for_extensions_are_those_of_their_modules(name):
+def test_names_for_extensions_equal_the_names_in_their_modules(name):
     found = getattr(gleanrl.extending, name)
     assert found.__name__ == name and found.__doc__
 

@@ -97,11 +97,11 @@ def outside(*names: str) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_time_writing_and_processes_go_through_the_seams():
+def test_only_the_os_package_uses_time_written_files_and_processes():
     assert offences(outside("_os/"), gates.seams) == []
 
 
-def test_imports_stand_at_the_top():
+def test_imports_are_at_the_top_of_a_file():
     assert offences(outside("_util.py"), gates.late_imports) == []
 
 
@@ -109,7 +109,7 @@ def test_constructors_are_narrow_outside_the_facades():
     assert offences(outside(*FACADES), gates.wide_constructors) == []
 
 
-def test_only_the_tree_knows_the_container():
+def test_only_the_tensordicts_module_uses_tensordict_internals():
     assert offences(outside("_arrays/tensordicts.py"), gates.container_internals) == []
 
 
@@ -143,7 +143,7 @@ def test_modules_keep_their_private_names():
 
 
 @pytest.mark.filterwarnings("default")
-def test_figures_of_the_package_only_fall():
+def test_package_figures_never_rise():
     trees = {dotted(path): tree_of(path) for path in MODULES}
     found = {
         "modules": [name_of(path) for path in MODULES if path.name != "__init__.py"],
@@ -207,7 +207,7 @@ def test_only_the_bindings_know_nanobind_and_python():
     assert found == ["bindings.h", "bindings_draws.cc"]
 
 
-def test_the_project_stands_alone():
+def test_files_mention_no_places_outside_the_project():
     # The words are split, so that this file doesn't contain them.
     elsewhere = re.compile("|".join(["shared" + "/", r"(?<![\w.])/" + r"work\b", "TO" + "DO", "FIX" + "ME"]))
     paths = [*MODULES, *CORE, *TESTS, *SCRIPTS, *TEXTS]
@@ -238,7 +238,7 @@ def test_the_project_stands_alone():
         "import shutil\nshutil.rmtree(path)",
     ],
 )
-def test_the_seam_gate_bites(source):
+def test_seam_gate_finds_offences(source):
     assert gates.seams(ast.parse(source))
 
 
@@ -253,7 +253,7 @@ def test_the_seam_gate_bites(source):
         "text.replace('a', 'b')",
     ],
 )
-def test_the_seam_gate_lets_reading_pass(source):
+def test_seam_gate_allows_reading(source):
     assert gates.seams(ast.parse(source)) == []
 
 
@@ -266,12 +266,12 @@ def test_the_seam_gate_lets_reading_pass(source):
         "if TYPE_CHECKING:\n    import a",
     ],
 )
-def test_the_import_gate_bites(source):
+def test_import_gate_finds_offences(source):
     assert gates.late_imports(ast.parse(source))
     assert gates.late_imports(ast.parse("import a\nfrom b import c\ndef f(): pass")) == []
 
 
-def test_the_constructor_gate_bites():
+def test_constructor_gate_finds_offences():
     names = "abcdefghijklm"
     plain = "class A:\n    def __init__(self, {}): pass"
     record = "@dataclass(frozen=True)\nclass A:\n    x: ClassVar[int] = 0\n    y: int = field(init=False)\n"
@@ -294,12 +294,12 @@ def test_the_constructor_gate_bites():
         "from tensordict.base import _is_leaf",
     ],
 )
-def test_the_container_gate_bites(source):
+def test_container_gate_finds_offences(source):
     assert gates.container_internals(ast.parse(source))
     assert gates.container_internals(ast.parse("self._batch_size = td.batch_size\nself._own = 1")) == []
 
 
-def test_the_length_gate_bites(tmp_path):
+def test_length_gate_finds_offences(tmp_path):
     path = tmp_path / "a.py"
     path.write_text("x = 1\n" * 800)
     assert gates.length(path) == [] and gates.length(path, gates.LONG) == ["800 lines"]
@@ -307,7 +307,7 @@ def test_the_length_gate_bites(tmp_path):
     assert gates.length(path) == ["801 lines"]
 
 
-def test_the_privacy_gate_bites():
+def test_privacy_gate_finds_offences():
     other = gates.defined(ast.parse("class B:\n    def _hook(self):\n        self._state = 1"))
     assert {"_hook", "_state"} <= other
     for source in ("b._hook()", "self.b._state = 2", "from gleanrl.b import _hook"):
@@ -318,7 +318,7 @@ def test_the_privacy_gate_bites():
     assert gates.inherited_private_names(ast.parse(own), other) == {"_state"}
 
 
-def test_the_sniffing_gate_bites():
+def test_sniffing_gate_finds_offences():
     protocol = gates.public_attributes(
         ast.parse("class A:\n    x: int\n    def run(self):\n        self.y = self._z = 1")
     )
@@ -329,7 +329,7 @@ def test_the_sniffing_gate_bites():
         assert gates.sniffed_names(ast.parse(source), protocol | {"shape"}) == []
 
 
-def test_the_gate_on_single_subclasses_bites():
+def test_gate_on_single_subclasses_finds_offences():
     def found(**sources: str) -> list[str]:
         return gates.single_subclasses({f"p.{name}": ast.parse(source) for name, source in sources.items()})
 
@@ -345,12 +345,12 @@ def test_the_gate_on_single_subclasses_bites():
     assert found(a=base, b="from q import A\nclass B(A): pass") == []
 
 
-def test_the_gate_on_class_names_bites():
+def test_gate_on_class_names_finds_offences():
     trees = {name: ast.parse(source) for name, source in {"a": "class A: pass", "b": "class A: pass"}.items()}
     assert gates.class_names(trees) == {"A": ["a", "b"]} and gates.class_names({"a": trees["a"]}) == {}
 
 
-def test_tables_of_known_offenders_bite_and_shrink():
+def test_tables_of_known_offences_report_more_and_warn_of_fewer():
     found = ["a.py:1: takes _x of b", "c.py:7: takes _x of d", "c.py:8: takes _y of d"]
     with pytest.warns(UserWarning, match="shrink it: {'_y': 1}"):
         assert within({"_x": 2, "_y": 2}, found) == []

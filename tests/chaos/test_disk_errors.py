@@ -72,7 +72,7 @@ ERRORS = {
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("for_ever", [False, True])
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_dump_whose_nth_act_fails(error: str, for_ever: bool) -> None:
+def test_dump_with_a_failing_act_keeps_a_complete_checkpoint(error: str, for_ever: bool) -> None:
     before = disk_with(1)
     disk = deepcopy(before)
     with disk.mounted():
@@ -105,7 +105,7 @@ def test_a_dump_whose_nth_act_fails(error: str, for_ever: bool) -> None:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_short_writes_and_reads_are_gone_on_with() -> None:
+def test_short_writes_and_reads_are_continued() -> None:
     disk = disk_with(1)
     disk.before = lambda number, name: 5 if name in ("write", "read") else None
     with disk.mounted():
@@ -116,7 +116,7 @@ def test_short_writes_and_reads_are_gone_on_with() -> None:
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.filterwarnings("ignore:.*newer ones are damaged")
 @pytest.mark.parametrize("error", ["EIO", "EINTR"])
-def test_a_load_whose_nth_act_fails(error: str) -> None:
+def test_load_with_a_failing_act_finds_a_complete_checkpoint_or_raises(error: str) -> None:
     disk = disk_with(2, keep=2)
     assert number_on(disk) == 2
     acts, found = disk.acts, []

@@ -72,7 +72,9 @@ def expected() -> set[str]:
 
 
 @pytest.mark.parametrize(("kind", "workers"), CASES if SHARE >= 1 else [("sync", 3), ("async", 2)])
-def test_workers(kind: str, workers: int, expected: set[str]) -> None:
+def test_trajectories_are_the_same_for_any_number_of_workers(
+    kind: str, workers: int, expected: set[str]
+) -> None:
     assert trajectories(kind, workers) == expected
 
 
@@ -82,6 +84,6 @@ def test_environments_in_processes(expected: set[str]) -> None:
     assert trajectories("parallel") < expected
 
 
-def test_another_seed_gives_others(expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_seed_gives_other_trajectories(expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.chaos.test_elastic.SEED", 1000)
     assert not trajectories("serial") & expected

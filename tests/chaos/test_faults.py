@@ -80,7 +80,7 @@ def is_replaced(fault: str, moment: str, kind: str) -> bool:
 
 
 @pytest.mark.parametrize(("fault_kind", "moment", "kind", "policy"), cells())
-def test_fault(fault_kind, moment, kind, policy, tmp_path):
+def test_each_fault_has_its_outcome_in_time(fault_kind, moment, kind, policy, tmp_path):
     fault = Fault(fault_kind, moment, tmp_path / "token", os.getpid(), STEPS)
     each = 2 * STEPS if kind == "nested" else STEPS
     workers = 1 if kind == "one" else 2

@@ -7,5 +7,5 @@ from pathlib import Path
 from tests.chaos.native_reads import build, run
 
 
-def test_a_load_whose_nth_native_call_fails(tmp_path: Path) -> None:
+def test_load_with_a_failing_native_call_raises_or_succeeds(tmp_path: Path) -> None:
     print(run(build(tmp_path), tmp_path / "kept"))

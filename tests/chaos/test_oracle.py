@@ -22,7 +22,7 @@ def recorded(env=None, frames: int = 200, size: int = 50) -> Record:
     return record
 
 
-def test_what_is_right_passes(tmp_path):
+def test_check_accepts_right_rows(tmp_path):
     tally = Tally(tmp_path / "tally", 3)
     record = recorded(SerialEnv(3, makers(3, tally=tally.path)), 300, 60)
     record.check()
@@ -93,7 +93,7 @@ def shift(part):
         (shift, "flags"),
     ],
 )
-def test_what_is_wrong_is_seen(spoil, words):
+def test_check_detects_wrong_rows(spoil, words):
     record = recorded()
     record.check()
     record.parts[1] = spoil(record.parts[1])

@@ -136,7 +136,7 @@ def judged(
 
 
 @pytest.mark.timeout(1800)
-def test_no_cut_loses_or_damages_what_was_complete() -> None:
+def test_no_cut_loses_or_damages_a_complete_checkpoint() -> None:
     tensors, more = (4, 3) if SHARE >= 1 else (3, 0)  # the files of a dump are written at the same time
     begin, loads, count = time.monotonic(), 0, 0
     for keep, dumps in ((1, 3), (2, 4)):
@@ -149,7 +149,7 @@ def test_no_cut_loses_or_damages_what_was_complete() -> None:
     assert count >= STATES * min(SHARE, 1)
 
 
-def test_files_that_hold_more_than_is_needed_are_as_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_with_unneeded_arrays_survive_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is linked as long as the first of its arrays is needed, while its other arrays change with each dump."""
     make_files_small(monkeypatch, 200)
     monkeypatch.setattr(earlier, "_GARBAGE", 9)
@@ -165,7 +165,7 @@ def test_files_that_hold_more_than_is_needed_are_as_safe(monkeypatch: pytest.Mon
     assert not wrong, wrong
 
 
-def test_dumps_go_on_after_any_cut_and_may_be_cut_again() -> None:
+def test_dumps_continue_after_any_cut_and_survive_a_second_cut() -> None:
     disk, count = Disk(), 0
     lengths = dumped(disk, range(1, 4), 2, keep=1)
     left = [(dump, dict(content)) for dump, content in cuts(disk, lengths, Remains())]
@@ -214,7 +214,7 @@ def test_a_protocol_that_uses_a_name_again_is_caught(monkeypatch: pytest.MonkeyP
     assert judged(disk, lengths, Remains(), Judge())[1][LOST]
 
 
-def test_a_disk_that_only_says_that_it_syncs_needs_checksums() -> None:
+def test_disk_that_ignores_syncs_needs_checksums() -> None:
     """With checksums a damaged checkpoint is never loaded; without them it is."""
     disk = Disk()
     lengths = dumped(disk, range(1, 2), 2, keep=1)

@@ -26,7 +26,7 @@ def run(what: str, folder: Path, count: int) -> Any:
 
 
 @pytest.mark.timeout(1800)
-def test_what_follows_a_checkpoint_is_what_would_have_followed(tmp_path: Path) -> None:
+def test_resumed_programs_continue_as_unbroken_ones(tmp_path: Path) -> None:
     cells = scaled(CELLS)
     found = run("cells", tmp_path, cells)
     assert found == {"cells": cells, "streams": 5 * cells}

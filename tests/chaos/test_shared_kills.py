@@ -47,7 +47,7 @@ def started(buffer: ReplayBuffer, calls: list[str], plan: dict[str, At], begun: 
         os._exit(1)
 
 
-def test_a_sample_follows_at_once():
+def test_sampling_continues_at_once_after_a_kill():
     """Kill a process at fault points of a write, while it undoes a lost write, or at random moments, in rotation."""
     draw, buffer, waits = random.Random(11), made(SIZE, 70), []
     kills, before = scaled(KILLS), buffer.stats().rows_written

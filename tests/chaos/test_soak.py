@@ -103,7 +103,7 @@ def nothing_grows(what: str) -> Iterator[Callable[[float], None]]:
     assert growth <= ALLOWED_MB + ALLOWED_MB_PER_MILLION * STEPS * SHARE * 0.8e-6
 
 
-def test_steps_resets_and_samples(tmp_path):
+def test_long_collection_and_sampling_holds_no_more_resources(tmp_path):
     """Steps, resets, samples and updates of priorities leave nothing behind."""
     steps, env = scaled(STEPS) // (ENVS * ROWS) * (ENVS * ROWS), Walkers()
     buffer = TensorDictPrioritizedReplayBuffer(
@@ -126,7 +126,7 @@ def test_steps_resets_and_samples(tmp_path):
     collector.shutdown()
 
 
-def test_lives(tmp_path):
+def test_repeated_construction_and_shutdown_holds_no_more_resources(tmp_path):
     """Collectors, environments and buffers are created and ended, some in the middle of their work."""
 
     def live(number: int) -> None:
@@ -155,7 +155,7 @@ def test_lives(tmp_path):
             done((number + 1) / lives)
 
 
-def test_saves(tmp_path):
+def test_repeated_saves_hold_no_more_resources(tmp_path):
     """Checkpoints every ten minutes for months, on a fake clock, with a restore from time to time."""
     saves, time_of_day = few(SAVES), clock.FakeClock()
     collector = SyncDataCollector(lambda: GymEnv("CartPole-v1"), None, frames_per_batch=10, total_frames=-1)

@@ -78,7 +78,7 @@ class Board:
             self.sampled[sampler] += len(batch)
 
 
-def test_processes():
+def test_processes_that_share_a_buffer_sample_whole_rows():
     """Processes that share a buffer sample whole rows."""
     board, wanted = Board(), scaled(9 * 10**7)
     buffer = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, shared=True)
@@ -97,7 +97,7 @@ def test_processes():
     buffer.storage.check_valid()
 
 
-def test_threads_that_update_priorities():
+def test_threads_that_update_priorities_sample_whole_rows():
     """Threads of one process sample whole rows while some of them update priorities."""
     board, wanted = Board(), scaled(10**7)
     buffer = PrioritizedReplayBuffer(
@@ -133,7 +133,7 @@ def test_threads_that_update_priorities():
 
 
 @pytest.mark.parametrize("column", ["mix", "key"])
-def test_what_is_torn_is_seen(column):
+def test_check_detects_torn_and_overwritten_rows(column):
     batch = rows(1, 7, 5)
     check(batch, np.full(WRITERS, 12))
     batch[column][2] = rows(2, 9, 1)[column][0]

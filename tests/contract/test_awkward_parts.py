@@ -77,7 +77,7 @@ class TestLargeBatches:
     """Memory of a batch may be reused only when no reference to it is left, whatever the kind of reference."""
 
     @pytest.mark.parametrize("kind", KEEP)
-    def test_what_was_kept_of_a_batch_never_changes(self, make_collector: Make, kind: str) -> None:
+    def test_kept_parts_of_a_batch_never_change(self, make_collector: Make, kind: str) -> None:
         env = GymWrapper(FrameEnv(size=192, script=Script(ending="never")))
         kept = []
         for batch in make_collector(env, frames_per_batch=20, total_frames=160):
@@ -122,7 +122,7 @@ class TestPolicies:
         with pytest.raises(TypeError, match="scale"):
             SyncDataCollector(CountingEnv(SCRIPT), scaled, frames_per_batch=5)
 
-    def test_a_module_that_reads_what_nobody_writes(self) -> None:
+    def test_module_that_reads_a_missing_key_raises(self) -> None:
         policy = TensorDictModule(lambda x: x[..., :2], in_keys=["nothere"], out_keys=["action"])
         with pytest.raises(Exception, match="nothere"):
             next(iter(SyncDataCollector(CountingEnv(SCRIPT), policy, frames_per_batch=5)))

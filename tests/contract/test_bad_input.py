@@ -95,7 +95,7 @@ class TestRaisingEnvironments:
         error = fail_then_finish(collector, ValueError, "(?i)step", total=40)
         assert type(error.__cause__) is ValueError
 
-    def test_a_base_exception_passes_as_it_is_and_the_collector_goes_on(self, make_collector: Make) -> None:
+    def test_base_exception_passes_unchanged_and_the_collector_continues(self, make_collector: Make) -> None:
         collector = collect(
             make_collector, GymWrapper(RaisingEnv(8, error=KeyboardInterrupt(), script=SCRIPT))
         )
@@ -107,7 +107,7 @@ class TestRaisingEnvironments:
         assert counter(collector, "delivered") == 40
         check_stream(rest, SCRIPT, first_step=None)
 
-    def test_an_error_whose_class_needs_arguments(self, make_collector: Make) -> None:
+    def test_error_class_with_required_arguments_is_kept_as_the_cause(self, make_collector: Make) -> None:
         class Picky(Exception):
             def __init__(self, one: int, *, two: int) -> None:
                 super().__init__(one, two)
@@ -184,7 +184,7 @@ class TestDriftingEnvironments:
         assert batches[0]["observation"].dtype == torch.float32
         check_stream(batches, SCRIPT)
 
-    def test_such_an_environment_that_changes_later_raises(self, make_collector: Make) -> None:
+    def test_cast_environment_that_changes_dtype_later_raises(self, make_collector: Make) -> None:
         class Wobbly(DriftingEnv):
             """Emits float64 from the first reset, and int64 once."""
 
@@ -297,7 +297,7 @@ class TestConstruction:
             SyncDataCollector(env, None, frames_per_batch=0)
         check_stream(list(collect(make_collector, env)), SCRIPT)
 
-    def test_an_unsupported_space_says_which(self) -> None:
+    def test_unsupported_space_is_named(self) -> None:
         class Texty(OracleEnv):
             def __init__(self) -> None:
                 super().__init__()

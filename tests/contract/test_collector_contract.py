@@ -114,11 +114,11 @@ class TestIteration:
         check_stream(batches, SCRIPT)
         assert collector.next() is None and collector.next() is None
 
-    def test_iterator_is_what_iter_gives(self, make_collector: Make) -> None:
+    def test_iterator_yields_the_same_batches_as_iter(self, make_collector: Make) -> None:
         batches = list(make_collector(env(), frames_per_batch=5, total_frames=15).iterator())
         assert [batch.numel() for batch in batches] == [5, 5, 5]
 
-    def test_leaving_the_loop_and_coming_back_goes_on_where_it_was(self, make_collector: Make) -> None:
+    def test_second_loop_continues_after_a_break(self, make_collector: Make) -> None:
         collector = make_collector(env(), frames_per_batch=5, total_frames=25)
         batches = []
         for batch in collector:
@@ -161,7 +161,7 @@ class TestIteration:
     @pytest.mark.parametrize(
         "use", [lambda c: next(iter(c)), lambda c: c.next(), lambda c: c.rollout(), lambda c: c.reset()]
     )
-    def test_a_closed_collector_says_so(self, make_collector: Make, use: Any) -> None:
+    def test_closed_collector_raises_a_clear_error(self, make_collector: Make, use: Any) -> None:
         collector = make_collector(env(), frames_per_batch=5, total_frames=-1)
         next(iter(collector))
         collector.shutdown()
@@ -235,7 +235,7 @@ class TestStateAndSeeds:
         assert sum(batch.numel() for batch in batches) == 15
         assert all((batch["action"] == 0.5).all() for batch in batches)
 
-    def test_loading_what_does_not_fit_raises_and_changes_nothing(self, make_collector: Make) -> None:
+    def test_load_of_a_mismatching_state_raises_and_changes_nothing(self, make_collector: Make) -> None:
         first = make_collector(env(), nn.Linear(3, 2), frames_per_batch=5, total_frames=20)
         next(iter(first))
         policy = Constant(0.25)
@@ -286,7 +286,7 @@ class TestStateAndSeeds:
 class TestHooks:
     """`postproc`, `exploration_type`, `interruptor`."""
 
-    def test_postproc_result_is_what_is_delivered(self, make_collector: Make) -> None:
+    def test_postproc_result_is_delivered(self, make_collector: Make) -> None:
         def postproc(batch: TensorDictBase) -> TensorDictBase:
             return batch.select("observation", IDS)
 

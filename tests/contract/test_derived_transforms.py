@@ -165,20 +165,20 @@ def through_a_buffer(cls):
         (ReturnsAnotherTensorDict, "clock", lambda data: data["observation"][..., 2:]),
     ],
 )
-def test_what_a_buffer_serves_passes_forward(cls, key, expected):
+def test_buffer_reads_apply_forward(cls, key, expected):
     data, buffer = through_a_buffer(cls)
     assert torch.equal(buffer[:][key], expected(data))
     assert torch.equal(buffer[1:3][key], expected(data)[1:3])
 
 
 @pytest.mark.parametrize("cls", [ChangesInputs, MapsInputs, OverridesInv])
-def test_what_a_buffer_stores_passes_the_inverse(cls):
+def test_buffer_writes_apply_the_inverse(cls):
     data, buffer = through_a_buffer(cls)
     assert (data["action"] == 0.5).all()  # the caller's tensor is unchanged
     assert (buffer.storage[:]["action"] == 0.25).all()
 
 
-def test_a_forward_of_its_own_is_for_buffers():
+def test_overridden_forward_acts_in_buffers_only():
     class Forward(Transform):
         def forward(self, tensordict):
             return tensordict.set("observation", tensordict["observation"] * 0)

@@ -174,7 +174,7 @@ class TestRollout:
         assert ends[:, -1].any() and not ends[:, :-1].any() and data.shape[1] < 20
 
     @pytest.mark.parametrize("shape", [(), (3,)])
-    def test_break_when_any_done_false_goes_on_with_resets(self, shape: tuple[int, ...]) -> None:
+    def test_rollout_without_break_continues_with_resets(self, shape: tuple[int, ...]) -> None:
         data = CountingEnv(Script(lengths=(2, 3, 5)), shape).rollout(20, break_when_any_done=False)
         assert data.batch_size == torch.Size((*shape, 20))
         for row in data.unsqueeze(0) if not shape else data:

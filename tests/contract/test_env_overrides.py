@@ -160,7 +160,7 @@ ROUTES = {
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("make", REWARDS)
-def test_steps(make, route):
+def test_every_way_of_stepping_calls_an_overridden_step(make, route):
     plain = by_hand(base())["next", "reward"]
     assert torch.equal(by_hand(REWARDS[make]())["next", "reward"], plain * 10)
     assert torch.equal(ROUTES[route](REWARDS[make])["next", "reward"], plain * 10)
@@ -168,7 +168,7 @@ def test_steps(make, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("make", RESETS)
-def test_resets(make, route):
+def test_every_way_of_stepping_calls_an_overridden_reset(make, route):
     expected = by_hand(RESETS[make]())["observation"]
     assert expected[0, 2] == 100 and expected[1, 2] == 1
     assert torch.equal(ROUTES[route](RESETS[make])["observation"], expected)
@@ -189,7 +189,7 @@ class RewardingMembers(SerialEnv):
 
 @pytest.mark.parametrize("kind", [RewardingSerial, RewardingParallel, RewardingMembers])
 @pytest.mark.parametrize("route", [rolled_out, collected])
-def test_batches(kind, route):
+def test_batches_of_environments_call_overridden_methods(kind, route):
     steps = STEPS // 2 if route is collected else STEPS
     rewards = route(lambda: kind(2, base))["next", "reward"]
     plain = by_hand(base())["next", "reward"][:steps]

@@ -58,7 +58,7 @@ class TestCartPoleAndPendulum:
         assert data["action"].shape == (200, 1) and data["action"].abs().max() <= 2
         assert data["next", "reward"].shape == (200, 1) and data["next", "reward"].dtype == torch.float32
 
-    def test_the_data_is_what_gymnasium_returns(self) -> None:
+    def test_rollout_data_equals_the_values_of_gymnasium(self) -> None:
         env, bare = GymEnv("CartPole-v1"), gym.make("CartPole-v1")
         env.set_seed(3)
         data = env.rollout(500)
@@ -161,7 +161,7 @@ class TestFrameSkip:
         assert (GymEnv("CartPole-v1", frame_skip=2).rollout(3)["next", "reward"] == 2).all()
 
     @pytest.mark.parametrize("value", [0, -1, 1.5])
-    def test_nonsense_is_refused(self, value: Any) -> None:
+    def test_invalid_frame_skip_is_refused(self, value: Any) -> None:
         with pytest.raises((ValueError, TypeError), match="frame_skip"):
             GymWrapper(OracleEnv(), frame_skip=value)
 
@@ -335,7 +335,7 @@ class TestPixels:
             data["next", "pixels"][:, 0, 0, 2].tolist() == [1, 2, 3, 4] and "observation" not in data.keys()
         )
 
-    def test_pixels_beside_the_observation(self) -> None:
+    def test_pixels_are_added_to_the_observation(self) -> None:
         env = GymWrapper(OracleEnv(script=LONG, render_mode="rgb_array"), from_pixels=True, pixels_only=False)
         data = env.rollout(4)
         assert torch.equal(data["pixels"][:, 0, 0, 2].float(), data["observation"][:, 2])

@@ -61,7 +61,7 @@ ENVS = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("env", ENVS)
-def test_rollouts_go_on_after_it(env, policy):
+def test_rollouts_continue_after_inference_mode(env, policy):
     env, policy = ENVS[env](), POLICIES[policy]()
     with torch.inference_mode():
         evaluated = env.rollout(10, policy, break_when_any_done=False)
@@ -72,7 +72,7 @@ def test_rollouts_go_on_after_it(env, policy):
     env.close()
 
 
-def test_steps_go_on_after_it():
+def test_steps_continue_after_inference_mode():
     env = make_env()
     with torch.inference_mode():
         td = step_mdp(env.rand_step(env.reset()))
@@ -81,7 +81,7 @@ def test_steps_go_on_after_it():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_batches_are_collected_within_it_and_outside(policy):
+def test_batches_are_collected_inside_and_outside_inference_mode(policy):
     collector = SyncDataCollector(make_env(), POLICIES[policy](), frames_per_batch=20, total_frames=80)
     batches = iter(collector)
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_batches_are_collected_within_it_and_outside(policy):
     collector.shutdown()
 
 
-def test_a_state_that_is_loaded_within_it_goes_on_outside():
+def test_state_loaded_in_inference_mode_continues_outside():
     def make():
         env = TransformedEnv(CountingEnv(Script(lengths=(7,)), (2,)), StepCounter())
         return SyncDataCollector(env, frames_per_batch=10, total_frames=-1)
@@ -107,7 +107,7 @@ def test_a_state_that_is_loaded_within_it_goes_on_outside():
     second.shutdown()
 
 
-def test_workers_deliver_within_it_and_outside():
+def test_workers_deliver_inside_and_outside_inference_mode():
     collector = MultiSyncDataCollector([make_env] * 2, module(), frames_per_batch=20, total_frames=60)
     batches = iter(collector)
     with torch.inference_mode():
@@ -128,7 +128,7 @@ def test_workers_deliver_within_it_and_outside():
     ],
     ids=["random", "prioritized", "slices"],
 )
-def test_buffers_take_records_within_it_and_outside(storage, sampler):
+def test_buffers_accept_records_inside_and_outside_inference_mode(storage, sampler):
     if storage is ListStorage and sampler is not RandomSampler:
         pytest.skip("lists have no trajectories, and one kind of draw is enough")
     buffer = TensorDictReplayBuffer(storage=storage(50), sampler=sampler(), batch_size=4)

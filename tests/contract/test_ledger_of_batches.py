@@ -94,7 +94,7 @@ def parallel(*args, **kwargs):
     ("kind", "member"),
     [(SerialEnv, gym), (SerialEnv, base), (SerialEnv, wrapped), (parallel, gym), (parallel, base)],
 )
-def test_after_an_error(kind, member, place, during):
+def test_ledger_agrees_after_an_error(kind, member, place, during):
     # Each kind of policy is combined with each other parameter.
     policy = (place + (during == "step") + (member is base)) % 2
 
@@ -150,7 +150,7 @@ def check_loss(collector, counts):
 
 @pytest.mark.parametrize("policy", [None, "policy"])
 @pytest.mark.parametrize("place", range(4))
-def test_after_a_worker_is_killed_in_a_step(tmp_path, place, policy):
+def test_ledger_agrees_after_a_worker_is_killed_in_a_step(tmp_path, place, policy):
     env, counts = counted(tmp_path, 9, place)
     act = (lambda td: td.set("action", torch.zeros(4, 2))) if policy else None
     collector = SyncDataCollector(env, act, frames_per_batch=24, total_frames=72)
@@ -159,7 +159,7 @@ def test_after_a_worker_is_killed_in_a_step(tmp_path, place, policy):
 
 
 @pytest.mark.parametrize("worker", range(2))
-def test_after_a_worker_is_killed_between_steps(tmp_path, worker):
+def test_ledger_agrees_after_a_worker_is_killed_between_steps(tmp_path, worker):
     env, counts = counted(tmp_path)
     calls = []
 

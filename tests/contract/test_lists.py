@@ -105,7 +105,7 @@ class TestPolicies:
 
 
 class TestResets:
-    def test_environments_reset_by_themselves_keep_what_the_others_say(self) -> None:
+    def test_partial_reset_keeps_the_values_of_all_other_environments(self) -> None:
         for make in (SerialEnv, ParallelEnv):
             with closing(make(3, talking(3, ragged=True))) as env:
                 root = env.reset()
@@ -127,7 +127,7 @@ class TestResets:
         assert said(batch[1, 0])[2] == 0
         collector.shutdown()
 
-    def test_the_batch_that_is_used_again(self) -> None:
+    def test_return_same_td_reuses_the_batch(self) -> None:
         collector = SyncDataCollector(
             TalkingEnv(ragged=False), None, frames_per_batch=5, total_frames=20, return_same_td=True
         )
@@ -149,7 +149,7 @@ class TestUnlikeMembers:
             check_streams(batch)
         collector.shutdown()
 
-    def test_a_policy_reads_what_they_have_in_common(self) -> None:
+    def test_policy_reads_the_common_keys_of_different_environments(self) -> None:
         env = SerialEnv(2, [lambda i=i: TalkingEnv(i, (3,), width=i + 2) for i in range(2)])
         policy = TensorDictModule(
             lambda text: torch.zeros(len(text), dtype=torch.int64), in_keys=["text"], out_keys=["action"]
@@ -197,7 +197,7 @@ class TestAfterwards:
             assert len([said(row) for row in real]) == 10
 
     @pytest.mark.parametrize("ragged", [False, True])
-    def test_straight_into_a_buffer(self, ragged: bool) -> None:
+    def test_collector_writes_into_a_buffer(self, ragged: bool) -> None:
         buffer = ReplayBuffer(storage=LazyTensorStorage(20), batch_size=16)
         collector = SyncDataCollector(
             TalkingEnv(ragged=ragged), None, frames_per_batch=10, total_frames=50, replay_buffer=buffer
@@ -205,7 +205,7 @@ class TestAfterwards:
         assert [*collector] == [None] * 5
         assert len(buffer) == 20 and check_rows(buffer.sample())
 
-    def test_several_steps(self, batch: TensorDictBase) -> None:
+    def test_multi_step_postproc_keeps_rows_together(self, batch: TensorDictBase) -> None:
         steps = MultiStep(0.9, 3)(batch)
         for row in rows_of(steps):
             (name, trajectory, step), after = said(row), said(row["next"])
@@ -219,7 +219,7 @@ class TestChecks:
         check_env_specs(TalkingEnv(ragged=ragged))
         check_env_specs(SerialEnv(2, talking(2, ragged=ragged)))
 
-    def test_what_they_find(self) -> None:
+    def test_check_env_specs_finds_wrong_strings_and_shapes(self) -> None:
         class Loud(TalkingEnv):
             def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
                 return super()._step(tensordict).set("text", torch.ones(1))
@@ -235,7 +235,7 @@ class TestChecks:
 
 
 class TestBadInput:
-    def test_what_the_specs_do_not_allow(self) -> None:
+    def test_value_outside_its_spec_raises(self) -> None:
         class Wrong(TalkingEnv):
             value: Any = None
 

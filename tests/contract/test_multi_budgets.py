@@ -122,7 +122,7 @@ def test_negative_random_frames_are_none(kind: str) -> None:
 
 
 @pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
-def test_what_does_not_fit_warns_once_at_construction(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inexact_budget_warns_once_at_construction(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def caught(frames_per_batch: int, total_frames: int) -> list[str]:
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")

@@ -80,7 +80,7 @@ def test_columns(kind: str, storage: str, env: str, cat: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("kind", "env"), [("sync", "single"), ("async", "batched")])
-def test_a_list_storage_has_records_of_its_own(kind: str, env: str) -> None:
+def test_list_storage_keeps_private_records(kind: str, env: str) -> None:
     rb = ReplayBuffer(storage=ListStorage(1000), batch_size=4, collate_fn=torch.stack)
     with collecting(kind, makers(2, kind=env), frames=24, total_frames=120, replay_buffer=rb) as collector:
         frozen = []

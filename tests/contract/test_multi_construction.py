@@ -100,7 +100,7 @@ def test_device_lists_have_one_entry_for_each_worker(kind: str, name: str) -> No
     assert batches[0].device in (None, torch.device("cpu"))
 
 
-def test_next_gives_a_batch_without_a_device_of_its_own() -> None:
+def test_next_returns_a_batch_without_a_device() -> None:
     for kind in KINDS:
         with collecting(kind, 2, device="cpu") as collector:
             assert collector.next().device is None
@@ -108,7 +108,7 @@ def test_next_gives_a_batch_without_a_device_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync"])
-def test_threads_are_those_that_were_asked_for_and_come_back(kind: str) -> None:
+def test_number_of_threads_is_set_and_restored(kind: str) -> None:
     before = torch.get_num_threads()
 
     def policy(observation: torch.Tensor) -> torch.Tensor:
@@ -148,14 +148,14 @@ def test_bad_arguments(kind: str, kwargs: dict[str, Any], error: Any, match: str
         pass
 
 
-def test_the_one_worker_class_refuses_what_it_does_not_know() -> None:
+def test_one_worker_class_rejects_unknown_arguments() -> None:
     with pytest.raises(TypeError, match="surprise"):
         aSyncDataCollector(Stream(0), None, frames_per_batch=4, total_frames=4, surprise=1)
 
 
 @pytest.mark.parametrize("kind", ["sync"])
 @pytest.mark.parametrize("entry", [3, "CartPole-v1", None])
-def test_what_makes_no_environment_is_refused(kind: str, entry: Any) -> None:
+def test_maker_that_makes_no_environment_is_refused(kind: str, entry: Any) -> None:
     with pytest.raises(TypeError) as caught, collecting(kind, [entry] * 2):
         pass
     assert isinstance(caught.value, GleanError)
@@ -226,7 +226,7 @@ class Unpicklable(Exception):
 
 
 @pytest.mark.parametrize("kind", ["sync"])
-def test_an_error_that_cannot_be_sent_still_tells_what_happened(kind: str) -> None:
+def test_unpicklable_error_keeps_its_class_and_text(kind: str) -> None:
     def failing() -> Any:
         return GymWrapper(RaisingEnv(3, error=Unpicklable(1, 2), script=SCRIPT))
 

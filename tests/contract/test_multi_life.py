@@ -187,7 +187,7 @@ def test_pause_stop_and_start_again(kind: str) -> None:
 
 
 @BOTH
-def test_an_error_in_the_background_is_raised_where_one_looks(kind: str) -> None:
+def test_background_error_is_raised_by_is_running(kind: str) -> None:
     class Failing(Stream):
         def __call__(self) -> Any:
             env = super().__call__()
@@ -277,7 +277,7 @@ def test_several_collectors_at_once() -> None:
     done_with(second)
 
 
-def test_it_can_not_be_copied_or_indexed_and_shows_itself() -> None:
+def test_collector_cannot_be_copied_or_indexed_and_has_a_repr() -> None:
     with collecting("sync", 2) as collector:
         assert "2" in repr(collector) and "MultiSync" in repr(collector) and bool(collector)
         for function in (copy.copy, copy.deepcopy, pickle.dumps):

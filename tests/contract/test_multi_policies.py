@@ -182,7 +182,7 @@ def test_a_recurrent_policy_that_writes_below_next(kind: str, env: str) -> None:
             assert torch.equal(batch["action"][..., :1], steps / 64)
 
 
-def test_a_recurrent_policy_whose_state_nobody_begins_says_what_to_do() -> None:
+def test_recurrent_policy_without_an_initial_state_names_the_primer() -> None:
     policy = TensorDictModule(Counter(), ["observation", "state"], ["action", ("next", "state")])
     with pytest.raises(RuntimeError, match="TensorDictPrimer") as caught, collecting("sync", 2, policy):
         pass

@@ -39,7 +39,7 @@ def dripping(held: Gate) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("cat", ["stack", -1, 0])
-def test_the_slow_one_delivers_what_it_has(cat: Any, tmp_path: Path) -> None:
+def test_slow_worker_delivers_its_finished_steps(cat: Any, tmp_path: Path) -> None:
     share = 400
     with gate(tmp_path) as held, dripping(held):
         entries = [Stream(0, NEVER), Waiting(held, 3, 100), Stream(200, NEVER)]
@@ -71,7 +71,7 @@ def test_the_slow_one_delivers_what_it_has(cat: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "threshold"), [("sync", 1.0), ("sync", 1.5), ("async", 1.0)])
-def test_at_one_all_are_waited_for(kind: str, threshold: float | None) -> None:
+def test_threshold_of_one_waits_for_all(kind: str, threshold: float | None) -> None:
     with collecting(kind, makers(2), total_frames=48, preemptive_threshold=threshold) as collector:
         batches = list(collector)
         assert [valid_rows(batch) for batch in batches] == [12] * 4
@@ -81,7 +81,7 @@ def test_at_one_all_are_waited_for(kind: str, threshold: float | None) -> None:
 @pytest.mark.parametrize(
     ("kind", "threshold"), [("sync", 0.0), ("sync", 0.34), ("sync", 0.75), ("async", -1.0), ("async", 0.5)]
 )
-def test_the_budget_is_met_whoever_is_fast(kind: str, threshold: float) -> None:
+def test_preemption_meets_the_budget_exactly(kind: str, threshold: float) -> None:
     with collecting(
         kind, makers(4, kind="batched"), frames=80, total_frames=800, preemptive_threshold=threshold
     ) as collector:

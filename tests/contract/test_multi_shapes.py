@@ -153,7 +153,7 @@ def test_one_worker() -> None:
 
 
 @pytest.mark.parametrize("cat", ["stack", -1, WHOLE])
-def test_batches_share_no_memory_and_stay_as_they_are(cat: Any) -> None:
+def test_batches_share_no_memory_and_never_change(cat: Any) -> None:
     kind, kwargs = kind_of(cat)
     with collecting(kind, makers(B, kind="batched"), frames=12, total_frames=96, **kwargs) as collector:
         batches, frozen = [], []

@@ -68,7 +68,7 @@ def by_worker(batches: list[TensorDictBase], workers: int, kind: str) -> dict[in
 
 
 @BOTH
-def test_every_environment_has_a_seed_of_its_own_and_the_last_one_is_returned(kind: str) -> None:
+def test_set_seed_gives_each_environment_another_seed_and_returns_the_last(kind: str) -> None:
     with collecting(kind, seeded(3), frames=12) as collector:
         assert collector.set_seed(1) == 3
         batches = take(collector, 12 if kind == "async" else 1)
@@ -123,7 +123,7 @@ def test_stochastic_policies_draw_from_the_workers_own_global_generators() -> No
 
 
 @BOTH
-def test_a_state_goes_on_where_it_was(kind: str) -> None:
+def test_loaded_state_continues_after_the_saved_batch(kind: str) -> None:
     with collecting(kind, makers(2), Constant(0.25), total_frames=96) as first:
         before = take(first, 3)
         state = first.state_dict()
@@ -182,7 +182,7 @@ def test_a_state_of_other_workers_raises_and_changes_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async"])
-def test_a_lenient_load_takes_what_fits(kind: str) -> None:
+def test_lenient_load_ignores_unknown_entries(kind: str) -> None:
     with collecting(kind, makers(2), Constant(0.25), total_frames=96) as first:
         take(first, 2)
         state = {**first.state_dict(), "surprise": 1}
@@ -192,7 +192,7 @@ def test_a_lenient_load_takes_what_fits(kind: str) -> None:
         assert (batch["action"] == 0.25).all() and second.stats().delivered == 36
 
 
-def test_random_draws_go_on_after_a_load() -> None:
+def test_random_draws_continue_after_a_load() -> None:
     with collecting("sync", makers(2), total_frames=96) as first:
         first.set_seed(3)
         take(first, 2)

@@ -57,7 +57,7 @@ def test_a_reset_at_each_batch_begins_new_trajectories(kind: str, env: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_follows_a_reset_has_new_ids(kind: str) -> None:
+def test_reset_gives_new_ids(kind: str) -> None:
     with collecting(kind, makers(2), frames=12, total_frames=96) as collector:
         before = take(collector, 2)
         collector.reset()
@@ -72,7 +72,7 @@ def test_what_follows_a_reset_has_new_ids(kind: str) -> None:
         assert seen.isdisjoint(tuple(row) for row in batch["observation"].reshape(-1, 3).tolist())
 
 
-def test_each_iteration_goes_on_where_the_last_one_stopped() -> None:
+def test_each_iteration_continues_after_the_last_one() -> None:
     for kind in KINDS:
         with collecting(kind, makers(2), frames=12, total_frames=60) as collector:
             batches = []

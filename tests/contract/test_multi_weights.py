@@ -100,7 +100,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("kind", "form"), [*[("sync", form) for form in FORMS], ("async", "tensordict")])
-def test_given_weights_are_what_workers_act_with(kind: str, form: str) -> None:
+def test_workers_act_with_the_given_weights(kind: str, form: str) -> None:
     policy, other = Constant(0.5), Constant(-0.75)
     with collecting(kind, 2, policy) as collector:
         assert acted(collector.next()) == [0.5]
@@ -155,7 +155,7 @@ def test_weights_that_do_not_fit_change_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync"])
-def test_with_a_policy_device_who_updates_decides_when(kind: str) -> None:
+def test_policy_device_updates_weights_only_on_request(kind: str) -> None:
     policy = Constant(0.5)
     with collecting(kind, 2, policy, policy_device="cpu") as collector:
         collector.update_policy_weights_(policy)

@@ -62,7 +62,7 @@ def test_settings_can_be_read_and_not_be_set(make: Callable[..., Any]) -> None:
     assert found == {**given, "exploration_type": InteractionType.MODE}
 
 
-def test_what_only_collectors_of_this_process_have() -> None:
+def test_single_process_collectors_have_additional_settings() -> None:
     stop = Never()
     collector = KINDS[0](return_same_td=True, interruptor=stop)
     assert collector.return_same_td and collector.interruptor is stop and collector.n_env == 1
@@ -70,7 +70,7 @@ def test_what_only_collectors_of_this_process_have() -> None:
     assert not any(hasattr(MultiSyncDataCollector, name) for name in ("return_same_td", "n_env"))
 
 
-def test_what_only_collectors_with_workers_have() -> None:
+def test_collectors_with_workers_have_additional_settings() -> None:
     collector = KINDS[1](cat_results=-1, preemptive_threshold=0.5, update_at_each_batch=True)
     found = collector.cat_results, collector.preemptive_threshold, collector.update_at_each_batch
     collector.shutdown()

@@ -58,7 +58,7 @@ class TestStepMdp:
         assert (out["memory"] == 7).all() and all(out[key].all() for key in FLAGS)
         assert out.batch_size == torch.Size([2])
 
-    def test_keep_other_false_drops_what_only_the_root_has(self) -> None:
+    def test_keep_other_false_drops_root_entries(self) -> None:
         assert "memory" not in step_mdp(stepped(), keep_other=False).keys()
 
     def test_exclude_reward(self) -> None:

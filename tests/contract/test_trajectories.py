@@ -103,7 +103,7 @@ class TestIds:
         assert not set(first[IDS].flatten().tolist()) & set(second[IDS].flatten().tolist())
 
     @pytest.mark.parametrize("index", [[1], torch.tensor([1]), 1])
-    def test_reset_by_index_touches_only_those_rows(self, make_collector: Make, index: Any) -> None:
+    def test_reset_by_index_changes_only_the_given_rows(self, make_collector: Make, index: Any) -> None:
         collector = make_collector(CountingEnv(LONG, (3,)), frames_per_batch=9, total_frames=-1)
         stream = iter(collector)
         first = next(stream)
@@ -232,7 +232,7 @@ class TestMaxFramesPerTraj:
             assert torch.equal(changes, row["next", "done"][:-1, 0])
 
     @pytest.mark.parametrize("value", [None, 0, -1])
-    def test_none_zero_and_negative_switch_it_off(self, make_collector: Make, value: int | None) -> None:
+    def test_limit_of_none_zero_or_less_is_off(self, make_collector: Make, value: int | None) -> None:
         env = CountingEnv(Script(ending="never"))
         (batch,) = make_collector(env, frames_per_batch=20, total_frames=20, max_frames_per_traj=value)
         assert "step_count" not in batch.keys() and not batch["next", "done"].any()
@@ -245,7 +245,7 @@ class TestMaxFramesPerTraj:
         (batch,) = make_collector(StepCountEnv(LONG), frames_per_batch=4, total_frames=4)
         assert batch["next", "step_count"].flatten().tolist() == [1, 2, 3, 4]
 
-    def test_it_reaches_nested_flags(self, make_collector: Make) -> None:
+    def test_limit_sets_nested_flags(self, make_collector: Make) -> None:
         env = TeamEnv(Script(ending="never"), nested_flags=True)
         (batch,) = make_collector(env, frames_per_batch=9, total_frames=9, max_frames_per_traj=3)
         for flag in ("done", "truncated"):

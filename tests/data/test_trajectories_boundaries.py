@@ -37,7 +37,7 @@ def slow_ends(
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_ends_are_those_of_the_slow_oracle(data: st.DataObject) -> None:
+def test_ends_agree_with_the_slow_oracle(data: st.DataObject) -> None:
     rows, length = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
 
     def column(values: Any) -> torch.Tensor:
@@ -87,7 +87,7 @@ def test_done_key_is_the_only_flag() -> None:
     assert trajectory_ends(batch, done_key=("group", "over")).tolist() == [False, True, True]
 
 
-def test_further_ids_and_masks_take_part_beside_those_of_the_collector() -> None:
+def test_further_ids_and_masks_combine_with_the_collectors() -> None:
     batch = TensorDict(
         {"episode": torch.tensor([0, 1, 1, 1, 1])[:, None], "valid": flags(1, 1, 1, 1, 0)}, [5]
     )
@@ -100,11 +100,11 @@ def test_further_ids_and_masks_take_part_beside_those_of_the_collector() -> None
     assert mask is not None and mask.tolist() == [True, True, False, True, False]
 
 
-def test_without_a_mask_there_is_none() -> None:
+def test_batch_without_a_mask_has_none() -> None:
     assert step_mask(TensorDict({}, [3])) is None
 
 
-def test_strings_beside_the_flags_are_no_hindrance() -> None:
+def test_strings_next_to_the_flags_are_ignored() -> None:
     batch = TensorDict({"next": {"done": flags(0, 1, 0), "name": NonTensorData("x", batch_size=[3])}}, [3])
     assert trajectory_ends(batch).tolist() == [False, True, True]
 
@@ -115,7 +115,7 @@ def test_the_numbers_0_and_1_are_flags(dtype: torch.dtype) -> None:
     assert trajectory_ends(batch).tolist() == [False, True, True]
 
 
-def test_no_steps_no_ends() -> None:
+def test_batch_without_steps_has_no_ends() -> None:
     assert trajectory_ends(
         TensorDict({"next": {"done": torch.zeros(2, 0, 1, dtype=torch.bool)}}, [2, 0])
     ).shape == (2, 0)

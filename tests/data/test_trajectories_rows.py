@@ -37,7 +37,7 @@ def test_rows_of_every_dtype(dtype: torch.dtype, feature: tuple[int, ...], pad: 
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (2, 3, 0)])
-def test_nothing_from_nothing(shape: tuple[int, ...]) -> None:
+def test_empty_selection_of_an_empty_batch_is_empty(shape: tuple[int, ...]) -> None:
     dims = min(len(shape), 2)
     rows = take_rows(torch.zeros(shape), dims, torch.zeros(0, dtype=torch.int64), pad=True)
     assert rows.shape == (0, *shape[dims:])

@@ -51,7 +51,7 @@ assert status == 0 and resumed == unbroken, (resumed, unbroken)
 """
 
 
-def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+def test_killed_demo_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(EXAMPLES), str(tmp_path / "checkpoints")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

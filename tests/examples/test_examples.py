@@ -16,7 +16,7 @@ def run(name: str, capsys: Any) -> str:
     return capsys.readouterr().out
 
 
-def test_an_environment_of_ones_own(capsys: Any) -> None:
+def test_custom_environment_passes_the_checks(capsys: Any) -> None:
     out = run("custom_environment", capsys)
     assert "passed   rollout" in out and out.count("200 frames") == 3
 
@@ -41,5 +41,5 @@ def test_agents_in_groups(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_each_says_how_it_is_run(path: Path) -> None:
+def test_each_example_names_its_command(path: Path) -> None:
     assert f"python examples/{path.name}" in path.read_text()

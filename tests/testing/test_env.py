@@ -26,7 +26,7 @@ ONLY_BATCHED = {"partial reset", "other rows"}
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("batch_size", [(3,), ()])
-def test_each_rule_catches_its_break(broken: type[Walk], batch_size: tuple[int, ...]) -> None:
+def test_each_rule_detects_its_violation(broken: type[Walk], batch_size: tuple[int, ...]) -> None:
     rule = broken.__doc__
     assert rule in RULES
     if rule in ONLY_BATCHED and not batch_size:
@@ -50,12 +50,12 @@ def check_without(env: EnvBase, rule: str) -> None:
         assert another.rule != rule
 
 
-def test_every_rule_has_a_break() -> None:
+def test_every_rule_has_a_violation() -> None:
     assert {kind.__doc__ for kind in BROKEN} == set(RULES)
 
 
 @pytest.mark.parametrize("batch_size", [(3,), (1,), (), (2, 2)])
-def test_what_is_right_passes(batch_size: tuple[int, ...]) -> None:
+def test_right_environment_passes(batch_size: tuple[int, ...]) -> None:
     report = check_env(Walk(batch_size))
     assert set(report.passed) == set(RULES) - (ONLY_BATCHED if batch_size in ((), (1,)) else set())
     assert report.num_episodes > 5 and report.num_steps == 100
@@ -139,7 +139,7 @@ def test_torchs_random_state_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_it_leaves_the_environment_open_and_closes_its_own() -> None:
+def test_check_env_closes_only_environments_that_it_made() -> None:
     made: list[Walk] = []
 
     def make() -> Walk:
@@ -153,7 +153,7 @@ def test_it_leaves_the_environment_open_and_closes_its_own() -> None:
     assert not env.is_closed
 
 
-def test_rules_that_can_not_be_checked_say_why() -> None:
+def test_unchecked_rules_give_a_reason() -> None:
     report = check_env(GymEnv("Pendulum-v1"), num_steps=10)
     assert "num_steps" in report.skipped["last observation"] and "batch" in report.skipped["other rows"]
     assert check_env(Walk(), skip=["seed"]).skipped == {"seed": "left out by the caller"}
@@ -162,7 +162,7 @@ def test_rules_that_can_not_be_checked_say_why() -> None:
 @pytest.mark.parametrize(
     "options", [{"skip": ["sed"]}, {"skip": ["contract"]}, {"num_steps": 1}, {"num_steps": True}]
 )
-def test_arguments_that_are_none(options: dict[str, Any]) -> None:
+def test_invalid_arguments_raise(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):
         check_env(Walk(), **options)
 
@@ -173,7 +173,7 @@ def test_objects_that_are_no_environments(env: Any) -> None:
         check_env(env)
 
 
-def test_no_warnings_of_its_own() -> None:
+def test_check_env_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(Walk((2,)))

@@ -20,7 +20,7 @@ def check(leaves: dict[tuple[str, ...], torch.Tensor], *besides: tuple[str, ...]
     as_declared("specs", "step 3", leaves, SPECS, besides)  # type: ignore[arg-type]
 
 
-def test_what_is_as_declared() -> None:
+def test_declared_leaves_pass() -> None:
     check(GOOD)
     check({**GOOD, ("more",): torch.zeros(1)}, ("more",))
 
@@ -41,7 +41,7 @@ def test_what_is_as_declared() -> None:
         ),
     ],
 )
-def test_what_is_not(leaves: dict[tuple[str, ...], torch.Tensor], message: str) -> None:
+def test_undeclared_leaves_raise(leaves: dict[tuple[str, ...], torch.Tensor], message: str) -> None:
     with pytest.raises(ConformanceError, match=message):
         check(leaves)
 

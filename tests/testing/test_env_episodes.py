@@ -46,17 +46,17 @@ def runs(env: Any, num_steps: int = 60, first_seed: int = 0) -> Runs:
 
 @pytest.mark.parametrize("kind", [Walk, Constant, OneBeginning])
 @pytest.mark.parametrize("first_seed", range(5))
-def test_no_false_alarm(kind: type[Walk], first_seed: int) -> None:
+def test_right_environment_passes_with_any_seed(kind: type[Walk], first_seed: int) -> None:
     last_observation(runs(kind(), first_seed=first_seed))
 
 
 @pytest.mark.parametrize("first_seed", range(10))
-def test_resets_in_a_step_are_found_whatever_the_seed(first_seed: int) -> None:
+def test_resets_in_a_step_are_found_with_any_seed(first_seed: int) -> None:
     with pytest.raises(ConformanceError, match="resets by itself"):
         last_observation(runs(SelfResetting(), first_seed=first_seed))
 
 
-def test_too_few_ends_tell_nothing() -> None:
+def test_too_few_ends_skip_the_rule() -> None:
     with pytest.raises(Skip, match="fewer than 3"):
         last_observation(runs(Walk(()), 5))
 
@@ -66,7 +66,7 @@ def test_an_environment_without_randomness() -> None:
         seed(runs(OneBeginning()))
 
 
-def test_what_set_seed_returns() -> None:
+def test_wrong_result_of_set_seed_raises() -> None:
     class Strange(Walk):
         def set_seed(self, seed: int, static_seed: bool = False) -> Any:
             super().set_seed(seed)
@@ -76,7 +76,7 @@ def test_what_set_seed_returns() -> None:
         seed(runs(Strange()))
 
 
-def test_rollouts_compare_values_and_say_where() -> None:
+def test_rollouts_compare_values_and_name_the_place() -> None:
     rollout(runs(Walk(), 20))
     with pytest.raises(ConformanceError, match=r"\('next', 'reward'\) at step 0 of a rollout"):
         rollout(runs(OtherPath(), 20))

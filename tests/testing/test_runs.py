@@ -18,7 +18,7 @@ from tests.testing.broken import StartsDone, Walk
 TWO = Script(lengths=(2, 3))
 
 
-def test_a_run_is_what_step_and_reset_return() -> None:
+def test_run_records_the_results_of_step_and_reset() -> None:
     subject = Subject(GymWrapper(vector(AutoresetMode.SAME_STEP, script=TWO)), 6)
     trace = subject.run(0, subject.actions(0))
     assert trace.first["observation",].tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
@@ -34,7 +34,7 @@ def test_a_run_is_what_step_and_reset_return() -> None:
     assert trace.num_episodes == sum(int(step.done.sum()) for step in trace.steps) == 6
 
 
-def test_all_are_reset_where_some_can_not() -> None:
+def test_all_rows_are_reset_without_partial_resets() -> None:
     subject = Subject(GymWrapper(NativeOracle(script=TWO)), 4)
     trace = subject.run(0, subject.actions(0))
     assert trace.steps[1].done.tolist() == [True, False, True] and trace.steps[1].fresh.all()
@@ -81,7 +81,7 @@ def test_runs_are_made_once() -> None:
     assert dict(leaf_specs(runs.env.full_action_spec)).keys() == {("action",)}
 
 
-def test_small_things() -> None:
+def test_helpers_compare_select_show_and_copy() -> None:
     nan = torch.tensor([torch.nan, 1.0])
     assert same(nan, nan.clone()) and not same(nan, nan.double()) and not same(nan, nan[:1])
     assert not same(nan, torch.tensor([1.0, torch.nan]))

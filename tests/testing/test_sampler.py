@@ -34,7 +34,7 @@ OURS = {
 
 
 @pytest.mark.parametrize("make", OURS.values(), ids=OURS)
-def test_ours_keep_all_rules(make):
+def test_library_samplers_pass_all_rules(make):
     assert check_sampler(make).passed == tuple(RULES)
 
 
@@ -133,18 +133,18 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("make", "rule"), BROKEN, ids=lambda part: getattr(part, "__name__", part))
-def test_each_rule_catches_what_breaks_it(make, rule):
+def test_each_rule_detects_its_violation(make, rule):
     earlier = list(RULES)[: list(RULES).index(rule)]
     with pytest.raises(ConformanceError) as caught:
         check_sampler(make, skip=earlier)
     assert caught.value.rule == rule
 
 
-def test_every_rule_has_something_that_breaks_it():
+def test_every_rule_has_a_violation():
     assert [rule for _, rule in BROKEN] == list(RULES)
 
 
-def test_what_isnt_a_sampler_or_a_rule():
+def test_invalid_arguments_raise():
     with pytest.raises(InvalidTypeError, match="expected it to return a Sampler"):
         check_sampler(lambda: 3)
     with pytest.raises(InvalidArgumentError, match="expected names of"):

@@ -30,7 +30,7 @@ def tree(start: int, count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage, CompressedListStorage])
 @pytest.mark.parametrize("records", [numbered, tree, objects])
-def test_our_own_storages_keep_every_rule(kind, records):
+def test_library_storages_pass_all_rules(kind, records):
     if records is objects and not issubclass(kind, ListStorage):
         pytest.skip("only a list storage keeps objects")
     report = check_storage(lambda: kind(9), records=records)
@@ -129,13 +129,13 @@ BROKEN: dict[str, type[Storage]] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_each_rule_catches_a_storage_that_breaks_it(rule):
+def test_each_rule_detects_its_violation(rule):
     broken = BROKEN[rule]
     with pytest.raises(ConformanceError, match=f"rule '{rule}'"):
         check_storage(lambda: broken(8), skip=set(RULES) - {rule})
 
 
-def test_arguments():
+def test_invalid_arguments_raise():
     with pytest.raises(InvalidArgumentError, match="expected names of .*, got .'x'."):
         check_storage(lambda: ListStorage(8), skip=["x"])
     with pytest.raises(InvalidArgumentError, match="ndim=1 for 5"):

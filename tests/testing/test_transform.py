@@ -53,12 +53,12 @@ OURS = {
 }
 
 
-def test_every_rule_has_a_break() -> None:
+def test_every_rule_has_a_violation() -> None:
     names = {kind.__doc__ for kind in (*BROKEN, *BROKEN_IN_BUFFERS)}
     assert names >= {*IN_ENVIRONMENTS, *IN_BUFFERS}
 
 
-def test_what_is_right_passes() -> None:
+def test_right_transform_passes() -> None:
     report = check_transform(Age, env=Walk)
     assert set(report.passed) >= {*IN_ENVIRONMENTS, "rollout", "other rows"}
     assert report.name == "Age"
@@ -68,7 +68,7 @@ def test_what_is_right_passes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OURS)
-def test_ours_pass(name: str) -> None:
+def test_library_transforms_pass(name: str) -> None:
     report = check_transform(OURS[name], env=Walk, num_steps=40)
     assert set(report.passed) >= set(IN_ENVIRONMENTS)
 
@@ -81,7 +81,7 @@ def test_a_limit_that_ends_nothing_keeps_all_rules_but_that_of_flags() -> None:
 
 
 @pytest.mark.slow
-def test_what_learns_or_draws_passes() -> None:
+def test_learning_and_drawing_transforms_pass() -> None:
     report = check_transform(VecNorm, env=Walk, num_steps=40, skip=["other rows"])
     assert report.skipped["trajectories"] == "the transform learns"
     assert "state" in report.passed

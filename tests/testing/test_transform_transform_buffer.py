@@ -11,7 +11,7 @@ from tests.testing.broken_transforms import BATCH, BROKEN_IN_BUFFERS
 
 
 @pytest.mark.parametrize("broken", BROKEN_IN_BUFFERS, ids=lambda kind: kind.__name__)
-def test_each_rule_of_buffers_catches_its_break(broken: Any) -> None:
+def test_each_rule_of_buffers_detects_its_violation(broken: Any) -> None:
     with pytest.raises(ConformanceError) as caught:
         check_transform(broken, batch=BATCH)
     assert caught.value.rule == broken.__doc__

@@ -18,7 +18,7 @@ from gleanrl.testing.writer import RULES
 
 
 @pytest.mark.parametrize("make", [RoundRobinWriter, TensorDictRoundRobinWriter, TensorDictMaxValueWriter])
-def test_ours_keep_all_rules(make):
+def test_library_writers_pass_all_rules(make):
     assert check_writer(make).passed == tuple(RULES)
 
 
@@ -88,13 +88,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_each_rule_catches_what_breaks_it(rule):
+def test_each_rule_detects_its_violation(rule):
     with pytest.raises(ConformanceError) as error:
         check_writer(BROKEN[rule], skip=[name for name in RULES if name != rule])
     assert error.value.rule == rule
 
 
-def test_what_it_is_given():
+def test_invalid_arguments_raise():
     with pytest.raises(InvalidTypeError, match="make"):
         check_writer(lambda: 3)
     with pytest.raises(InvalidArgumentError, match="expected names of"):

@@ -40,5 +40,5 @@ def test_calls_that_change_nothing(row: Bad) -> None:
     buffer.sample()
 
 
-def test_there_are_many() -> None:
+def test_tables_have_at_least_a_thousand_calls() -> None:
     assert len(MADE) + len(CALLED) >= 1000

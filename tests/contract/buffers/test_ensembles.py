@@ -58,7 +58,7 @@ def test_every_row_is_of_the_buffer_that_the_info_names() -> None:
         (torch.tensor([0.0, 1.0, 1.0]), [0, 0.5, 0.5]),
     ],
 )
-def test_buffers_are_drawn_with_replacement_as_often_as_said(p: Any, shares: list[float]) -> None:
+def test_buffers_are_drawn_with_replacement_by_their_probability(p: Any, shares: list[float]) -> None:
     torch.manual_seed(0)
     ensemble = make(p=p, num_buffer_sampled=4, batch_size=8)
     counts: Counter[int] = Counter()
@@ -69,7 +69,7 @@ def test_buffers_are_drawn_with_replacement_as_often_as_said(p: Any, shares: lis
     chi_square([counts[place] for place in drawn], [shares[place] for place in drawn])
 
 
-def test_from_all() -> None:
+def test_sample_from_all_draws_from_each_buffer() -> None:
     ensemble = make(sample_from_all=True)
     for _ in range(5):
         batch, info = ensemble.sample(return_info=True)
@@ -123,7 +123,7 @@ def test_members() -> None:
         ensemble[3]
 
 
-def test_reading_inside() -> None:
+def test_indices_read_records_inside_members() -> None:
     rows = make()[:, :4]
     assert rows.batch_size == (3, 4)
     stream, t = TAPE.locate(rows)
@@ -164,7 +164,7 @@ def test_one_empty_member() -> None:
         parts.ReplayBufferEnsemble(*made, batch_size=12, sample_from_all=True).sample()
 
 
-def test_what_a_mixture_cannot_do() -> None:
+def test_mixture_cannot_be_emptied() -> None:
     ensemble = make()
     with pytest.raises(NotImplementedError):
         ensemble.empty()

@@ -29,7 +29,7 @@ class TestKeys:
     @pytest.mark.parametrize(
         "keys", [["observation"], [("next", "reward"), "action"], [IDS], ["next"], ["next", "action"]]
     )
-    def test_only_these(self, kind: str, keys: list[Any]) -> None:
+    def test_sample_with_keys_fetches_only_these_columns(self, kind: str, keys: list[Any]) -> None:
         part, whole = make(kind), make(kind)
         for buffer in (part, whole):
             buffer.extend(TAPE.rows(0, 30))

@@ -163,7 +163,7 @@ def check_all_or_nothing(
 
 @pytest.mark.parametrize(("call", "sampler", "depth"), in_turn([*writes(TAPE)], SAMPLERS, [None, 2]))
 @pytest.mark.filterwarnings("ignore:update_priority")
-def test_writes(call: str, sampler: str, depth: int | None) -> None:
+def test_interrupted_write_is_whole_or_absent(call: str, sampler: str, depth: int | None) -> None:
     def make() -> Any:
         made = buffer(sampler, prefetch=depth)
         if depth:
@@ -175,18 +175,18 @@ def test_writes(call: str, sampler: str, depth: int | None) -> None:
 
 @pytest.mark.parametrize("call", ["extend", "add", "set", "empty"])
 @pytest.mark.parametrize("sampler", ["random", "prioritized", "prioritized_slices"])
-def test_writes_with_more_batch_dimensions(call: str, sampler: str) -> None:
+def test_interrupted_write_of_several_dimensions_is_whole_or_absent(call: str, sampler: str) -> None:
     check_all_or_nothing(lambda: buffer(sampler, tape=WIDE), writes(WIDE)[call], WIDE, sampler)
 
 
 @pytest.mark.parametrize("call", ["extend", "add", "empty"])
 @pytest.mark.parametrize("sampler", ["random", "once", "prioritized"])
-def test_writes_of_lists(call: str, sampler: str) -> None:
+def test_interrupted_write_of_a_list_is_whole_or_absent(call: str, sampler: str) -> None:
     check_all_or_nothing(lambda: buffer(sampler, storage="list"), writes(TAPE)[call], TAPE, sampler)
 
 
 @pytest.mark.parametrize("call", ["extend", "add"])
-def test_the_first_write(call: str) -> None:
+def test_interrupted_first_write_is_whole_or_absent(call: str) -> None:
     def make() -> Any:
         storage = parts.LazyTensorStorage(CAPACITY)
         return make_buffer("plain", storage, make_sampler("prioritized", CAPACITY), batch_size=BATCH)
@@ -202,7 +202,7 @@ def test_the_first_write(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["extend", "add"])
-def test_writes_of_the_best(call: str) -> None:
+def test_interrupted_write_of_the_best_records_is_whole_or_absent(call: str) -> None:
     def make() -> Any:
         writer = parts.TensorDictMaxValueWriter(rank_key=("next", "reward"))
         made = parts.ReplayBuffer(storage=parts.LazyTensorStorage(CAPACITY), writer=writer, batch_size=BATCH)
@@ -213,7 +213,7 @@ def test_writes_of_the_best(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["add", "update"])
-def test_priorities_in_records(call: str) -> None:
+def test_interrupted_write_with_priorities_is_whole_or_absent(call: str) -> None:
     def make() -> Any:
         made = buffer("prioritized", kind="tensordict", written=9)
         return made
@@ -229,7 +229,7 @@ def test_priorities_in_records(call: str) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("depth", [None, 2])
-def test_loads(sampler: str, depth: int | None) -> None:
+def test_interrupted_load_is_whole_or_absent(sampler: str, depth: int | None) -> None:
     other = buffer(sampler, 23, prefetch=depth)
     other.sample()
     saved = other.state_dict()
@@ -240,7 +240,7 @@ def test_loads(sampler: str, depth: int | None) -> None:
 
 @pytest.mark.parametrize("part", ["storage", "sampler", "writer", "transform"])
 @pytest.mark.parametrize("depth", [None, 2])
-def test_exchanges(part: str, depth: int | None) -> None:
+def test_interrupted_exchange_of_a_part_is_whole_or_absent(part: str, depth: int | None) -> None:
     def exchange(rb: Any) -> None:
         if part == "storage":
             storage = Other(CAPACITY)
@@ -280,7 +280,7 @@ def test_exchanges(part: str, depth: int | None) -> None:
 @pytest.mark.parametrize(
     ("sampler", "depth", "kind"), in_turn(SAMPLERS, [None, 1, 3], ["plain", "tensordict"])
 )
-def test_samples(sampler: str, depth: int | None, kind: str) -> None:
+def test_interrupted_sample_loses_one_batch_at_most(sampler: str, depth: int | None, kind: str) -> None:
     def make() -> Any:
         made = buffer(sampler, 12, prefetch=depth, kind=kind)
         made.sample()
@@ -307,7 +307,7 @@ def check_epoch(subject: Any, sampler: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [None, 2])
-def test_iteration(depth: int | None) -> None:
+def test_interrupted_iteration_loses_one_batch_at_most(depth: int | None) -> None:
     def make() -> Any:
         made = buffer("once", 12, prefetch=depth)
         made.sample()
@@ -323,7 +323,7 @@ def test_iteration(depth: int | None) -> None:
             raise AssertionError(f"interrupted at {place}: {error}") from error
 
 
-def test_the_harness_raises_where_it_says() -> None:
+def test_harness_raises_at_the_requested_line() -> None:
     made = buffer("random")
     places, error = trace(lambda: made.sample())
     assert error is None and len(places) > 20

@@ -177,7 +177,7 @@ class TestSamplers:
             assert sample.batch_size == (2, 16) and seen <= {0, 1}
 
     @pytest.mark.parametrize("ragged", [False, True])
-    def test_several_steps_on_the_way_in(self, ragged: bool) -> None:
+    def test_multi_step_transform_acts_on_writes(self, ragged: bool) -> None:
         buffer = ReplayBuffer(
             storage=LazyTensorStorage(50), batch_size=16, transform=MultiStepTransform(3, 0.9)
         )
@@ -308,7 +308,9 @@ class TestWrites:
             ),
         ],
     )
-    def test_what_does_not_fit(self, buffer: ReplayBuffer, change: Any, message: str) -> None:
+    def test_write_with_mismatching_keys_or_types_raises(
+        self, buffer: ReplayBuffer, change: Any, message: str
+    ) -> None:
         data = TensorDict({"x": torch.arange(2), "text": NonTensorStack("p", "q")}, [2])
         with pytest.raises(SchemaError, match=message):
             buffer.extend(change(data))
@@ -334,7 +336,7 @@ class TestWrites:
         ):
             fixed.extend(stack(torch.ones(1, 2), torch.ones(2, 2)))
 
-    def test_a_sample_is_nobody_elses(self) -> None:
+    def test_changing_a_sample_does_not_change_the_buffer(self) -> None:
         buffer = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=9)
         buffer.extend(batches(1, 6)[0])
         for row in rows_of(buffer.sample()):

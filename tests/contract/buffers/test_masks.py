@@ -88,7 +88,9 @@ def served(masked: Masked, batch: TensorDict, kind: str) -> list[tuple[int, int]
 @pytest.mark.parametrize("shape", [(), (3,)])
 @pytest.mark.parametrize("written", [15, CAPACITY + 17])
 @pytest.mark.parametrize("kind", KINDS)
-def test_never_served(kind: str, shape: tuple[int, ...], written: int, prefetch: int | None) -> None:
+def test_masked_rows_are_never_sampled(
+    kind: str, shape: tuple[int, ...], written: int, prefetch: int | None
+) -> None:
     buffer, masked, allowed = make(kind, shape, written, prefetch=prefetch)
     if not shape:
         assert len(buffer) == len(allowed), "rows that are no steps aren't counted"
@@ -124,7 +126,7 @@ def test_an_epoch_is_all_steps(shape: tuple[int, ...], written: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["prioritized", "prioritized_slices"])
-def test_no_priority_brings_them_back(kind: str) -> None:
+def test_high_priority_never_samples_masked_rows(kind: str) -> None:
     buffer, masked, allowed = make(kind, (3,), 15)
     index = torch.cartesian_prod(torch.arange(15), torch.arange(3))
     buffer.update_priority(index, torch.full((45,), 50.0))
@@ -134,7 +136,7 @@ def test_no_priority_brings_them_back(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["random", "once", "prioritized", "slices"])
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_after_a_restore(kind: str, shape: tuple[int, ...]) -> None:
+def test_masked_rows_are_never_sampled_after_a_restore(kind: str, shape: tuple[int, ...]) -> None:
     buffer, masked, allowed = make(kind, shape, CAPACITY + 17)
     other, _, _ = make(kind, shape, 0)
     other.load_state_dict(buffer.state_dict())
@@ -144,7 +146,7 @@ def test_after_a_restore(kind: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_nothing_but_rows_that_are_no_steps(shape: tuple[int, ...]) -> None:
+def test_buffer_of_masked_rows_alone_cannot_be_sampled(shape: tuple[int, ...]) -> None:
     rows = Masked(shape).rows(0, 6)
     rows[MASK] = torch.zeros_like(rows[MASK])
     for kind in ("random", "once", "prioritized", "slices"):
@@ -155,7 +157,7 @@ def test_nothing_but_rows_that_are_no_steps(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["slices", "slices_once", "prioritized_slices"])
-def test_rows_that_are_no_steps_may_have_the_id_of_those_beside_them(kind: str) -> None:
+def test_masked_rows_may_have_the_id_of_their_neighbours(kind: str) -> None:
     mask = torch.arange(20).view(2, 10) % 10 != 4
     rows = TensorDict(
         {
@@ -176,6 +178,6 @@ def test_rows_that_are_no_steps_may_have_the_id_of_those_beside_them(kind: str) 
         assert (steps.diff(dim=1) == 1).all()
 
 
-def test_the_audit_finds_nothing_in_them() -> None:
+def test_verify_accepts_masked_rows() -> None:
     for shape in ((), (3,)):
         assert make("random", shape, CAPACITY + 17)[0].verify().ok

@@ -116,7 +116,7 @@ class Audit:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_row_says_where_it_came_from(case: Case) -> None:
+def test_each_sampled_row_is_a_stored_row(case: Case) -> None:
     audit = Audit(case)
     audit.write(2 * CAPACITY + 9 if case.wrapped else CAPACITY - 4)
     audit.sample()

@@ -90,7 +90,7 @@ def test_the_sequence_is_the_same_for_any_depth_if_nothing_is_written(sampler: s
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("depth", [1, 3])
-def test_what_is_overwritten_is_not_served(depth: int, sampler: str) -> None:
+def test_overwritten_rows_are_not_sampled(depth: int, sampler: str) -> None:
     buffer = make(depth, sampler=sampler)
     buffer.extend(rows(0, SIZE))
     for turn in range(1, 30):
@@ -103,7 +103,7 @@ def test_what_is_overwritten_is_not_served(depth: int, sampler: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_what_is_replaced_by_index_is_not_served(sampler: str) -> None:
+def test_rows_replaced_by_index_are_not_sampled(sampler: str) -> None:
     buffer = make(3, sampler=sampler)
     buffer.extend(rows(0, SIZE))
     for turn in range(1, 20):
@@ -113,7 +113,7 @@ def test_what_is_replaced_by_index_is_not_served(sampler: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_emptied(sampler: str) -> None:
+def test_emptied_buffer_serves_no_prefetched_batch(sampler: str) -> None:
     buffer = make(3, sampler=sampler)
     for turn in range(10):
         buffer.extend(rows(turn * 1000, 25))
@@ -124,7 +124,7 @@ def test_emptied(sampler: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_loaded(sampler: str) -> None:
+def test_loaded_buffer_serves_no_prefetched_batch(sampler: str) -> None:
     buffer, other = make(3, sampler=sampler), make(3, sampler=sampler, seed=1)
     buffer.extend(rows(0, SIZE))
     other.extend(rows(1000, SIZE))
@@ -137,7 +137,7 @@ def test_loaded(sampler: str) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("depth", [None, 1, 3])
-def test_a_state_taken_in_the_middle_goes_on(depth: int | None, sampler: str) -> None:
+def test_loaded_buffer_continues_with_the_prefetched_batches(depth: int | None, sampler: str) -> None:
     buffer = make(depth, sampler=sampler)
     buffer.extend(rows(0, 30))
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_a_state_taken_in_the_middle_goes_on(depth: int | None, sampler: str) ->
     assert [check(buffer.sample()) for _ in range(9)] == [check(other.sample()) for _ in range(9)]
 
 
-def test_another_storage() -> None:
+def test_exchanged_storage_serves_no_prefetched_batch() -> None:
     buffer = make(3)
     buffer.extend(rows(0, SIZE))
     buffer.sample()
@@ -162,7 +162,7 @@ def test_another_storage() -> None:
         assert min(check(buffer.sample())) >= 1000
 
 
-def test_another_sampler() -> None:
+def test_exchanged_sampler_serves_no_prefetched_batch() -> None:
     buffer = make(3)
     buffer.extend(rows(0, SIZE))
     buffer.sample()
@@ -238,7 +238,7 @@ def test_an_error_of_a_transform_arrives_at_the_caller(depth: int) -> None:
         check(buffer.sample())
 
 
-def test_batches_are_nobody_elses_memory() -> None:
+def test_changing_a_batch_changes_no_other_batch_or_record() -> None:
     buffer = make(3)
     buffer.extend(rows(0, SIZE))
     batches = [buffer.sample() for _ in range(6)]

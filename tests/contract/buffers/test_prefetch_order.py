@@ -70,7 +70,7 @@ def test_ran_out_belongs_to_the_batch_that_was_served(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_growth_in_an_epoch(depth: int) -> None:
+def test_records_added_during_an_epoch_join_the_next_one(depth: int) -> None:
     buffer = parts.TensorDictReplayBuffer(
         storage=parts.LazyTensorStorage(40),
         sampler=parts.SamplerWithoutReplacement(),
@@ -89,7 +89,7 @@ def test_growth_in_an_epoch(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_overwritten_in_an_epoch(depth: int) -> None:
+def test_records_overwritten_during_an_epoch_are_served_once(depth: int) -> None:
     buffer = make(depth, parts.SamplerWithoutReplacement())
     drawn = Counter(buffer.sample()["index"].tolist())
     buffer.extend(TAPE.rows(40, 53))

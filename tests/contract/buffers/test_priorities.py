@@ -279,7 +279,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("first", ["extend", "update", "sample"])
-def test_whatever_comes_first_after_a_restore(first: str) -> None:
+def test_restored_priorities_are_right_before_any_next_call(first: str) -> None:
     oracle = Oracle(0.6, 1.0)
     saved = filled(oracle, VALUES)
     buffer = make_buffer(oracle, len(VALUES))

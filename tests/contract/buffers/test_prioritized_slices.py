@@ -75,7 +75,7 @@ def grid(slots: list[int], tape: Tape) -> Any:
     return index if not tape.shape else torch.stack([index // tape.streams, index % tape.streams], 1)
 
 
-def test_weights_are_those_of_the_starts() -> None:
+def test_slice_weights_follow_the_priority_of_the_start() -> None:
     tape, oracle = Tape((9,)), Oracle(1.0, 1.0)
     buffer, ring = slice_buffer(tape, 18, 18, 200 * L, make(18, oracle))
     values = [1.0 + slot % 5 for slot in range(18)]
@@ -116,7 +116,7 @@ def test_left_overhang_is_turned_off_with_a_warning() -> None:
         make(CAPACITY, Oracle(), span=(True, False))
 
 
-def test_a_restored_buffer_goes_on() -> None:
+def test_restored_buffer_draws_the_same_slices() -> None:
     tape, oracle = Tape((1, 4, 9)), Oracle(1.0, 0.5)
     buffer, ring = slice_buffer(tape, CAPACITY, CAPACITY + 7, 20 * L, make(CAPACITY, oracle))
     buffer.update_priority(torch.arange(CAPACITY), 1.0 + torch.arange(CAPACITY) % 4)

@@ -54,7 +54,7 @@ def test_forms_of_index_and_priority(index: Any, values: Any, slots: list[int | 
     check(buffer, oracle, batches=20)
 
 
-def test_priority_of_a_skipped_index_is_not_seen() -> None:
+def test_priority_of_a_skipped_index_does_not_count_as_the_largest() -> None:
     oracle = Oracle()
     buffer = filled(oracle, VALUES)
     buffer.update_priority(torch.tensor([-1, 1]), torch.tensor([1000.0, 1.0]))
@@ -126,7 +126,7 @@ class TestGenerations:
         assert buffer.stats().priorities_dropped - before == 2
         check(buffer, oracle)
 
-    def test_the_priority_of_a_dropped_update_is_not_seen(self) -> None:
+    def test_priority_of_a_dropped_update_does_not_count_as_the_largest(self) -> None:
         oracle = Oracle()
         buffer = filled(oracle, VALUES, batch_size=200)
         buffer.sample()
@@ -138,7 +138,7 @@ class TestGenerations:
         assert oracle.raw[1] == 5.0
         check(buffer, oracle)
 
-    def test_drawn_again_it_counts(self) -> None:
+    def test_update_of_a_replaced_record_counts_once_it_is_drawn(self) -> None:
         oracle = Oracle()
         buffer = filled(oracle, VALUES, batch_size=200)
         buffer.sample()
@@ -180,7 +180,7 @@ class TestGenerations:
         assert buffer.stats().priorities_dropped == int(late.sum())
         check(buffer, oracle, batches=20)
 
-    def test_emptied_meanwhile(self) -> None:
+    def test_update_after_emptying_is_dropped(self) -> None:
         oracle = Oracle()
         buffer = filled(oracle, VALUES, batch_size=200)
         _, info = buffer.sample(return_info=True)
@@ -191,7 +191,7 @@ class TestGenerations:
         _, info = buffer.sample(return_info=True)
         assert torch.allclose(info["_weight"], torch.ones(200))
 
-    def test_replaced_by_index(self) -> None:
+    def test_update_after_a_replacement_by_index_is_dropped(self) -> None:
         oracle = Oracle()
         buffer = filled(oracle, VALUES, batch_size=200)
         _, info = buffer.sample(return_info=True)
@@ -225,7 +225,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_is_refused_changes_nothing(bad: str) -> None:
+def test_refused_update_changes_nothing(bad: str) -> None:
     index, values, error = BAD[bad]
     oracle = Oracle()
     buffer = filled(oracle, VALUES)
@@ -238,7 +238,7 @@ def test_what_is_refused_changes_nothing(bad: str) -> None:
     check(buffer, oracle, batches=20)
 
 
-def test_outside_the_filled_part() -> None:
+def test_update_outside_the_filled_part_raises() -> None:
     buffer = make_buffer(Oracle(), 8)
     with pytest.raises((IndexError, RuntimeError)):
         buffer.update_priority(torch.tensor([0]), torch.ones(1))

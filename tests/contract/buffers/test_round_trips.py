@@ -71,7 +71,7 @@ def alike(first: list[Any], second: list[Any]) -> None:
 @pytest.mark.parametrize(
     "copier", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))], ids=["copy", "pickle"]
 )
-def test_copies_go_on(copier: Callable[[Any], Any], kind: str) -> None:
+def test_copies_continue_with_the_same_batches(copier: Callable[[Any], Any], kind: str) -> None:
     buffer, tape = used(kind)
     other = copier(buffer)
     assert other.stats() == buffer.stats()
@@ -82,7 +82,9 @@ def test_copies_go_on(copier: Callable[[Any], Any], kind: str) -> None:
 @pytest.mark.parametrize("shape", [(), (3,)])
 @pytest.mark.parametrize("storage", ["tensor", "memmap"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_states_go_on(kind: str, storage: str, shape: tuple[int, ...], prefetch: int | None) -> None:
+def test_saved_states_continue_with_the_same_batches(
+    kind: str, storage: str, shape: tuple[int, ...], prefetch: int | None
+) -> None:
     buffer, tape = used(kind, shape=shape, prefetch=prefetch, storage=storage)
     state = through_a_file(buffer)
     other = make(kind, shape, prefetch, storage)
@@ -110,7 +112,7 @@ def test_saving_changes_nothing(kind: str) -> None:
     alike(go_on(buffer, tape, kind), go_on(other, tape, kind))
 
 
-def test_the_writers_of_the_best_too() -> None:
+def test_states_of_max_value_writers_continue() -> None:
     def best() -> Any:
         return parts.TensorDictReplayBuffer(
             storage=parts.LazyTensorStorage(9),

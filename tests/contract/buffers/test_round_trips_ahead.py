@@ -17,7 +17,9 @@ from tests.contract.buffers.test_round_trips import KINDS, alike, go_on, used
 @pytest.mark.parametrize(
     "copier", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))], ids=["copy", "pickle"]
 )
-def test_copies_go_on(copier: Callable[[Any], Any], kind: str, prefetch: int | None) -> None:
+def test_copies_of_prefetching_buffers_continue_with_the_same_batches(
+    copier: Callable[[Any], Any], kind: str, prefetch: int | None
+) -> None:
     buffer, tape = used(kind, prefetch=prefetch)
     other = copier(buffer)
     assert other.stats() == buffer.stats()

@@ -67,7 +67,7 @@ def test_short_trajectories_are_left_out_or_served_whole(strict: bool, written: 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2)])
 @pytest.mark.parametrize("written", [CAPACITY - 5, CAPACITY + 8])
-def test_each_column_is_a_timeline_of_its_own(shape: tuple[int, ...], written: int) -> None:
+def test_each_column_is_a_separate_timeline(shape: tuple[int, ...], written: int) -> None:
     tape = Tape((N - 1, N, N + 4, 40), shape)
     buffer, ring = slice_buffer(tape, CAPACITY, written, 300 * N, make(slice_len=N))
     table = allowed(ring, tape, N)
@@ -121,7 +121,7 @@ def test_an_overhang_of_a_whole_slice_is_refused(span: object) -> None:
 
 
 @pytest.mark.parametrize("span", [N, (N + 1, False), (False, N)])
-def test_an_overhang_of_a_whole_slice_whose_length_the_batch_says(span: object) -> None:
+def test_span_of_a_whole_slice_with_num_slices_raises_at_sample(span: object) -> None:
     tape = Tape((9,))
     buffer, _ = slice_buffer(tape, CAPACITY, CAPACITY, 3 * N, make(num_slices=3, span=span))
     with pytest.raises(ValueError, match="span"):

@@ -33,7 +33,7 @@ def test_a_small_ring_wraps_under_the_readers(capacity: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [None, 2])
 @pytest.mark.parametrize("sampler", ["random", "prioritized", "slices"])
-def test_for_long(sampler: str, prefetch: int | None) -> None:
+def test_every_row_is_one_whole_write_in_a_long_run(sampler: str, prefetch: int | None) -> None:
     samplers, size = 4, 1024
     plan = Plan(
         sampler=sampler,

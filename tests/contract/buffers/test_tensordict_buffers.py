@@ -42,7 +42,7 @@ def check(buffer: Any, oracle: Oracle, batches: int = 60) -> None:
     chi_square([counts[slot] for slot in oracle.raw], [oracle.probability(slot) for slot in oracle.raw])
 
 
-def test_what_comes_with_a_sample() -> None:
+def test_sample_carries_index_generation_and_weights() -> None:
     buffer = make()
     buffer.extend(rows())
     batch = buffer.sample()
@@ -87,7 +87,7 @@ def test_the_prioritized_preset() -> None:
 
 
 @pytest.mark.parametrize("kind", ["TensorDictReplayBuffer", "TensorDictPrioritizedReplayBuffer"])
-def test_what_was_added_is_left_out_of_the_next_write(kind: str) -> None:
+def test_keys_added_to_samples_are_left_out_of_writes(kind: str) -> None:
     buffer = make(kind)
     buffer.extend(rows())
     batch = buffer.sample()
@@ -205,7 +205,7 @@ class TestPriorityKey:
         oracle.update(part["index"].tolist(), [3.0] * 10)
         check(buffer, oracle)
 
-    def test_without_priorities_it_does_nothing(self) -> None:
+    def test_update_without_priorities_does_nothing(self) -> None:
         buffer = make("TensorDictReplayBuffer")
         buffer.extend(rows())
         batch = buffer.sample()

@@ -54,7 +54,7 @@ def ranks(buffer: Any) -> list[float]:
     return sorted(held["rank"].tolist())
 
 
-def test_the_best_stay() -> None:
+def test_best_records_stay() -> None:
     dice, buffer, top = random.Random(0), best(), Top(5)
     number = 0
     for _ in range(60):
@@ -72,7 +72,7 @@ def test_the_best_stay() -> None:
         assert set(buffer.sample()["rank"].tolist()) <= {rank for rank, _ in top.held}
 
 
-def test_what_is_rejected_changes_nothing() -> None:
+def test_rejected_records_change_nothing() -> None:
     buffer = best(3)
     buffer.extend(rows([5.0, 6.0, 7.0]))
     before = buffer[:].clone()

@@ -33,7 +33,7 @@ class Native(RandomSampler):
         super().follow(storage)
 
 
-def test_native_parts_have_no_view():
+def test_native_parts_need_no_adapter():
     for part, adapt in (
         (RandomSampler(), as_sampler),
         (Native(), as_sampler),
@@ -42,7 +42,7 @@ def test_native_parts_have_no_view():
         assert adapt(part) is part and part.given is part
 
 
-def test_a_view_is_the_part_seen_again():
+def test_adapter_shares_the_attributes_of_its_part():
     for part, adapt in ((Told(), as_sampler), (Ring(), as_writer), (Shelf(3), as_storage)):
         view = adapt(part)
         assert isinstance(view, type(part)) and type(view).__name__ == type(part).__name__
@@ -55,7 +55,7 @@ def test_a_view_is_the_part_seen_again():
             assert isinstance(copied, Adapter) and copied.given is not part and copied.given.mark == 4
 
 
-def test_a_view_keeps_its_part_and_nobody_keeps_the_view():
+def test_adapter_keeps_its_part_alive_and_nothing_keeps_the_adapter():
     part = Told()
     view, ref = as_sampler(part), weakref.ref(part)
     del part
@@ -65,7 +65,7 @@ def test_a_view_keeps_its_part_and_nobody_keeps_the_view():
     assert ref() is None
 
 
-def test_a_class_with_a_hook_of_its_own_is_not_called_again():
+def test_adapting_calls_no_init_subclass_hook():
     made = []
 
     class Registered(Sampler):
@@ -92,7 +92,7 @@ def test_a_class_with_a_hook_of_its_own_is_not_called_again():
         (LazyTensorStorage, as_storage, (3,)),
     ],
 )
-def test_files_of_a_parts_own_need_a_state_of_its_own(kind, adapt, arguments, name):
+def test_class_that_overrides_dumps_without_a_state_raises(kind, adapt, arguments, name):
     def in_files(part, path):
         raise AssertionError("not called")
 
@@ -106,7 +106,7 @@ def test_files_of_a_parts_own_need_a_state_of_its_own(kind, adapt, arguments, na
     assert adapt(both(*arguments)).given.state_dict() == {"mine": 3}
 
 
-def test_a_part_that_is_refused_leaves_the_buffer_as_it_was():
+def test_refused_part_leaves_the_buffer_unchanged():
     class Filed(RandomSampler):
         def dumps(self, path):
             raise AssertionError("not called")
@@ -118,7 +118,7 @@ def test_a_part_that_is_refused_leaves_the_buffer_as_it_was():
     assert buffer.sampler is before
 
 
-def test_options_that_a_users_function_takes():
+def test_with_keywords_passes_only_accepted_options():
     assert with_keywords(lambda index, *, storage=None: None, storage=3) == {"storage": 3}
     assert with_keywords(lambda index: None, storage=3) == {}
     assert with_keywords(lambda index, **more: None, storage=3) == {"storage": 3}

@@ -65,7 +65,7 @@ class Copy(Follower[Ring]):
     ),
     since=st.integers(0, 12),
 )
-def test_the_log_tells_what_changed_since_any_version(notes, since):
+def test_log_lists_the_changes_since_any_version(notes, since):
     log, versions, changed = ChangeLog(), [], []
     at = 0
     for start, count, amended, onward in notes:
@@ -100,7 +100,7 @@ def test_ring_writes_are_remembered_for_ever_in_one_run():
     assert len(log._runs) == 1
 
 
-def test_other_writes_are_told_apart_up_to_a_number():
+def test_log_separates_single_writes_up_to_a_number():
     log = ChangeLog()
     first = log.version
     for _ in range(1025):
@@ -109,7 +109,7 @@ def test_other_writes_are_told_apart_up_to_a_number():
     assert log.since(Version(first.content, 1)) == [Change(3, 4, False)]
 
 
-def test_the_ranges_of_one_write_are_told_apart_whatever_their_number():
+def test_log_separates_any_number_of_ranges_of_one_write():
     log = ChangeLog()
     before = log.version
     log.note(3, 1, 10_000)
@@ -119,7 +119,7 @@ def test_the_ranges_of_one_write_are_told_apart_whatever_their_number():
     assert log.since(before) == [Change(0, 10_000, False)]
 
 
-def test_another_content_and_the_future_are_everything():
+def test_changes_since_another_content_or_a_later_version_are_all_slots():
     log, other = ChangeLog(), ChangeLog()
     log.note(0, 1, SIZE)
     assert log.since(other.version) is None

@@ -111,7 +111,7 @@ def some(storage: type, numbers: range) -> object:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-class TestAStorageThatChangedByItself:
+class TestStorageChangedDirectly:
     """The buffer writes after the newest record in the storage, and no forgotten record returns."""
 
     def buffer(self, storage: type, sampler: object = None) -> ReplayBuffer:
@@ -207,7 +207,7 @@ def test_without_buffers_an_epoch_belongs_to_one_storage():
     assert sampler.draw(first, 4).slots.tolist() == [0, 1, 2, 3]
 
 
-def test_a_loaded_epoch_goes_on_only_where_it_fits():
+def test_loaded_epoch_continues_only_over_the_same_records():
     storage, small = LazyTensorStorage(9), LazyTensorStorage(9)
     fill(storage, torch.arange(9))
     fill(small, torch.arange(3))
@@ -229,7 +229,7 @@ def test_parts_show_their_class_without_an_address():
 # One storage in several buffers
 
 
-def test_one_buffer_writes_and_others_read():
+def test_one_buffer_writes_a_shared_storage_and_another_reads():
     storage = LazyTensorStorage(10)
     writer = ReplayBuffer(storage=storage, batch_size=4, seed=0)
     reader = ReplayBuffer(
@@ -258,7 +258,7 @@ def test_one_buffer_writes_and_others_read():
     assert reader.extend(torch.arange(2)).tolist() == [0, 1], "once the writing one is gone another one may"
 
 
-def test_the_first_that_writes_is_the_one():
+def test_first_buffer_that_writes_owns_the_storage():
     storage = LazyTensorStorage(10)
     first, second = (ReplayBuffer(storage=storage, batch_size=2) for _ in range(2))
     second.extend(torch.arange(3))
@@ -337,7 +337,7 @@ def test_threads_over_one_storage_tear_no_row():
         ),
     ],
 )
-def test_a_buffer_that_cant_be_sent_to_a_spawned_process_says_so_at_once(parts, why):
+def test_unsendable_buffer_raises_before_a_spawned_process_starts(parts, why):
     buffer = ReplayBuffer(**parts)
     buffer.extend(torch.arange(3))
     process = multiprocessing.get_context("spawn").Process(target=print, args=(buffer,))
@@ -347,7 +347,7 @@ def test_a_buffer_that_cant_be_sent_to_a_spawned_process_says_so_at_once(parts, 
     assert len(copy.deepcopy(buffer)) == 3
 
 
-def test_through_a_queue_goes_a_copy():
+def test_queue_transfers_a_copy_of_a_buffer():
     buffer = ReplayBuffer(storage=LazyTensorStorage(5))
     buffer.extend(torch.arange(3))
     queue = multiprocessing.get_context("spawn").SimpleQueue()
@@ -359,7 +359,7 @@ def test_through_a_queue_goes_a_copy():
 
 
 @pytest.mark.slow
-def test_a_buffer_whose_parts_wait_can_be_sent_to_a_spawned_process():
+def test_buffer_with_delayed_parts_can_be_sent_to_a_spawned_process():
     buffer = ReplayBuffer(storage=partial(LazyTensorStorage, 5), delayed_init=True)
     process = multiprocessing.get_context("spawn").Process(target=len, args=(buffer,))
     process.start()

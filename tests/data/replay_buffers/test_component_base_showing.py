@@ -59,7 +59,7 @@ class Own(Sampler):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_part_shows_what_it_was_made_with(part, shown):
+def test_repr_of_a_part_shows_its_arguments(part, shown):
     assert repr(part) == shown
 
 
@@ -71,7 +71,7 @@ def test_a_buffer_shows_its_parts_and_so_do_copies():
     assert repr(copy.deepcopy(buffer.sampler)) == "SliceSampler(slice_len=4)"
 
 
-def test_nothing_that_was_given_is_kept(tmp_path):
+def test_parts_keep_no_reference_to_their_arguments(tmp_path):
     rows = [[0.0] * 1000]
     storage = LazyMemmapStorage(3, scratch_dir=tmp_path)
     assert all(rows is not value for value in vars(Own(1, rule=rows)).values()) and "of 3 rows" in repr(

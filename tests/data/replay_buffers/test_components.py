@@ -37,7 +37,7 @@ def data(start: int, count: int, ndim: int):
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 @pytest.mark.parametrize("written", [5, 20, 53])
-def test_a_restored_buffer_goes_on_with_the_same_samples(storage, sampler, ndim, written):
+def test_restored_buffer_continues_with_the_same_samples(storage, sampler, ndim, written):
     rb = buffer(storage, sampler, ndim, seed=0)
     rb.extend(data(0, written, ndim))
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_another_storage_takes_writer_and_sampler_along():
     assert sorted(epoch.tolist()) == [100, 101, 102, 103, 200, 201, 202]
 
 
-def test_another_writer_goes_on_where_the_old_one_stands():
+def test_new_writer_continues_at_the_cursor():
     rb = buffer()
     rb.extend(ted(47))
     old, new = rb._writer, RoundRobinWriter()
@@ -154,7 +154,7 @@ def test_a_refused_storage_stays_unbounded():
 
 
 @pytest.mark.parametrize("part", ["storage", "sampler", "writer"])
-def test_what_is_no_part(part):
+def test_values_that_are_no_part_are_refused(part):
     with pytest.raises(InvalidArgumentError, match=f"{part}: expected a "):
         ReplayBuffer(**{part: 3})
     rb = buffer()
@@ -196,7 +196,7 @@ def test_emptying_keeps_memory_schema_and_random_state():
 
 @pytest.mark.parametrize("part", ["_storage", "_sampler", "_writer", "_transforms"])
 @pytest.mark.parametrize("broken", [None, 3, torch.arange(3)], ids=str)
-def test_what_is_no_state_of_a_part_changes_nothing(part, broken):
+def test_invalid_state_of_a_part_changes_nothing(part, broken):
     rb = buffer()
     rb.extend(ted(20))
     before = fingerprint(rb)
@@ -205,7 +205,7 @@ def test_what_is_no_state_of_a_part_changes_nothing(part, broken):
     assert fingerprint(rb) == before
 
 
-def test_a_storage_that_nobody_chose_is_as_large_as_the_sampler_has_room_for():
+def test_default_storage_has_the_capacity_of_the_sampler():
     buffer = ReplayBuffer(sampler=PrioritizedSampler(50, 0.6, 0.4), batch_size=10)
     assert buffer.storage.max_size == 50 and ReplayBuffer().storage.max_size == 1000
     buffer.extend(list(range(60)))
@@ -219,7 +219,7 @@ def test_a_storage_that_nobody_chose_is_as_large_as_the_sampler_has_room_for():
     [RandomSampler, SamplerWithoutReplacement, lambda: PrioritizedSampler(20, 0.7, 0.9)],
     ids=["random", "epochs", "priorities"],
 )
-def test_a_part_goes_on_from_files_of_its_own(sampler, tmp_path):
+def test_part_continues_from_its_dump(sampler, tmp_path):
     saved, other = (
         ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler(), batch_size=4) for _ in "ab"
     )

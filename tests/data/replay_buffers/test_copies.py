@@ -45,7 +45,9 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("written", [0, 3, 11])
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_a_copy_goes_on_by_itself(storage: Any, sampler: Any, written: int, duplicate: Any) -> None:
+def test_copy_continues_independently_with_the_same_samples(
+    storage: Any, sampler: Any, written: int, duplicate: Any
+) -> None:
     buffer = ReplayBuffer(storage=storage(7), sampler=sampler(), batch_size=2)
     for start in range(written):
         buffer.add(records(start, 1)[0])
@@ -103,7 +105,7 @@ def test_a_buffer_that_is_sampled_while_it_is_copied(duplicate: Any) -> None:
 
 @pytest.mark.parametrize("duplicate", COPIES, ids=["deepcopy", "pickle", "torch"])
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_what_was_drawn_ahead_of_a_clearing_is_not_copied(storage: Any, duplicate: Any) -> None:
+def test_copy_leaves_out_batches_prefetched_before_a_clear(storage: Any, duplicate: Any) -> None:
     buffer = ReplayBuffer(storage=storage(7), batch_size=2, prefetch=2)
     buffer.extend([records(start, 1)[0] for start in range(7)])
     buffer.sample()
@@ -147,7 +149,7 @@ def test_a_part_alone_and_its_owner() -> None:
     assert other.storage.owner is other and buffer.storage.owner is buffer
 
 
-def test_files_of_ones_own_are_not_copied(tmp_path: Any) -> None:
+def test_storage_with_a_scratch_dir_cannot_be_copied(tmp_path: Any) -> None:
     buffer = ReplayBuffer(storage=LazyMemmapStorage(5, scratch_dir=tmp_path / "records"))
     buffer.extend(torch.arange(3))
     with pytest.raises(UnsupportedError, match="scratch_dir"):

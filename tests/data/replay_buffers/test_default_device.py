@@ -64,7 +64,7 @@ def tree(part: Any) -> Any:
         (ListStorage, 1),
     ],
 )
-def test_everything_works_as_without(storage, sampler, ndim):
+def test_buffer_gives_the_same_results_under_a_default_device(storage, sampler, ndim):
     streams = 3 if ndim == 2 else None
     data = [ted(5, 0, streams), ted(9, 5, streams), ted(30, 14, streams)]
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_everything_works_as_without(storage, sampler, ndim):
     assert fingerprint(found) == fingerprint(expected)
 
 
-def test_by_setting_it():
+def test_set_default_device_leaves_buffers_on_the_cpu():
     torch.set_default_device("meta")
     try:
         rb = ReplayBuffer(storage=TensorStorage(torch.arange(5.0, device="cpu")), seed=0)

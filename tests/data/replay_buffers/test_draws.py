@@ -42,7 +42,7 @@ def rest(buffer: ReplayBuffer) -> list[int]:
             return found
 
 
-def test_another_size_takes_back_what_was_drawn_ahead():
+def test_another_batch_size_undoes_prefetched_draws():
     buffer = epochs(3)
     seen = buffer.sample().tolist()
     with pytest.warns(UserWarning, match="batch_size=4 differs"):
@@ -102,7 +102,7 @@ def test_a_forked_process_serves_nothing_that_its_parent_drew_ahead():
 
 @pytest.mark.parametrize("depth", [None, 2])
 @pytest.mark.parametrize("where", ["transform", "collate", "fetch"])
-def test_permits_of_a_batch_that_nobody_gets_are_given_back(where: str, depth: int | None) -> None:
+def test_permits_of_a_failed_batch_are_returned(where: str, depth: int | None) -> None:
     failing = True
 
     def fail(data: Any) -> Any:
@@ -213,7 +213,7 @@ def crossings(buffer: Any, batches: int = 40) -> int:
 @pytest.mark.parametrize("depth", [None, 2])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("kind", ["slices", "epochs", "priorities"])
-def test_slices_end_where_a_live_view_was_told_so_after_a_sample(kind, storage, depth, write):
+def test_slices_end_at_a_flag_written_through_a_live_view(kind, storage, depth, write):
     buffer = sliced(kind, storage, prefetch=depth)
     for _ in range(3):
         buffer.sample()
@@ -222,7 +222,7 @@ def test_slices_end_where_a_live_view_was_told_so_after_a_sample(kind, storage, 
 
 
 @pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
-def test_padded_slices_that_overhang_end_where_a_live_view_was_told_so(make):
+def test_padded_slices_end_at_a_flag_written_through_a_live_view(make):
     buffer = sliced("padded", make=make)
     buffer.sample()
     end_by_flag(buffer)
@@ -232,14 +232,14 @@ def test_padded_slices_that_overhang_end_where_a_live_view_was_told_so(make):
         assert not bool(((t <= 9).any(1) & (t > 9).any(1)).any())
 
 
-def test_slices_that_other_processes_share_end_where_a_live_view_was_told_so():
+def test_slices_of_a_buffer_that_processes_share_end_at_a_flag_of_a_live_view():
     buffer = sliced("slices", shared=True)
     buffer.sample()
     end_by_flag(buffer)
     assert crossings(buffer) == 0
 
 
-def test_slices_of_streams_end_where_a_live_view_was_told_so():
+def test_slices_of_streams_end_at_a_flag_written_through_a_live_view():
     buffer = ReplayBuffer(storage=LazyTensorStorage(40, ndim=2), sampler=SLICERS["slices"](), batch_size=8)
     buffer.extend(one_trajectory().reshape(2, 20))
     buffer.sample()
@@ -247,7 +247,7 @@ def test_slices_of_streams_end_where_a_live_view_was_told_so():
     assert crossings(buffer) == 0
 
 
-def test_a_sampler_called_without_a_buffer_ends_slices_where_a_live_view_was_told_so():
+def test_sampler_without_a_buffer_ends_slices_at_a_flag_of_a_live_view():
     storage, sampler = STORAGES["lazy"](), SLICERS["slices"]()
     storage.set(range(40), one_trajectory())
     sampler.sample(storage, 8)
@@ -275,7 +275,7 @@ def test_an_epoch_serves_each_trajectory_once_though_a_live_view_ends_some_withi
 
 @pytest.mark.parametrize("depth", [None, 2])
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_goals_in_hindsight_stay_within_ends_that_a_live_view_was_told_of(strategy, depth):
+def test_hindsight_goals_stay_before_a_flag_written_through_a_live_view(strategy, depth):
     buffer = HERReplayBuffer(
         lambda rows: rows["desired_goal"],
         her_ratio=1.0,

@@ -83,7 +83,7 @@ def test_sizes():
     assert len(ensemble) == 29 and three().batch_size == 12
 
 
-def test_shares():
+def test_members_are_chosen_by_probability_or_all_in_order():
     ensemble = three(p=[0, 1, 1], seed=3)
     chosen = torch.cat(
         [ensemble.sample(return_info=True)[1]["index", "buffer_ids"].flatten() for _ in range(50)]
@@ -110,7 +110,7 @@ def test_members_are_shared_and_written_through_themselves():
     assert clock(other.sample()).tolist() == [[500, 500]]
 
 
-def test_an_empty_member_that_is_never_chosen_is_no_matter():
+def test_empty_member_with_probability_zero_is_allowed():
     empty = ReplayBuffer(storage=LazyTensorStorage(3))
     ensemble = ReplayBufferEnsemble(member(0), empty, batch_size=4, p=[1, 0])
     assert ensemble.sample().batch_size == (2, 2)
@@ -356,7 +356,7 @@ def test_exchanged_parts_of_members_are_seen():
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda ensemble: pickle.loads(pickle.dumps(ensemble)), None]
 )
-def test_a_copy_or_a_restored_one_goes_on(duplicate):
+def test_copied_or_restored_ensemble_continues_with_the_same_samples(duplicate):
     ensemble = three()
     ensemble.sample()
     if duplicate is None:
@@ -398,7 +398,7 @@ def test_seeds():
     assert len({tuple(clock(three(seed=seed).sample()).flatten().tolist()) for seed in range(5)}) > 1
 
 
-def test_how_it_shows_itself():
+def test_repr_shows_the_members():
     ensemble = three()
     ensemble.sample()
     assert repr(ensemble).count("ReplayBuffer(storage=LazyTensorStorage") == 3
@@ -408,7 +408,7 @@ def test_how_it_shows_itself():
 
 @pytest.mark.parametrize("prefetch", [None, 3])
 @pytest.mark.parametrize("made", [SamplerWithoutReplacement, ConsumingSampler])
-def test_what_others_have_drawn_isnt_used_up_when_one_refuses(made: Any, prefetch: int | None) -> None:
+def test_failing_member_undoes_the_draws_of_the_other_members(made: Any, prefetch: int | None) -> None:
     filled, empty = (
         ReplayBuffer(storage=LazyTensorStorage(10), sampler=made(seed=0), batch_size=2, prefetch=prefetch)
         for _ in range(2)
@@ -423,7 +423,7 @@ def test_what_others_have_drawn_isnt_used_up_when_one_refuses(made: Any, prefetc
     assert rows.sort().values.tolist() == [*range(10)]
 
 
-def test_what_somebody_else_drew_meanwhile_stays_used_up() -> None:
+def test_undo_keeps_later_draws_of_other_callers() -> None:
     filled, empty = (
         ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(seed=0), batch_size=2)
         for _ in range(2)

@@ -61,7 +61,7 @@ def members(*data: TensorDict) -> list[ReplayBuffer]:
     return made
 
 
-def test_batches_say_which_member_each_row_is_of():
+def test_batches_name_the_member_of_each_row():
     both = members(*(TensorDict({"x": torch.arange(5) + 100 * k}, [5]) for k in range(2)))
     for rbs in (both, [TensorDictReplayBuffer(storage=LazyTensorStorage(20)) for _ in range(2)]):
         if rbs is not both:
@@ -100,7 +100,7 @@ def test_members_with_differing_keys():
 
 
 @pytest.mark.parametrize("prefetch", [None, 3])
-def test_what_members_have_drawn_isnt_used_up_by_an_interrupt(prefetch: int | None) -> None:
+def test_interrupt_undoes_the_draws_of_all_members(prefetch: int | None) -> None:
     stops = [KeyboardInterrupt]
 
     def collate(parts: list[Any]) -> Any:
@@ -127,7 +127,7 @@ def test_what_members_have_drawn_isnt_used_up_by_an_interrupt(prefetch: int | No
 
 
 @pytest.mark.parametrize("made", [RandomSampler, SamplerWithoutReplacement])
-def test_permits_of_draws_that_nobody_gets_are_given_back(made: Any) -> None:
+def test_permits_of_undelivered_draws_are_returned(made: Any) -> None:
     limited = ReplayBuffer(
         storage=LazyTensorStorage(10),
         sampler=made(),
@@ -177,7 +177,7 @@ def in_use(first: int, **options: Any) -> TensorDictReplayBuffer:
     return buffer
 
 
-def test_parts_of_buffers_in_use_stand_for_these_buffers():
+def test_parts_of_used_buffers_select_these_buffers():
     one = in_use(0, sampler=SamplerWithoutReplacement(), seed=1)
     other = in_use(10, transform=lambda batch: batch.set("x", batch["x"] + 100))
     held = StorageEnsemble(one.storage, other.storage, transforms=[None, other.transforms.read])

@@ -75,7 +75,9 @@ def made(name: str, count: int = 0) -> tuple[ReplayBuffer, Any]:
 @pytest.mark.parametrize("held", [0, 3, 10])
 @pytest.mark.parametrize("way", ["dumps", "state_dict"])
 @pytest.mark.parametrize("name", PARTS)
-def test_it_goes_on_in_any_buffer(tmp_path: Path, name: str, way: str, held: int, count: int) -> None:
+def test_part_with_an_extended_state_continues_in_any_buffer(
+    tmp_path: Path, name: str, way: str, held: int, count: int
+) -> None:
     first, part = made(name, count)
     part.note = "a word"
     second, other = made(name, held)

@@ -119,7 +119,7 @@ def test_a_part_of_each_batch_is_relabelled(ratio, count):
         assert (places > 0).all(), "whichever row it is"
 
 
-def test_what_a_step_led_to_may_be_the_goal():
+def test_achieved_goal_may_be_a_next_entry():
     buffer = made("final", achieved_goal_key=("next", "achieved_goal"))
     buffer.extend(data())
     batch = buffer.sample()
@@ -172,7 +172,7 @@ def test_slices():
 
 @pytest.mark.parametrize("prefetch", [None, 2])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_state_and_copies_go_on_alike(strategy, prefetch):
+def test_restored_and_copied_buffers_continue_with_the_same_samples(strategy, prefetch):
     buffer = made(strategy, 0.5, batch_size=8, prefetch=prefetch)
     buffer.extend(data())
     buffer.sample()
@@ -227,7 +227,7 @@ class Foreign(Sampler):
         return torch.arange(batch_size), {}
 
 
-def test_what_is_refused():
+def test_invalid_options_are_refused():
     for options, name in (({"ratio": 1.5}, "her_ratio"), ({"strategy": "x"}, "strategy")):
         with pytest.raises(InvalidArgumentError, match=name):
             made(**options)

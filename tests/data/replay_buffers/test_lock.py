@@ -16,7 +16,7 @@ from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.lock import BufferLock
 
 
-def test_the_thread_that_holds_it_may_take_it_again():
+def test_lock_is_reentrant():
     gate = BufferLock()
     with gate.lock, gate.lock:
         pass
@@ -35,14 +35,14 @@ def test_a_shared_gate_is_the_same_gate():
     assert BufferLock().shared is None
 
 
-def test_copies_have_locks_of_their_own():
+def test_copies_have_separate_locks():
     gate = BufferLock()
     pair = [gate, gate]
     for other in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
         assert other[0] is other[1] is not gate and other[0].lock is not gate.lock
 
 
-def test_a_forked_process_goes_on_though_another_thread_held_the_lock():
+def test_forked_process_continues_though_another_thread_held_the_lock():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
     buffer.extend(torch.arange(4))
     held, done = threading.Event(), threading.Event()
@@ -79,7 +79,7 @@ class _OthersTurn(clock.SystemClock):
         self._act()
 
 
-def test_a_draw_that_waits_says_so():
+def test_waiting_draw_sets_the_asked_flag():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
     buffer.extend(torch.arange(4))
     assert not buffer._gate.asked
@@ -101,7 +101,7 @@ def test_a_write_lets_a_draw_that_waits_in_first():
     assert found == [((2,), 4)] and len(buffer) == 6
 
 
-def test_nobody_waits_long_for_a_draw_that_does_not_come():
+def test_give_way_waits_only_shortly_for_an_absent_draw():
     gate = BufferLock()
     gate.asked = True
     with clock.use(clock.FakeClock()):

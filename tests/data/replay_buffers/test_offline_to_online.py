@@ -98,7 +98,7 @@ def test_records_that_differ():
         buffer.sample(4)
 
 
-def test_what_is_refused():
+def test_invalid_options_are_refused():
     offline = dataset()
     for fraction in (0.0, 1.0, -1, 2):
         with pytest.raises(InvalidArgumentError, match="offline_fraction"):

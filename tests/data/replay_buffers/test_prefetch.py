@@ -42,7 +42,7 @@ def test_batches_come_in_the_order_of_their_draws(threads):
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_it_wants_one_more_than_its_depth_but_nothing_behind_an_epoch(depth):
+def test_queue_holds_depth_plus_one_draws_and_none_after_an_epoch(depth):
     storage, queue = storage_of(5), Prefetcher(depth, 1)
     for _ in range(depth + 1):
         assert queue.wants_more
@@ -143,7 +143,7 @@ def test_a_pickle_holds_the_draws_and_fetches_again():
 
 
 @pytest.mark.parametrize("before", [0, 20])
-def test_what_is_left_in_a_queue_is_gone_with_it(before):
+def test_deleted_queue_frees_its_draws(before):
     storage, queue = storage_of(5), Prefetcher(3, 1)
     for slot in [0] * before:
         queue.put(ticket(storage, slot))
@@ -159,7 +159,7 @@ def test_what_is_left_in_a_queue_is_gone_with_it(before):
 
 
 @pytest.mark.parametrize("before", [0, 20])
-def test_a_forked_process_fetches_by_threads_of_its_own(before):
+def test_forked_process_fetches_with_new_threads(before):
     storage, queue = storage_of(5), Prefetcher(3, 2)
     for slot in [0] * before:
         queue.put(ticket(storage, slot))

@@ -21,7 +21,7 @@ def ticket(storage: Any, *slots: int) -> PendingSample:
     return PendingSample(Draw(index, {}, storage.generation(index)), storage, storage.version, False)
 
 
-def test_a_fetch_of_what_was_forgotten():
+def test_fetch_of_cleared_records_returns_none_or_raises():
     storage = ListStorage(10)
     fill(storage, ["a", "b"])
     good = ticket(storage, 1)
@@ -36,7 +36,7 @@ def read(state: Any) -> PendingState:
     return PendingState.read(StateReader(state, "a draw"), 4, lambda place: place)
 
 
-def test_chosen_columns_and_flags_beside_them():
+def test_ticket_fetches_chosen_columns_and_separate_flags():
     storage = LazyTensorStorage(4)
     fill(storage, TensorDict({"x": torch.arange(4), "y": torch.arange(4) * 2, "z": torch.zeros(4)}, [4]))
     records, flags = ticket(storage, 3, 1).fetch((("x",),), (("y",),))
@@ -45,7 +45,7 @@ def test_chosen_columns_and_flags_beside_them():
     assert ticket(storage, 3).fetch().flags is None and ticket(storage, 3).fetch((("x",),), ()).flags is None
 
 
-def test_a_state_tells_rows_that_were_overwritten_since():
+def test_state_marks_rows_overwritten_since_the_draw():
     storage, other = LazyTensorStorage(4), LazyTensorStorage(4)
     fill(storage, torch.arange(4))
     drawn = ticket(storage, 0, 3)

@@ -65,7 +65,7 @@ def test_prioritized_presets_pass_their_options_on(make):
     assert isinstance(make(alpha=1.0, beta=1.0).storage, ListStorage)
 
 
-def test_what_presets_refuse():
+def test_presets_refuse_invalid_options():
     for make in (PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer):
         with pytest.raises(GleanError, match="storage"):
             make(alpha=1.0, beta=1.0, storage=5)
@@ -97,7 +97,7 @@ def test_lists_of_tensordicts():
     assert buffer.extend([rows(2)[1], rows(2)[0]]).tolist() == [0, 1] and buffer["x"].tolist() == [1, 0]
 
 
-def test_what_batches_carry():
+def test_batches_carry_index_generation_and_weights():
     buffer = prioritized()
     written = rows(6)
     buffer.extend(written)
@@ -125,7 +125,7 @@ def test_coordinates_of_several_dimensions():
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3])
-def test_coordinates_of_records_with_dimensions_of_their_own(agents):
+def test_coordinates_of_records_with_additional_batch_dimensions(agents):
     buffer = prioritized(12, ndim=2)
     x = torch.arange(12).view(3, 4, 1).expand(3, 4, agents)
     buffer.extend(TensorDict({"x": x}, [3, 4, agents]))
@@ -228,7 +228,7 @@ def test_flags_of_slices_are_entries():
         buffer.extend(batch)
 
 
-def test_a_transform_sees_what_was_added_and_may_drop_it():
+def test_transform_sees_added_keys_and_may_drop_them():
     seen: list[set[str]] = []
 
     def drop(batch: TensorDict) -> TensorDict:
@@ -250,7 +250,7 @@ def test_a_record_with_an_impossible_priority_isnt_added(value):
     assert len(buffer) == 1 and buffer.writer.cursor == 1 and raw(buffer) == [2.0]
 
 
-def test_a_record_whose_priority_has_another_size_isnt_added():
+def test_record_with_a_priority_of_another_size_is_not_added():
     buffer = prioritized(ndim=2)
     with pytest.raises(SchemaError, match="expected values for 2 records, got shape"):
         buffer.add(TensorDict({"x": torch.zeros(2), "td_error": torch.zeros(2, 0)}, [2]))

@@ -112,7 +112,7 @@ class TestWaking:
         calls.end()
         assert len(buffer) == 11 and counts(buffer) == (11, 8)
 
-    def test_of_many_that_wait_those_are_let_in_who_may(self, calls: Calls) -> None:
+    def test_waiting_inserts_are_admitted_up_to_the_limit(self, calls: Calls) -> None:
         buffer = owing()  # 7 rows are due
         for _ in range(5):
             calls.begin(lambda: buffer.extend(torch.arange(4)))
@@ -132,7 +132,7 @@ class TestWaking:
             lambda buffer: buffer.load_state_dict(limited(batch_size=4).state_dict()),
         ],
     )
-    def test_whatever_lets_an_insert_in_wakes_it(self, calls: Calls, change: Any) -> None:
+    def test_waiting_insert_wakes_after_any_change_that_admits_it(self, calls: Calls, change: Any) -> None:
         buffer = owing()
         calls.begin(lambda: buffer.extend(torch.arange(5)))
         waits(buffer)
@@ -140,7 +140,7 @@ class TestWaking:
         calls.end()
         assert len(buffer) == 5
 
-    def test_whatever_lets_a_sample_in_wakes_it(self, calls: Calls) -> None:
+    def test_waiting_sample_wakes_after_any_change_that_admits_it(self, calls: Calls) -> None:
         buffer = limited(min_size=6, batch_size=2)
         calls.begin(buffer.sample)
         waits(buffer)
@@ -160,7 +160,7 @@ class TestWaking:
 
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("tolerance", [0, 30])
-    def test_many_threads_keep_the_ratio_and_none_is_left_behind(
+    def test_many_threads_keep_the_ratio_and_all_finish(
         self, calls: Calls, seed: int, tolerance: int
     ) -> None:
         draws = random.Random(seed)
@@ -201,7 +201,7 @@ class TestWaking:
 
 class TestTimeouts:
     @pytest.mark.usefixtures("company")
-    def test_they_are_read_on_the_clock_and_change_nothing(self) -> None:
+    def test_timeouts_use_the_clock_and_change_nothing(self) -> None:
         buffer = owing()
         buffer.sample()
         fake = clock.FakeClock()
@@ -217,7 +217,7 @@ class TestTimeouts:
         assert not buffer._gate.waiting
         in_another_thread(lambda: buffer.extend(torch.arange(5)))
 
-    def test_without_a_timeout_it_waits_on(self, calls: Calls) -> None:
+    def test_call_without_a_timeout_waits_until_admitted(self, calls: Calls) -> None:
         buffer = limited(timeout_s=None, batch_size=2)
         with clock.use(clock.FakeClock()):
             calls.begin(buffer.sample)
@@ -225,7 +225,7 @@ class TestTimeouts:
             buffer.extend(torch.arange(2))
             calls.end()
 
-    def test_within_a_call_of_the_buffer_nobody_can_come(self) -> None:
+    def test_wait_within_a_call_that_holds_the_lock_raises(self) -> None:
         buffer = owing()
         with (
             buffer.sampler.guard(),
@@ -234,7 +234,7 @@ class TestTimeouts:
             buffer.extend(torch.arange(2))
         in_another_thread(lambda: (buffer.sample(), buffer.sample(), buffer.extend(torch.arange(2))))
 
-    def test_the_only_thread_is_told_at_once(self) -> None:
+    def test_wait_in_the_only_thread_raises_at_once(self) -> None:
         buffer = limited(timeout_s=None, batch_size=2)
         child = os.fork()  # the child has one thread
         if child == 0:
@@ -319,7 +319,7 @@ class TestInterrupts:
 
 
 class TestActivities:
-    def test_who_is_waited_for_is_let_in(self, calls: Calls) -> None:
+    def test_hurried_activity_is_admitted(self, calls: Calls) -> None:
         for before in (False, True):
             buffer, activity = owing(), threads.Activity()
 
@@ -338,7 +338,7 @@ class TestActivities:
             calls.end()
             assert counts(buffer) == (20, 0) and not activity.waiters
 
-    def test_nobody_waits_for_those_who_have_come_to_their_end(self, calls: Calls) -> None:
+    def test_sample_stops_waiting_when_all_activities_have_ended(self, calls: Calls) -> None:
         buffer, activities = limited(min_size=100, batch_size=4), [threads.Activity(), threads.Activity()]
 
         def insert(activity: threads.Activity) -> None:
@@ -368,7 +368,7 @@ class TestActivities:
         assert not any(activity.waiters for activity in activities)
 
 
-def test_a_forked_process_goes_on_whoever_waited_or_inserted(calls: Calls) -> None:
+def test_forked_process_continues_despite_waiting_threads(calls: Calls) -> None:
     buffer = owing()
     calls.begin(lambda: buffer.extend(torch.arange(4)))
     waits(buffer)
@@ -404,7 +404,7 @@ def test_a_forked_process_goes_on_whoever_waited_or_inserted(calls: Calls) -> No
     assert counts(buffer) == (12, 8)
 
 
-def test_what_cannot_work_is_refused_by_name() -> None:
+def test_invalid_limiters_are_refused_by_name() -> None:
     with pytest.raises(InvalidTypeError, match="rate_limiter: expected SamplesPerInsert or MinSize, got 4"):
         ReplayBuffer(storage=LazyTensorStorage(10), rate_limiter=4)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="min_size=11 is more than the 10 records that fit"):
@@ -433,7 +433,7 @@ def test_parts_that_are_made_later_are_limited_too() -> None:
         buffer.sample(1)
 
 
-def test_memory_goes_with_the_last_reference() -> None:
+def test_lock_keeps_no_deleted_buffer_alive() -> None:
     buffer = limited()
     buffer.extend(torch.arange(3))
     gate, limiter = buffer._gate, buffer._gate.limiter

@@ -216,7 +216,7 @@ class Holds:
         return None
 
 
-def test_a_call_that_fails_counts_what_it_did():
+def test_failed_call_counts_its_stored_rows():
     buffer = limited(MinSize(1))
     buffer.extend(TensorDict({"x": torch.arange(3)}, [3]))
     with pytest.raises(SchemaError):
@@ -234,7 +234,7 @@ def test_a_call_that_fails_counts_what_it_did():
     assert counts(buffer) == (3, 0, 1) and len(buffer) == 3
 
 
-def test_rows_of_short_batches_count_as_they_are():
+def test_short_batches_count_their_rows():
     epochs = limited(MinSize(1), sampler=SamplerWithoutReplacement(), batch_size=4)
     epochs.extend(torch.arange(10))
     assert sum(len(batch) for batch in epochs) == 10 and counts(epochs) == (10, 10, 1)
@@ -279,7 +279,7 @@ def test_buffers_over_one_storage_go_by_one_limiter():
     assert counts(reader)[1] == 5
 
 
-def test_members_of_an_ensemble_wait_by_limiters_of_their_own():
+def test_each_member_of_an_ensemble_has_its_limiter():
     free, held = ReplayBuffer(storage=LazyTensorStorage(CAPACITY)), limited(MinSize(5, timeout_s=AT_ONCE))
     mixture = ReplayBufferEnsemble(free, held, batch_size=4, sample_from_all=True)
     free.extend(torch.arange(5))
@@ -310,7 +310,7 @@ def test_states_with_and_without_counts_fit():
     assert counts(buffer) == (0, 0, 1) and len(buffer) == 3
 
 
-def test_what_happens_to_the_storage_alone_is_not_inserted():
+def test_direct_changes_of_the_storage_are_not_counted():
     buffer = limited(SamplesPerInsert(1, timeout_s=AT_ONCE), batch_size=2)
     other = ReplayBuffer(storage=LazyTensorStorage(CAPACITY))
     other.extend(torch.arange(30))
@@ -323,7 +323,7 @@ def test_what_happens_to_the_storage_alone_is_not_inserted():
     assert counts(buffer) == (2, 0, 1)
 
 
-def test_an_empty_buffer_without_a_limiter_says_so_and_one_with_a_limiter_waits():
+def test_empty_buffer_raises_without_a_limiter_and_waits_with_one():
     with pytest.raises(EmptyBufferError):
         ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=2).sample()
     with pytest.raises(RateLimiterTimeoutError):

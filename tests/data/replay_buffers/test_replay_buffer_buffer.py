@@ -32,7 +32,7 @@ SAMPLERS = [RandomSampler, SamplerWithoutReplacement]
 @pytest.mark.parametrize("streams", [None, 1, 3])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("storage", STORAGES)
-def test_every_row_says_where_it_came_from(storage, sampler, streams, chunks):
+def test_each_index_and_sample_refers_to_the_right_row(storage, sampler, streams, chunks):
     ndim = 1 if streams is None else 2
     rb = ReplayBuffer(storage=storage(40, ndim=ndim), sampler=sampler(seed=0))
     per_step = streams or 1
@@ -226,7 +226,7 @@ def test_a_missing_batch_size():
         ReplayBuffer(sampler=SamplerWithoutReplacement(drop_last=True))
 
 
-def test_another_batch_size_warns_and_wins():
+def test_another_batch_size_warns_and_is_used():
     rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
     rb.extend(ted(3))
     assert rb.sample().batch_size == (4,)
@@ -261,7 +261,7 @@ def test_iteration_after_a_break_is_a_whole_epoch(shuffle, drop_last):
     assert len(list(rb)) == (2 if drop_last else 3), "samples before the loop don't shorten it"
 
 
-def test_samples_after_a_restore_go_on_in_the_epoch():
+def test_restored_buffer_continues_the_epoch():
     def make() -> ReplayBuffer:
         sampler = SamplerWithoutReplacement(seed=0)
         return ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4)
@@ -275,7 +275,7 @@ def test_samples_after_a_restore_go_on_in_the_epoch():
         assert sorted(epoch + rest) == list(range(10)) and again.sampler.ran_out
 
 
-def test_options_that_come_later_are_refused():
+def test_pin_memory_without_cuda_is_refused():
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedError, match="pin_memory=True needs a CUDA device"):
             ReplayBuffer(pin_memory=True)

@@ -45,7 +45,7 @@ class Doubled:
         return batch.set("x", batch["x"] * 2)
 
 
-def test_parts_may_be_given_as_what_makes_them():
+def test_parts_may_be_given_as_factories():
     made = []
     buffer = ReplayBuffer(
         storage=lambda: made.append(LazyTensorStorage(10)) or made[0],
@@ -210,7 +210,7 @@ def test_the_generator_of_an_ensemble():
 # The time at which components are created
 
 
-def test_a_transform_may_be_given_as_what_makes_it():
+def test_transform_may_be_given_as_a_factory():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), transform_factory=Doubled, batch_size=3)
     buffer.extend(rows(4))
     assert (buffer.sample()["x"] % 2 == 0).all() and buffer[:]["x"].tolist() == [0, 2, 4, 6]
@@ -251,7 +251,7 @@ def test_a_buffer_that_waits_can_be_pickled():
     assert copied[:]["x"].tolist() == [0, 2, 4] and len(buffer) == 0
 
 
-def test_what_fails_at_the_first_use_is_tried_again():
+def test_delayed_part_that_fails_is_created_at_the_next_use():
     rooms = []
 
     def storage() -> LazyTensorStorage:
@@ -273,7 +273,7 @@ def test_a_checkpointer_is_the_storages():
         ReplayBuffer(checkpointer=object())
 
 
-def test_next_gives_the_batches_of_an_iteration_of_its_own():
+def test_next_returns_the_batches_of_one_separate_iteration():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
     buffer.extend(TensorDict({"x": torch.arange(6)}, [6]))
     for _ in range(2):
@@ -296,7 +296,7 @@ def test_include_info_changes_nothing():
         assert len(buffer.sample(4, True, include_info)) == 2
 
 
-def test_the_dimension_of_time_cant_be_told_later():
+def test_dim_extend_cannot_be_set_later():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10, ndim=2), dim_extend=1)
     with pytest.raises(RuntimeError, match="make a new buffer"):
         buffer.dim_extend = 0

@@ -76,7 +76,7 @@ def same(one: Any, other: Any, batches: int = 5) -> bool:
 
 @KINDS
 @pytest.mark.parametrize("ahead", [{}, {"prefetch": 1}, {"prefetch": 3, "prefetch_threads": 2}], ids=str)
-def test_whatever_is_written_in_between_batches_are_what_is_stored(kind, ahead):
+def test_batches_hold_stored_rows_after_any_write(kind, ahead):
     buffer = buffer_of(kind, **ahead)
     for turn in range(12):
         check(buffer.sample(), buffer)
@@ -104,7 +104,7 @@ def test_the_number_of_threads_changes_nothing(kind):
 @KINDS
 @pytest.mark.parametrize("how", ["fresh", "used", "itself", "pickle", "deepcopy"])
 @pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}], ids=str)
-def test_a_copy_in_the_middle_goes_on(kind, how, ahead):
+def test_copy_in_mid_use_continues_with_the_same_batches(kind, how, ahead):
     buffer = buffer_of(kind, **ahead)
     buffer.extend(rows(100, 11))
     check(buffer.sample(), buffer)
@@ -124,7 +124,7 @@ def test_a_copy_in_the_middle_goes_on(kind, how, ahead):
     check(other.sample(), other)
 
 
-def test_batches_ahead_need_somebody_to_fetch_them():
+def test_state_with_prefetched_batches_needs_a_prefetching_buffer():
     state = buffer_of("random", prefetch=2)
     state.sample()
     other = buffer_of("random")
@@ -228,7 +228,7 @@ def test_the_rest_of_an_epoch_is_neither_lost_nor_mixed_with_the_next():
     assert buffer.sampler.ran_out
 
 
-def test_what_a_collate_function_makes_has_to_keep_the_rows():
+def test_collate_fn_that_drops_rows_raises():
     buffer = buffer_of("random", collate_fn=lambda batch: batch[:3])
     with pytest.raises(SchemaError, match="collate_fn has to keep the rows"):
         buffer.sample()
@@ -288,7 +288,7 @@ def test_the_state_of_a_storage_that_was_cleared_behind_the_buffers_back(kind):
     "how", [copy.deepcopy, lambda buffer: buffer.load_state_dict(buffer.state_dict()) or buffer]
 )
 @pytest.mark.parametrize("ahead", [{}, {"prefetch": 2}], ids=str)
-def test_the_state_of_priorities_knows_what_was_written_behind_the_buffers_back(how, ahead):
+def test_state_of_priorities_includes_direct_writes_to_the_storage(how, ahead):
     buffer = buffer_of("prioritized", **ahead)
     buffer.update_priority(torch.arange(CAPACITY), 0.0)
     buffer.sampler.eps = 0.0

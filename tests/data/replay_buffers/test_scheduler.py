@@ -46,7 +46,7 @@ def values(make: Callable[[Any], ParameterScheduler], steps: int = 5) -> list[fl
         (lambda s: LambdaScheduler(s, "beta", lambda n: 1 + n, max_value=3), [1.2, 1.8, 2.4, 3, 3]),
     ],
 )
-def test_what_a_parameter_becomes(make, expected):
+def test_schedules_set_the_expected_values(make, expected):
     assert values(make) == pytest.approx(expected)
 
 
@@ -63,7 +63,7 @@ def test_the_sampler_of_a_buffer():
     assert (buffer.sampler.beta, buffer.sampler.alpha) == (1.0, 0.0), "the sampler that it has then"
 
 
-def test_a_restored_schedule_goes_on():
+def test_restored_schedule_continues():
     subject = sampler()
     schedule = LinearScheduler(subject, "beta", 1.0, 4)
     schedule.step()
@@ -105,7 +105,7 @@ def test_a_list_of_schedules_has_one_state():
     assert restored.state_dict() == before, "nothing changed"
 
 
-def test_what_is_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(InvalidArgumentError, match="no attribute 'beta'"):
         LinearScheduler(RandomSampler(), "beta", 1.0, 4)
     with pytest.raises(InvalidTypeError, match="expected a ReplayBuffer or a Sampler"):

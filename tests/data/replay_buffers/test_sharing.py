@@ -79,7 +79,7 @@ def test_a_buffer_that_is_sent_to_a_spawned_process_becomes_shared(storage):
     check(buffer[:])
 
 
-def test_a_process_is_killed_while_it_writes_and_the_others_go_on():
+def test_other_processes_continue_after_a_writer_is_killed():
     buffer = made(50, 50)
     for turn in range(15):
         seen, begun = os.pipe()
@@ -144,7 +144,7 @@ def test_rows_that_another_process_overwrites_during_a_fetch_are_drawn_again(mon
     assert torch.equal(info["generation"], buffer.generation(info["index"]))
 
 
-def test_each_process_has_epochs_of_its_own():
+def test_each_process_has_separate_epochs():
     buffer = ReplayBuffer(
         storage=LazyTensorStorage(20), sampler=SamplerWithoutReplacement(seed=0), batch_size=5, shared=True
     )
@@ -161,7 +161,7 @@ def test_each_process_has_epochs_of_its_own():
     assert (buffer.sample()["key"] >= 100_000).all()
 
 
-def test_slices_of_what_another_process_wrote():
+def test_slices_include_the_writes_of_another_process():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(40), sampler=SliceSampler(slice_len=3, seed=0), batch_size=30, shared=True
     )
@@ -200,7 +200,7 @@ def test_prefetch_and_the_state_of_all():
     assert in_child(buffer.empty) == 0 and len(buffer) == 0
 
 
-def test_what_cannot_be_shared_is_refused_by_name():
+def test_unshareable_parts_are_refused_by_name():
     storage = LazyTensorStorage(4)
     refused = {
         "a PrioritizedSampler keeps its priorities": {"sampler": PrioritizedSampler(4, 1.0, 1.0)},
@@ -269,7 +269,7 @@ def test_an_interrupt_leaves_the_lock_free_and_a_write_whole(stored):
         assert len(outcomes) <= 2
 
 
-def test_a_buffer_that_cant_be_shared_says_what_to_send_to_a_spawned_process():
+def test_unshareable_buffer_names_a_remedy_for_a_spawned_process():
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(4), sampler=PrioritizedSampler(4, 0.6, 0.4), batch_size=2
     )

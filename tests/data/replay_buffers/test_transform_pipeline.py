@@ -187,7 +187,7 @@ def test_only_the_first_write_is_probed():
         rb.extend(ted(6, streams=3))
 
 
-def test_of_several_callables_only_those_that_flatten_act_on_writes():
+def test_only_callables_that_flatten_act_on_writes():
     rb = buffer(lambda data: data.select("observation"))
     rb.append_transform(lambda data: data.reshape(-1))
     rb.append_transform(lambda data: data.exclude("collector"))
@@ -224,7 +224,7 @@ def test_inverses_act_on_the_records_of_a_list():
     assert ReplayBuffer(transform=HoldBack(1.0)).extend([xs()[1]]).shape == (0,)
 
 
-def test_what_is_no_transform():
+def test_value_that_is_no_transform_is_refused():
     with pytest.raises(InvalidTypeError, match="transform: expected a callable"):
         Stage(3)
     assert len(Pipeline()) == 0
@@ -253,7 +253,7 @@ def test_a_transform_that_returns_none_is_named(transform, name):
         lists[0]
 
 
-def test_an_inverse_that_stands_on_the_read_side_is_named_by_its_method():
+def test_inverse_that_fails_on_read_is_named_by_its_method():
     rb = buffer()
     rb.append_transform(HoldBack(1.0), invert=True)
     rb.extend(xs())
@@ -269,7 +269,7 @@ def test_a_collate_fn_that_returns_none_is_named():
             read()
 
 
-def test_a_dictionary_that_is_written_stays_as_it_was():
+def test_written_dictionary_is_unchanged():
     class Rescaled:
         def __call__(self, batch: Any) -> Any:
             return batch
@@ -300,7 +300,7 @@ def test_a_transform_of_one_object_leaves_the_stored_one_alone(item):
     assert rb._storage[0]["x"] in (1.0, [1.0])
 
 
-def test_an_object_that_is_a_list_comes_as_it_is():
+def test_record_that_is_a_list_is_returned_unchanged():
     rb = ReplayBuffer(storage=ListStorage(5))
     rb.extend([[1, 2], [3, 4]])
     assert rb[1] == [3, 4] and rb[(-2,)] == [1, 2]
@@ -316,7 +316,7 @@ def test_a_buffers_transforms_can_be_looked_at_and_called():
     assert (buffer.transform(batch) == batch).all()
 
 
-def test_its_modules_are_those_of_a_chain_of_modules():
+def test_transform_behaves_as_a_chain_of_modules():
     encoder = TensorDictModule(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), ["x"], ["y"])
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=4, transform=lambda batch: batch)
     buffer.append_transform(encoder)

@@ -42,7 +42,9 @@ def cut(buffer: Any) -> list[int]:
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 @pytest.mark.parametrize("rows", [1 << 20, 3])
-def test_the_newest_step_of_each_is_marked(storage: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_step_of_each_trajectory_is_marked(
+    storage: Any, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(truncate, "_ROWS", rows)
     buffer = TensorDictReplayBuffer(storage=storage(10), batch_size=4)
     buffer.extend(steps([0, 1, 0, 1, 0, 2, 1, 2], ends=(4,)))
@@ -68,7 +70,7 @@ def test_dimensions_of_workers_are_looked_through_step_by_step() -> None:
     assert cut(buffer) == [2, 5]
 
 
-def test_slices_end_there_and_priorities_stay() -> None:
+def test_slices_end_at_marked_steps_and_priorities_stay() -> None:
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(10),
         sampler=SliceSampler(slice_len=2, end_key=("next", "done")),
@@ -100,7 +102,7 @@ def test_records_in_a_list_are_looked_through_by_age(records: int, monkeypatch: 
     assert cut(buffer) == [2] and not last["next", "truncated"].any()
 
 
-def test_other_objects_in_a_list_stay_as_they_are() -> None:
+def test_other_objects_in_a_list_are_unchanged() -> None:
     buffer = TensorDictReplayBuffer(storage=ListStorage(6), batch_size=4)
     for record in (steps([0, 0]), steps([0]).exclude("collector"), steps([7]).exclude("next")):
         buffer.extend([*record.unbind(0)])
@@ -146,7 +148,7 @@ def test_of_a_record_of_several_steps_the_last_one_is_marked(storage: Any) -> No
     assert cut(buffer) == [1, 5, 11, 13]
 
 
-def test_records_that_were_chosen_stay_as_they_are() -> None:
+def test_records_of_a_max_value_writer_are_unchanged() -> None:
     writer = TensorDictMaxValueWriter(rank_key="n")
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), writer=writer, batch_size=4)
     for _ in range(2):

@@ -78,7 +78,7 @@ def test_samples_that_differ_are_named(other, message):
         stack_samples([batch(), batch(), other], ["a", "a", "b"])
 
 
-def test_what_has_no_tensors_cant_be_stacked():
+def test_samples_without_tensors_cannot_be_stacked():
     with pytest.raises(SchemaError, match="samples of str can't be stacked"):
         stack_samples(["one", "two"], "ab")
 

@@ -69,7 +69,7 @@ def test_each_mistake_is_found_at_its_first_place(mistake):
     assert found(stored(data)) == expected
 
 
-def test_a_trajectory_that_is_cut_and_goes_on():
+def test_truncated_trajectory_that_continues_is_right():
     data = steps(12)
     data["collector", "traj_ids"] = torch.zeros(
         12, dtype=torch.int64
@@ -106,7 +106,7 @@ def test_rows_that_look_further_ahead_have_another_next_observation():
     assert [rule for rule, *_ in found(stored(data))] == []
 
 
-def test_what_has_no_columns_or_no_order_is_audited_as_far_as_that_goes():
+def test_verify_skips_checks_that_need_columns_or_order():
     objects = ReplayBuffer(storage=ListStorage(5))
     objects.extend([1, "two", None])
     assert objects.verify() == (3, None, ("schema", "generations"), ())
@@ -120,7 +120,7 @@ def test_what_has_no_columns_or_no_order_is_audited_as_far_as_that_goes():
     assert ReplayBuffer(storage=LazyTensorStorage(5)).verify().ok
 
 
-def test_books_that_contradict_each_other_are_found():
+def test_contradictory_generations_are_found():
     buffer = stored(steps(6))
     buffer.storage.generations.counters[3] = 0
     ((rule, rows, slot, message),) = buffer.verify().problems

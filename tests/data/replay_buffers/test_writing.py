@@ -49,7 +49,7 @@ def raw(buffer: ReplayBuffer) -> list[float]:
     return buffer.sampler._priorities.state_dict()["raw"].tolist()
 
 
-def test_what_writes_return():
+def test_writes_return_the_slots():
     one, two = ReplayBuffer(storage=LazyTensorStorage(5)), ReplayBuffer(storage=LazyTensorStorage(6, ndim=2))
     assert one.extend(rows(3)).tolist() == [0, 1, 2]
     assert one.add(rows(1)[0]) == 3 and one.extend(rows(3)).tolist() == [4, 0, 1]
@@ -162,7 +162,7 @@ def test_forms_of_an_index(ndim, index, slots):
     ],
 )
 @pytest.mark.parametrize("call", ["update_priority", "mark_update"])
-def test_what_is_no_index_changes_nothing(ndim, index, error, call):
+def test_invalid_index_of_priorities_changes_nothing(ndim, index, error, call):
     buffer = prioritized(4, ndim)
     buffer.extend(rows(4) if ndim == 1 else rows(2, streams=2))
     buffer.update_priority(torch.zeros(0, ndim, dtype=torch.int64) if ndim == 2 else [1], 3.0)
@@ -408,7 +408,7 @@ def test_counting_writes():
 
 
 @pytest.mark.parametrize("counts_again", [True, False])
-def test_counting_goes_on_where_it_was_saved(counts_again):
+def test_loaded_write_count_continues(counts_again):
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))
     buffer.extend(rows(6))
     buffer.empty(empty_write_count=counts_again)

@@ -51,7 +51,7 @@ def test_torch_functions_without_a_meaning_are_refused():
 
 
 @pytest.mark.parametrize("name", [*LEAVES, *COMPOSITES])
-def test_torch_functions_are_the_methods(name):
+def test_torch_functions_equal_the_methods(name):
     spec = {**LEAVES, **COMPOSITES}[name]()
     wide = spec.expand(2, 1, *spec.shape)
     index = torch.tensor([1, 0, 1])
@@ -61,7 +61,7 @@ def test_torch_functions_are_the_methods(name):
     assert torch.index_select(wide, 0, index) == wide.index_select(dim=0, index=index) == wide[index]
 
 
-def test_stack_is_that_of_torch():
+def test_stack_equals_torch_stack():
     specs = [Unbounded((2,)), Unbounded((2,))]
     assert stack(specs, 0) == torch.stack(specs, 0) == Unbounded((2, 2))
 

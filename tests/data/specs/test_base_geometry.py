@@ -107,7 +107,7 @@ def test_bounds_and_masks_go_where_their_elements_go():
     assert Categorical(3, (2,), mask=bools("100 011"))[1].mask.tolist() == [False, True, True]
 
 
-def test_squeeze_keeps_what_encodes_a_value():
+def test_squeeze_keeps_the_dimensions_of_a_value():
     assert OneHot(1, (1, 2, 1, 1)).squeeze().shape == (2, 1)
     assert Bounded(0, 1, (1, 2, 1)).squeeze().shape == (2,)
     assert Bounded(0, 1, (1, 2, 1)).squeeze(-1).shape == (1, 2)
@@ -153,7 +153,7 @@ def test_a_single_value_has_its_size():
         lambda s: s.index_select(1, torch.tensor([0])),
     ],
 )
-def test_one_value_is_not_torn_apart(operation):
+def test_operations_that_split_a_value_are_refused(operation):
     with pytest.raises(InvalidArgumentError, match="expand|reshape|flatten|unsqueeze|unbind|squeeze|index"):
         operation(OneHot(4, (2, 4)))
 
@@ -309,14 +309,14 @@ def test_bounds_of_a_new_spec_can_be_changed_in_place():
 @pytest.mark.parametrize(
     "index", [slice(2, 0, -1), slice(None, None, -1), slice(None, None, -2), (Ellipsis, slice(3, None, -1))]
 )
-def test_slices_that_go_backwards_select_what_numpy_does(index):
+def test_slices_with_negative_steps_select_as_numpy(index):
     values = torch.arange(20.0).reshape(5, 4)
     spec = Bounded(values, values + 1)
     assert spec[index].low.tolist() == values.numpy()[index].tolist()
     assert Unbounded((5, 4))[index].shape == values.numpy()[index].shape
 
 
-def test_slices_that_go_backwards_turn_composites_and_stacks_around():
+def test_slices_with_negative_steps_reverse_composites_and_stacks():
     composite = Composite(k=Bounded(torch.arange(3.0), torch.arange(3.0) + 1), shape=(3,))
     assert composite[::-1]["k"].low.tolist() == [2, 1, 0]
     stacked = torch.stack([Categorical(3), Categorical(4)])

@@ -40,7 +40,7 @@ def test_bounds_do_not_alias_their_source():
     assert spec.low.tolist() == [0, 0]
 
 
-def test_a_clone_has_bounds_of_its_own():
+def test_clone_has_separate_bounds():
     spec = Bounded(torch.zeros(2), 1)
     twin = spec.clone()
     twin.low.fill_(0.5)
@@ -181,7 +181,7 @@ def test_bad_bounds(arguments, error, message):
         Bounded(**arguments)
 
 
-def test_the_domain_says_which_class_it_is():
+def test_domain_argument_and_class_correspond():
     assert Bounded(0, 1).domain == "continuous" and Bounded(0, 1, dtype=torch.int8).domain == "discrete"
     pixels = Bounded(0, 255, (3,), dtype=torch.uint8, domain="continuous")
     assert type(pixels) is BoundedContinuous and pixels.domain == "continuous" and pixels.dtype == torch.uint8

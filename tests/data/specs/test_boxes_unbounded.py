@@ -64,7 +64,7 @@ def test_bad_dtypes(make, message):
         make()
 
 
-def test_the_domain_says_which_class_it_is():
+def test_domain_argument_and_class_correspond():
     assert Unbounded(2).domain == "continuous" and Unbounded(2, dtype=torch.int8).domain == "discrete"
     pixels = UnboundedContinuous((3,), dtype=torch.uint8)
     assert pixels == Unbounded((3,), dtype=torch.uint8, domain="continuous") and pixels.domain == "continuous"

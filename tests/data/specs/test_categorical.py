@@ -31,7 +31,7 @@ def test_each_choice_is_as_likely(spec):
 @pytest.mark.parametrize(
     "make", [lambda m: Categorical(5, (3,), mask=m), lambda m: OneHot(5, (3, 5), mask=m)]
 )
-def test_masked_draws_are_uniform_over_what_is_allowed(make):
+def test_masked_draws_are_uniform_over_allowed_choices(make):
     mask = bools("11011 00010 11111")
     spec = make(mask)
     index = spec.to_categorical(spec.rand((20000,)))
@@ -122,7 +122,7 @@ def test_one_hot_takes_and_gives_integers():
         torch.tensor([0.5] * 3),
     ],
 )
-def test_what_is_not_one_hot(value):
+def test_rows_that_are_not_one_hot_are_outside(value):
     value = bools(value) if isinstance(value, str) else value
     assert not OneHot(3, dtype=value.dtype).is_in(value)
 
@@ -164,7 +164,7 @@ def test_the_two_encodings_correspond():
         )
 
 
-def test_conversions_check_unless_told_not_to():
+def test_conversions_check_unless_safe_is_false():
     for convert in (Categorical(3).to_one_hot, Categorical(3).to_categorical):
         with pytest.raises(SpecError, match="got 7"):
             convert(torch.tensor(7))

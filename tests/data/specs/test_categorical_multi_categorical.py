@@ -33,7 +33,7 @@ def test_each_choice_is_as_likely_and_independent(spec):
 
 
 @pytest.mark.parametrize("kind", [MultiCategorical, MultiOneHot])
-def test_masked_draws_are_uniform_over_what_is_allowed(kind):
+def test_masked_draws_are_uniform_over_allowed_choices(kind):
     spec = kind([3, 5], mask=bools("10111010"))
     for column, allowed in zip(
         spec.to_categorical(spec.rand((20000,))).unbind(-1), (bools("101"), bools("11010")), strict=True
@@ -71,7 +71,7 @@ def test_encoding_takes_and_gives_integers():
 
 
 @pytest.mark.parametrize("row", ["00010", "11010", "10011", "10000"])
-def test_what_is_not_one_hot_in_each_part(row):
+def test_rows_that_are_not_one_hot_in_each_part_are_outside(row):
     assert not MultiOneHot([3, 2]).is_in(bools(row))
     assert MultiOneHot([3, 2]).is_in(MultiOneHot([3, 2]).project(bools(row)))
 

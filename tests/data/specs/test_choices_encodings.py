@@ -14,7 +14,7 @@ BOTH = [(Categorical, OneHot, 3), (MultiCategorical, MultiOneHot, [2, 1])]
 
 
 @pytest.mark.parametrize(("integers", "rows", "n"), BOTH)
-def test_each_encoding_has_the_other(integers, rows, n):
+def test_each_encoding_converts_to_the_other(integers, rows, n):
     for shape in ((), (4,)):
         mask = bools("101")
         batch = integers(n, mask=mask).expand(*shape, *integers(n).shape)

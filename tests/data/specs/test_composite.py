@@ -115,7 +115,7 @@ def test_faults_name_the_key():
         assert not spec.is_in(bad)
 
 
-def test_projecting_replaces_what_is_outside_and_nothing_else():
+def test_project_replaces_only_values_outside_the_domain():
     spec = COMPOSITES["nested"]()
     value = spec.rand((3,)).set("extra", torch.zeros(3, 2))
     value["a", "c", "d"] = value["a", "c", "d"] + 5
@@ -218,7 +218,7 @@ def test_repr_shows_the_tree():
     )
 
 
-def test_what_a_subclass_overrides_is_called():
+def test_overridden_methods_of_entries_are_called():
     class Sevens(Unbounded):
         def rand(self, shape=(), *, generator=None):
             return torch.full((*shape, *self.shape), 7.0)
@@ -328,5 +328,5 @@ def test_the_shape_goes_by_two_names():
     assert Composite(a=Unbounded((2, 3)), batch_size=(2,)) == Composite(a=Unbounded((2, 3)), shape=(2,))
 
 
-def test_composites_that_are_leaves_of_a_step_differ_from_others():
+def test_composites_with_step_mdp_static_differ_from_plain_ones():
     assert Composite(step_mdp_static=True) != Composite()

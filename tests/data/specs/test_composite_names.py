@@ -15,7 +15,7 @@ def named(*names, shape=(2, 3)):
     )
 
 
-def test_names_are_those_of_the_values():
+def test_values_have_the_names_of_their_spec():
     spec = named("env", "time")
     assert spec.names == ["env", "time"]
     assert spec["g"].names == ["env", "time"], "nested composites have them, too"
@@ -50,7 +50,7 @@ def test_copies_keep_names(copied):
         (lambda s: torch.stack([s, s], 0), [None, "env", "time"]),
     ],
 )
-def test_operations_on_the_shape_keep_what_they_can(operation, names):
+def test_shape_operations_keep_the_names_of_kept_dimensions(operation, names):
     made = operation(named("env", "time"))
     assert made.names == names
     assert made.zero().names == names

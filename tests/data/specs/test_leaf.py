@@ -61,7 +61,7 @@ def test_projecting_lands_in_the_domain(spec):
         assert spec.project(projected) is projected
 
 
-def test_projecting_moves_only_what_is_outside(spec):
+def test_project_changes_only_values_outside_the_domain(spec):
     good, bad = spec.rand((3,)), torch.full((1, *spec.shape), 77).to(spec.dtype)
     projected = spec.project(torch.cat([good, bad]))
     assert torch.equal(projected[:3], good) and spec.is_in(projected)
@@ -77,7 +77,7 @@ def test_numpy_there_and_back(spec):
         assert torch.equal(spec.encode(array.tolist()), value)
 
 
-def test_encoding_makes_a_tensor_of_its_own(spec):
+def test_encode_returns_private_memory(spec):
     array = spec.to_numpy(spec.rand()).copy()
     encoded = spec.encode(array)
     kept = encoded.clone()
@@ -190,7 +190,7 @@ def test_a_last_dimension_of_one_may_be_missing():
         Unbounded((2,)).encode(1.0)
 
 
-def test_discrete_specs_check_what_they_encode_and_decode():
+def test_discrete_specs_check_encoded_and_decoded_values():
     outside = {
         "categorical": (Categorical(3), 3, torch.tensor(3)),
         "one-hot": (OneHot(3), -1, torch.tensor([True, True, False])),
@@ -233,7 +233,7 @@ def test_choices_are_read_in_any_dtype_that_holds_them(dtype):
     ],
     ids=str,
 )
-def test_what_a_conversion_would_change_is_no_choice(spec, row):
+def test_conversions_refuse_rows_that_they_would_change(spec, row):
     for read in (spec.to_categorical, spec.to_one_hot, spec.to_numpy):
         with pytest.raises(SpecError, match=r"expected (OneHot|Categorical)"):
             read(row)

@@ -15,7 +15,7 @@ whole = st.integers(INT64.min, INT64.max)
 
 
 @given(whole, whole, st.one_of(whole, st.floats(allow_nan=False)))
-def test_nearest_integer_is_pythons(a, b, value):
+def test_nearest_integer_agrees_with_python(a, b, value):
     low, high = min(a, b), max(a, b)
     got = nearest_integer(
         torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64),
@@ -52,7 +52,7 @@ def test_ordered():
         assert ordered(torch.zeros(2, dtype=dtype)).dtype == expected
 
 
-def test_real_dtypes_are_those_of_numbers_that_can_be_bounded():
+def test_require_real_accepts_dtypes_that_can_be_bounded():
     for dtype in (torch.float16, torch.bfloat16, torch.bool, torch.uint16, torch.int64):
         require_real(dtype)
     for dtype in (torch.complex64, torch.uint64):

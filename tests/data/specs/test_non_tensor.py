@@ -13,7 +13,7 @@ from gleanrl.data.specs import Composite, NonTensor, Unbounded
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
 
-def test_the_example_stands_for_all_values():
+def test_all_drawn_values_equal_the_example():
     spec = NonTensor((2,), example_data="text")
     for make in (spec.rand, spec.sample, spec.zero, spec.one, spec.zeros, spec.ones):
         value = make((3,))
@@ -100,7 +100,7 @@ def test_inside_a_composite():
         ({"dtype": torch.float32}, {}),
     ],
 )
-def test_specs_whose_drawn_values_differ_are_unequal(left, right):
+def test_specs_with_different_drawn_values_are_unequal(left, right):
     for one in (left, right):
         assert NonTensor((2, 3), **one) == NonTensor((2, 3), **one)
     assert NonTensor((2, 3), **left) != NonTensor((2, 3), **right)

@@ -57,7 +57,7 @@ def test_consolidated_stacks_have_the_same_keys_everywhere():
     assert spec.is_in(spec.rand((2,)))
 
 
-def test_consolidating_goes_as_deep_as_it_is_told():
+def test_consolidate_recurses_as_deep_as_its_options_allow():
     inside = Composite(a=uneven())
     assert check_no_exclusive_keys(consolidate_spec(inside)) and consolidate_spec(inside, False) == inside
     nested = torch.stack(

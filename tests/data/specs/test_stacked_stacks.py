@@ -78,7 +78,7 @@ def test_dtypes():
         Stacked(Unbounded((2,)), Categorical(2, (2,)))
 
 
-def test_the_domain_is_that_of_the_members():
+def test_domain_of_a_stack_equals_the_domain_of_its_members():
     assert Stacked(Bounded(0, 1, (2,)), Bounded(0, 2, (2,))).domain == "continuous"
     assert Stacked(Categorical(2), Categorical(3)).domain == "discrete"
     assert Stacked(Bounded(0, 1, ()), Bounded(0, 1, (), domain="discrete")).domain is None
@@ -129,7 +129,7 @@ def test_unlike_specs_give_a_stack():
         ),
     ],
 )
-def test_what_cannot_be_stacked(call, error, message):
+def test_specs_that_cannot_be_stacked_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

@@ -86,7 +86,7 @@ def test_a_leaf_becomes_the_one_of_its_name(foreign, ours):
     assert from_torchrl(foreign) == ours
 
 
-def test_derived_classes_are_what_they_derive_from():
+def test_derived_classes_convert_as_their_base():
     derived = type("PixelSpec", (type("BoundedDiscrete", (type("Bounded", (Foreign,), {}),), {}),), {})
     pixels = derived(shape=torch.Size([2]), dtype=torch.uint8, space=box(torch.tensor(0), torch.tensor(255)))
     assert from_torchrl(pixels) == specs.Bounded(0, 255, (2,), "cpu", torch.uint8)
@@ -114,12 +114,12 @@ def test_stacks_are_stacked_along_their_dimension(name):
     assert [spec.shape for spec in found.unbind(1)] == ([(4, 2), (4, 3)] if name == "Stacked" else [(4,)] * 2)
 
 
-def test_ours_and_none_pass():
+def test_library_specs_and_none_pass_unchanged():
     ours = specs.Unbounded()
     assert from_torchrl(ours) is ours
     assert from_torchrl(None) is None
 
 
-def test_what_has_no_counterpart_is_named():
+def test_spec_without_a_counterpart_is_named():
     with pytest.raises(InvalidTypeError, match="Choice has no counterpart; expected one of.*'Bounded'"):
         from_torchrl(made("Choice"))

@@ -58,7 +58,9 @@ def buffer(sampler: str = "random", storage: Any = LazyTensorStorage, **kwargs: 
 @pytest.mark.parametrize("form", [TensorStorageCheckpointer, FlatStorageCheckpointer])
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_samples_go_on_as_if_never_interrupted(tmp_path: Path, sampler: str, storage: Any, form: Any) -> None:
+def test_loaded_buffer_samples_as_the_saved_one(
+    tmp_path: Path, sampler: str, storage: Any, form: Any
+) -> None:
     first, other = buffer(sampler, storage, prefetch=2), buffer(sampler, storage, prefetch=2)
     first.storage.checkpointer = form()
     for round_ in range(3):
@@ -119,7 +121,7 @@ def test_non_tensor_data_in_a_list(tmp_path: Path, checkpointer: Any) -> None:
         made.storage.checkpointer.dumps(made.storage, tmp_path / "other")
 
 
-def test_objects_of_a_list_are_written_as_they_are_and_copied_for_the_background(tmp_path: Path) -> None:
+def test_background_dump_copies_the_objects_of_a_list(tmp_path: Path) -> None:
     made, leave = ReplayBuffer(storage=ListStorage(4), collate_fn=list), threading.Event()
     made.extend([torch.zeros(2), torch.ones(2)])
     kept = made.storage.moment_dict()["items"].make()
@@ -135,7 +137,7 @@ def test_objects_of_a_list_are_written_as_they_are_and_copied_for_the_background
     assert torch.equal(other[0], torch.zeros(2)) and torch.equal(other[1], torch.ones(2)) and len(other) == 2
 
 
-def test_what_doesnt_fit_changes_nothing(tmp_path: Path) -> None:
+def test_load_of_a_mismatching_checkpoint_changes_nothing(tmp_path: Path) -> None:
     made = buffer()
     made.extend(data(0, 10))
     made.dumps(tmp_path)
@@ -160,7 +162,7 @@ def test_a_storage_alone(tmp_path: Path) -> None:
     assert torch.equal(other.get(range(4)), torch.arange(4))
 
 
-def test_a_form_of_ones_own(tmp_path: Path) -> None:
+def test_custom_form_saves_and_loads(tmp_path: Path) -> None:
     class Reversed(StorageCheckpointerBase):
         form = "reversed, for a test"
 
@@ -184,13 +186,13 @@ def test_a_form_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["of another library", None, ["flat"], {}])
-def test_a_form_that_nobody_knows_is_named(form: Any) -> None:
+def test_unknown_form_raises(form: Any) -> None:
     with pytest.raises(IncompatibleCheckpointError, match="isn't known here"):
         StorageCheckpointerBase.unpacked({"form": form, "packed": {}})
 
 
 @pytest.mark.parametrize("name", ["dumps", "loads"])
-def test_a_class_that_replaces_what_buffers_dont_call_cant_be_made(name: str) -> None:
+def test_class_that_overrides_dumps_or_loads_raises(name: str) -> None:
     with pytest.raises(
         UnsupportedError, match=rf"class Filed: .* don't call {name}\(\) .*pack\(\) and unpack"
     ):

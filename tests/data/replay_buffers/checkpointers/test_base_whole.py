@@ -13,7 +13,7 @@ def size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def test_bytes_are_those_of_the_filled_part(tmp_path: Path) -> None:
+def test_only_the_filled_part_takes_bytes(tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100_000))
     buffer.extend(torch.zeros(100, 25))
     buffer.dumps(tmp_path)

@@ -33,13 +33,13 @@ from gleanrl.errors import CheckpointError
 @pytest.mark.parametrize(
     "state", [None, [], {}, {"_storage": None}, {"_storage": {"form": "whole", "packed": {}}}]
 )
-def test_what_isnt_a_buffers_state_is_refused(tmp_path: Path, state: Any) -> None:
+def test_checkpoint_without_a_buffer_state_is_refused(tmp_path: Path, state: Any) -> None:
     Folder(tmp_path).commit("ReplayBuffer", state)
     with pytest.raises((CheckpointError, ValueError)):
         ReplayBuffer(storage=LazyTensorStorage(5)).loads(tmp_path)
 
 
-def test_by_its_other_names(tmp_path: Path) -> None:
+def test_dump_save_and_load_are_other_names(tmp_path: Path) -> None:
     saved, found = (ReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2))
     saved.extend(torch.arange(3))
     for write in (saved.dump, saved.save):
@@ -141,7 +141,7 @@ FORMS = [
     ("form", "storage"),
     [*((form, LazyTensorStorage) for form in FORMS), (TensorStorageCheckpointer, LazyMemmapStorage)],
 )
-def test_it_is_the_buffer_of_the_call_whatever_is_written_then(
+def test_background_dump_holds_the_buffer_at_the_call_despite_later_writes(
     tmp_path: Path, form: Any, storage: Any
 ) -> None:
     made, other = prioritized(storage), prioritized()
@@ -204,7 +204,7 @@ def test_writers_at_full_speed_leave_no_hole(tmp_path: Path) -> None:
     assert not errors
 
 
-def test_the_next_dump_waits_and_tells_of_an_error(tmp_path: Path) -> None:
+def test_next_dump_waits_and_raises_the_error_of_the_last_one(tmp_path: Path) -> None:
     made = ReplayBuffer(storage=ListStorage(10), collate_fn=list)
     ensemble = ReplayBufferEnsemble(prioritized(), prioritized(), batch_size=4)
     for dumping in (made, ensemble):
@@ -254,7 +254,7 @@ def test_a_state_that_goes_to_another_process_goes_in_memory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("keep", [1, 3])
-def test_so_many_checkpoints_are_kept_and_each_is_complete(tmp_path: Path, keep: int) -> None:
+def test_keep_limits_the_checkpoints_and_each_is_complete(tmp_path: Path, keep: int) -> None:
     made, other = prioritized(), prioritized()
     for number in range(1, 6):
         made.extend(numbered(made.storage.rows_written, 4_000))

@@ -38,7 +38,7 @@ def filled() -> ReplayBufferEnsemble:
     return made
 
 
-def test_samples_of_an_ensemble_go_on(tmp_path: Path) -> None:
+def test_loaded_ensemble_samples_as_the_saved_one(tmp_path: Path) -> None:
     first, other = filled(), ensemble()
     first.sample()
     first.dumps(tmp_path)

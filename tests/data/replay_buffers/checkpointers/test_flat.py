@@ -14,7 +14,7 @@ from gleanrl.errors import CheckpointError, CorruptCheckpointError
 from tests.data.replay_buffers.checkpointers.test_base_whole import size
 
 
-def test_bytes(tmp_path: Path) -> None:
+def test_flat_form_halves_the_bytes(tmp_path: Path) -> None:
     frames = torch.randint(0, 255, (501, 84, 84), dtype=torch.uint8)
     rows = TensorDict({"pixels": frames[:-1], "next": {"pixels": frames[1:]}}, [500])
     sizes = []
@@ -26,7 +26,7 @@ def test_bytes(tmp_path: Path) -> None:
     assert sizes[1] < 0.51 * sizes[0]
 
 
-def test_what_it_cant_write_is_named(tmp_path: Path) -> None:
+def test_records_that_flat_form_cannot_write_are_named(tmp_path: Path) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(5), checkpointer=FlatStorageCheckpointer())
     buffer.dumps(tmp_path)  # nothing stored yet
     buffer.extend(TensorDict({"done": torch.zeros(5, 3), "next": {"done": torch.zeros(5, 3)}}, [5]))

@@ -38,7 +38,7 @@ def test_a_reader_makes_nested_tensors() -> None:
     assert [row.tolist() for row in nested.unbind()] == [[0, 1, 2, 3], [10, 11, 12]]
 
 
-def test_bytes(tmp_path: Path) -> None:
+def test_nested_form_halves_the_bytes(tmp_path: Path) -> None:
     frames = torch.randint(0, 255, (501, 84, 84), dtype=torch.uint8)
     rows = TensorDict({"pixels": frames[:-1], "next": {"pixels": frames[1:]}}, [500])
     sizes = []

@@ -119,7 +119,7 @@ def test_an_ensemble_has_a_file_for_each_member(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("ckpt-*/*checkpoint.h5"))) == 2
 
 
-def test_lists_are_kept_beside_the_columns(tmp_path: Path) -> None:
+def test_lists_are_kept_in_addition_to_columns(tmp_path: Path) -> None:
     first, other = (
         ReplayBuffer(storage=ListStorage(4), collate_fn=list, checkpointer=H5StorageCheckpointer())
         for _ in range(2)
@@ -139,12 +139,12 @@ def test_lists_are_kept_beside_the_columns(tmp_path: Path) -> None:
         {"h5_kwargs": {"scaleoffset": 2}},
     ],
 )
-def test_what_isnt_exact_or_safe_is_refused(options: dict[str, Any]) -> None:
+def test_inexact_or_unsafe_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):
         H5StorageCheckpointer(**options)
 
 
-def test_what_h5py_refuses_is_named(tmp_path: Path) -> None:
+def test_options_that_h5py_refuses_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="h5_kwargs.*compression_opts"):
         filled(h5_kwargs={"compression": "gzip", "compression_opts": 77}).dumps(tmp_path)
 
@@ -155,7 +155,7 @@ def test_without_h5py_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         H5StorageCheckpointer()
 
 
-def test_what_a_killed_export_leaves_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_next_export_removes_the_file_of_a_killed_export(tmp_path: Path) -> None:
     storage, form = filled().storage, H5StorageCheckpointer()
     for act in (lambda: form.dumps(storage, tmp_path / "b.h5"), lambda: form.dumps(storage, tmp_path)):
         child = os.fork()
@@ -191,7 +191,7 @@ def test_a_file_of_another_program_is_foreign_and_not_damaged(tmp_path: Path, us
     assert len(made) == 6
 
 
-def test_dump_onto_a_directory_says_that_a_file_is_expected(tmp_path: Path) -> None:
+def test_dump_onto_a_directory_raises(tmp_path: Path) -> None:
     place = tmp_path / "x.h5"
     place.mkdir()
     buffer = ReplayBuffer(storage=LazyTensorStorage(10))

@@ -69,7 +69,7 @@ def test_data_come_back_exactly(hooks: Any, batch: list[int], steps: int, noise:
     assert (found == given_).all()
 
 
-def test_each_observation_stands_once_and_trajectories_can_be_seen() -> None:
+def test_each_observation_is_stored_once_and_trajectories_can_be_read() -> None:
     given_ = data((1, 6), 0)
     flat, nested = TED2Flat()(given_), TED2Nested()(given_)
     count = len(nested)
@@ -108,7 +108,7 @@ def test_other_data_are_refused() -> None:
     ("save", "load", "form"),
     [(TED2Flat, Flat2TED, "flat"), (TED2Nested, Nested2TED, "nested"), (H5Split, H5Combine, "h5")],
 )
-def test_hooks_of_buffers_say_how_records_are_written(
+def test_registered_hooks_choose_the_form_of_checkpoints(
     save: Any, load: Any, form: str, tmp_path: Path
 ) -> None:
     if form == "h5":
@@ -124,7 +124,7 @@ def test_hooks_of_buffers_say_how_records_are_written(
 
 
 @pytest.mark.parametrize("save", [TED2Flat, TED2Nested])
-def test_what_a_hook_of_a_buffer_was_told_of_flags_is_passed_on(save: Any) -> None:
+def test_flags_of_a_registered_hook_reach_the_checkpointer(save: Any) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(9))
     buffer.register_save_hook(save(done_keys=("over",), reward_keys=("gain",)))
     found = buffer.storage.checkpointer

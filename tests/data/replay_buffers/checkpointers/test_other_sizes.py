@@ -86,7 +86,7 @@ def test_the_oldest_record_comes_first(tmp_path: Path, form: Any, kind: Any, cou
             other.storage.check_valid()
 
 
-def test_what_doesnt_fit_is_refused_with_its_size(tmp_path: Path) -> None:
+def test_load_of_too_many_records_names_the_sizes(tmp_path: Path) -> None:
     saved, small = buffer(SIZE), buffer(11)
     saved.extend(records(0, 12))
     saved.dumps(tmp_path)
@@ -156,7 +156,7 @@ def test_priorities_go_with_their_records(tmp_path: Path, count: int, filled: in
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("count", [30, 55])
-def test_epochs_go_on(tmp_path: Path, count: int, shuffle: bool) -> None:
+def test_load_into_a_larger_storage_continues_the_epoch(tmp_path: Path, count: int, shuffle: bool) -> None:
     def made(size: int) -> Any:
         return buffer(size, sampler=SamplerWithoutReplacement(shuffle=shuffle))
 
@@ -212,7 +212,7 @@ def test_the_best_records_stay_the_best(tmp_path: Path) -> None:
     other.writer.check_valid()
 
 
-def test_what_cant_follow_is_refused_by_name(tmp_path: Path) -> None:
+def test_parts_that_need_the_same_size_are_named(tmp_path: Path) -> None:
     def consuming(size: int) -> Any:
         return buffer(size, sampler=ConsumingSampler(2))
 

@@ -104,7 +104,7 @@ def test_any_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> None
         assert packed[1] is None and len(packed[0]) == 6 and offsets.tolist() == [0, 5]
 
 
-def test_a_column_that_repeats_nothing_stays_whole_and_the_others_are_shared() -> None:
+def test_column_without_repeats_stays_whole_and_repeated_columns_are_shared() -> None:
     frames, noise = torch.arange(11), torch.rand(22)
     paths = [("frame",), ("noise",), ("next", "frame"), ("next", "noise")]
     columns = [frames[:-1], noise[:10], frames[1:], noise[10:20]]
@@ -130,7 +130,7 @@ def test_trajectories_that_arent_the_rows_are_refused(offsets: list[int]) -> Non
 @pytest.mark.parametrize(
     "changes", [{"num_steps": 2**40}, {"batch_shape": [2**40]}, {"generations": [1] * 5}]
 )
-def test_rows_that_arent_there_are_refused_before_anything_is_made_of_their_number(
+def test_invalid_counts_of_rows_are_refused_before_memory_is_taken(
     changes: dict[str, Any],
 ) -> None:
     buffer = ring(5, 1)
@@ -142,7 +142,7 @@ def test_rows_that_arent_there_are_refused_before_anything_is_made_of_their_numb
 
 
 @pytest.mark.parametrize("rows", [8, 24, 400])
-def test_what_trajectories_share_is_moved_apart(rows: int) -> None:
+def test_join_separates_shared_observations(rows: int) -> None:
     ends = np.sort(np.random.default_rng(rows).choice(np.arange(1, rows), rows // 8 - 1, replace=False))
     offsets = torch.from_numpy(np.concatenate(([0], ends, [rows])))
     steps = offsets.diff().tolist()

@@ -64,7 +64,7 @@ def in_memory(value: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_a_form_is_of_the_moment_whatever_is_written_meanwhile(form: Any, storage: Any) -> None:
+def test_packed_rows_are_of_the_snapshot_despite_later_writes(form: Any, storage: Any) -> None:
     made = filled(storage)
     before = made.storage.state_dict()
     expected = form().packed(before)["packed"]

@@ -105,7 +105,7 @@ def made(**options: Any) -> tuple[Client, TensorDictReplayBuffer]:
     return client, local
 
 
-def test_what_a_client_learns():
+def test_open_returns_depth_and_batch_size():
     assert opened(storage=LazyTensorStorage(9))[1] == Opened(0, None)
     assert opened(storage=LazyTensorStorage(9), prefetch=3, batch_size=2)[1] == Opened(3, 2)
     ensemble = BufferHost()
@@ -115,7 +115,7 @@ def test_what_a_client_learns():
         opened(storage=LazyTensorStorage(9), rate_limiter=SamplesPerInsert(1.0))
 
 
-def test_batches_come_as_from_a_local_buffer_and_one_thrown_away_comes_again():
+def test_batches_equal_a_local_buffers_and_undelivered_ones_come_again():
     client, local = made(prefetch=2)
     expected = [local.sample()["x"].tolist() for _ in range(8)]
     first = [client.ahead() for _ in range(3)]
@@ -129,7 +129,7 @@ def test_batches_come_as_from_a_local_buffer_and_one_thrown_away_comes_again():
     assert client.ahead()[1] == expected[4]
 
 
-def test_one_message_brings_what_several_would():
+def test_one_message_brings_several_batches_in_order():
     client, local = made(prefetch=3, sampler=SamplerWithoutReplacement())
     (first, *others), last = client.message(0, 0, 0), client.message(0, 1)
     # The epoch ends after the third batch.
@@ -186,7 +186,7 @@ def test_overwritten_batches_are_drawn_again_as_a_local_buffer_draws_them(sample
                 assert client.sample(prefetch) == local.sample()["x"].tolist(), (seed, turn)
 
 
-def test_what_changes_the_draws_takes_back_what_is_under_way():
+def test_call_that_changes_draws_takes_back_sent_batches():
     client, local = made(prefetch=2)
     client.ahead(), client.ahead()
     client.era += 1
@@ -195,7 +195,7 @@ def test_what_changes_the_draws_takes_back_what_is_under_way():
     assert [client.ahead()[1] for _ in range(2)] == [local.sample()["x"].tolist() for _ in range(2)]
 
 
-def test_a_state_holds_what_was_not_handed_out():
+def test_state_holds_batches_that_were_not_handed_out():
     client, local = made(prefetch=2, sampler=PrioritizedSampler(12, 0.7, 0.5))
     expected = [local.sample()["x"].tolist() for _ in range(6)]
     ahead = [client.ahead() for _ in range(3)]
@@ -210,7 +210,7 @@ def test_a_state_holds_what_was_not_handed_out():
     assert [client.ahead()[1] for _ in range(2)] == expected[3:5]
 
 
-def test_what_is_under_way_to_others_is_not_drawn_again():
+def test_batches_sent_to_another_client_are_not_drawn_again():
     client, _ = made(prefetch=1, sampler=SamplerWithoutReplacement())
     other = Client(client.host, b"b")
     first, second, third = client.ahead(), other.ahead(), client.ahead()

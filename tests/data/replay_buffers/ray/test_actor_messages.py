@@ -18,6 +18,6 @@ from gleanrl.data.replay_buffers.ray.actor import SAVES, leaves_draws
         *[(name, False) for name in ("set_seed", "set_sampler", "set_storage", "empty", "loads")],
     ],
 )
-def test_what_changes_draws(name, leaves):
+def test_leaves_draws_lists_calls_that_keep_prefetched_batches(name, leaves):
     assert hasattr(TensorDictReplayBuffer, name) and leaves_draws((name,)) == leaves
     assert leaves_draws(("sampler", name))

@@ -26,7 +26,7 @@ def sending(*clients: str) -> tuple[ReplayBuffer, Shipping]:
     return buffer, queue
 
 
-def test_what_was_sent_is_drawn_ahead_until_it_is_handed_out():
+def test_sent_batch_is_queued_until_it_is_handed_out():
     buffer, queue = sending("a", "a", "b")
     tickets = list(queue)
     assert len(queue) == 3 and queue.number == 3 and queue.place is tickets[0].place
@@ -42,13 +42,13 @@ def test_what_was_sent_is_drawn_ahead_until_it_is_handed_out():
 @pytest.mark.parametrize(
     ("clients", "taken", "kept"), [("aaa", 0, 3), ("aaa", 2, 1), ("aba", 0, 1), ("bba", 0, 1), ("aab", 0, 0)]
 )
-def test_only_what_is_under_way_to_nobody_else_can_be_taken_back(clients, taken, kept):
+def test_batches_before_another_clients_cannot_be_taken_back(clients, taken, kept):
     _, queue = sending(*clients)
     queue.keep_only(b"a", taken)
     assert len(queue) == kept
 
 
-def test_writes_overtake():
+def test_write_marks_overwritten_batches_in_the_queue():
     buffer, queue = sending("a", "b")
     assert queue.overtaken(b"a") == ()
     slot = int(next(iter(queue)).drawn.slots[0])

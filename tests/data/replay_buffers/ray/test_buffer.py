@@ -90,7 +90,7 @@ def same(first: Any, second: Any) -> None:
         assert first == second
 
 
-def test_whatever_is_done_comes_out_as_here(remote, local, tmp_path):
+def test_all_calls_return_the_results_of_a_local_buffer(remote, local, tmp_path):
     def learn(buffer: Any, start: int) -> Any:
         batches = []
         for _ in range(start, start + 3):
@@ -132,7 +132,7 @@ def test_whatever_is_done_comes_out_as_here(remote, local, tmp_path):
     assert len(remote) == len(twin) == 0
 
 
-def test_it_is_a_part_of_a_checkpoint(remote, local, tmp_path):
+def test_actor_buffer_is_saved_in_a_checkpoint(remote, local, tmp_path):
     model = torch.nn.Linear(2, 1)
     remote.extend(rows(0, 40))
     remote.sample()
@@ -166,7 +166,7 @@ def test_a_state_that_was_checked_is_adopted_once(remote):
     assert len(remote) == 12
 
 
-def test_its_paths_are_those_of_the_caller(remote, local, tmp_path, monkeypatch):
+def test_relative_paths_refer_to_the_callers_folder(remote, local, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     remote.extend(rows(0, 9))
     remote.save("a")
@@ -230,7 +230,7 @@ def test_large_batches_come_one_by_one(remote, local):
         found["image"].zero_()
 
 
-def test_what_is_overtaken_here_is_not_served(remote):
+def test_prefetched_batches_that_are_overwritten_are_not_served(remote):
     remote.extend(rows(0, 64))
     remote.sample()
     remote.extend(rows(100, 164))
@@ -238,7 +238,7 @@ def test_what_is_overtaken_here_is_not_served(remote):
 
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement, None])
-def test_samples_are_those_of_a_local_buffer_once_batches_ahead_are_overwritten(remote, local, sampler):
+def test_samples_equal_a_local_buffers_after_prefetched_rows_are_overwritten(remote, local, sampler):
     for buffer in (remote, local):
         if sampler is not None:
             buffer.set_sampler(sampler())
@@ -262,7 +262,7 @@ def test_late_priorities_are_dropped_and_counted(remote):
     assert remote.stats().priorities_dropped == dropped + len(batch["index"].unique())
 
 
-def test_errors_are_those_of_the_buffer(remote):
+def test_errors_of_the_actor_reach_the_caller(remote):
     with pytest.raises(EmptyBufferError) as caught:
         remote.sample()
     assert type(caught.value) is EmptyBufferError and "Host.ahead" in str(caught.value.__cause__)
@@ -302,7 +302,7 @@ def test_parts_stay_and_are_reached(remote):
         ReplayBufferEnsemble(remote, remote)
 
 
-def test_transforms_are_those_in_the_actor_by_either_name(ray_session):
+def test_both_names_of_transforms_reach_the_actors(ray_session):
     remote = RayReplayBuffer(
         storage=LazyTensorStorage(8), transform=RewardScaling(0.0, 2.0, in_keys=["x"]), batch_size=2
     )
@@ -313,7 +313,7 @@ def test_transforms_are_those_in_the_actor_by_either_name(ray_session):
     remote.shutdown()
 
 
-def test_a_collector_feeds_it(remote):
+def test_collector_writes_into_the_actor(remote):
     seen = []
     collector = SyncDataCollector(
         GymEnv("CartPole-v1"),
@@ -333,7 +333,7 @@ def test_a_collector_feeds_it(remote):
 @pytest.mark.parametrize(
     ("kind", "options"), [(MultiSyncDataCollector, {"cat_results": 0}), (MultiaSyncDataCollector, {})]
 )
-def test_collectors_with_workers_feed_it(remote, kind, options):
+def test_collectors_with_workers_write_into_the_actor(remote, kind, options):
     making = [partial(GymEnv, "CartPole-v1")] * 2
     collector = kind(making, frames_per_batch=20, total_frames=60, replay_buffer=remote, **options)
     try:
@@ -349,7 +349,7 @@ def test_collectors_with_workers_feed_it(remote, kind, options):
         assert (own["observation"][1:] == own["next", "observation"][:-1]).all()
 
 
-def test_processes_elsewhere_write_and_read(remote, ray_session):
+def test_other_processes_write_and_read(remote, ray_session):
     remote.extend(rows(0, 8))
 
     def work(buffer):  # sends the buffer itself
@@ -365,7 +365,7 @@ def test_processes_elsewhere_write_and_read(remote, ray_session):
     assert len(remote) == 9 and remote[8]["x"] == 77
 
 
-def test_what_is_in_the_object_store_needs_not_come_here(remote, ray_session):
+def test_references_to_stored_batches_are_extended_in_the_actor(remote, ray_session):
     refs = [ray_session.put(PickledBatch(rows(start, start + 10))) for start in (0, 10)]
     for ref in refs:
         remote.extend(ref)
@@ -380,7 +380,7 @@ def threads_take_turns_often():
     sys.setswitchinterval(before)
 
 
-def test_threads_share_it(remote, threads_take_turns_often):
+def test_threads_share_the_actor_buffer(remote, threads_take_turns_often):
     remote.extend(rows(0, 64))
     failed: list[BaseException] = []
 
@@ -401,7 +401,7 @@ def test_threads_share_it(remote, threads_take_turns_often):
     assert not failed
 
 
-def test_what_is_refused():
+def test_invalid_options_are_refused():
     for error, options in [
         (InvalidArgumentError, {"remote_config": {"max_restarts": 2}}),
         (InvalidTypeError, {"replay_buffer_cls": list}),

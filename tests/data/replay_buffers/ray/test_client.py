@@ -42,7 +42,7 @@ def test_records_are_seen_where_the_object_store_has_them(ray_session):
     assert not any(start <= own < stop for start, stop in mapped())
 
 
-def test_a_dead_actor_is_told_at_once_with_advice(ray_session):
+def test_dead_actor_raises_at_once_with_advice(ray_session):
     storage, config = LazyTensorStorage(100), {"name": "doomed"}
     buffer = RayReplayBuffer(storage=storage, batch_size=5, prefetch=2, remote_config=config)
     buffer.extend(torch.arange(50))

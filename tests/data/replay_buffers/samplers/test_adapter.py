@@ -27,7 +27,7 @@ def made(sampler, size=5, **options):
     return ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler, batch_size=4, **options)
 
 
-def test_it_stays_what_the_user_gave():
+def test_foreign_sampler_stays_the_users_object():
     sampler = Told()
     buffer = made(sampler)
     buffer.extend(torch.arange(4))
@@ -42,7 +42,7 @@ def test_it_stays_what_the_user_gave():
     made(sampler)
 
 
-def test_it_is_told_what_was_written_in_the_order_of_time():
+def test_foreign_sampler_hears_of_writes_in_order():
     sampler = Told()
     buffer = made(sampler)
     buffer.extend(torch.arange(4))
@@ -66,14 +66,14 @@ def test_it_is_told_what_was_written_in_the_order_of_time():
     assert sampler.told == ["empty"]
 
 
-def test_it_is_told_coordinates():
+def test_foreign_sampler_hears_of_coordinates():
     sampler = Told()
     buffer = ReplayBuffer(storage=LazyTensorStorage(6, ndim=2), sampler=sampler)
     buffer.extend(torch.arange(4).view(2, 2))
     assert sampler.told[-1] == ("extend", [[0, 0], [0, 1], [1, 0], [1, 1]])
 
 
-def test_what_was_stored_before_it_came_is_not_told():
+def test_foreign_sampler_hears_of_no_earlier_records():
     buffer, sampler = made(None), Told()
     buffer.extend(torch.arange(3))
     buffer.set_sampler(sampler)
@@ -98,7 +98,7 @@ def test_priorities_pass_but_for_records_that_are_gone():
     assert sampler.told[-1] == ("mark", [2])
 
 
-def test_its_state_is_the_buffers():
+def test_foreign_samplers_state_is_saved_with_the_buffer():
     sampler = Told()
     buffer = made(sampler)
     buffer.extend(torch.arange(4))
@@ -117,7 +117,7 @@ def test_its_state_is_the_buffers():
 
 
 @pytest.mark.parametrize("prefetch", [None, 3])
-def test_its_epochs_are_its_own(prefetch):
+def test_foreign_sampler_ends_its_epochs(prefetch):
     buffer = made(Walk(), 10, prefetch=prefetch)
     buffer.extend(torch.arange(10))
     for _ in range(2):
@@ -134,7 +134,7 @@ class Counting(PrioritizedSampler):
         super().update_priority(index, torch.as_tensor(priority) * 2, storage=storage)
 
 
-def test_one_method_of_ours():
+def test_overridden_update_priority_is_called():
     sampler = Counting(5, 1.0, 1.0, seed=0)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, batch_size=5)
     index = buffer.extend(ted(5))
@@ -163,7 +163,7 @@ class Noted(SamplerWithoutReplacement):
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "note"})
 
 
-def test_a_state_beside_that_of_the_base():
+def test_derived_sampler_saves_an_additional_state():
     buffer, other = (made(Noted(seed=0), 8) for _ in range(2))
     for one in (buffer, other):
         one.extend(torch.arange(8))
@@ -185,14 +185,14 @@ class Once(SliceSampler):
         self.heard += (len(index),)
 
 
-def test_slices_that_hear_of_writes():
+def test_slice_sampler_with_extend_hears_of_writes():
     sampler = Once(slice_len=2, seed=0)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=4)
     buffer.extend(ted(20))
     assert buffer.sample()["next", "truncated"].view(2, 2)[:, 1].all() and sampler.heard == (20,)
 
 
-def test_what_it_returns_may_be_arrays():
+def test_foreign_sampler_may_return_arrays():
     class Arrays(RandomSampler):
         def sample(self, storage, batch_size):
             index, _ = super().sample(storage, batch_size)
@@ -204,14 +204,14 @@ def test_what_it_returns_may_be_arrays():
     assert torch.equal(batch["twice"], 2 * batch["x"])
 
 
-def test_a_class_makes_one_and_a_buffer_is_none():
+def test_class_is_accepted_as_a_sampler_and_a_buffer_is_refused():
     assert isinstance(made(Told).sampler, Told)
     with pytest.raises(InvalidArgumentError, match="sampler: expected a Sampler"):
         made(ReplayBuffer)
 
 
 @pytest.mark.parametrize("number", [7, 0.5, True, torch.tensor(3)])
-def test_a_number_is_one_for_all_rows(number):
+def test_number_in_the_info_is_expanded_to_all_rows(number):
     class Numbered(RandomSampler):
         def sample(self, storage, batch_size):
             return torch.randint(len(storage), (batch_size,)), {"n": number}
@@ -226,7 +226,7 @@ def test_a_number_is_one_for_all_rows(number):
     assert torch.equal(records.sample()["n"], torch.as_tensor(number).repeat(4))
 
 
-def test_what_is_neither_a_number_nor_rows_is_refused():
+def test_info_that_is_neither_a_number_nor_rows_is_refused():
     class Worded(RandomSampler):
         def sample(self, storage, batch_size):
             return torch.randint(len(storage), (batch_size,)), {"how": "newest"}

@@ -65,7 +65,7 @@ def test_sample_gives_coordinates(make):
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 5])
 @pytest.mark.parametrize("make", SAMPLERS)
-def test_a_restored_sampler_goes_on(make, cut):
+def test_restored_sampler_continues_with_the_same_draws(make, cut):
     storage = filled()
     sampler = make(seed=1)
     for _ in range(cut):
@@ -112,7 +112,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("make", FOLLOWERS.values(), ids=FOLLOWERS)
-def test_what_an_interrupt_left_undone_is_caught_up(make, change, call):
+def test_sampler_catches_up_after_an_interrupt(make, change, call):
     def subject() -> tuple[Sampler, LazyTensorStorage]:
         sampler, storage = make(), KIND.storage()
         fill(storage, KIND.rows(storage.max_size, 3))
@@ -175,7 +175,7 @@ def test_a_users_sample_is_called(prefetch):
     assert not (even.sample() % 2).any()
 
 
-def test_what_a_users_sample_builds_on_stays():
+def test_overridden_sample_keeps_entries_of_its_base():
     sampler = Marked(20, 1.0, 1.0, slice_len=4, seed=0)
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=8)
     buffer.extend(ted(20))
@@ -256,7 +256,7 @@ class Weighing(RandomSampler):
         return {**draw.extras, "_weight": torch.ones(len(draw.slots))}
 
 
-def test_what_a_buffer_leaves_out_is_what_a_users_class_doesnt_do():
+def test_buffer_skips_calls_that_a_sampler_does_not_need():
     assert not (RandomSampler().follows or RandomSampler().weighs)
     assert PrioritizedSampler(5, 1.0, 1.0).follows and PrioritizedSampler(5, 1.0, 1.0).weighs
     rows = TensorDict({"x": torch.zeros(4)}, [4])

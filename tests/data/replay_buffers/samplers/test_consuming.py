@@ -24,7 +24,7 @@ def made(times=1, size=10, batch_size=3, **options):
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
-def test_each_record_comes_so_often_and_no_batch_has_it_twice(times, batch_size):
+def test_each_record_is_drawn_as_often_as_given_and_once_per_batch(times, batch_size):
     buffer = made(times, batch_size=batch_size)
     buffer.extend(torch.arange(10))
     seen, last = Counter(), False
@@ -76,7 +76,7 @@ def test_another_column_makes_no_new_record():
     assert len(buffer) == 0
 
 
-def test_one_epoch_is_what_is_left():
+def test_epoch_is_the_remaining_records():
     buffer = made()
     buffer.extend(torch.arange(10))
     assert sorted(record for batch in buffer for record in batch.tolist()) == [*range(10)]
@@ -98,7 +98,7 @@ def test_lists_and_rows_that_are_no_steps():
     assert sorted(buffer.sample()["t"].tolist()) == [0, 2, 4, 6]
 
 
-def test_state_and_copies_know_what_is_used_up():
+def test_state_and_copies_keep_the_counts_of_uses():
     buffer = made(2)
     buffer.extend(torch.arange(10))
     buffer.sample()
@@ -130,7 +130,7 @@ def test_nothing_is_drawn_ahead():
     assert {*range(4, 14)} <= {*got}, "and every one that was still stored came"
 
 
-def test_redrawn_rows_keep_what_is_still_there():
+def test_redraw_keeps_the_rows_that_are_still_stored():
     sampler, storage = ConsumingSampler(seed=0), LazyTensorStorage(8)
     storage.set(range(8), torch.arange(8))
     draw = sampler.draw(storage, 4, generations=True)

@@ -110,7 +110,7 @@ def test_infos_of_parts():
         join_infos(torch.tensor([0, 1]), [one, {"index": torch.zeros(3)}])
 
 
-def test_what_others_have_drawn_isnt_used_up_when_one_refuses():
+def test_failing_member_undoes_the_draws_of_the_other_members():
     samplers = SamplerEnsemble(
         SamplerWithoutReplacement(seed=0), SamplerWithoutReplacement(seed=1), sample_from_all=True
     )
@@ -121,7 +121,7 @@ def test_what_others_have_drawn_isnt_used_up_when_one_refuses():
     assert rows.sort().values.tolist() == [*range(10)]
 
 
-def test_what_others_have_drawn_isnt_used_up_by_an_interrupt(monkeypatch):
+def test_interrupt_undoes_the_draws_of_the_other_members(monkeypatch):
     samplers = SamplerEnsemble(
         SamplerWithoutReplacement(seed=0), SamplerWithoutReplacement(seed=1), sample_from_all=True
     )

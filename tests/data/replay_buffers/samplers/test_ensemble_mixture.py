@@ -24,7 +24,7 @@ def shares(mixture: Mixture, draws: int = 4000) -> torch.Tensor:
         ([0, 1e-300, 1e-300], [0, 0.5, 0.5]),
     ],
 )
-def test_members_are_chosen_as_often_as_said(p, expected):
+def test_members_are_chosen_by_their_probability(p, expected):
     mixture = Mixture(3, p, num_buffer_sampled=4, seed=0)
     found = shares(mixture)
     expected = torch.tensor(expected, dtype=torch.float64)
@@ -33,7 +33,7 @@ def test_members_are_chosen_as_often_as_said(p, expected):
     assert mixture.p is None or torch.allclose(mixture.p, expected)
 
 
-def test_all_of_them_in_order():
+def test_sample_from_all_chooses_members_in_order():
     mixture = Mixture(3, sample_from_all=True)
     assert mixture.choose().tolist() == [0, 1, 2] and mixture.num_buffer_sampled == 3
 
@@ -79,7 +79,7 @@ def test_arguments_that_cant_work(options, error, message):
 
 
 @pytest.mark.parametrize("p", [None, [1, 2, 3]])
-def test_a_restored_one_goes_on(p):
+def test_restored_mixture_continues_with_the_same_choices(p):
     mixture, other = Mixture(3, p, seed=1), Mixture(3, p, seed=2)
     mixture.choose()
     other.load_state_dict(mixture.state_dict())

@@ -61,7 +61,7 @@ def make_sampler() -> SliceSampler:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @settings(max_examples=60, deadline=None)
 @given(script=acts(*WRITES, *CLEARS, *EXCHANGES, *COPIES))
-def test_the_table_knows_what_is_stored(kind, script):
+def test_table_agrees_with_the_stored_rows(kind, script):
     buffer = new_buffer(kind, make_sampler())
     for name, number in script:
         buffer = perform(name, number, buffer, kind, make_sampler)
@@ -165,7 +165,7 @@ def test_ends_that_are_given(given_ends, written):
         table.of(storage)
 
 
-def test_given_ends_join_those_that_are_stored():
+def test_given_ends_join_the_stored_ends():
     data = {("next", "done"): flags(0), ("collector", "traj_ids"): IDS}
     table, storage = table_of(data, flags(5)[:, 0])
     assert [length for _, length in runs(table, storage)] == [1, 2, 3, 1, 1]
@@ -181,7 +181,7 @@ def test_given_ends_of_another_length():
 @pytest.mark.parametrize(
     "values", [torch.zeros(8), torch.tensor(True), torch.zeros(8, dtype=torch.complex64)]
 )
-def test_what_cant_be_given(name, values):
+def test_invalid_ends_are_refused(name, values):
     with pytest.raises(InvalidArgumentError, match=f"{name}: expected a tensor"):
         EpisodeTable(BoundaryKeys(), **{name: values})
 
@@ -199,13 +199,13 @@ def test_what_cant_be_given(name, values):
         ({("next", "done"): torch.full((8,), float("nan"))}, {}, SchemaError, "0 and 1, got nan .float32"),
     ],
 )  # fmt: skip
-def test_what_tells_no_ends(data, keys, error, match):
+def test_storage_without_keys_of_ends_raises(data, keys, error, match):
     table, storage = table_of(data, **keys)
     with pytest.raises(error, match=match):
         table.of(storage)
 
 
-def test_a_missing_trajectory_key_is_told():
+def test_missing_trajectory_key_warns():
     table, storage = table_of({("next", "done"): flags(2)}, trajectory=("mine",))
     with pytest.warns(UserWarning, match="trajectory key 'mine' isn't stored; .*'done'"):
         assert runs(table, storage) == [(0, 3), (3, 5)]
@@ -220,7 +220,7 @@ def test_storages_without_columns():
         EpisodeTable(BoundaryKeys()).of(LazyTensorStorage(3))
 
 
-def test_a_write_that_tells_nothing_is_not_an_error_of_the_write():
+def test_storage_without_keys_of_ends_raises_at_the_draw():
     table, storage = table_of({"x": IDS})
     sampler = make_sampler()
     sampler.follow(storage)

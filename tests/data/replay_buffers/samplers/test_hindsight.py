@@ -27,7 +27,7 @@ def seeing(rule=RULE):
     return with_hindsight(RandomSampler(seed=0), rule, EpisodeTable(BoundaryKeys()))
 
 
-def test_it_is_a_sampler_like_any_other():
+def test_hindsight_samplers_follow_the_sampler_protocol():
     assert "state" in check_sampler(seeing).passed
 
 

@@ -33,7 +33,7 @@ def buffer_of(
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_rows_come_as_often_as_their_priorities_say(storage):
+def test_rows_are_drawn_by_their_priority(storage):
     buffer = buffer_of(4, storage=storage)
     buffer.update_priority(torch.arange(4), torch.tensor([1.0, 0.0, 2.0, 5.0]))
     batch, info = buffer.sample(return_info=True)
@@ -66,7 +66,7 @@ def test_a_redraw_is_a_whole_batch():
     assert not torch.equal(again.slots, drawn.slots)
 
 
-def test_sampling_without_a_buffer_and_what_is_empty():
+def test_sampling_without_a_buffer_works_unless_the_storage_is_empty():
     sampler, storage = PrioritizedSampler(10, 0.7, 0.5, seed=0), LazyTensorStorage(10)
     with pytest.raises(EmptyBufferError):
         sampler.sample(storage, 3)
@@ -76,7 +76,7 @@ def test_sampling_without_a_buffer_and_what_is_empty():
     assert sampler.default_priority == 1.0 and not sampler.ran_out
 
 
-def test_a_refused_value_is_a_refused_value():
+def test_invalid_options_are_refused():
     for options in (
         {"alpha": -1.0},
         {"beta": "a"},

@@ -37,7 +37,7 @@ by = both_ways(priority_table, "_BY_CORE")
 
 @given(data=st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_updates_in_whatever_form(by, data):
+def test_updates_of_any_type_equal_updates_one_by_one(by, data):
     """An update of many slots equals valid updates one by one, and late updates are counted."""
     storage, table, expected, dropped = filled(8), table_of(alpha=1.0, eps=0.0), [1.0] * 8, 0
     for _ in range(data.draw(st.integers(1, 4))):
@@ -64,7 +64,7 @@ def test_updates_in_whatever_form(by, data):
         assert table.dropped == dropped
 
 
-def test_plain_tensors_are_asked_nothing(by, monkeypatch):
+def test_plain_tensors_are_read_by_the_core(by, monkeypatch):
     asked = []
     monkeypatch.setattr(priority_table, "per_slot", lambda name, values, *more: asked.append(name) or values)
     storage, table, slots = filled(8), table_of(), torch.arange(3)
@@ -116,7 +116,7 @@ def test_a_buffer_that_grows_while_priorities_are_taken(by, how):
     assert buffer.sampler._priorities.snapshot().raw[:1000].eq(2.0).all()
 
 
-def test_errors_of_the_users_own_code_are_theirs(by):
+def test_errors_of_the_users_code_reach_the_user(by):
     class Broken:
         def __array__(self, dtype=None, copy=None):
             raise IndexError("mine")
@@ -132,7 +132,7 @@ def test_priorities_without_memory_are_refused(by):
             table_of().update(filled(8), torch.arange(3), values, None)
 
 
-def test_numbers_outside_of_the_unit_interval_are_no_empty_buffer():
+def test_draw_with_numbers_outside_the_unit_interval_raises():
     storage, table = filled(8), table_of()
     with pytest.raises(ValueError, match="uniform"):
         table.draw(storage, 1, torch.full((1,), 1.5, dtype=torch.float64))

@@ -83,7 +83,7 @@ class Model:
 @pytest.mark.parametrize("kind", [Kind(), Kind(batch=(3,))], ids=str)
 @settings(max_examples=80, deadline=None)
 @given(script=acts(*WRITES, *CLEARS, *EXCHANGES, *COPIES, "update", "mark", "draw", "alpha"))
-def test_the_table_keeps_what_was_given(kind, within, script):
+def test_table_agrees_with_a_dictionary(kind, within, script):
     def make_sampler() -> PrioritizedSampler:
         size = kind.storage().max_size
         return PrioritizedSampler(size, 0.6, 0.4, max_priority_within_buffer=within, seed=0)
@@ -175,7 +175,7 @@ def test_late_updates_are_dropped_and_counted():
     assert table.dropped == 2
 
 
-def test_skipped_dropped_and_repeated_ones():
+def test_skipped_dropped_and_repeated_slots_of_an_update():
     storage, table = filled(4), table_of()
     update(table, storage, [-1, 2, 2, -1], [math.nan, 5.0, 3.0, -1.0])
     assert raw(table, storage) == [1, 1, 3, 1]
@@ -249,7 +249,7 @@ def test_a_rule_that_makes_probabilities_overflow_is_refused():
         ({"alpha": -1}, InvalidArgumentError, "alpha"),
     ],
 )
-def test_what_cant_be_made(options, error, match):
+def test_invalid_options_are_refused(options, error, match):
     with pytest.raises(error, match=match):
         table_of(**options)
 
@@ -270,7 +270,7 @@ def test_a_table_that_is_larger_than_the_storage():
     assert raw(table, storage) == [7, 1, 2, 3, 4, 5, 7, 7]
 
 
-def test_what_was_written_long_ago_behind_its_back_is_all_new():
+def test_rows_written_beyond_the_log_count_as_new():
     storage, table = filled(5), table_of()
     update(table, storage, list(range(5)), [2.0, 3.0, 4.0, 5.0, 6.0])
     for _ in range(1100):
@@ -292,7 +292,7 @@ def test_copies_and_states(duplicate):
 
 
 @pytest.mark.parametrize("how", ["fresh", "used", "itself", "pickle", "deepcopy"])
-def test_what_is_late_before_a_state_is_taken_is_late_behind_it_and_the_rest_is_not(how):
+def test_late_updates_stay_late_after_a_load(how):
     def make() -> PrioritizedReplayBuffer:
         storage = LazyTensorStorage(6)
         return PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage, batch_size=60, seed=0)

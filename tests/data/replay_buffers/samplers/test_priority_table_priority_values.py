@@ -26,7 +26,7 @@ def test_numbers(value):
 @pytest.mark.parametrize(
     "value", [-1, -1e-30, math.nan, math.inf, "a", None, True, False, [1], torch.zeros(2), 1j]
 )
-def test_what_is_no_number_of_zero_or_more(value):
+def test_number_refuses_values_below_zero_and_other_types(value):
     with pytest.raises(InvalidArgumentError, match="alpha: expected a finite number of 0 or more, got"):
         number("alpha", value)
 
@@ -120,7 +120,7 @@ def test_generations_are_integers():
         (["a", "b", "c"], InvalidTypeError),
     ],
 )
-def test_what_doesnt_fit_the_slots(values, error):
+def test_per_slot_refuses_values_of_another_shape(values, error):
     with pytest.raises(error, match="priority: expected") as caught:
         per_slot("priority", values, 3, torch.float64)
     assert isinstance(caught.value, GleanError)

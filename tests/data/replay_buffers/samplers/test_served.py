@@ -61,7 +61,7 @@ def test_late_priorities_are_dropped(make, prefetch):
 
 @pytest.mark.parametrize("name", ["on_serve", "_draw", "draw"])
 @pytest.mark.parametrize("where", ["derived", "object", "patched"])
-def test_what_a_user_replaces_is_called(name, where, monkeypatch):
+def test_overridden_methods_are_called(name, where, monkeypatch):
     called, usual = [], getattr(PrioritizedSampler, name)
 
     def own(self, *args, **kwargs):

@@ -175,7 +175,7 @@ def test_a_left_overhang_is_turned_off():
         ({"slice_len": 0}, InvalidArgumentError),
     ],
 )
-def test_what_cant_be_made(options, error):
+def test_invalid_options_are_refused(options, error):
     with pytest.raises(error):
         buffer_of([5], **options)
 

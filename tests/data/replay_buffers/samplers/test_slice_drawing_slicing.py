@@ -137,7 +137,7 @@ def test_flags_of_another_place_and_of_none():
 
 
 @pytest.mark.parametrize("truncated_key", [TRUNCATED, None])
-def test_first_steps_are_flagged_beside_what_is_stored(truncated_key):
+def test_first_steps_of_slices_and_stored_first_steps_are_flagged(truncated_key):
     buffer = buffer_of([5, 5], 9, num_slices=3, init_key="is_init", truncated_key=truncated_key)
     first = torch.tensor([True, False, False] * 3)[:, None]
     batch, info = buffer.sample(return_info=True)
@@ -204,7 +204,7 @@ def test_overhanging_slices_that_are_padded():
     assert set(counts.tolist()) == {1, 2, 3, 4}
 
 
-def test_streams_have_trajectories_of_their_own():
+def test_slices_stay_within_one_stream():
     kind = Kind(batch=(2, 3))
     buffer = new_buffer(kind, SliceSampler(slice_len=2, seed=0))
     buffer.extend(kind.rows(9, 0))
@@ -269,12 +269,12 @@ def test_spans(span, overhang):
         ),
     ],
 )  # fmt: skip
-def test_what_cant_be_made(options, error, match):
+def test_invalid_options_are_refused(options, error, match):
     with pytest.raises(error, match=match):
         SliceSampler(**options)
 
 
-def test_an_overhang_that_shows_at_the_draw():
+def test_span_of_a_whole_slice_raises_at_the_draw():
     buffer = buffer_of([9], 12, num_slices=4, span=3)
     with pytest.raises(InvalidArgumentError, match=r"span=\(3, 3\): a slice of 3 steps may overhang by 2"):
         buffer.sample()

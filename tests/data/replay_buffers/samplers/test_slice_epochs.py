@@ -103,7 +103,7 @@ def test_an_epoch_takes_one_slice_of_each_trajectory(lengths, sizes, strict, shu
 @pytest.mark.parametrize("strict", [True, False])
 @settings(max_examples=40, deadline=None)
 @given(script=acts(*WRITES, *CLEARS, *EXCHANGES, *COPIES, "draw"))
-def test_slices_are_pieces_of_what_is_stored_and_copies_go_on_alike(kind, strict, script):
+def test_slices_are_stored_trajectories_and_copies_draw_the_same(kind, strict, script):
     def make() -> SliceSamplerWithoutReplacement:
         return SliceSamplerWithoutReplacement(slice_len=2, strict_length=strict, seed=0)
 
@@ -126,7 +126,7 @@ def test_slices_are_pieces_of_what_is_stored_and_copies_go_on_alike(kind, strict
             assert set(piece) <= set(run) and len(piece) == min(2, len(run))
 
 
-def test_what_is_overwritten_is_left_out_and_what_is_new_waits():
+def test_overwritten_trajectories_leave_the_epoch_and_new_ones_join_the_next():
     buffer = buffer_of(batch_size=6)
     first = served(buffer.sample())
     buffer.extend(rows(CAPACITY, 7))  # overwrites trajectories 0 and 1, and a step of 2
@@ -140,7 +140,7 @@ def test_what_is_overwritten_is_left_out_and_what_is_new_waits():
     assert sorted(nxt) == [3, 4, 5, 6, 7, 8, 9]  # trajectory 2 is too short now, and 10 has one step
 
 
-def test_what_is_overwritten_in_part_gives_a_slice_of_the_rest():
+def test_partly_overwritten_trajectory_gives_a_slice_of_the_rest():
     buffer = buffer_of(batch_size=3, shuffle=False, strict_length=False)
     assert buffer.sample()["t"].tolist() == [0, 1, 2]
     buffer.extend(rows(CAPACITY, 4))
@@ -148,7 +148,7 @@ def test_what_is_overwritten_in_part_gives_a_slice_of_the_rest():
     assert buffer.sample()["t"].tolist() == [6, 7, 8]
 
 
-def test_a_trajectory_that_goes_on_is_still_the_same():
+def test_extended_trajectory_is_served_once():
     buffer = buffer_of(written=5, batch_size=3, shuffle=False, strict_length=False)
     assert buffer.sample()["t"].tolist() == [0, 1, 2]
     buffer.extend(rows(5, 1))
@@ -192,7 +192,7 @@ def continued(buffer: Any, how: str, batch_size: int) -> Any:
 
 @pytest.mark.parametrize("how", ["fresh", "used", "itself", "pickle", "deepcopy"])
 @pytest.mark.parametrize("written", [CAPACITY, CAPACITY + 9, 3 * CAPACITY])
-def test_a_restored_epoch_goes_on(written, how):
+def test_restored_epoch_continues(written, how):
     buffer = buffer_of(batch_size=9)
     if written > CAPACITY:
         buffer.extend(rows(CAPACITY, written - CAPACITY))
@@ -207,7 +207,7 @@ def test_a_restored_epoch_goes_on(written, how):
 
 
 @pytest.mark.parametrize("how", ["fresh", "used", "itself"])
-def test_what_was_overwritten_before_the_state_was_taken_stays_left_out(how):
+def test_restored_epoch_leaves_out_trajectories_overwritten_before_the_save(how):
     buffer = buffer_of(batch_size=6)
     first = served(buffer.sample())
     buffer.extend(rows(CAPACITY, 6))
@@ -219,7 +219,7 @@ def test_what_was_overwritten_before_the_state_was_taken_stays_left_out(how):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_batches_drawn_ahead_lose_and_repeat_nothing_when_others_are_overwritten(seed):
+def test_prefetched_epoch_loses_and_repeats_nothing_after_an_overwrite(seed):
     buffer = buffer_of(batch_size=6, prefetch=2, seed=seed)
     batches = iter(buffer)
     got = served(next(batches))
@@ -229,7 +229,7 @@ def test_batches_drawn_ahead_lose_and_repeat_nothing_when_others_are_overwritten
     assert sorted({0, *got}) == list(range(8)) and len(got) == len(set(got))
 
 
-def test_a_redraw_keeps_what_is_still_stored():
+def test_redraw_keeps_stored_trajectories():
     buffer = buffer_of(shuffle=False)
     sampler, storage = buffer.sampler, buffer.storage
     drawn = sampler.draw(storage, 6)
@@ -263,7 +263,7 @@ def test_a_broken_state_changes_nothing(change):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_batch_has_a_trajectory_twice_whatever_is_written_meanwhile(seed):
+def test_no_batch_has_a_trajectory_twice_despite_writes(seed):
     numbers, current = random.Random(seed), 0
     sampler = SliceSamplerWithoutReplacement(slice_len=1, seed=seed)
     storage = LazyTensorStorage(6)

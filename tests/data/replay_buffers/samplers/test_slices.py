@@ -40,7 +40,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("sampler", "draws", "unit"), MADE, ids=lambda part: type(part).__name__)
-def test_a_sampler_is_a_way_to_draw_and_a_unit(sampler, draws, unit):
+def test_samplers_combine_a_draw_rule_and_a_unit(sampler, draws, unit):
     assert type(sampler).__bases__ == (draws,) and type(sampler.unit) is unit
 
 
@@ -60,7 +60,7 @@ def test_given_ends_exclude_each_other():
         SliceSampler(slice_len=2, ends=ends)
 
 
-def test_samplers_are_what_their_names_say():
+def test_samplers_derive_from_the_classes_in_their_names():
     once, weighted = (
         SliceSamplerWithoutReplacement(slice_len=2),
         PrioritizedSliceSampler(10, 1.0, 1.0, slice_len=2),
@@ -160,7 +160,7 @@ def test_a_batch_size_that_counts_slices():
 
 
 @pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
-def test_what_a_sampler_was_told_can_be_read(kind):
+def test_options_of_a_sampler_can_be_read(kind):
     priorities = {"max_capacity": 10, "alpha": 1.0, "beta": 1.0} if kind is PrioritizedSliceSampler else {}
     sampler = kind(slice_len=4, strict_length=False, truncated_key="cut", **priorities)
     told = (sampler.num_slices, sampler.slice_len, sampler.strict_length, sampler.truncated_key, sampler.span)

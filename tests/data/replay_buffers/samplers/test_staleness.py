@@ -66,7 +66,7 @@ def test_stale_records_are_left_out():
     assert buffer.sample()["policy_version"].unique().tolist() == [99, 100], "writes count at once"
 
 
-def test_weights_of_ones_own():
+def test_custom_weight_function_sets_the_shares():
     sampler = StalenessAwareSampler(staleness_weight_fn=lambda s: (s == 1) * 3.0 + (s == 2), seed=0)
     buffer = filled(sampler)
     sampler.consumer_version = 9
@@ -78,7 +78,7 @@ def test_weights_of_ones_own():
             buffer.sample()
 
 
-def test_the_last_record_with_a_weight_ends_the_draw():
+def test_single_record_with_a_weight_is_always_drawn():
     sampler = StalenessAwareSampler(staleness_weight_fn=lambda s: (s == 5).double(), seed=0)
     buffer = filled(sampler)
     sampler.consumer_version = 9
@@ -130,7 +130,7 @@ def test_collectors_stamp_versions():
     collector.shutdown()
 
 
-def test_what_cannot_be_drawn_by():
+def test_missing_or_invalid_versions_raise():
     with pytest.raises(MissingKeyError, match=r"version_key: 'v' isn't stored.*'policy_version'"):
         filled(StalenessAwareSampler(version_key="v")).sample()
     buffer = TensorDictReplayBuffer(

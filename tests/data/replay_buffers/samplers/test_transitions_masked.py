@@ -21,7 +21,7 @@ def storage_of(*steps):
     return storage
 
 
-def test_masked_rows_are_drawn_again_and_no_others():
+def test_only_masked_rows_are_drawn_again():
     asked = []
 
     def draw(count):
@@ -38,7 +38,7 @@ def test_a_storage_without_steps():
     check_any_step(storage_of(3))
 
 
-def test_they_give_no_goals():
+def test_masked_rows_give_no_goals():
     """A self-resetting environment has a row between two trajectories."""
     mask = torch.tensor([True, True, False, True, True])
     t, done = torch.arange(5.0)[:, None], torch.tensor([False, True, False, False, True])[:, None]

@@ -28,7 +28,7 @@ def test_redraw_replaces_the_stale_rows_only():
     assert not (again.slots[stale] == drawn.slots[stale]).any()
 
 
-def test_it_never_runs_out():
+def test_random_sampler_never_runs_out():
     storage = LazyTensorStorage(3)
     fill(storage, torch.arange(3))
     sampler = RandomSampler(seed=0)

@@ -86,7 +86,7 @@ def test_drop_last_needs_a_full_batch():
 
 
 @pytest.mark.parametrize("prefetch", [None, 2])
-def test_a_batch_that_drop_last_refuses_leaves_the_epoch_as_it_was(prefetch):
+def test_batch_size_refused_by_drop_last_leaves_the_epoch_unchanged(prefetch):
     def begun():
         sampler = SamplerWithoutReplacement(drop_last=True)
         buffer = ReplayBuffer(
@@ -161,7 +161,7 @@ def test_a_broken_state_changes_nothing(change):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("prefetch", [None, 2])
-def test_what_is_overwritten_by_rows_that_are_no_steps_leaves_the_epoch(shuffle, prefetch):
+def test_records_overwritten_by_masked_rows_leave_the_epoch(shuffle, prefetch):
     def steps(start: int, kept: bool) -> TensorDict:
         mask = torch.full((2, 4), kept)
         return TensorDict(
@@ -184,7 +184,7 @@ def test_what_is_overwritten_by_rows_that_are_no_steps_leaves_the_epoch(shuffle,
     sampler.running.check_valid()
 
 
-def test_a_redraw_leaves_out_what_is_no_step_any_more():
+def test_redraw_leaves_out_rows_that_became_masked():
     storage, sampler = LazyTensorStorage(6, ndim=2), SamplerWithoutReplacement(shuffle=False)
     mask = torch.ones(6, 1, dtype=torch.bool)
     fill(storage, TensorDict({"collector": {"mask": mask}}, [6, 1]))
@@ -219,7 +219,7 @@ def test_a_restored_epoch_loses_nothing_that_was_drawn_ahead_and_is_taken_back(s
     "made", [SamplerWithoutReplacement, partial(SliceSamplerWithoutReplacement, slice_len=2)]
 )
 @pytest.mark.parametrize("name", ["drop_last", "shuffle"])
-def test_flags_are_flags(made, name):
+def test_options_that_are_no_booleans_are_refused(made, name):
     with pytest.raises(InvalidTypeError, match=f"{name}: expected True or False, got 'x'"):
         made(**{name: "x"})
 

@@ -26,7 +26,7 @@ from tests.data.replay_buffers.familiar import Ring, Shelf
 
 
 @pytest.mark.parametrize("writer", [None, Ring])
-def test_a_storage_of_ones_own(writer):
+def test_custom_storage_works_as_a_tensor_storage(writer):
     storage = Shelf(5)
     buffer, other = (
         ReplayBuffer(storage=kept, writer=writer and writer(), batch_size=50)
@@ -48,7 +48,7 @@ def test_a_storage_of_ones_own(writer):
         buffer.sample()
 
 
-def test_its_state_is_the_buffers():
+def test_custom_storages_state_is_saved_with_the_buffer():
     buffer = ReplayBuffer(storage=Shelf(5), batch_size=2)
     buffer.extend(torch.arange(7))
     state = buffer.state_dict()
@@ -70,7 +70,7 @@ class Streams(Shelf):
         self.records = {}
 
 
-def test_an_empty_one_with_batch_dimensions_is_saved_and_loaded():
+def test_empty_custom_storage_with_batch_dimensions_is_saved_and_loaded():
     buffer, other = (ReplayBuffer(storage=Streams(6), batch_size=2) for _ in range(2))
     other.load_state_dict(buffer.state_dict())
     assert len(other) == 0
@@ -78,7 +78,7 @@ def test_an_empty_one_with_batch_dimensions_is_saved_and_loaded():
     assert [record.tolist() for record in other.storage.records.values()] == [[0, 3], [1, 4], [2, 5]]
 
 
-def test_records_that_it_holds_already():
+def test_custom_storage_may_hold_records_already():
     storage = Shelf(5)
     storage.set(range(3), torch.arange(3))
     buffer = ReplayBuffer(storage=storage, batch_size=3, sampler=SamplerWithoutReplacement())
@@ -86,7 +86,7 @@ def test_records_that_it_holds_already():
     assert buffer.extend(torch.arange(2)).tolist() == [3, 4]
 
 
-def test_priorities_over_it_and_a_choice_of_records():
+def test_custom_storage_serves_priorities_and_max_value_writers():
     buffer = TensorDictReplayBuffer(
         storage=Shelf(5),
         sampler=PrioritizedSampler(5, 1.0, 1.0, seed=0),
@@ -120,7 +120,7 @@ class Objects(ListStorage):
 
 
 @pytest.mark.parametrize("writer", [None, Ring])
-def test_methods_of_ours(writer):
+def test_overridden_methods_of_library_storages_are_called(writer):
     buffer = ReplayBuffer(storage=Tenfold(5), writer=writer and writer(), batch_size=30)
     buffer.extend(torch.arange(4))
     buffer.add(torch.tensor(4))
@@ -146,7 +146,7 @@ class Half(LazyTensorStorage):
         return super().get(index).to(torch.float16)
 
 
-def test_slices_of_it_by_columns():
+def test_custom_storage_serves_slices():
     buffer = TensorDictReplayBuffer(storage=Half(20), sampler=SliceSampler(slice_len=2, seed=0), batch_size=8)
     t = torch.arange(20)
     buffer.extend(TensorDict({"t": t, "x": t.float(), "next": {"done": (t % 5 == 4)[:, None]}}, [20]))
@@ -160,7 +160,7 @@ def test_slices_of_it_by_columns():
         plain.sample(2)
 
 
-def test_what_it_may_not_forget():
+def test_custom_storage_without_required_calls_raises():
     class Hasty(Storage):
         def __init__(self):
             self.records = []
@@ -179,7 +179,7 @@ def test_what_it_may_not_forget():
         Shelf(3).fetch(torch.arange(2))
 
 
-def test_the_suite_says_what_it_leaves_out():
+def test_check_storage_names_skipped_rules():
     report = check_storage(lambda: Shelf(8))
     assert "by itself" in report.skipped["refusal"] and "ring" in report.passed
 

@@ -182,7 +182,7 @@ def test_counts_of_a_state_that_contradict_each_other():
             storage.load_state_dict({**state, **change})
 
 
-def test_each_content_is_another_that_knows_what_it_is_a_copy_of():
+def test_each_content_has_a_new_number_and_its_origin():
     storage = ListStorage(5)
     first = storage.version
     storage.set(0, [1, 2])

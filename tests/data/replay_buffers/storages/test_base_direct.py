@@ -66,7 +66,7 @@ def test_set_goes_around_the_ring(make):
     storage.check_valid()
 
 
-def test_set_leaves_no_gap_whatever_the_cursor():
+def test_set_that_leaves_a_gap_raises():
     storage = LazyTensorStorage(6)
     storage.set([1, 0], torch.tensor([1, 0]))
     assert storage.get(slice(None)).tolist() == [0, 1]

@@ -154,7 +154,7 @@ def test_a_view_is_pickled_without_the_other_rows():
     assert buffer[2:5].untyped_storage().nbytes() == 12
 
 
-def test_given_tensors_go_on_being_the_users():
+def test_given_tensors_still_belong_to_the_user():
     mine = torch.arange(4.0)
     storage = TensorStorage(mine)
     mine.share_memory_()
@@ -204,7 +204,7 @@ def a_buffer(**more):
 )
 # Turn 0 is the first write of a buffer; turn 1 is a write around the end.
 @pytest.mark.parametrize("turn", range(2))
-def test_whatever_form_records_come_in(by, given, turn):
+def test_tensors_of_any_kind_are_written_correctly(by, given, turn):
     buffer = a_buffer()
     for _ in range(2 * turn):
         buffer.extend({"x": X + 50, "n": N})
@@ -216,7 +216,7 @@ def test_whatever_form_records_come_in(by, given, turn):
     buffer.storage.check_valid()
 
 
-def test_lazy_complex_numbers_are_carried_out(by):
+def test_lazily_conjugated_numbers_are_stored_resolved(by):
     buffer = a_buffer(z=torch.zeros(1, dtype=torch.complex64))
     assert buffer[buffer.extend({"x": X, "n": N, "z": Z.conj()})]["z"].equal(Z.conj().resolve_conj())
 
@@ -256,7 +256,7 @@ def test_records_that_do_not_fit_are_refused(by, x, message):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint4, torch.bits8, torch.float8_e5m2, torch.bfloat16])
-def test_dtypes_that_few_know(by, dtype):
+def test_rare_dtypes_are_stored_exactly(by, dtype):
     rows = torch.arange(16, dtype=torch.uint8).view(8, 2).view(dtype)
     plain = torch.arange(8, dtype=torch.uint8).view(4, 2)
     shape = rows.shape[1:]
@@ -311,7 +311,7 @@ def test_another_dimension_is_time(by):
         (torch.zeros(8, dtype=torch.uint8).view(torch.bits8), False),
     ],
 )
-def test_who_looks_at_leaves(by, column, seen, monkeypatch):
+def test_leaves_are_checked_by_the_core_or_in_python(by, column, seen, monkeypatch):
     store = OwnColumns([Field(column.shape[1:], column.dtype)], [column])
     leaf = column[:3].view(torch.uint8).clone().view(column.dtype)  # torch can't copy uint4
     lead = torch.Size([3])

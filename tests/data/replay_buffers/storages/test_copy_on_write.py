@@ -53,7 +53,7 @@ def other_state() -> dict[str, Any]:
 @pytest.mark.parametrize("filled", [2_500, 3_000, 4_100])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_a_moment_stays_what_it_was(write: str, filled: int, storage: Any) -> None:
+def test_snapshot_does_not_change_after_writes(write: str, filled: int, storage: Any) -> None:
     made = buffer(storage=storage)
     made.extend(data(0, filled))
     before = made.storage.state_dict()
@@ -72,7 +72,7 @@ def test_a_moment_stays_what_it_was(write: str, filled: int, storage: Any) -> No
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 200])
-def test_a_writer_copies_what_it_changes_and_little_more(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_writer_copies_changed_rows_and_little_more(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     monkeypatch.setattr(copy_on_write, "_PIECE_BYTES", rows * 24)
     made = buffer()
     made.extend(data(0, ROWS))
@@ -107,7 +107,7 @@ def test_memory_of_copies_is_used_again() -> None:
     assert not moment._free and not moment._spare
 
 
-def test_memory_of_copies_is_given_back_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_copies_is_freed_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_on_write, "_SLAB_BYTES", 200 * 24)  # one piece
     monkeypatch.setattr(copy_on_write, "_KEPT_BYTES", 2 * 200 * 24)
     made = buffer()
@@ -140,7 +140,7 @@ def test_many_copies_take_few_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes[0] == 24 and max(sizes) == 200 * 24 and len(sizes) < 80
 
 
-def test_what_is_settled_is_copied_for_nobody() -> None:
+def test_pieces_already_read_are_not_copied() -> None:
     made = buffer()
     made.extend(data(0, ROWS))
     moment = moment_of(made)
@@ -149,7 +149,7 @@ def test_what_is_settled_is_copied_for_nobody() -> None:
     assert moment._held == 0
 
 
-def test_what_is_skipped_is_copied_for_nobody() -> None:
+def test_skipped_segments_are_not_copied() -> None:
     made = buffer()
     made.extend(data(0, ROWS))
     moment = moment_of(made)
@@ -164,7 +164,7 @@ def test_what_is_skipped_is_copied_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("more", [0, 150, 450, 2_999])
-def test_segments_are_best_taken_as_a_ring_writer_comes_to_them(more: int) -> None:
+def test_snapshot_reads_segments_in_the_order_of_the_ring_writer(more: int) -> None:
     made = buffer()
     made.extend(data(0, ROWS + more))
     moment = moment_of(made)
@@ -188,7 +188,9 @@ def test_writers_wait_while_much_was_copied_for_them() -> None:
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_nobody_waits_with_a_writer_for_its_copies(single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_continues_while_a_writer_waits_for_copies(
+    single: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits = threading.Event()
     monkeypatch.setattr(copy_on_write, "sleep", lambda seconds: (waits.set(), clock.sleep(seconds)))
     made = buffer()
@@ -214,7 +216,7 @@ def test_nobody_waits_with_a_writer_for_its_copies(single: bool, monkeypatch: py
 
 
 @pytest.mark.parametrize(("guess", "segments"), [(0, 0), (1, 1), (170, 2), (1_000, 6), (10**9, 15)])
-def test_a_wrong_guess_of_what_comes_next_costs_copies_and_nothing_else(guess: int, segments: int) -> None:
+def test_wrong_guess_of_the_next_writes_costs_only_copies(guess: int, segments: int) -> None:
     made = buffer()
     made.extend(data(0, ROWS + 1_100))
     before = made.storage.state_dict()["columns"]
@@ -227,7 +229,7 @@ def test_a_wrong_guess_of_what_comes_next_costs_copies_and_nothing_else(guess: i
     assert all(torch.equal(column, saved) for column, saved in zip(columns, before, strict=True))
 
 
-def test_copies_for_several_writers_are_of_the_moment() -> None:
+def test_copies_for_several_writers_keep_the_snapshot() -> None:
     made = buffer()
     for _ in range(5):
         made.extend(data(0, ROWS))
@@ -290,7 +292,7 @@ def test_closing_lets_writers_go() -> None:
     assert not moment.open and int(made[0]["n"]) == 90_000
 
 
-def test_nothing_is_copied_for_a_moment_that_is_gone() -> None:
+def test_deleted_snapshot_causes_no_copies() -> None:
     made = buffer()
     made.extend(data(0, ROWS))
     moment_of(made)

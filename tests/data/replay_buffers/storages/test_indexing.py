@@ -93,12 +93,12 @@ def test_outside_in_two_dimensions(index):
 
 
 @pytest.mark.parametrize("index", [1.5, torch.tensor([0.5]), None, "x", {0}, [0.5]], ids=repr)
-def test_what_is_no_index(index):
+def test_values_that_are_no_index_raise(index):
     with pytest.raises(InvalidTypeError, match="an index is an int, a slice"):
         slots_at(index, ONE)
 
 
-def test_basic_indices_are_told_from_the_others():
+def test_basic_index_accepts_ints_and_slices_only():
     assert basic_index(2, ONE) == (2,)
     assert basic_index((slice(1, 2), -1), TWO) == (slice(1, 2), -1)
     assert basic_index([2], ONE) is None
@@ -134,7 +134,7 @@ def test_members_that_dont_exist(index):
 
 
 @pytest.mark.parametrize("index", ["a", 1.5, None, True, {}, [1.5]])
-def test_what_picks_no_member(index):
+def test_invalid_member_index_raises(index):
     with pytest.raises(InvalidTypeError):
         members_at(index, 3)
 
@@ -198,7 +198,7 @@ def test_updates_outside_the_stored_part(index, shape):
 @pytest.mark.parametrize(
     "index", [1.5, [0.5], torch.tensor([0.5]), None, "x", [True] * 6, slice(2), ..., True]
 )
-def test_what_is_no_index_of_an_update(index):
+def test_invalid_index_of_an_update_raises(index):
     with pytest.raises(InvalidTypeError):
         slots_of_update(index, ONE)
 
@@ -211,5 +211,5 @@ def test_one_position(index):
 @pytest.mark.parametrize(
     "index", [True, (1, 2), slice(1), [1], (), "a", torch.tensor([1]), torch.tensor(True), torch.tensor(1.0)]
 )
-def test_what_is_more_than_one_position(index):
+def test_values_other_than_one_int_are_no_position(index):
     assert not is_position(index)

@@ -59,7 +59,7 @@ def test_batches_are_split_into_copies():
         (range(2), [0, 1]),
     ],
 )
-def test_what_is_many_objects(data, rows):
+def test_split_returns_the_objects_of_a_batch(data, rows):
     assert split(data, "extend") == rows
 
 
@@ -74,7 +74,7 @@ def test_what_is_many_objects(data, rows):
         (3, InvalidTypeError),
     ],
 )
-def test_what_is_not(data, error):
+def test_split_refuses_values_without_a_batch_dimension(data, error):
     with pytest.raises(error, match="extend"):
         split(data, "extend")
 
@@ -258,7 +258,7 @@ def test_records_of_unlike_length_get_index_and_weights_row_by_row(storage, prio
 
 @pytest.mark.parametrize("record", [lambda x: x, lambda x: {"a": x}, Holder])
 @pytest.mark.parametrize("whole", [False, True])
-def test_deep_copy_of_tensors_with_a_graph_says_to_detach_them(record, whole):
+def test_deep_copy_of_tensors_with_a_graph_raises(record, whole):
     buffer = ReplayBuffer(storage=ListStorage(10))
     buffer.add(record(torch.ones(2, requires_grad=True) * 2))
     with pytest.raises(UnsupportedError, match="tensors that a graph computed.*detach them"):

@@ -57,7 +57,7 @@ RECORDS = {
 
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("how", [lambda s: s, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
-def test_records_come_back_as_they_were(name, how):
+def test_records_are_restored_exactly(name, how):
     record, storage = RECORDS[name], CompressedListStorage(4)
     storage.set([0, 1], [record, record])
     storage = how(storage)
@@ -92,7 +92,7 @@ def test_images_take_less_memory():
 @pytest.mark.parametrize(
     "restore", [lambda packed: packed.view(torch.float32), lambda p, about: p.view(about["dtype"])]
 )
-def test_functions_of_ones_own(restore):
+def test_custom_compression_functions_are_used(restore):
     seen = []
 
     def compress(tensor):
@@ -108,7 +108,7 @@ def test_functions_of_ones_own(restore):
     assert torch.equal(buffer[:], data)
 
 
-def test_what_functions_return_is_checked():
+def test_results_of_custom_functions_are_checked():
     def storage(compress, restore=lambda packed: packed):
         return CompressedListStorage(4, compression_fn=compress, decompression_fn=restore)
 

@@ -81,7 +81,7 @@ def test_slices_of_a_storage_are_stacked_like_lists():
     assert storage[0:0] == []
 
 
-def test_a_function_of_the_users_gets_the_stack():
+def test_users_collate_function_gets_the_stack():
     buffer = ReplayBuffer(storage=LazyStackStorage(5), batch_size=3, collate_fn=lambda batch: batch["n"])
     buffer.extend(records(1, 2, 3))
     assert buffer.sample().shape == (3,) and buffer[[2, 0]].tolist() == [3, 1]

@@ -31,7 +31,7 @@ def dump(made: ReplayBuffer, folder: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_only_what_changed_is_written(tmp_path: Path, storage: Any) -> None:
+def test_second_dump_writes_changed_segments_only(tmp_path: Path, storage: Any) -> None:
     made = buffer(storage=storage)
     made.extend(data(0, 2_950))
     made.sample()  # gives the sampler a generator
@@ -50,7 +50,7 @@ def test_only_what_changed_is_written(tmp_path: Path, storage: Any) -> None:
     assert torch.equal(other.storage.state_dict()["generations"], made.storage.state_dict()["generations"])
 
 
-def test_a_loaded_buffer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_loaded_buffer_links_unchanged_segments_of_its_checkpoint(tmp_path: Path) -> None:
     made, other = buffer(), buffer()
     made.extend(data(0, 3_500))
     made.dumps(tmp_path)
@@ -66,7 +66,7 @@ def test_a_loaded_buffer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert (other[:] == made[:]).all()
 
 
-def test_what_was_written_through_a_view_is_found(tmp_path: Path) -> None:
+def test_dump_finds_changes_through_a_view(tmp_path: Path) -> None:
     made = buffer()
     made.extend(data(0, ROWS))
     view = made.storage.get(slice(None))["n"]
@@ -81,7 +81,7 @@ def test_what_was_written_through_a_view_is_found(tmp_path: Path) -> None:
     assert dump(made, tmp_path)[0] == SEGMENTS - 1
 
 
-def test_what_was_written_into_given_tensors_is_found(tmp_path: Path) -> None:
+def test_dump_finds_changes_of_given_tensors(tmp_path: Path) -> None:
     records = data(0, ROWS)
     made = ReplayBuffer(storage=TensorStorage(records), batch_size=4)
     made.dumps(tmp_path)
@@ -89,7 +89,7 @@ def test_what_was_written_into_given_tensors_is_found(tmp_path: Path) -> None:
     assert dump(made, tmp_path)[0] == SEGMENTS - 1
 
 
-def test_views_of_before_a_new_column_count(tmp_path: Path) -> None:
+def test_changes_through_views_from_before_a_new_column_are_found(tmp_path: Path) -> None:
     made = buffer()
     made.extend(data(0, ROWS))
     view = made.storage.get(slice(None))["n"]
@@ -99,7 +99,7 @@ def test_views_of_before_a_new_column_count(tmp_path: Path) -> None:
     assert dump(made, tmp_path)[0] == SEGMENTS - 1
 
 
-def test_processes_that_part_dont_take_each_others_rows_for_their_own(tmp_path: Path) -> None:
+def test_forked_processes_link_only_unchanged_segments(tmp_path: Path) -> None:
     made = buffer()
     made.extend(data(0, ROWS))
     made.dumps(tmp_path)

@@ -42,7 +42,7 @@ def test_swapped_batch_dimensions():
 @pytest.mark.parametrize(
     "value", [TensorDict({}, [2**40]), [TensorDict({}, [2**40])], [[torch.empty(2**40, 0)]]]
 )
-def test_arrays_in_a_saved_format_are_refused_whatever_their_shape(name, value):
+def test_arrays_of_any_shape_in_a_saved_format_are_refused(name, value):
     with pytest.raises(SchemaError, match="expected plain values in the format"):
         format_from_state({**find_format(ted(4), 1, "test").state(), name: value})
 
@@ -57,7 +57,7 @@ def test_paths_in_a_saved_format_are_strings(name, value):
     "state",
     [{}, {"paths": [["a"]], "shapes": [], "dtypes": []}, {"paths": 3, "shapes": 3, "dtypes": 3}, None],
 )
-def test_what_isnt_a_format_is_refused(state):
+def test_invalid_saved_format_is_refused(state):
     with pytest.raises(SchemaError, match="holds no valid format of records"):
         format_from_state(state)
 

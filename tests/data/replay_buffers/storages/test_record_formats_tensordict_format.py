@@ -24,7 +24,7 @@ def test_groups_keep_their_batch_sizes():
         assert one.build(leaves, torch.Size([5]), None)["a"].batch_size == (5, 2)
 
 
-def test_what_samples_carry_is_no_data():
+def test_keys_added_to_samples_are_not_stored():
     data = ted(3)
     carried = data.clone(recurse=False)
     for key in ADDED_KEYS:
@@ -37,7 +37,7 @@ def test_what_samples_carry_is_no_data():
     assert len(leaves) == 11
 
 
-def test_a_nested_key_of_such_a_name_is_data():
+def test_nested_key_with_the_name_of_an_added_key_is_stored():
     data = TensorDict({"x": TensorDict({"index": torch.zeros(3)}, [3])}, [3])
     assert find_format(data, 1, "test").schema.paths == (("x", "index"),)
 

@@ -43,7 +43,7 @@ def test_numpy_arrays_in_dictionaries_and_tuples_are_converted(ndim):
 
 
 @pytest.mark.parametrize("wrong", ["text", np.array(["a"]), np.array([object()]), 2**70])
-def test_what_isnt_numbers_is_refused_with_its_place(wrong):
+def test_leaves_that_are_no_numbers_are_refused_with_their_place(wrong):
     with pytest.raises(InvalidTypeError, match=r"got (str|int|ndarray of .*) at \['x'\]\[1\]; ListStorage"):
         fill(LazyTensorStorage(8), {"x": (torch.zeros(1), wrong)})
 

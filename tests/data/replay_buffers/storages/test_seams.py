@@ -68,7 +68,7 @@ STORAGES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("make", [ReplayBuffer, TensorDictReplayBuffer])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("sampler", [SliceSampler, prioritized])
-def test_slices_end_between_unfinished_rollouts_and_go_on_between_chunks_of_one(sampler, storage, make):
+def test_slices_end_between_unfinished_rollouts_and_cross_chunks_of_one_rollout(sampler, storage, make):
     buffer = buffer_of(sampler, STORAGES[storage](), make)
     for start, count in ((0, 5), (100, 5), (105, 5), (200, 4)):
         buffer.extend(steps(start, count))
@@ -167,7 +167,7 @@ def all_ended(data: TensorDict) -> TensorDict:
     "change",
     [other_order, normalised, with_ids, with_episode, with_mask, n_step, without_twin, all_ended],
 )
-def test_content_says_nothing_in(change):
+def test_writes_without_comparable_content_have_no_seams(change):
     buffer = buffer_of()
     for start in (0, 100, 200):
         buffer.extend(change(steps(start, 6)))
@@ -220,7 +220,7 @@ def test_one_entry_that_doesnt_chain_leaves_the_content_open():
     assert buffer.storage.pieces is None
 
 
-def test_one_entry_that_doesnt_go_on_begins_a_trajectory():
+def test_one_discontinuous_entry_begins_a_trajectory():
     buffer = buffer_of()
     for start in (0, 100):
         data = steps(start, 6)
@@ -341,7 +341,7 @@ def test_corrections_leave_seams_and_a_whole_new_content_has_none():
     assert (509, 510) in pairs(buffer)
 
 
-def test_tensors_that_a_user_gave_are_compared_with_what_follows():
+def test_given_tensors_are_compared_with_later_writes():
     buffer = buffer_of(storage=TensorStorage(steps(0, 20)))
     buffer.extend(steps(100, 5))
     buffer.extend(steps(200, 5))

@@ -45,7 +45,7 @@ def spoil(buffer: ReplayBuffer) -> None:
 @pytest.mark.parametrize("stored", [0, 5, 23])
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_a_killed_process_happened_or_not(change, point, stored):
+def test_change_of_a_killed_process_is_whole_or_absent(change, point, stored):
     if not stored and change in ("by index", "a column"):
         pytest.skip("there is nothing to change")
     buffer, expected = made(SIZE, stored), made(SIZE, stored)
@@ -70,7 +70,7 @@ def test_a_change_of_a_killed_process_happened_or_not(change, point, stored):
 
 
 @pytest.mark.parametrize("change", ["ring", "more than fits", "one", "load"])
-def test_rows_that_were_half_written_are_put_back(change):
+def test_half_written_rows_are_restored(change):
     buffer = made(SIZE, 40)
     before = looks(buffer)
     columns = {key: leaf.clone() for key, leaf in buffer[:].items(True, True)}
@@ -91,7 +91,7 @@ def test_rows_that_were_half_written_are_put_back(change):
     assert (buffer.generation(range(SIZE)) >= generations).all()
 
 
-def test_killed_while_it_puts_rows_back():
+def test_rows_are_restored_after_a_second_process_is_killed():
     buffer = made(SIZE, 40)
     before = looks(buffer)
     assert killed_at("segment.begun", lambda: buffer.extend(rows(1, 0, 7)), lambda: spoil_some(buffer)) == -9
@@ -106,7 +106,7 @@ def spoil_some(buffer: ReplayBuffer) -> None:
         column[:7].zero_()
 
 
-def test_a_failed_write_of_this_process_is_taken_back(monkeypatch):
+def test_failed_write_of_this_process_is_undone(monkeypatch):
     buffer = made(SIZE, 40)
     before = looks(buffer)
 
@@ -141,7 +141,7 @@ def test_a_first_write_in_another_process(ndim):
         check(other[:])
 
 
-def test_what_is_stored_moves_along():
+def test_share_keeps_records_and_cursor():
     storage = LazyTensorStorage(10)
     buffer = ReplayBuffer(storage=storage, batch_size=4)
     buffer.extend(rows(0, 0, 13))
@@ -166,7 +166,7 @@ def test_copies_are_of_the_same_records():
         assert len(one) == 3 and one[:]["key"].tolist() == [100_000, 100_001, 100_002]
 
 
-def test_what_cannot_be_shared():
+def test_unshareable_storages_and_records_are_refused():
     for storage in (ListStorage(3), TensorStorage(torch.zeros(3))):
         with pytest.raises(UnsupportedError, match="needs a LazyTensorStorage on the CPU"):
             ReplayBuffer(storage=storage, shared=True)
@@ -193,7 +193,7 @@ def test_a_memory_mapped_storage_is_a_file_without_a_name(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_a_storage_that_fails_to_move_is_what_it_was(kind):
+def test_failed_share_changes_nothing(kind):
     buffer = ReplayBuffer(storage=kind(SIZE))
     buffer.extend(rows(0, 0, 5))
     before = looks(buffer)

@@ -25,7 +25,7 @@ def seen(segment: StorageSegment) -> StorageSegment:
     return pickle.loads(pickle.dumps(segment))
 
 
-def test_books_count_once_they_are_whole():
+def test_metadata_counts_once_it_is_committed():
     segment = StorageSegment()
     other = seen(segment)
     assert other.books() == SharedMetadata(0, 0, 0, 1)
@@ -51,7 +51,7 @@ def test_columns_are_the_same_memory():
     assert theirs[0][4].tolist() == [7.0] * 3 and other.generations[2] == 5
 
 
-def test_undo_puts_rows_back():
+def test_undo_restores_rows():
     segment = StorageSegment()
     columns = segment.make(None, FIELDS, 10)
     segment.ready()
@@ -67,7 +67,7 @@ def test_undo_puts_rows_back():
     assert all(torch.equal(column, kept) for column, kept in zip(columns, before, strict=True))
 
 
-def test_what_does_not_fit():
+def test_segment_without_enough_space_raises():
     segment = StorageSegment()
     with pytest.raises(SchemaError, match="at most"):
         segment.make("x" * (1 << 20), FIELDS, 10)
@@ -77,7 +77,7 @@ def test_what_does_not_fit():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_log_says_what_the_log_of_one_process_says(seed):
+def test_shared_log_agrees_with_the_log_of_one_process(seed):
     draw, size, end = random.Random(seed), 16, 0
     segment, plain = StorageSegment(), ChangeLog()
     log, other = segment.log, seen(segment).log
@@ -112,7 +112,7 @@ def test_the_log_says_what_the_log_of_one_process_says(seed):
                     assert found == expected
 
 
-def test_a_log_that_goes_back_no_further_says_everything():
+def test_log_beyond_its_length_reports_all_slots():
     log = StorageSegment().log
     log.note(0, 1, 8)
     version = log.version

@@ -75,7 +75,7 @@ def test_flat_streams_keep_their_rows():
     assert flat[:]["observation"][:, 0].tolist() == [0, 1, 2] * 4
 
 
-def test_followers_are_told_of_every_write():
+def test_followers_hear_of_every_write():
     rb, follower = ReplayBuffer(storage=LazyTensorStorage(5)), Follower()
     rb.storage.attach(follower)
     rb.storage.attach(follower)
@@ -91,7 +91,7 @@ def test_followers_are_told_of_every_write():
     assert follower.told == [[[0, 0], [0, 1]]]
 
 
-def test_followers_are_told_what_a_choosing_writer_kept():
+def test_followers_hear_of_the_records_that_a_max_value_writer_kept():
     rb, follower = ReplayBuffer(storage=ListStorage(2), writer=TensorDictMaxValueWriter()), Follower()
     rb.storage.attach(follower)
     rb.extend(ted(3))
@@ -99,7 +99,7 @@ def test_followers_are_told_what_a_choosing_writer_kept():
     assert follower.told == [[0, 1], []]
 
 
-def test_a_write_counts_before_it_is_told():
+def test_write_is_complete_before_followers_hear_of_it():
     class Reader(Follower):
         def mark_update(self, index: torch.Tensor) -> None:
             self.told.append(rb[index.tolist()].tolist())
@@ -110,7 +110,7 @@ def test_a_write_counts_before_it_is_told():
     assert reader.told == [[0, 1, 2]]
 
 
-def test_followers_are_held_weakly_and_stay_behind():
+def test_followers_are_held_weakly_and_not_copied():
     storage, follower = LazyTensorStorage(5), Follower()
     storage.attach(follower)
     other = copy.deepcopy(storage)
@@ -171,7 +171,7 @@ def test_steps_of_several_streams_are_set():
     assert storage[:].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]] and len(storage) == 9
 
 
-def test_what_a_storage_contains():
+def test_contains_reports_stored_slots():
     storage, grid = LazyTensorStorage(10), LazyTensorStorage(10, ndim=2)
     assert 0 not in storage
     storage.set(range(4), torch.arange(4))
@@ -197,7 +197,7 @@ def test_directories_may_be_anything_that_names_a_path(tmp_path):
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-def test_a_key_names_a_column_of_what_is_stored(make):
+def test_key_selects_the_column_of_stored_records(make):
     storage = make(5)
     x = torch.arange(3)
     storage.set(range(3), TensorDict({"x": x, "next": {"y": x + 1}}, [3]))

@@ -22,7 +22,7 @@ def test_memory_is_taken_when_a_counter_is_needed():
 
 
 @pytest.mark.parametrize("size", [None, 5000])
-def test_those_that_were_counted_stay_when_there_are_more(size):
+def test_counters_stay_when_the_memory_grows(size):
     generations = Generations()
     generations.resize(None)
     generations.of_all(3)[:3] = torch.tensor([1, 2, 3])

@@ -31,7 +31,7 @@ def check(state: dict, written: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_snapshots_beside_a_writer_show_one_moment(kind):
+def test_snapshots_during_writes_show_one_moment(kind):
     buffer = ReplayBuffer(storage=kind(2000), batch_size=2)
     written, stop = [0], threading.Event()
     buffer.extend(steps(0, 50))

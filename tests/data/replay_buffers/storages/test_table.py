@@ -21,7 +21,7 @@ def test_records_are_fetched_as_a_grid():
     assert list(some.keys(True, True)) == [("next", "reward")]
 
 
-def test_every_leaf_of_a_fetch_has_memory_of_its_own():
+def test_every_leaf_of_a_fetch_has_private_memory():
     storage = LazyTensorStorage(50)
     fill(storage, ted(20))
     before = fingerprint(storage.state_dict())

@@ -34,7 +34,7 @@ def plain(**changes: object) -> TensorDict:
 
 
 @pytest.mark.parametrize("kind", LAZY)
-def test_rows_come_back_as_they_were_written(kind):
+def test_rows_are_read_back_unchanged(kind):
     storage = kind(50)
     data = ted(20)
     storage.set(0, data)
@@ -117,7 +117,7 @@ def test_a_state_of_tensors_without_data_changes_nothing():
     assert fingerprint(storage.state_dict()) == before
 
 
-def test_a_first_write_whose_leaves_cant_be_copied_takes_nothing(tmp_path):
+def test_failed_copy_at_the_first_write_allocates_nothing(tmp_path):
     class Stubborn(torch.Tensor):
         def contiguous(self, **options):
             raise RuntimeError("no")
@@ -205,7 +205,7 @@ def test_wrapping_existing_data_counts_as_full():
         TensorStorage(data, 7)
 
 
-def test_a_new_column_beside_wrapped_ones_has_memory_of_its_own():
+def test_new_column_of_a_wrapped_storage_has_private_memory():
     given = torch.arange(4.0)
     buffer = ReplayBuffer(storage=TensorStorage(TensorDict({"x": given}, [4])), batch_size=2)
     buffer["y"] = torch.arange(4.0) + 10
@@ -286,7 +286,7 @@ def test_leaves_in_another_order_load_by_name():
     assert second.get(0)["b"] == 1 and second.get(0)["a"] == 0
 
 
-def test_leaves_that_share_memory_get_columns_of_their_own():
+def test_leaves_that_share_memory_get_separate_columns():
     done, wide = torch.zeros(5, 1), torch.zeros(8, 1)
     data = TensorDict({"done": done, "next": {"done": done}, "early": wide[:5], "late": wide[3:]}, [5])
     storage = TensorStorage(data)
@@ -336,7 +336,7 @@ def test_the_first_write_makes_the_columns_of_records_without_entries(device):
 
 
 @pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
-def test_the_error_about_a_short_last_batch_says_how_to_store_it(buffer):
+def test_error_about_a_short_last_batch_names_the_remedies(buffer):
     def batch(steps):
         return TensorDict({"x": torch.zeros(2, steps, 3)}, [2, steps])
 

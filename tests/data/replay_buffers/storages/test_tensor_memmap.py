@@ -19,7 +19,7 @@ def mapped(directory: object) -> int:
         return sum(str(directory) in line for line in maps)
 
 
-def test_files_hold_what_was_written(tmp_path):
+def test_files_hold_the_written_values(tmp_path):
     storage = LazyMemmapStorage(100, scratch_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
     fill(storage, ted(30))

@@ -108,7 +108,7 @@ def test_a_state_that_is_taken_later_is_compared_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_writers_go_on_while_records_are_copied_for_a_dump(
+def test_writers_continue_while_a_dump_copies_records(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shared: bool
 ) -> None:
     def rows(first: int) -> TensorDict:

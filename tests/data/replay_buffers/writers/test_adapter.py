@@ -23,7 +23,7 @@ from tests.data.replay_buffers.familiar import Ring
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
-def test_a_ring_of_ones_own(make):
+def test_custom_ring_writer_works_as_the_librarys(make):
     writer = Ring()
     buffer, other = (ReplayBuffer(storage=make(5), writer=one, batch_size=3) for one in (writer, None))
     for count in (3, 1, 4, 7, 2):
@@ -38,7 +38,7 @@ def test_a_ring_of_ones_own(make):
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
-def test_slices_end_where_it_writes(ndim):
+def test_slices_end_at_the_cursor_of_a_custom_writer(ndim):
     streams = (2,) * (ndim - 1)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(10 * 2 ** (ndim - 1), ndim=ndim),
@@ -54,7 +54,7 @@ def test_slices_end_where_it_writes(ndim):
     assert (t.diff(dim=1) == 1).all() and (t >= 8).all() and buffer.storage.end == 8
 
 
-def test_its_state_is_the_buffers():
+def test_custom_writers_state_is_saved_with_the_buffer():
     buffer = ReplayBuffer(storage=LazyTensorStorage(5), writer=Ring())
     buffer.extend(torch.arange(7))
     assert buffer.writer.state_dict() == {"_cursor": 2}
@@ -75,7 +75,7 @@ class Doubling(RoundRobinWriter):
         return super().extend(data * 2)
 
 
-def test_one_method_of_ours():
+def test_overridden_extend_is_called():
     buffer = ReplayBuffer(storage=LazyTensorStorage(5), writer=Doubling())
     assert buffer.extend(torch.arange(3)).tolist() == [0, 1, 2] and buffer.add(torch.tensor(9)) == 3
     assert buffer[:].tolist() == [0, 2, 4, 9] and buffer.writer.cursor == 4

@@ -9,7 +9,7 @@ from gleanrl.data.replay_buffers.storages.base import Prepared
 from gleanrl.errors import UnsupportedError
 
 
-def test_a_writer_without_a_storage_says_so():
+def test_writer_without_a_storage_raises():
     with pytest.raises(UnsupportedError, match="has no storage"):
         RoundRobinWriter().place(Prepared(None, 1))
 

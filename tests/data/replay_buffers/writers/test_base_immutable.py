@@ -41,7 +41,7 @@ def test_nothing_can_be_changed(call, name):
     assert set(clock(rb.sample()).tolist()) <= set(range(6))
 
 
-def test_an_empty_one_stays_empty_and_without_schema():
+def test_empty_dataset_stays_empty_and_without_schema():
     rb = ReplayBuffer(storage=LazyTensorStorage(5), writer=ImmutableDatasetWriter())
     with pytest.raises(UnsupportedError):
         rb.extend(ted(2))

@@ -175,7 +175,7 @@ def test_a_filled_storage_is_ranked_when_the_writer_comes():
     assert rb.extend(records([0.0], start=7)).tolist() == [0]
 
 
-def test_it_follows_a_storage_that_others_change():
+def test_writer_follows_external_changes_of_the_storage():
     rb = best()
     rb.extend(records([5, 1, 3]))
     rb[0] = records([0.0], start=3)[0]
@@ -199,7 +199,7 @@ def test_a_wrapped_storage_counts_as_full():
     assert rb.extend(records([1.0, 1.5], start=2)).tolist() == [-1, 0]
 
 
-def test_a_write_that_fails_leaves_the_books_alone(monkeypatch):
+def test_failed_write_leaves_the_ranking_unchanged(monkeypatch):
     rb = best()
     rb.extend(records([5, 1, 3]))
 
@@ -227,7 +227,7 @@ def test_a_state_of_something_else_is_refused(state):
     assert fingerprint(rb.state_dict()) == before
 
 
-def test_equal_ones_go_in_the_order_they_came_also_after_a_restore(tmp_path):
+def test_equal_records_are_replaced_newest_first_also_after_a_restore(tmp_path):
     rb = best()
     rb.extend(records([1, 2, 2]))
     rb.extend(records([2.0], start=3))  # goes to slot 0, and is the newest of the equal records
@@ -239,7 +239,7 @@ def test_equal_ones_go_in_the_order_they_came_also_after_a_restore(tmp_path):
         assert stored(each) == [4, 1, 2]
 
 
-def test_samples_hold_what_is_stored():
+def test_samples_hold_the_stored_records():
     rb = best(capacity=5)
     rb.extend(records([float(rank % 17) for rank in range(100)]))
     kept = set(stored(rb))

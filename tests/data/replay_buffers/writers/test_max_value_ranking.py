@@ -53,13 +53,13 @@ def test_infinite_ranks_have_a_place():
     order.check_valid()
 
 
-def test_nothing_put_changes_nothing():
+def test_empty_put_changes_nothing():
     order = empty(4)
     order.put(np.empty(0, np.int64), np.empty(0))
     assert order.size == 0 and len(order.worst(0)) == 0
 
 
-def test_the_validity_check_bites():
+def test_check_valid_finds_errors():
     order = empty(4)
     order.put(np.arange(4), np.array([3.0, 0.0, 2.0, 1.0]))
     order.worst(3)

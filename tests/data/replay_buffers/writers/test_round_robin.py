@@ -53,7 +53,7 @@ def test_place_decides_and_changes_nothing():
     assert writer.cursor == 0
 
 
-def test_state_goes_on_at_the_cursor():
+def test_loaded_writer_continues_at_the_cursor():
     writer, storage = pair(10)
     write(writer, storage, torch.arange(13))
     other, its_storage = pair(10)
@@ -98,7 +98,7 @@ class Point:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_it_is_a_ring_and_leaves_its_input_alone(storage):
+def test_tensordict_writer_is_a_ring_and_keeps_its_input_unchanged(storage):
     rb = ReplayBuffer(storage=storage(10), writer=TensorDictRoundRobinWriter())
     data = ted(13)
     before = fingerprint(data.to_dict())
