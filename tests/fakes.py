@@ -1,4 +1,4 @@
-"""Fake gymnasium environments: some mark their data with its origin, others misbehave on purpose.
+"""Fake gymnasium environments: some mark their data with its origin, some misbehave on purpose.
 
 The oracle: an observation is `(stream, episode, step)`. `Script` defines the length, the ending and the rewards of each
 episode. So a test can tell from rows alone which data is lost, repeated or stale. Environments built on `EnvBase` are

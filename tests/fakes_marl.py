@@ -21,7 +21,7 @@ class SurvivorEnv(EnvBase):
     Agent k dies k steps after the script's episode length.
 
     Args:
-        ends: what ends the episode: "all" (the last death), "any" (the first death) or None. With None, the environment
+        ends: when the episode ends: "all" (last death), "any" (first death) or None. With None, the environment
             has no flags at the root, and each group's mask resets its agents.
         script: the lengths.
         batch_size: batch dimensions.

@@ -1,4 +1,4 @@
-"""Argument checks that several classes share accept valid values and reject others with a clear error."""
+"""Argument checks that several classes share accept valid values and reject all other values with a clear error."""
 
 from __future__ import annotations
 

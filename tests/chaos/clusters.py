@@ -40,7 +40,7 @@ def up_to(collector: HalfLent, stream: int) -> list[Any]:
 
 
 def main(removals: int) -> None:
-    """Remove the second node `removals` times, and collect meanwhile."""
+    """Remove the second node `removals` times during collection."""
     ray = rays.prepare()
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     other = cluster.add_node(**NODE, resources=FAR)

@@ -130,7 +130,7 @@ class Constant(nn.Module):
 
 
 def on_td(function: Any) -> Any:
-    """Return a policy on tensordicts that sets "action" to what `function(td)` returns."""
+    """Return a policy on tensordicts that sets "action" to the result of `function(td)`."""
 
     def policy(tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict.set("action", function(tensordict))

@@ -74,7 +74,7 @@ KEEP: dict[str, Callable[[TensorDictBase], Any]] = {
 
 
 class TestLargeBatches:
-    """Memory of a batch may be reused only when no reference to it is left, whatever the kind of reference."""
+    """Memory of a batch may be reused only when no reference of any kind is left."""
 
     @pytest.mark.parametrize("kind", KEEP)
     def test_kept_parts_of_a_batch_never_change(self, make_collector: Make, kind: str) -> None:

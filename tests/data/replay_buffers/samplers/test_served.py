@@ -1,4 +1,4 @@
-"""Late priorities are dropped for all rows of delivered batches, whichever thread drew them."""
+"""Late priorities are dropped for all rows of delivered batches, drawn by any thread."""
 
 from __future__ import annotations
 
