@@ -261,7 +261,7 @@ def test_spans(span, overhang):
         ({"slice_len": 3, "traj_key": "a", "trajectory_key": "b"}, InvalidArgumentError, "trajectory_key"),
         ({"slice_len": 3, "ends": ENDS}, UnsupportedError, "cache_values=True"),
         ({"slice_len": 3, "ends": ENDS, "cache_values": True, "end_key": "e"}, UnsupportedError, "end_key"),
-        ({"slice_len": 3, "ends": ENDS, "cache_values": True, "traj_key": "e"}, UnsupportedError, "neither"),
+        ({"slice_len": 3, "ends": ENDS, "cache_values": True, "traj_key": "e"}, UnsupportedError, "exclude end_key"),
         (
             {"slice_len": 3, "ends": ENDS, "trajectories": torch.arange(3), "cache_values": True},
             UnsupportedError,
