@@ -64,6 +64,7 @@ class CartPoles:
             yield self._batch(column, made, choices)
 
     def _batch(self, column: dict[str, torch.Tensor], made: list[Any], choices: Any) -> TensorDict:
+        """Return a batch with the entries of a collector's batch. The action values of random steps are 0."""
         keys = ("action", "action_value", "chosen_action_value")
         if choices is None:
             out = {key: torch.stack([row[key] for row in made]) for key in keys}

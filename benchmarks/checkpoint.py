@@ -290,6 +290,7 @@ def background() -> dict[str, float]:
     buffer, data = filled("image", KINDS["image"]), following_rows("image", rows["extend"])
 
     def run(during: Callable[[], object]) -> dict[str, Any]:
+        """Extend and sample in two threads during the call; return each thread's longest pause and calls per second."""
         stop, pauses = threading.Event(), {}
 
         def forever(name: str, call: Call) -> None:

@@ -76,7 +76,7 @@ def statements(module: Module, layout: Layout | None, here: str) -> list[str]:
 
 
 def in_order(part: list[str], whole: list[str]) -> bool:
-    """Return whether `whole` has all statements of `part` in the same order, with others in between allowed."""
+    """Return whether `whole` has all statements of `part` in the same order; more statements may be in between."""
     rest = iter(whole)
     return all(statement in rest for statement in part)
 

@@ -133,6 +133,7 @@ def rounded_up(rate: float) -> float:
 
 
 def main() -> None:
+    """Print idioms, long sentences and rates; exit with status 1 if a rate is above its limit."""
     parser = argparse.ArgumentParser(description="Count idioms in docstrings, comments and pages.")
     parser.add_argument("folders", nargs="*", type=Path, help="print the idioms in these folders")
     parser.add_argument("--changed", action="store_true", help="print the idioms in folders with changes")

@@ -45,7 +45,7 @@ def collecting(name: str, with_policy: bool, frames: int) -> Callable[[], Work]:
                 action = act()
                 following, reward, done, infos = envs.step(action)
                 true_following: Any = following
-                if done[0]:
+                if done[0]:  # the vector has reset: `following` is the first observation of the next episode
                     true_following = infos[0]["terminal_observation"][None]
                 buffer.add(current, true_following, action, reward, done, infos)
                 current = following
