@@ -280,7 +280,7 @@ void bind_draws(nb::module_& m) {
             std::memcpy(words.data(), state.data(), sizeof words);
             self.set_state(words);
           },
-          "state"_a, "Go on from a saved state.");
+          "state"_a, "Load a saved state.");
 
   nb::class_<Priorities>(m, "Priorities", "The priorities of `capacity` rows, none in use at first.")
       .def(nb::init<std::int64_t, bool>(), "capacity"_a, "single"_a)
@@ -316,7 +316,8 @@ void bind_draws(nb::module_& m) {
             self.remember(array_at<std::int64_t>("remember", index, n),
                           array_at<std::int64_t>("remember", generation, n).data());
           },
-          "index"_a, "n"_a, "generation"_a, "Take generation[0:n] as those of the last draws of rows index[0:n].")
+          "index"_a, "n"_a, "generation"_a,
+          "Store generation[0:n] as the generations at the last draws of rows index[0:n].")
       .def(
           "block",
           [](Priorities& self, std::uintptr_t index, std::int64_t n, std::uintptr_t flags) {
@@ -339,7 +340,7 @@ void bind_draws(nb::module_& m) {
           [](Priorities& self, std::uintptr_t priority, std::uintptr_t mark, std::int64_t n) {
             self.load(array_at<double>("load", priority, n), array_at<std::uint32_t>("load", mark, n).data());
           },
-          "priority"_a, "mark"_a, "n"_a, Unlocked(), "Go on from n saved rows.")
+          "priority"_a, "mark"_a, "n"_a, Unlocked(), "Load n saved rows.")
       .def("check_valid", &Priorities::check_valid, "Raise RuntimeError if anything contradicts the rest.");
 
   nb::class_<TensorUpdates>(m, "TensorUpdates", "Gives priorities to rows, both in tensors.")

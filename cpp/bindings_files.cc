@@ -150,8 +150,7 @@ void spread_all(nb::list columns, int threads) {
 
 void bind_files(nb::module_& m) {
   m.def("crc32", &checksum, "pieces"_a, "before"_a = 0,
-        "CRC-32, as zlib's, of the bytes of contiguous buffers, one after the other, behind those of the checksum "
-        "before.");
+        "CRC-32 as in zlib of a sequence: the bytes with the checksum `before`, then the bytes of contiguous buffers.");
   m.def("read_files", &read_all, "files"_a, "block"_a, "threads"_a,
         "Read a list of (path, offset, memory, checksums of each block of bytes), the memory as int64 addresses and "
         "sizes in a contiguous buffer, or as a tuple for rows; None, or (number, kind, detail) of the first "

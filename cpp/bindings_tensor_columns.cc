@@ -228,12 +228,13 @@ void bind_tensor_columns(nb::module_& m) {
       .def("fits", &TensorColumns::fits, "leaves"_a, "lead"_a,
            "Whether all are plain tensors [*lead, *leaf] of the columns' dtypes, in one piece on the CPU.")
       .def("write", &TensorColumns::write, "start"_a, "n"_a, "leaves"_a,
-           "Write n rows, not negated lazily, to start, start + 1, ..., around the end; False, and nothing is written, "
-           "if a leaf isn't n rows in one piece, or stands in a column.")
+           "Write n rows to start, start + 1, ..., around the end. Return False and write nothing if a leaf isn't n "
+           "contiguous rows, or its memory is part of a column. Leaves must not be negated lazily.")
       .def("watch", &TensorColumns::watch, "outcomes"_a, "roots"_a, "flags"_a,
-           "Have `seams` look at columns of outcomes, of the roots that are their twins, and of flags.")
+           "Set the columns that `seams` reads: outcomes, the roots that repeat them one step later, and flags.")
       .def("seams", &TensorColumns::seams, "newest"_a, "steps"_a, "streams"_a, "leaves"_a,
-           "In which streams leaves don't go on with the step in row `newest` and the following: bytes, or None.");
+           "Return a byte for each stream, 1 if leaves don't continue the step in row `newest` and the following rows. "
+           "None if all continue, or it isn't known.");
 }
 
 }  // namespace gleanrl

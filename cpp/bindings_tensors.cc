@@ -329,9 +329,9 @@ void bind_tensors(nb::module_& m) {
            "Write row t, and row t + 1 of the roots; None, and nothing is written, if a value isn't as declared.");
   nb::class_<TensorMarks>(m, "TensorMarks", "Where tensors are, and how often they were changed.")
       .def(nb::init<nb::object, nb::object>(), "exchange"_a, "tensor_class"_a)
-      .def("take", &TensorMarks::take, "tensors"_a, "Remember where these are, and how often they were changed.")
+      .def("take", &TensorMarks::take, "tensors"_a, "Store the addresses and versions of tensors.")
       .def("unchanged", &TensorMarks::unchanged, "tensors"_a, "Whether these are where they were, as often changed.")
-      .def("taken", &TensorMarks::taken, "What was remembered: number of changes and address of each.");
+      .def("taken", &TensorMarks::taken, "Return the stored version and address of each tensor.");
   nb::class_<TensorForms>(m, "TensorForms", "Where tensors are, their shapes and strides.")
       .def(nb::init<nb::object, nb::object, nb::list>(), "exchange"_a, "tensor_class"_a, "tensors"_a)
       .def("unchanged", &TensorForms::unchanged, "tensors"_a,
