@@ -54,7 +54,7 @@ class Episodes {
 
   std::int64_t capacity() const { return capacity_; }
   std::int64_t num_streams() const { return num_streams_; }
-  // The step counter: its first value, plus the steps written since construction or clear().
+  // The step counter: the first value plus all steps written since. clear() sets it to 0.
   std::int64_t now() const { return now_; }
   // Steps stored in each stream.
   std::int64_t stored() const { return stored_; }

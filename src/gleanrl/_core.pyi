@@ -1,9 +1,9 @@
-"""Types of the compiled core.
+"""Type stubs of the compiled core.
 
-Addresses are Python ints (`tensor.data_ptr()`, `array.ctypes.data`) of contiguous memory that the caller keeps alive
-for the call, and for the life of the object in `Columns`. Arguments are checked before the first byte is written; a
-call that raises has changed nothing. `IndexError`: a row, column or start outside its range; `ValueError`: any other
-bad value; `TypeError`: not an int.
+Addresses are Python ints (`tensor.data_ptr()`, `array.ctypes.data`) of contiguous memory. The caller keeps this memory
+alive during the call, and for `Columns` during the life of the object. Arguments are checked before the first byte is
+written. A call that raises has changed nothing. It raises `IndexError` for a row, column or start outside its range,
+`ValueError` for any other bad value, and `TypeError` for an argument that isn't an int.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +15,9 @@ from typing_extensions import Buffer
 _Rows = tuple[int, int, int, Sequence[tuple[int, int, int, int, int]]]
 
 class Columns:
-    """k columns of `num_rows` rows, rows back to back, at addresses that the caller keeps alive.
+    """k columns of `num_rows` contiguous rows, at addresses that the caller keeps alive.
 
-    Any number of threads may call one object. It locks nothing: rows written while they are gathered come out torn.
+    Any number of threads may call one object. It takes no lock: rows that are written during a gather may be torn.
     """
 
     def __init__(self, pointers: Sequence[int], row_bytes: Sequence[int], num_rows: int) -> None: ...
@@ -37,50 +37,50 @@ class Columns:
         """Write n <= num_rows rows from the arrays `src` to start, start + 1, ..., around the end of the ring."""
 
     def put(self, index: int, n: int, src: Sequence[int]) -> None:
-        """Write n rows from the arrays `src` to rows `index[0:n]`; of equal numbers the last one wins."""
+        """Write n rows from the arrays `src` to rows `index[0:n]`; if a row is repeated, the last one wins."""
 
 class TensorColumns:
-    """Columns ``[rows, *leaf]`` on the CPU, written from tensors as they are.
+    """Columns ``[rows, *leaf]`` on the CPU, written from tensors.
 
     Args:
-        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
-        tensor_class: whose tensors are taken; no subclasses.
-        columns: contiguous, of real numbers; their memory must stay where it is.
+        exchange: the capsule with DLPack's exchange interface of `tensor_class`; see `knows_exchange`.
+        tensor_class: the class of the tensors; instances of subclasses aren't accepted.
+        columns: contiguous tensors of real numbers; their memory must not move.
     """
 
     def __init__(self, exchange: object, tensor_class: type[Any], columns: list[Any]) -> None: ...
     def fits(self, leaves: list[Any], lead: tuple[int, ...]) -> bool:
-        """Whether all are plain tensors ``[*lead, *leaf]`` of the columns' dtypes, in one piece on the CPU."""
+        """Return whether all leaves are plain, contiguous CPU tensors ``[*lead, *leaf]`` of the columns' dtypes."""
 
     def write(self, start: int, n: int, leaves: list[Any]) -> bool:
         """Write n <= num_rows rows to start, start + 1, ..., around the end of the ring.
 
-        Leaves aren't negated lazily: `fits` asks that, this doesn't. False, and nothing is written, if a leaf isn't n
-        rows in one piece, or stands in a column itself.
+        Return False and write nothing if a leaf isn't n contiguous rows, or its memory is part of a column. Leaves must
+        not be negated lazily: `fits` checks this, `write` doesn't.
         """
 
     def watch(self, outcomes: list[int], roots: list[int], flags: list[int]) -> None:
-        """Have `seams` look at columns of outcomes, of the roots that are their twins, and of end flags."""
+        """Set the columns that `seams` reads: outcomes, the roots that repeat them one step later, and end flags."""
 
     def seams(self, newest: int, steps: int, streams: int, leaves: list[Any]) -> bytes | None:
-        """Return in which streams leaves don't go on with the step that is stored from row `newest` on, 0 or 1 each.
+        """Return a byte for each stream: 1 if the leaves don't continue the step stored from row `newest` on.
 
-        They don't where an outcome there differs from the first root, bit for bit, and no flag is set there; but only
-        if the leaves chain: one step inside at least has no flag, and each such step leads to the one behind it.
-        Outcomes that are the same in all of these count only if all are. None where all go on, or a leaf isn't
-        ``[steps, streams, *leaf]`` in one piece on the CPU.
+        A stream doesn't continue if the bits of a stored outcome differ from the first root, and no end flag is set at
+        the stored step. This is decided only if the leaves chain: each step without a flag leads to the following one,
+        and there is such a step. Outcomes that never change are ignored if others change. Return None if all streams
+        continue, or a leaf isn't a contiguous CPU tensor ``[steps, streams, *leaf]``.
         """
 
 class EndColumns:
-    """The columns that say where trajectories end; their memory must stay where it is.
+    """The columns that mark the ends of trajectories; their memory must not move.
 
     Args:
-        flags: addresses of bool columns, several values to a row perhaps.
-        widths: their values to a row.
-        ids: addresses of columns of whole numbers.
-        sizes: their bytes to a row: 1, 2, 4 or 8.
-        ahead: the address of a column of whole numbers; flags count in rows where it is 1. 0 for none.
-        ahead_bytes: its bytes to a row.
+        flags: addresses of bool columns, with one or more values per row.
+        widths: the number of values per row of each flag column.
+        ids: addresses of integer columns.
+        sizes: the bytes per row of each id column: 1, 2, 4 or 8.
+        ahead: the address of an integer column; flags count only in rows where it is 1. 0: no such column.
+        ahead_bytes: its bytes per row.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ class EndColumns:
         ahead_bytes: int = 0,
     ) -> None: ...
     def inside(self, slot: int, n: int, inner: int) -> bool:
-        """Whether a row of slots slot[0:n] (int64) whose mark in inner[0:n] (bytes) is set ends its trajectory.
+        """Return whether a trajectory ends at one of the rows slot[0:n] (int64) that inner[0:n] (bytes) marks.
 
-        So it does with a flag set, or with another id than the next slot of the list.
+        It ends at a row with a set flag, or with another id than the row of the next slot.
         """
 
 class TensorRows:
-    """Rows of columns ``[*batch, T, *leaf]`` on the CPU, written from tensors as they are.
+    """Rows of columns ``[*batch, T, *leaf]`` on the CPU, written from tensors.
 
     Args:
-        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
-        tensor_class: whose tensors are taken; no subclasses.
-        columns: by key; rows are whole and lie at equal distances.
-        roots: by key, the column like it whose next row gets the same values.
-        flags: the keys of which `write` says whether one is set.
+        exchange: the capsule with DLPack's exchange interface of `tensor_class`; see `knows_exchange`.
+        tensor_class: the class of the tensors; instances of subclasses aren't accepted.
+        columns: the columns by key; each row is contiguous, and rows have equal distances.
+        roots: by key, the column whose next row gets the same values.
+        flags: the keys of flags; `write` returns whether one of them is set.
         time_dim: the number of batch dimensions.
     """
 
@@ -122,13 +122,12 @@ class TensorRows:
     def write(self, t: int, values: Mapping[Any, Any], exactly: bool = False) -> bool | None:
         """Write row `t`, and row ``t + 1`` of the roots, from a dictionary; return whether a flag is set.
 
-        None, and nothing is written, if a key isn't there, there are others where there are to be `exactly` these, or a
-        value isn't a tensor on the CPU of the column's dtype and row shape, or is one of over a kilobyte in several
-        pieces.
+        Return None and write nothing if a key is missing, or with `exactly` if there are further keys. The same if a
+        value isn't a CPU tensor of the column's dtype and row shape, or has more than a kilobyte and isn't contiguous.
         """
 
 class TensorMarks:
-    """Where some tensors are, and how often they were changed; see `gleanrl.rollouts.marks.Marks`."""
+    """The addresses and version counters of tensors, to detect changes."""
 
     def __init__(self, exchange: object, tensor_class: type[Any]) -> None: ...
     def take(self, tensors: tuple[Any, ...]) -> None: ...
@@ -136,70 +135,70 @@ class TensorMarks:
     def taken(self) -> list[tuple[int, int]]: ...
 
 class TensorForms:
-    """Where some tensors are, their shapes and strides; the tensors aren't held.
+    """The addresses, shapes and strides of tensors, without references to them.
 
     Args:
-        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
-        tensor_class: of the tensors.
-        tensors: any number.
+        exchange: the capsule with DLPack's exchange interface of `tensor_class`; see `knows_exchange`.
+        tensor_class: the class of the tensors.
+        tensors: any number of tensors.
     """
 
     def __init__(self, exchange: object, tensor_class: type[Any], tensors: list[Any]) -> None: ...
     def unchanged(self, tensors: list[Any]) -> bool:
-        """Whether these are where they were, in their shapes, without gradients or attributes."""
+        """Return whether tensors have the stored addresses, shapes and strides, and no gradients or attributes."""
 
 class FreshTensors:
-    """Makes uninitialised tensors on the CPU, again and again.
+    """Makes uninitialised tensors on the CPU; each call makes new ones.
 
     Args:
-        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
-        tensor_class: of the tensors.
-        like: CPU tensors of the shapes and dtypes wanted.
+        exchange: the capsule with DLPack's exchange interface of `tensor_class`; see `knows_exchange`.
+        tensor_class: the class of the tensors.
+        like: CPU tensors with the shapes and dtypes of the new ones.
     """
 
     def __init__(self, exchange: object, tensor_class: type[Any], like: list[Any]) -> None: ...
     def make(self) -> tuple[list[Any], list[int]]:
-        """Return new ones, each in memory of its own, and where that is."""
+        """Return new tensors, each with separate memory, and the addresses of their memory."""
 
 def knows_exchange(capsule: object) -> bool:
-    """Whether a capsule holds DLPack's exchange interface, in a version that is known here."""
+    """Return whether a capsule holds DLPack's exchange interface in a supported version."""
 
 def lanes() -> int:
-    """Return how many doubles are worked on at a time: 8 with AVX-512, else 2. Results are the same."""
+    """Return the number of doubles in a register: 8 with AVX-512, else 2. Results don't depend on it."""
 
 def use_lanes(n: int) -> bool:
-    """Work on `n` doubles at a time from now on; False, and nothing changes, if this processor can't. For tests."""
+    """Use registers of `n` doubles; return False and change nothing if the processor has none. For tests."""
 
 def first_nonfinite_f32(address: int, n: int) -> int:
-    """Position of the first NaN or infinity among n float32 values, or -1."""
+    """Return the position of the first NaN or infinity among n float32 values, or -1."""
 
 def first_nonfinite_f64(address: int, n: int) -> int:
-    """Position of the first NaN or infinity among n float64 values, or -1."""
+    """Return the position of the first NaN or infinity among n float64 values, or -1."""
 
 def are_finite(arrays: Iterable[ndarray[Any, Any]]) -> bool:
-    """Return whether contiguous arrays hold finite float32 and float64 only; False also where it can't be told."""
+    """Return whether all arrays are contiguous float32 or float64 and hold only finite numbers."""
 
 def positions_of_ones(column: ndarray[Any, Any]) -> list[int] | None:
-    """Return where each row of ``(T, n)`` has its single 1 among zeros; None if one isn't so, or it can't be told."""
+    """Return the position of the 1 in each row of ``(T, n)``; None if a row isn't one-hot, or the type is unknown."""
 
 def write_ones(positions: ndarray[Any, Any], column: ndarray[Any, Any]) -> bool:
-    """Make the rows of ``(T, n)`` one-hot vectors; False, and nothing is written, if they can't be."""
+    """Write one-hot rows into ``(T, n)``; return False and write nothing for a bad position or an unsupported array."""
 
 class RowMaps:
-    """Rows of columns that get what arithmetic makes of rows of other ones, bit for bit as float32 and float64 give it.
+    """Computes rows of columns from rows of other columns, with the bits of float32 or float64 arithmetic.
 
     Args:
-        exchange: DLPack's exchange interface of the tensor class; None if no numbers are read.
+        exchange: DLPack's exchange interface of the tensor class; None if no operation reads a tensor.
         tensor_class: the class of the tensors.
-        maps: for each column ``(source, after, roots, operations)``: NumPy arrays with rows first, of float32 or
-            float64, whose memory is held; `roots`, like `after`, gets the same in the rows behind, or is None. The
-            operations are done in order: ``("add" | "subtract" | "multiply" | "divide", tensors, name)``, where
-            ``tensors[name]`` broadcasts with a row and has the dtype at that point, and is looked up at each call; or
-            ``("float32" | "float64", None, None)``, which converts.
+        maps: a tuple ``(source, after, roots, operations)`` for each column. The first three are float32 or float64
+            NumPy arrays with rows first, whose memory is held. `roots` gets the values of `after` one row later; it may
+            be None. An operation is ``("add" | "subtract" | "multiply" | "divide", tensors, name)`` or the conversion
+            ``("float32" | "float64", None, None)``. ``tensors[name]`` is looked up at each call. It must broadcast with
+            a row, and have the dtype of the values before the operation.
 
     Raises:
-        ValueError: for arrays and tensors of another type or shape, what can't be written, and unknown operations.
-        TypeError: for what is no array, and no list of such tuples.
+        ValueError: for arrays and tensors of another type or shape, read-only arrays, and unknown operations.
+        TypeError: for an object that isn't an array, or isn't a list of such tuples.
     """
 
     def __init__(
@@ -209,35 +208,35 @@ class RowMaps:
         """Write row `t`, and row ``t + 1`` of the roots, from row `t` of the sources.
 
         Returns:
-            False, and nothing is written, if a tensor has another shape, layout or dtype than at construction, or isn't
-            there.
+            True; False if a tensor is missing, or has another shape, layout or dtype than at construction. Then nothing
+            is written.
 
         Raises:
-            IndexError: if there is no such row, or none behind it; nothing is written.
+            IndexError: if there is no row `t`, or no row ``t + 1`` of the roots; nothing is written.
         """
 
 class RunningSums:
-    """Sums of one column that run on from row to row, as adding row by row makes them, bit for bit.
+    """Running sums over the rows of one column, with the same bits as after adding row by row.
 
     Args:
-        after: where sums go, NumPy array with rows first, of uint8, signed integers, float32 or float64; its memory
-            is held.
-        roots: like it; the same sums go into the rows behind.
-        addends: like it; None for ones.
+        after: receives the sums; a NumPy array with rows first, of uint8, signed integers, float32 or float64, whose
+            memory is held.
+        roots: an array of the same type and shape, which gets the sums one row later.
+        addends: an array of the same type and shape; None: add 1 at each step.
 
     Raises:
-        ValueError: for arrays that aren't alike, of another type, or that can't be written.
-        TypeError: for what is no array.
+        ValueError: for arrays of different or unsupported types or shapes, and for read-only arrays.
+        TypeError: for an object that isn't an array.
     """
 
     def __init__(
         self, after: ndarray[Any, Any], roots: ndarray[Any, Any], addends: ndarray[Any, Any] | None = None
     ) -> None: ...
     def run_on(self, first: int, n: int) -> None:
-        """Write the sums of rows `first`, ..., ``first + n - 1``; they begin with row `first` of `roots`.
+        """Write the sums of rows `first`, ..., ``first + n - 1``; row `first` of `roots` is the initial value.
 
         Raises:
-            IndexError: if there are no such rows, or none behind them.
+            IndexError: if these rows, or the row after them, don't exist.
         """
 
 def bump(counters: int, start: int, n: int, num_rows: int) -> None:
@@ -247,48 +246,48 @@ def bump_at(counters: int, index: int, n: int, num_rows: int) -> None:
     """Add 1 to int64 counters `index[0:n]`, each in `[0, num_rows)`; a repeated number counts each time."""
 
 def crc32(pieces: Iterable[Buffer], before: int = 0) -> int:
-    """Return the CRC-32, zlib's, of the bytes of contiguous buffers, one after the other.
+    """Return the CRC-32 (as in zlib) of the concatenated bytes of contiguous buffers.
 
     Args:
-        pieces: any number; the interpreter lock is released where they are long.
-        before: the checksum of what stands before them.
+        pieces: any number of buffers; the GIL is released for long ones.
+        before: the checksum of the bytes before them; 0 for none.
 
     Raises:
-        TypeError, BufferError, ValueError: what has no buffer, or none that is contiguous.
+        TypeError, BufferError, ValueError: an object has no buffer, or no contiguous one.
     """
 
 def read_files(
     files: list[tuple[str | bytes, int, ndarray[Any, Any] | _Rows, Sequence[int]]], block: int, threads: int
 ) -> tuple[int, int, int] | None:
-    """Read parts of plain files without the interpreter lock.
+    """Read parts of plain files into memory, and compare checksums; the GIL is released.
 
     Args:
-        files: path, offset, memory and checksums of each. Memory is pieces, ``(..., 2)`` int64, contiguous: address, or
-            0 for bytes that nobody wants, and size of each; or rows, see `spread_rows`. A checksum is the CRC-32 of a
-            block of these bytes, of which the last one may be short; none for no comparing.
-        block: bytes in a block, 1 or more.
-        threads: how many read, at most.
+        files: a tuple of path, offset, memory and checksums for each part. Memory is either a contiguous int64 array
+            ``(..., 2)`` with address (0: skip the bytes) and size of each piece, or rows as in `spread_rows`. There is
+            one CRC-32 for each block of bytes; the last block may be shorter. No checksums: don't compare.
+        block: the number of bytes in a block, at least 1.
+        threads: the largest number of threads.
 
     Returns:
-        None; or the number of a damaged part, what it is, and where: 0 and errno, 1 and where the file ends, 2 and
-        where a block begins that has another checksum.
+        None; or for the first damaged part its position, the kind of damage, and a detail. Kind 0 has errno as detail,
+        1 (short file) the length of the file, and 2 (wrong checksum) the offset of the block in the file.
 
     Raises:
-        ValueError: `block`, an offset or a number of bytes is too small; or a file isn't four values, or pieces aren't
-            pairs of int64; or as `spread_rows`.
+        ValueError: `block`, an offset or a size is too small; a file isn't a tuple of four values; pieces aren't
+            pairs of int64; or a condition of `spread_rows`.
     """
 
 def spread_rows(columns: list[tuple[int, _Rows]], threads: int) -> None:
-    """Copy rows in memory to where they go; long calls without the interpreter lock.
+    """Copy rows in memory to their targets; long calls release the GIL.
 
     Args:
-        columns: address of the bytes, and rows: bytes of a row, how many bytes stand before these, how many these
-            are, and targets: address, stride, addresses of the first rows of runs and of the rows that they become,
-            and the number of runs.
-        threads: how many copy, at most.
+        columns: for each column the address of its bytes, and a tuple with the bytes per row, the number of bytes
+            before these bytes, the number of bytes, and a list of targets. A target is its address, its stride, the
+            address of the runs' first source rows, the address of their first target rows, and the number of runs.
+        threads: the largest number of threads.
 
     Raises:
-        ValueError: a size is negative, a row empty; or runs don't begin at row 0.
+        ValueError: a size is negative, a row is empty, or the runs don't begin at row 0.
     """
 
 def record(
@@ -304,20 +303,21 @@ def record(
     factor: int,
     offset: int,
 ) -> tuple[list[int], list[float]]:
-    """Number the frames of T steps of P environments; return lengths and returns of the trajectories that ended.
+    """Write trajectory ids and step counts for T steps of P environments.
 
-    Ends are taken by time, then by environment. Arrays with contiguous rows, ValueError for others:
+    Returns the lengths and the returns of the ended trajectories, ordered by time, then by environment. Arrays need
+    contiguous rows; otherwise `ValueError`.
 
     Args:
-        done: `(P, T)` bool, where trajectories end.
-        reward: `(P, T)` float32 or float64; None leaves the returns as they are, and returns none.
-        mask: `(P, T)` bool, False on steps that are no frames; None if all are.
-        ids: `(P, T)` int64, written: `id * factor + offset`, -1 on steps that are no frames.
-        counts: `(P, T)` int64, written: frames of the trajectory before the step; None if not wanted.
-        own_ids: `(P,)` int64, those of the trajectories under way, changed in place, as the next two.
-        own_steps: `(P,)` int64, their frames so far.
-        own_returns: `(P,)` float64, their rewards so far.
-        next_id: the first id that is free; those that begin have it and the following ones.
+        done: `(P, T)` bool, True at the last step of a trajectory.
+        reward: `(P, T)` float32 or float64; None: `own_returns` doesn't change, and no returns are returned.
+        mask: `(P, T)` bool, False at padding; None: all steps are frames.
+        ids: output `(P, T)` int64: `id * factor + offset`, -1 at padding.
+        counts: output `(P, T)` int64: frames of the trajectory before the step; None: not written.
+        own_ids: `(P,)` int64, ids of the current trajectories; changed in place, like the next two.
+        own_steps: `(P,)` int64, frames of the current trajectories so far.
+        own_returns: `(P,)` float64, sums of rewards of the current trajectories so far.
+        next_id: the first unused id; new trajectories get it and the following ids.
         factor: see `ids`.
         offset: see `ids`.
     """
@@ -325,8 +325,8 @@ def record(
 class SumTree:
     """A sum tree of `capacity` priorities in [0, 2**960], all 0 at first.
 
-    Parents are recomputed from their children, so every sum is a pure function of the priorities. Calls that change
-    the tree run alone: a caller that shares it between threads holds one lock around each call.
+    Parents are recomputed from their children, so every sum depends only on the priorities. A call that changes the
+    tree must not run together with another call: a caller that shares the tree holds one lock around each call.
     """
 
     def __init__(self, capacity: int) -> None: ...
@@ -341,7 +341,7 @@ class SumTree:
         """The smallest priority that isn't 0, or 0 if all are."""
 
     def update(self, index: int, value: int, n: int) -> None:
-        """Set the priorities of rows `index[0:n]` (int64) to `value[0:n]` (float64); of equal rows the last wins."""
+        """Set the priorities of rows `index[0:n]` (int64) to `value[0:n]` (float64); the last value of a row wins."""
 
     def fill(self, start: int, n: int, value: float) -> None:
         """Set the priority of n <= capacity rows from `start` on, around the end of the ring."""
@@ -357,30 +357,30 @@ class SumTree:
         """Write the priorities of rows `index[0:n]` to `value` (float64)."""
 
     def check_valid(self) -> None:
-        """Raise RuntimeError if the tree contradicts itself; costs a pass over all of it."""
+        """Raise RuntimeError if the tree is inconsistent; costs a pass over the whole tree."""
 
 def importance_weights(priority: int, n: int, unit: float, beta: float, out: int, normalise: bool) -> None:
     """Write `(priority / unit) ** -beta` of n positive float64 to `out` (float32).
 
-    With `normalise` the unit is the smallest of them, whose weight becomes exactly 1, and `unit` has no effect.
+    With `normalise` the smallest priority is the unit, so that its weight is exactly 1, and `unit` has no effect.
     """
 
 class TensorUpdates:
-    """Gives priorities to rows, both in tensors.
+    """Updates priorities from tensors of row numbers and priorities.
 
     Args:
-        exchange: the capsule by which `tensor_class` shows its tensors; see `knows_exchange`.
-        tensor_class: whose tensors are taken; no subclasses.
+        exchange: the capsule with DLPack's exchange interface of `tensor_class`; see `knows_exchange`.
+        tensor_class: the class of the tensors; instances of subclasses aren't accepted.
     """
 
     def __init__(self, exchange: object, tensor_class: type[Any]) -> None: ...
     def update(
         self, table: Priorities, index: Any, priority: Any, generation: Any | None, limit: int, written: int
     ) -> int | None:
-        """Do as `table.update` does, with the same errors.
+        """Update priorities like `table.update`, with the same errors.
 
-        None, and nothing has changed, unless all are vectors of one length on the CPU, each in one piece: rows and
-        generations of int64, priorities of float32 or float64 that aren't negated lazily (this isn't asked).
+        All tensors must be contiguous CPU vectors of one length: int64 for rows and generations, float32 or float64 for
+        priorities. Otherwise return None and change nothing. Priorities must not be negated lazily; this isn't checked.
         """
 
 class Random:
@@ -400,19 +400,19 @@ class Random:
         """Return the state, four 64-bit numbers in the machine's order."""
 
     def load(self, state: bytes) -> None:
-        """Go on from a saved state; `ValueError` if it is all 0, or of another size."""
+        """Load a saved state; `ValueError` if it is all 0, or has another size."""
 
 class Priorities:
-    """The priorities of `capacity` rows: what a prioritized sampler needs for a draw, an update or a write in one call.
+    """The priorities of `capacity` rows; a draw, an update or a write of a prioritized sampler is one call.
 
-    A row is in use once it was filled or updated. It is drawn in proportion to its leaf, `(priority + eps) ** alpha`,
-    or 0 if it isn't in use or is blocked. `written` is always the address of the caller's write counters (int64, one
-    for each of the `capacity` rows). One call at a time: a caller that shares the object between threads holds one
-    lock around each call, draws included.
+    A row is in use after it was filled or updated. It is drawn in proportion to its leaf, `(priority + eps) ** alpha`.
+    The leaf is 0 if the row isn't in use or is blocked. `written` is always the address of the caller's write counters
+    (int64, one for each row). Only one call may run at a time, including draws: a caller that shares the object between
+    threads holds one lock around each call.
 
     Args:
-        capacity: rows.
-        single: keep priorities as float32, not as float64.
+        capacity: the number of rows.
+        single: store priorities as float32 instead of float64.
     """
 
     def __init__(self, capacity: int, single: bool) -> None: ...
@@ -422,7 +422,7 @@ class Priorities:
     def single(self) -> bool: ...
     @property
     def largest(self) -> float:
-        """The largest priority that can be kept."""
+        """The largest priority that can be stored."""
 
     @property
     def alpha(self) -> float: ...
@@ -442,21 +442,22 @@ class Priorities:
 
     @property
     def max_seen(self) -> float | None:
-        """The largest priority that an accepted update brought, None if there was none."""
+        """The largest priority in any accepted update; None if there was no update."""
 
     @max_seen.setter
     def max_seen(self, value: float | None) -> None: ...
     def set_rule(self, alpha: float, eps: float) -> None:
-        """Compute leaves as `(priority + eps) ** alpha` from now on, also those of the rows in use.
+        """Set the rule `(priority + eps) ** alpha`, and recompute the leaves of all rows in use.
 
-        1 and 0 at first. ValueError if alpha or eps is negative or not finite, or a leaf would exceed 2**959.
+        Initially alpha is 1 and eps is 0. ValueError if alpha or eps is negative or not finite, or a leaf would exceed
+        2**959.
         """
 
     def fill(self, start: int, n: int, priority: float) -> None:
-        """Set the priority of n <= capacity rows from `start` on, around the end of the ring: they are in use."""
+        """Put n <= capacity rows from `start` on, around the end of the ring, in use with this priority."""
 
     def default_priority(self, within: bool) -> float:
-        """The priority for new rows: `max_seen`, or the largest one of the rows in use (`within`); 1.0 for none."""
+        """Return the priority for new rows: `max_seen`, or with `within` the largest of rows in use; 1.0 if none."""
 
     def update(
         self,
@@ -470,11 +471,11 @@ class Priorities:
     ) -> int:
         """Set the priorities of rows `index[0:n]` (int64) to `priority[0:n]` (float64, or float32 if `single`).
 
-        Of equal rows the last one wins.
+        If a row is repeated, the last value wins.
 
-        An index of -1 is left out, any other lies in `[0, limit)`. A row is dropped if its counter differs from its
-        generation in `expected` (int64), or without those (0) from that of its last draw; one that was never drawn is
-        accepted then. Returns the number of dropped ones.
+        An index of -1 is skipped; all others are in `[0, limit)`. An update is dropped if the row's counter differs
+        from its generation in `expected` (int64). Without `expected` (0) it is compared with the generation at the
+        row's last draw, and a row that was never drawn is accepted. Return the number of dropped updates.
 
         ValueError: a priority is NaN, negative or above `largest`, or its leaf above 2**959.
         """
@@ -493,22 +494,21 @@ class Priorities:
     ) -> None:
         """Draw n rows in proportion to their leaves, with n float64 in [0, 1), and read their generations.
 
-        The uniforms stand at an address, or are the next ones of a generator.
+        `uniforms` is the address of the uniforms, or a generator that draws them.
 
         Writes rows to `index` (int64), importance weights to `weight` (float32) and the rows' counters to
-        `generation` (int64). Weights are `(leaf / min_positive) ** -beta`, or with `by_batch` divided by the batch's
-        largest, which becomes exactly 1. RuntimeError if all leaves are 0.
-
-        `served` ones are remembered, too.
+        `generation` (int64). Weights are `(leaf / min_positive) ** -beta`. With `by_batch` they are divided by the
+        largest weight of the batch, which becomes exactly 1. With `served` the generations are stored as those of the
+        last draws. RuntimeError if all leaves are 0.
         """
 
     def remember(self, index: int, n: int, generation: int) -> None:
-        """Take generation[0:n] as those of the last draws of rows index[0:n]."""
+        """Store generation[0:n] as the generations at the last draws of rows index[0:n]."""
 
     def block(self, index: int, n: int, flags: int) -> None:
-        """Block rows `index[0:n]` whose byte in `flags` isn't 0, unblock the others.
+        """Block the rows of `index[0:n]` whose byte in `flags` isn't 0, and unblock the rows whose byte is 0.
 
-        A blocked row keeps its priority, and takes new ones, but isn't drawn.
+        A blocked row keeps its priority, and accepts updates, but isn't drawn.
         """
 
     def get(self, index: int, n: int, value: int) -> None:
@@ -518,7 +518,7 @@ class Priorities:
         """Write the leaves of rows `index[0:n]` to `value` (float64)."""
 
     def clear(self) -> None:
-        """Forget rows, blocks, draws and `max_seen`; the rule stays."""
+        """Reset all rows, blocks, draws and `max_seen`; the rule doesn't change."""
 
     def save(self, priority: int, mark: int) -> None:
         """Write `priority` (float64) and `mark` (32 bits, opaque) of the rows below `end`.
@@ -527,17 +527,17 @@ class Priorities:
         """
 
     def load(self, priority: int, mark: int, n: int) -> None:
-        """Go on from n saved rows, the others not in use; the rule and `max_seen` stay."""
+        """Load n saved rows; all other rows are then not in use. The rule and `max_seen` don't change."""
 
     def check_valid(self) -> None:
-        """Raise RuntimeError if anything contradicts the rest; costs a pass over all rows."""
+        """Raise RuntimeError if the state is inconsistent; costs a pass over all rows."""
 
 class Episodes:
-    """Which stored steps belong to which trajectory, in a ring of `capacity` steps times `num_streams` streams.
+    """The table of trajectories in a ring of `capacity` steps of `num_streams` streams.
 
     The slot of a step is its place in the ring times `num_streams` plus its stream. Runs (the stored parts of
-    trajectories) are numbered stream by stream, the oldest first. One call at a time: a caller that shares a table
-    between threads holds one lock around each call, draws included.
+    trajectories) are numbered stream by stream, the oldest first. Only one call may run at a time, including draws: a
+    caller that shares a table between threads holds one lock around each call.
     """
 
     def __init__(self, capacity: int, num_streams: int = 1, now: int = 0) -> None: ...
@@ -547,7 +547,7 @@ class Episodes:
     def num_streams(self) -> int: ...
     @property
     def now(self) -> int:
-        """Steps told of so far."""
+        """The step counter: the initial `now` plus all steps written since; `clear` sets it to 0."""
 
     @property
     def stored(self) -> int:
@@ -558,22 +558,22 @@ class Episodes:
         """The place where the next write begins."""
 
     def on_write(self, start: int, count: int, ends: int = 0, ids: Sequence[int] = ()) -> None:
-        """Learn that `count` steps from `start` on were written in every stream, around the end of the ring.
+        """Record a write of `count` steps from `start` on in every stream, around the end of the ring.
 
-        `ends` (0 for none): `count * num_streams` bytes, step by step, not 0 at the last step of a trajectory. `ids`:
-        any number of int64 columns of that shape; a change of an id in time is a boundary. A write begins at the
-        cursor, except the first one and one of `capacity` steps. To take over a full ring: `clear()`, then the steps
-        from its cursor to its end, then the rest.
+        `ends` (0: no ends) holds `count * num_streams` bytes, step by step, not 0 at the last step of a trajectory.
+        `ids` holds any number of int64 columns of the same shape; a change of an id in time is a boundary. A write
+        begins at the cursor, except the first one and a write of `capacity` steps. To build the table of a full ring,
+        call `clear()`, then write the steps from its cursor to its end, then the rest.
         """
 
     def clear(self) -> None:
-        """Forget everything; the next write may begin anywhere."""
+        """Remove all steps; the next write may begin anywhere."""
 
     def num_runs(self, min_len: int = 1) -> int:
-        """Count the runs of `min_len` steps and more."""
+        """Return the number of runs with at least `min_len` steps."""
 
     def list_runs(self, min_len: int, first: int, length: int, n: int) -> int:
-        """Write first slot and length (int64) of the runs of `min_len` steps and more; n is their number."""
+        """Write first slot and length (int64) of the n runs with at least `min_len` steps."""
 
     def draw(
         self,
@@ -588,16 +588,16 @@ class Episodes:
     ) -> int:
         """Draw n slices with `2 * n` float64 in [0, 1); write first slots and lengths (int64).
 
-        Each slice picks a run with equal probability, then one of its first steps 0 to its length - slice_len with
-        equal probability. `strict` knows only runs of slice_len steps and more; otherwise shorter runs come whole.
-        `left` and `right` (below slice_len) let slices begin before and end after the run by as many steps; they are
-        cut to it, to one step at least.
+        Each slice selects a run with equal probability, then one of the first steps 0 to (length - slice_len) with
+        equal probability. `strict` uses only runs of at least slice_len steps; otherwise shorter runs are returned
+        completely. With `left` and `right` (below slice_len) slices may begin before and end after the run by as many
+        steps. They are cut to the run, and have at least one step.
 
         Returns the sum of the lengths. RuntimeError if there is no run to draw from.
         """
 
     def locate(self, slot: int, n: int, before: int, after: int) -> None:
-        """Write how many steps (int64) the run of each slot has before it, and from it on (at least 1).
+        """Write the number of steps (int64) of each slot's run before the slot, and from the slot on (at least 1).
 
         IndexError if a slot isn't stored.
         """
@@ -605,9 +605,9 @@ class Episodes:
     def expand(self, first: int, length: int, n: int, slot: int, stride: int = 0, last: int = 0) -> None:
         """Write the slots (int64) of n slices one after the other, `sum(length)` of them.
 
-        With `stride`, slice i stands from `i * stride` on, and its last slot is repeated behind it. `last` (0 for
-        none) gets a byte for each: 1 at the last step of a slice.
+        With `stride`, slice i begins at position `i * stride`, and its last slot fills the remaining positions. `last`
+        (0: not written) gets a byte for each position: 1 at the last step of a slice.
         """
 
     def check_valid(self) -> None:
-        """Raise RuntimeError if the table contradicts itself; costs a pass over all runs."""
+        """Raise RuntimeError if the table is inconsistent; costs a pass over all runs."""

@@ -102,6 +102,8 @@ def as_seen(path: str) -> ModuleType:
     except ModuleNotFoundError:
         if not served(path):
             raise
+        # A path of another release, which only gleanrl serves. The import system sets a submodule as an attribute of
+        # its package; here the hook has to do it
         parent, _, name = path.rpartition(".")
         facade = Facade(path, None)
         setattr(as_seen(parent), name, facade)

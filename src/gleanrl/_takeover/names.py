@@ -75,6 +75,7 @@ def _module(path: str) -> ModuleType | None:
     except UnservedModuleError:
         return None
     except ModuleNotFoundError as error:
+        # Another missing module is an error inside of gleanrl's module, which must not be hidden
         if error.name is None or not path.startswith(error.name):
             raise
         return None

@@ -87,6 +87,7 @@ def trajectory_ends(
     ends[..., -1:] = True
     for values in ids:
         ends[..., :-1] |= (values[..., 1:] != values[..., :-1]).to(ends.device)
+    # The attribute stays with a batch whose batch size was changed in place: then it no longer fits.
     if slices is not None and slices.shape == ends.shape:
         ends |= slices.to(ends.device)
     mask = step_mask(batch, mask_keys)
@@ -285,6 +286,7 @@ def cut_at(record: TensorDictBase, places: Sequence[int]) -> int:
     for flag in flags:
         rows = flag.reshape(ids.numel(), -1)
         rows[at[~ended]] = True
+        # `reshape` copies a flag whose strides don't allow a view: write the rows back.
         flag.copy_(rows.reshape(flag.shape))
     return int((~ended).sum())
 
