@@ -92,7 +92,7 @@ class Priorities {
                       const std::int64_t* written, const std::int64_t* expected);
 
   // index[i] = a row drawn with uniform[i] in [0, 1), weight[i] = its importance weight, generation[i] =
-  // written[index[i]]. With `served` the generations are stored as those of the last draws.
+  // written[index[i]]. With `served` the generations are stored, as in `remember`.
   void draw(std::span<const double> uniform, const WeightRule& rule, const std::int64_t* written, std::int64_t* index,
             float* weight, std::int64_t* generation, bool served);
   // The same with the next n uniforms of a generator, whose state doesn't change if the call throws.
