@@ -72,7 +72,7 @@ nb::tuple record_steps(nb::handle done, nb::handle reward, nb::handle mask, nb::
   rewards.require("reward", num_envs, num_steps);
   names.require("ids", num_envs, num_steps);
   before.require("counts", num_envs, num_steps);
-  for (const Array* own : {&id, &count, &sum}) own->require("what is under way", num_envs, 0);
+  for (const Array* own : {&id, &count, &sum}) own->require("own_ids, own_steps or own_returns", num_envs, 0);
   const Steps steps{num_envs,
                     num_steps,
                     flags.rows<const std::uint8_t>(),
