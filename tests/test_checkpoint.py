@@ -84,7 +84,7 @@ class Training:
 
 @pytest.fixture(autouse=True)
 def as_before() -> Any:
-    with GENERATORS.kept():
+    with GENERATORS.preserved():
         yield
 
 
@@ -139,7 +139,7 @@ def test_load_of_a_mismatching_part_changes_nothing(tmp_path: Path, late: str) -
     if late == "scheduler":  # torch's schedulers accept any state
         second.scheduler.load_state_dict = _refuse  # type: ignore[method-assign]
     if late == "progress":
-        with GENERATORS.kept():
+        with GENERATORS.preserved():
             second.checkpoint.parts["progress"] = nn.Linear(2, 2)
     with pytest.raises(
         (SchemaError, CorruptCheckpointError), match=f"Checkpoint: '{late}'|without a storage"

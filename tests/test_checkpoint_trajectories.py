@@ -18,7 +18,7 @@ from gleanrl.envs.transforms import MultiStepTransform
 
 @pytest.fixture(autouse=True)
 def as_before() -> Any:
-    with GENERATORS.kept():
+    with GENERATORS.preserved():
         yield
 
 

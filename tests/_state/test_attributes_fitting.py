@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl._state.attributes import MISSING, fits, fits_among, inherited, is_data, may_go, of_each_kind
+from gleanrl._state.attributes import MISSING, fits, fits_among, inherited, is_data, may_go, one_per_kind
 
 
 class Slotted:
@@ -37,7 +37,7 @@ def test_nested_rows_count_as_numbers() -> None:
 
 def test_items_fit_if_any_present_item_has_their_kind() -> None:
     assert fits_among(3, []) and fits_among("x", [1, "y"]) and not fits_among([1], [1, "y"])
-    assert len(of_each_kind([*range(1000), "x", *np.zeros((2, 3)), np.zeros(2, int)])) == 4
+    assert len(one_per_kind([*range(1000), "x", *np.zeros((2, 3)), np.zeros(2, int)])) == 4
 
 
 def test_class_attributes_are_defaults() -> None:

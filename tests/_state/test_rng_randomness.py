@@ -20,7 +20,7 @@ def draws() -> tuple[Any, ...]:
 
 @pytest.fixture(autouse=True)
 def as_before() -> Any:
-    with GENERATORS.kept():
+    with GENERATORS.preserved():
         yield
 
 
@@ -35,7 +35,7 @@ def test_all_generators_continue_from_a_saved_state() -> None:
 
 
 def test_block_restores_all_generators() -> None:
-    with GENERATORS.kept():
+    with GENERATORS.preserved():
         expected = draws()
     assert draws() == expected
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from gleanrl._state.rng import (
-    GivenGenerator,
     OwnedGenerator,
     OwnedTorchGenerator,
-    fresh_seed,
-    seeds_in_turn,
+    UserGenerator,
+    distinct_seeds,
+    new_seed,
     seeds_later,
 )
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
@@ -66,7 +66,7 @@ def test_seeds_are_deferred_if_the_process_state_is_saved():
 def test_several_saved_generators_have_different_seeds():
     torch.manual_seed(1)
     one, other, before = OwnedGenerator(), OwnedGenerator(), torch.get_rng_state()
-    with seeds_in_turn():
+    with distinct_seeds():
         states = [one.state_dict(), other.state_dict()]
     assert torch.equal(torch.get_rng_state(), before)
     expected = numbers(one), numbers(other)
@@ -87,9 +87,9 @@ def test_begun_generator_can_return_to_a_snapshot():
 
 def test_fresh_seeds_come_from_the_global_generator():
     torch.manual_seed(5)
-    one, two = fresh_seed(), fresh_seed()
+    one, two = new_seed(), new_seed()
     torch.manual_seed(5)
-    assert (fresh_seed(), fresh_seed()) == (one, two)
+    assert (new_seed(), new_seed()) == (one, two)
     assert one != two
     assert 0 <= one < 2**63
 
@@ -161,11 +161,11 @@ def test_a_bad_state_changes_nothing(state):
 def test_a_default_device_changes_nothing():
     torch.manual_seed(2)
     owned = OwnedGenerator()
-    expected = owned.integers(50, 5).tolist(), owned.permutation(9).tolist(), fresh_seed()
+    expected = owned.integers(50, 5).tolist(), owned.permutation(9).tolist(), new_seed()
     torch.manual_seed(2)
     with torch.device("meta"):
         other = OwnedGenerator()
-        found = other.integers(50, 5).tolist(), other.permutation(9).tolist(), fresh_seed()
+        found = other.integers(50, 5).tolist(), other.permutation(9).tolist(), new_seed()
         assert found == expected
         third = OwnedGenerator()
         third.load_state_dict(owned.state_dict())
@@ -218,7 +218,7 @@ class TestTorchGenerator:
     def test_generator_replaces_the_global_one_in_a_block(self):
         one, other = OwnedTorchGenerator(4), OwnedTorchGenerator(4)
         before = torch.get_rng_state()
-        with pytest.raises(ValueError, match="inside"), one.lent():
+        with pytest.raises(ValueError, match="inside"), one.as_global():
             drawn = torch.rand(3)
             raise ValueError("inside")
         assert torch.equal(torch.get_rng_state(), before)
@@ -230,7 +230,7 @@ class TestTorchGenerator:
             owned, drawn = OwnedTorchGenerator(seed), []
             start.wait()
             for _ in range(300):
-                with owned.lent():
+                with owned.as_global():
                     drawn += [torch.rand(()) for _ in range(3)]
             return torch.stack(drawn)
 
@@ -252,7 +252,7 @@ class TestTorchGenerator:
         inside, leave = threading.Event(), threading.Event()
 
         def lend():
-            with OwnedTorchGenerator(1).lent():
+            with OwnedTorchGenerator(1).as_global():
                 inside.set()
                 leave.wait()
 
@@ -262,7 +262,7 @@ class TestTorchGenerator:
         child = os.fork()
         if child == 0:
             signal.alarm(20)  # ends the child if it waits for the lock
-            with OwnedTorchGenerator(2).lent():
+            with OwnedTorchGenerator(2).as_global():
                 os._exit(0)
         leave.set()
         thread.join()
@@ -279,7 +279,7 @@ class TestTorchGenerator:
 
 def test_a_given_generator_and_its_user_draw_from_one_sequence():
     generator = torch.Generator().manual_seed(7)
-    source = GivenGenerator(generator)
+    source = UserGenerator(generator)
     drawn = [source.integers(50, 4), source.uniforms(3), source.permutation(5)]
     twin = torch.Generator().manual_seed(7)
     expected = [
@@ -295,7 +295,7 @@ def test_a_given_generator_and_its_user_draw_from_one_sequence():
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda source: pickle.loads(pickle.dumps(source))])
 def test_state_of_a_given_generator_is_saved_and_loaded(clone):
-    source = GivenGenerator(torch.Generator().manual_seed(7))
+    source = UserGenerator(torch.Generator().manual_seed(7))
     source.uniforms(3)
     state, copied = source.state_dict(), clone(source)
     expected = source.integers(50, 4)
@@ -306,4 +306,4 @@ def test_state_of_a_given_generator_is_saved_and_loaded(clone):
         with pytest.raises(SchemaError):
             source.load_state_dict(other)
     with pytest.raises(InvalidTypeError, match=r"expected a torch\.Generator"):
-        GivenGenerator(3)
+        UserGenerator(3)

@@ -29,7 +29,7 @@ from gleanrl._rollout.env_traits import Env
 from gleanrl._rollout.policies import OwnActions, only_draws
 from gleanrl._rollout.policy_modules import Values, calls_of
 from gleanrl._rollout.protocol import Stepper
-from gleanrl._state.rng import torch_kept
+from gleanrl._state.rng import torch_rng_preserved
 from gleanrl.errors import PolicyError
 
 
@@ -94,7 +94,7 @@ class OutputProbe:
         return TensorDictModule(module.module, in_keys=in_keys, out_keys=out_keys), fields
 
     def _aside(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.act_now else torch_kept()
+        return nullcontext() if self.act_now else torch_rng_preserved()
 
     def _probed(self, policy: Any, root: TensorDictBase, actions: Mapping[Path, Field]) -> dict[Path, Field]:
         fields, first = probe(policy, root, actions, self.primed)

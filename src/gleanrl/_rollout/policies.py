@@ -155,7 +155,7 @@ class RandomPolicy:
         elif _takes_generator(type(spec).rand):
             drawn = spec.rand(lead, generator=generator.get())
         else:  # a spec of another library
-            with generator.lent():
+            with generator.as_global():
                 drawn = spec.rand(lead)
         if isinstance(drawn, TensorDictBase):
             return flatten(drawn)

@@ -162,9 +162,9 @@ def generator(kind: str, state: Any) -> Any:
         return plain
     if kind != "torch._C.Generator":
         raise SchemaError(f"load_state_dict: {kind!r:.100} isn't a kind of generator")
-    given = torch.Generator(state["device"])
-    given.set_state(state["state"])
-    return given
+    made = torch.Generator(state["device"])
+    made.set_state(state["state"])
+    return made
 
 
 _LARGEST = 2**63
@@ -252,7 +252,7 @@ class _Saver:
             return {"kind": "mapping", "class": kind.__name__, "pairs": pairs}
         if SEQUENCES.get(kind.__name__) is kind or (isinstance(value, tuple) and hasattr(kind, "_fields")):
             items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-            found = [self.child(item, f"{where}[{place}]") for place, item in enumerate(items)]
+            found = [self.child(item, f"{where}[{index}]") for index, item in enumerate(items)]
             return {"kind": "sequence", "class": kind.__name__, "items": found}
         if isinstance(value, Stateful) and not isinstance(value, torch.nn.Module):
             return {"kind": "stateful", "class": class_name(value), "state": value.state_dict()}
@@ -277,7 +277,7 @@ class _Saver:
 
     def _array_node(self, array: Any, where: str) -> dict[str, Any]:
         if array.dtype == object:
-            items = [self.child(item, f"{where}[{place}]") for place, item in enumerate(array.flat)]
+            items = [self.child(item, f"{where}[{index}]") for index, item in enumerate(array.flat)]
             return {"kind": "objects", "items": items, "shape": list(array.shape)}
         self._spans.append((*_bounds(array), where))
         turned = array.flags.f_contiguous and not array.flags.c_contiguous

@@ -68,7 +68,7 @@ def fits(value: Any, now: Any) -> bool:
     return _is_numeric(value) and _is_row(now)
 
 
-def of_each_kind(items: Iterable[Any]) -> list[Any]:
+def one_per_kind(items: Iterable[Any]) -> list[Any]:
     """Return one item of each kind. A value fits all items of a kind if it fits one of them.
 
     Takes O(items), so callers do it once for a container.
@@ -76,9 +76,9 @@ def of_each_kind(items: Iterable[Any]) -> list[Any]:
     return list({(type(item), getattr(item, "dtype", None)): item for item in items}.values())
 
 
-def fits_among(value: Any, others: Collection[Any]) -> bool:
-    """Return whether a value may join a container with the items `others`: it fits one of them, or there are none."""
-    return not others or any(fits(value, item) for item in others)
+def fits_among(value: Any, existing: Collection[Any]) -> bool:
+    """Return whether a value may join a container with the items `existing`: it fits one of them, or there are none."""
+    return not existing or any(fits(value, item) for item in existing)
 
 
 def is_data(value: Any) -> bool:
@@ -214,13 +214,13 @@ class _Reader:
             raise self._wrong(where, f"a {class_name(value)}", there)
         return value
 
-    def _item(self, child: Any, now: Any, where: str, others: Any) -> Any:
-        """Return an item of a container after checking it against the current items `others`, in any order.
+    def _item(self, child: Any, now: Any, where: str, existing: Any) -> Any:
+        """Return an item of a container after checking it against the current items `existing`, in any order.
 
         `now` is the current item at the same position. Order isn't checked because items may have moved.
         """
         value = self.child(child, now, where)
-        if not fits_among(value, others):
+        if not fits_among(value, existing):
             raise self._wrong(where, f"a {class_name(value)}", now)
         return value
 
@@ -248,12 +248,12 @@ class _Reader:
 
     def _objects(self, number: int, node: Any, now: Any, where: str) -> Any:
         before = list(now.flat) if isinstance(now, np.ndarray) and now.dtype == object else []
-        others = of_each_kind(before)
+        existing = one_per_kind(before)
         items = _listed(node["items"], "items")
         found = self._made[number] = np.empty(len(items), object)
-        for place, item in enumerate(items):
-            there = before[place] if place < len(before) else MISSING
-            found[place] = self._item(item, there, f"{where}[{place}]", others)
+        for index, item in enumerate(items):
+            there = before[index] if index < len(before) else MISSING
+            found[index] = self._item(item, there, f"{where}[{index}]", existing)
         found.shape = tuple(_listed(node["shape"], "shape"))
         return found
 
@@ -298,10 +298,10 @@ class _Reader:
         # Registered before its items are read, so that a cycle finds it.
         known = self._made[number] = found
         keys = list(there)
-        others = of_each_kind(keys)
-        for place, pair in enumerate(_listed(node["pairs"], "pairs")):
-            key, value = _listed(pair, place)
-            name = self._item(key, keys[place] if place < len(keys) else MISSING, where, others)
+        existing = one_per_kind(keys)
+        for index, pair in enumerate(_listed(node["pairs"], "pairs")):
+            key, value = _listed(pair, index)
+            name = self._item(key, keys[index] if index < len(keys) else MISSING, where, existing)
             known[name] = self._fitting(value, there.get(name, MISSING), f"{where}[{name!r:.50}]")
         return (
             found
@@ -311,11 +311,11 @@ class _Reader:
 
     def _sequence(self, number: int, node: Any, now: Any, where: str) -> Any:
         before = list(now) if isinstance(now, (list, tuple, deque)) else []
-        others = of_each_kind(before)
+        existing = one_per_kind(before)
         found = self._made[number] = []
-        for place, item in enumerate(_listed(node["items"], "items")):
-            there = before[place] if place < len(before) else MISSING
-            found.append(self._item(item, there, f"{where}[{place}]", others))
+        for index, item in enumerate(_listed(node["items"], "items")):
+            there = before[index] if index < len(before) else MISSING
+            found.append(self._item(item, there, f"{where}[{index}]", existing))
         kind = SEQUENCES.get(node["class"])
         if kind is None:  # a named tuple, which has its class from the current value
             if not isinstance(now, tuple) or type(now).__name__ != node["class"]:

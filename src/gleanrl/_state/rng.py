@@ -27,7 +27,7 @@ _TWISTER = "MT19937"
 
 
 @contextmanager
-def torch_kept() -> Iterator[None]:
+def torch_rng_preserved() -> Iterator[None]:
     """Restore torch's CPU and CUDA generators at the end of a ``with`` block."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
@@ -78,9 +78,9 @@ class GlobalGenerators(Stateful[Places]):
             numpy, (numbers, waiting) = reader.get("numpy"), reader.get("python")
             if numpy is not None:
                 numpy = (numpy[0].clone(), *numpy[1:])
-                place = np.random.RandomState()
-                place.set_state(_numpy(numpy))
-                check_position(place.get_state(legacy=False))
+                trial = np.random.RandomState()
+                trial.set_state(_numpy(numpy))
+                check_position(trial.get_state(legacy=False))
             python = (numbers.clone(), waiting)
             random.Random().setstate(_python(python))
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, OverflowError) as cause:
@@ -101,7 +101,7 @@ class GlobalGenerators(Stateful[Places]):
         random.setstate(_python(value.python))
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def preserved(self) -> Iterator[None]:
         """Restore the generators at the end of a ``with`` block."""
         before = self.snapshot()
         try:
@@ -114,9 +114,9 @@ def check_position(state: Any) -> None:
     """Raise `ValueError` if a NumPy generator's position lies outside of its state. NumPy would read out of bounds."""
     kind = state["bit_generator"]
     most = {_TWISTER: 624, "Philox": 4}.get(kind)
-    place = state["state"]["pos"] if kind == _TWISTER else state.get("buffer_pos", 0)
-    if most is not None and not 0 <= place <= most:
-        raise ValueError(f"expected a position in [0, {most}] of a {kind}, got {place}")
+    position = state["state"]["pos"] if kind == _TWISTER else state.get("buffer_pos", 0)
+    if most is not None and not 0 <= position <= most:
+        raise ValueError(f"expected a position in [0, {most}] of a {kind}, got {position}")
 
 
 def _numpy(state: tuple[torch.Tensor, int, int, float]) -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ _SEED_RANGE = 2**63 - 1
 _WORDS = 4
 
 
-def fresh_seed(generator: torch.Generator | None = None) -> int:
+def new_seed(generator: torch.Generator | None = None) -> int:
     """Return a seed in ``[0, 2**63 - 1)``, drawn from `generator` or from torch's global generator."""
     return int(torch.randint(_SEED_RANGE, (), device="cpu", generator=generator))
 
@@ -170,7 +170,7 @@ def seeds_later() -> Iterator[None]:
 
 
 @contextmanager
-def seeds_in_turn() -> Iterator[None]:
+def distinct_seeds() -> Iterator[None]:
     """Save several unused generators with different seeds, in the order in which they are saved."""
     token = _seeds.set(_seeds.get() or _like_the_global())
     try:
@@ -196,7 +196,7 @@ class GeneratorState(NamedTuple):
     generator: Words | None
     """The position: ``(4,)`` int64, not all 0, or None for a seed to be drawn at the first use.
 
-    A `GivenGenerator` stores the state of its ``torch.Generator`` instead, a uint8 tensor.
+    A `UserGenerator` stores the state of its ``torch.Generator`` instead, a uint8 tensor.
     """
 
 
@@ -302,7 +302,7 @@ class OwnedGenerator(RandomSource):
 
     def _seeded(self) -> Random:
         """Draw a seed from torch's global generator, and return the generator that starts from it."""
-        self._native = self._from_seed(fresh_seed())
+        self._native = self._from_seed(new_seed())
         return self._native
 
     def _from_seed(self, seed: int) -> Random:
@@ -346,12 +346,12 @@ class OwnedGenerator(RandomSource):
     def snapshot(self) -> GeneratorState:
         """Return the position in the sequence.
 
-        `seeds_later` and `seeds_in_turn` decide how an unused generator is saved.
+        `seeds_later` and `distinct_seeds` decide how an unused generator is saved.
         """
         if self._native is not None:
             return GeneratorState(self._words(self._native))
         source = _seeds.get() or _like_the_global()
-        seed = None if isinstance(source, str) else fresh_seed(source)
+        seed = None if isinstance(source, str) else new_seed(source)
         return GeneratorState(None if seed is None else self._words(self._from_seed(seed)))
 
     def parse(self, state: Any) -> GeneratorState:
@@ -387,7 +387,7 @@ class OwnedGenerator(RandomSource):
         self.adopt(GeneratorState(np.array(state, int64)))
 
 
-class GivenGenerator(RandomSource):
+class UserGenerator(RandomSource):
     """A user's ``torch.Generator`` as the random source of a part. The user and the part draw from one sequence.
 
     The generator's state is part of the part's state, so loading the part sets the user's generator. A forked child
@@ -402,7 +402,7 @@ class GivenGenerator(RandomSource):
     Examples:
         >>> import torch
         >>> generator = torch.Generator().manual_seed(3)
-        >>> source = GivenGenerator(generator)
+        >>> source = UserGenerator(generator)
         >>> first = source.integers(100, 5)
         >>> torch.equal(torch.randint(100, (5,), generator=generator.manual_seed(3)), first)
         True
@@ -448,8 +448,8 @@ class GivenGenerator(RandomSource):
         self.generator.set_state(value.generator)
 
 
-# Reentrant, because a `lent` block may contain another one in the same thread.
-_lending = ForkSafeLock()
+# Reentrant, because an `as_global` block may contain another one in the same thread.
+_global_generator_lock = ForkSafeLock()
 
 
 class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
@@ -478,7 +478,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     def get(self) -> torch.Generator:
         """Return the generator. The first call without a seed draws one from torch's global generator."""
         if self._torch is None:
-            seed = fresh_seed()
+            seed = new_seed()
             self.seed(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
             assert self._torch is not None
         return self._torch
@@ -490,7 +490,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
             self.seed(_apart(self._torch.get_state().numpy().tobytes(), lineage))
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def as_global(self) -> Iterator[None]:
         """Let torch's global generator continue this sequence within a ``with`` block.
 
         This is for code that accepts no generator, and only for CPU generators. The global generator has its previous
@@ -498,7 +498,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
         because all of them would draw from one global generator.
         """
         generator = self.get()
-        with _lending.lock:
+        with _global_generator_lock.lock:
             before = torch.get_rng_state()
             torch.set_rng_state(generator.get_state())
             try:

@@ -139,7 +139,7 @@ class StateReader:
         """Return the error for a field. The message shows `got`, or the field's value if `got` is None."""
         found = self._state.get(name) if got is None else got
         return SchemaError(
-            f"load_state_dict: {name!r} of {self._of}: expected {expected}, got {_shown(found)}"
+            f"load_state_dict: {name!r} of {self._of}: expected {expected}, got {_as_text(found)}"
         )
 
     def get(self, name: str) -> Any:
@@ -231,10 +231,10 @@ class StateReader:
             raise self.wrong(
                 name, "a list of states" if count is None else f"a list of {count} states", value
             )
-        return [StateReader(state, f"{name}[{place}] of {self._of}") for place, state in enumerate(value)]
+        return [StateReader(state, f"{name}[{index}] of {self._of}") for index, state in enumerate(value)]
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {tuple(value.shape)} {value.dtype}"
     text = repr(value)

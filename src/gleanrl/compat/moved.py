@@ -363,6 +363,7 @@ RENAMED: dict[str, str] = {
     "gleanrl.rollouts.members.InTurn": "ModuleSequence",
     "gleanrl.rollouts.probing.Trial": "OutputProbe",
     "gleanrl.rollouts.whole_rows.WholeRows": "BatchedRowWriter",
+    "gleanrl.seeding.GivenGenerator": "UserGenerator",
     "gleanrl.testing.transform_env.Trial": "TransformTrial",
     "gleanrl.workers.crew.Answer": "WorkerAnswer",
     "gleanrl.workers.crew.Crew": "WorkerPool",

@@ -12,7 +12,7 @@ from gleanrl._arrays.ragged import Leaf, ObjectColumn, values_of
 from gleanrl._arrays.tensordicts import Path, as_key, as_path, flatten
 from gleanrl._rollout.env_traits import Env
 from gleanrl._rollout.tensordict_stepper import CastWarning, UndeclaredKeyWarning
-from gleanrl._state.rng import torch_kept
+from gleanrl._state.rng import torch_rng_preserved
 from gleanrl.data.specs import is_masked, without_masks
 from gleanrl.data.trajectories import MASK
 from gleanrl.errors import EnvironmentContractError, GleanError, SpecError
@@ -43,7 +43,7 @@ def check_env_specs(
         SpecError: at the first difference (also an AssertionError). The message names the key, the expected and the
             actual value.
     """
-    with torch_kept(), warnings.catch_warnings():
+    with torch_rng_preserved(), warnings.catch_warnings():
         warnings.simplefilter("error", UndeclaredKeyWarning)
         if check_dtype:
             warnings.simplefilter("error", CastWarning)

@@ -11,7 +11,7 @@ from gleanrl._arrays.tensordicts import Path, as_key, as_path
 from gleanrl._rollout.env_traits import Env
 from gleanrl._rollout.infer_outputs import promised_by, spare
 from gleanrl._rollout.loop import with_gradients
-from gleanrl._state.rng import torch_kept
+from gleanrl._state.rng import torch_rng_preserved
 from gleanrl.data.specs import Composite, Unbounded
 from gleanrl.envs.env_specs import KEEPING_STATE
 from gleanrl.envs.transforms.primer import TensorDictPrimer
@@ -39,7 +39,7 @@ def with_policy_state(env: Any, policy: Any, device: torch.device | None = None)
         return env
     root = env.fake_tensordict().exclude("next", *env.action_keys)
     try:
-        with torch_kept():
+        with torch_rng_preserved():
             out = with_gradients(False, spare(policy), root if device is None else root.to(device))
         found = {as_key(path): out.get(("next", *path)) for path in state}
     except Exception as cause:

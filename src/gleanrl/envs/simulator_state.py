@@ -125,7 +125,7 @@ def _foreign(env: TransformedEnv) -> list[Any]:
 
 def _difference(env: Env, state: dict[str, Any]) -> str:
     """Return why `state` doesn't fully restore `env`; empty if it does. `env` and all generators are unchanged."""
-    with GENERATORS.kept(), warnings.catch_warnings():
+    with GENERATORS.preserved(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             one, other = copy.deepcopy(env), copy.deepcopy(env)

@@ -15,7 +15,7 @@ from gleanrl._arrays.tensordicts import Path, as_key, as_path, is_private, iter_
 from gleanrl._rollout.env_traits import Env, is_closed
 from gleanrl._rollout.policies import RandomPolicy
 from gleanrl._rollout.step_mdp import advance
-from gleanrl._state.rng import torch_kept
+from gleanrl._state.rng import torch_rng_preserved
 from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.vector.factories import is_environment
 from gleanrl.errors import ConformanceError, EnvironmentContractError, UnsupportedError
@@ -93,7 +93,7 @@ class Subject:
 
     def actions(self, seed: int) -> list[Leaves]:
         """Return random actions for one run, drawn without touching torch's random state."""
-        with torch_kept():
+        with torch_rng_preserved():
             torch.manual_seed(seed)
             drawn = RandomPolicy(self.env.full_action_spec).draw((self.num_steps,))
         return [{as_path(path): rows[t] for path, rows in drawn.items()} for t in range(self.num_steps)]

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from gleanrl._arrays.results import BufferStats
 from gleanrl._arrays.tensordicts import NestedKey, mark_rows
-from gleanrl._state.rng import seeds_in_turn
+from gleanrl._state.rng import distinct_seeds
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.draws import DrawPosition, Keys
 from gleanrl.data.replay_buffers.lock import BufferLock
@@ -468,7 +468,7 @@ class ReplayBufferEnsemble(Checkpointed):
         """Return the counters of each member."""
         return tuple(member.stats() for member in self._members)
 
-    @seeds_in_turn()
+    @distinct_seeds()
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the states of the members, the choices and the ensemble's transforms."""
         return self._state([member.state_dict() for member in self._members])
@@ -497,7 +497,7 @@ class ReplayBufferEnsemble(Checkpointed):
 
         return change
 
-    @seeds_in_turn()
+    @distinct_seeds()
     def checkpointed_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint; each storage's checkpointer determines the form of its records."""
         return self._state([member.checkpointed_state() for member in self._members])

@@ -97,7 +97,7 @@ class NoopResetEnv(Transform):
         for _ in range(self.TRIALS):
             root = tensordict_reset
             for _ in range(count):
-                with self.generator.lent():  # `rand_action` accepts no generator
+                with self.generator.as_global():  # `rand_action` accepts no generator
                     root = parent.rand_action(root)
                 stepped = parent.step(root)
                 if bool(ended(stepped.get("next"), parent).any()):

@@ -26,7 +26,7 @@ from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path, flatten, is_
 from gleanrl._rollout.env_traits import EnvTraits, extra, is_closed, live_actions, seed_env
 from gleanrl._rollout.protocol import FREELY, EpisodeRules, Stepper, Usage
 from gleanrl._rollout.tensordict_stepper import TensorDictStepper, declared, make_stepper
-from gleanrl._state.rng import fresh_seed, torch_kept
+from gleanrl._state.rng import new_seed, torch_rng_preserved
 from gleanrl._util import is_native, is_ours, overridden
 from gleanrl.data.specs import Composite, TensorSpec, Unbounded, contains_lazy_spec, from_torchrl, is_masked
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
@@ -126,7 +126,7 @@ def _undisturbed() -> Iterator[None]:
     """Restore the global random generators of Python, NumPy and torch on exit."""
     python, arrays = random.getstate(), np.random.get_state()
     try:
-        with torch_kept():
+        with torch_rng_preserved():
             yield
     finally:
         random.setstate(python)
@@ -498,7 +498,7 @@ class TransformedEnv(EnvBase):
         random = torch.Generator("cpu").manual_seed(seed)
         for transform in flattened(self.transform):
             if transform.generator is not None:
-                transform.generator.seed(fresh_seed(random))
+                transform.generator.seed(new_seed(random))
             transform.seeded()
         return seed_env(self.base_env, seed, static_seed)
 

@@ -135,7 +135,7 @@ class MemberGroup:
             for index, request in requests.items():
                 self.place[0] = index
                 env = self.envs[index]
-                with OwnedTorchGenerator(request.seed).lent():
+                with OwnedTorchGenerator(request.seed).as_global():
                     out[index] = env.rand_action(request.tensordict).select(*env.action_keys)
         return out
 

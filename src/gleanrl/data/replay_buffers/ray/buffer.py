@@ -14,7 +14,7 @@ from gleanrl._checkpoint.folder import Folder
 from gleanrl._os import clock
 from gleanrl._process.ray import RayRuntime
 from gleanrl._process.serialization import PickledBatch
-from gleanrl._state.rng import fresh_seed
+from gleanrl._state.rng import new_seed
 from gleanrl._util import key_list
 from gleanrl.data.replay_buffers.checkpointers.base import in_memory
 from gleanrl.data.replay_buffers.ensemble import ReplayBufferEnsemble
@@ -102,7 +102,7 @@ class RayReplayBuffer:
         try:
             actor = runtime.ray.remote(BufferHost).options(**config).remote()
             client = Client(runtime, actor, Opened(0, None))
-            making = actor.open.remote(PickledBatch((kind, args, options)), fresh_seed())
+            making = actor.open.remote(PickledBatch((kind, args, options)), new_seed())
             client.opened = client.result(making)
         except BaseException:
             runtime.release()

@@ -12,7 +12,7 @@ import torch
 
 from gleanrl._arrays.results import Draw, new_tuple
 from gleanrl._arrays.tensordicts import NestedKey, Path
-from gleanrl._state.rng import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource, Words
+from gleanrl._state.rng import GeneratorState, OwnedGenerator, RandomSource, UserGenerator, Words
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl._util import overridden
 from gleanrl.data.replay_buffers.component_base import Part
@@ -106,8 +106,8 @@ class Sampler(Part, Stateful[Any]):
         self.random.seed(seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from a user's generator from now on (see `GivenGenerator`); None creates a private one."""
-        self.random = OwnedGenerator() if generator is None else GivenGenerator(generator)
+        """Draw from a user's generator from now on (see `UserGenerator`); None creates a private one."""
+        self.random = OwnedGenerator() if generator is None else UserGenerator(generator)
         self._rng = generator
 
     @property

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl._os.interrupts import to_the_end
-from gleanrl._state.rng import GeneratorState, GivenGenerator, OwnedGenerator, RandomSource
+from gleanrl._state.rng import GeneratorState, OwnedGenerator, RandomSource, UserGenerator
 from gleanrl._state.state import Stateful
 from gleanrl._util import positive
 from gleanrl.data.replay_buffers.component_base import Shown
@@ -106,7 +106,7 @@ class Mixture(Stateful[GeneratorState]):
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Draw from a user's generator from now on; None creates a private one."""
-        self._random = OwnedGenerator() if generator is None else GivenGenerator(generator)
+        self._random = OwnedGenerator() if generator is None else UserGenerator(generator)
 
     def snapshot(self) -> GeneratorState:
         """Return the random generator's state."""
