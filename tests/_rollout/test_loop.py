@@ -80,10 +80,10 @@ def test_whole_block_is_filled(ready: bool, watched: bool) -> None:
     part, block, seen = Recorder(ready), make_block(), []
 
     def stop(t: int) -> bool:
-        seen.append((t, block.num_whole))
+        seen.append((t, block.num_complete))
         return False
 
-    assert collect(part, part, block, stop if watched else None) == T == block.num_whole
+    assert collect(part, part, block, stop if watched else None) == T == block.num_complete
     assert part.calls == [("bind",), ("bind", ready), *rows(T, ready)]
     assert seen == ([(t, t + 1) for t in range(T)] if watched else [])
 
@@ -104,7 +104,7 @@ def test_unwatched_rows_may_be_written_at_the_end(error: Exception | None) -> No
 @pytest.mark.parametrize("last", range(T))
 def test_stop_callback_ends_the_block(ready: bool, last: int) -> None:
     part, block = Recorder(ready), make_block()
-    assert collect(part, part, block, lambda t: t == last) == last + 1 == block.num_whole
+    assert collect(part, part, block, lambda t: t == last) == last + 1 == block.num_complete
     ended = [("stop", last + 1)] if last < T - 1 else []  # a full block needs no early end
     assert part.calls[2:] == [*rows(last + 1, ready), *ended]
 
@@ -127,11 +127,11 @@ def test_failures_leave_the_count_of_whole_steps(
     at: Any, error: BaseException, whole: int, watched: bool
 ) -> None:
     part, block = Recorder(at=at, error=error), make_block()
-    block.num_whole = 99
+    block.num_complete = 99
     with pytest.raises(type(error)) as caught:
         collect(part, part, block, (lambda t: False) if watched else None)
     assert caught.value is error and part.calls[-1] == at
-    assert block.num_whole == whole
+    assert block.num_complete == whole
 
 
 @pytest.mark.parametrize("error", [KeyError(), KeyboardInterrupt()])
@@ -139,7 +139,7 @@ def test_a_run_leaves_the_count_of_whole_steps(error: BaseException) -> None:
     part, block = Recorder(ready=True, at=("step", 2), error=error), make_block()
     with pytest.raises(type(error)):
         collect(part, part, block)
-    assert block.num_whole == 2
+    assert block.num_complete == 2
 
 
 def test_actions_that_changed_are_found_at_the_end_and_explain_a_fault() -> None:
@@ -148,18 +148,18 @@ def test_actions_that_changed_are_found_at_the_end_and_explain_a_fault() -> None
     for stop, count in ((None, T), (lambda t: t == 1, 2)):
         with pytest.raises(PolicyError, match="changed"):
             collect(part, part, block, stop)
-        assert block.num_whole == count
+        assert block.num_complete == count
     part.at, part.error = ("step", 2), StepFault(2, 0, "reset", KeyError(), [2, 3])
     with pytest.raises(StepFault) as caught:
         collect(part, part, block)
-    assert (caught.value.cause, caught.value.made(2), block.num_whole) == (part.wrong, [2, 3], 3)
+    assert (caught.value.cause, caught.value.made(2), block.num_complete) == (part.wrong, [2, 3], 3)
 
 
 def test_a_stop_that_raises_leaves_its_step_whole() -> None:
     part, block = Recorder(), make_block()
     with pytest.raises(ZeroDivisionError):
         collect(part, part, block, lambda t: bool(1 // (2 - t)) and False)
-    assert block.num_whole == 3
+    assert block.num_complete == 3
 
 
 @pytest.mark.parametrize("stop", [None, lambda t: False])

@@ -14,8 +14,8 @@ from gleanrl._arrays.block import Block
 from gleanrl._arrays.native import TensorRows, knows_exchange
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._rollout import row_writers
-from gleanrl._rollout.row_writers import whole_rows as rows_of
-from gleanrl._rollout.row_writers import written_whole
+from gleanrl._rollout.row_writers import batched_row_writer as rows_of
+from gleanrl._rollout.row_writers import is_batch_writable
 from tests.ways import both_ways
 
 FIELDS = {
@@ -54,7 +54,7 @@ def values(batch, t):
 @pytest.mark.parametrize("batch", [(), (1,), (4,), (2, 3)])
 def test_rows_and_next_roots_equal_torchs(batch):
     block, want = zeros(batch), zeros(batch)
-    assert all(written_whole(block, path) for path in FIELDS)
+    assert all(is_batch_writable(block, path) for path in FIELDS)
     rows = rows_of(block, AFTER, {"a": ("a",)}, ["done"])
     for t in range(3):
         found = values(batch, t)
@@ -219,8 +219,8 @@ def test_non_contiguous_columns_are_not_written_as_batches():
     block = Block(Schema(FIELDS), (4,), 6)
     for column in block.columns:
         column.zero_()
-    assert not written_whole(block.leading(3), ("a",))
-    assert written_whole(block.part(0), ("a",))
+    assert not is_batch_writable(block.leading(3), ("a",))
+    assert is_batch_writable(block.part(0), ("a",))
 
 
 def test_core_refuses_invalid_columns(way):

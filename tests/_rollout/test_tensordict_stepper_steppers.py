@@ -309,7 +309,7 @@ class TestFaults:
             collect(Fixed(actions(env, T)), stepper, block)
         found = caught.value
         assert (found.t, found.during, found.env) == (3, "step", BATCH if size else 0)
-        assert found.__cause__ is found.cause and block.num_whole == 3
+        assert found.__cause__ is found.cause and block.num_complete == 3
         steps = steps_of(run(env, stepper, 2))
         assert steps.reshape(-1, 2).tolist() == [[0, 1]] * env.numel(), "it starts afresh"
 
@@ -334,7 +334,7 @@ class TestFaults:
         block = make_block(env, stepper)
         with pytest.raises(StepFault) as caught:
             collect(Fixed(actions(env, T)), stepper, block)
-        assert (caught.value.t, caught.value.during) == (2, "reset") and block.num_whole == 3
+        assert (caught.value.t, caught.value.during) == (2, "reset") and block.num_complete == 3
         batch = block.batch(3)
         assert batch["next", "done"][:, 0].tolist() == [False, False, True]
 

@@ -28,7 +28,7 @@ def made(numbering: Numbering | None = None) -> tuple[BatchColumns, Block]:
         column.zero_()
     block.column(("next", "done"))[0, 1] = True
     block.column(("action",))[1, 2] = 0.5
-    block.num_whole = 3
+    block.num_complete = 3
     return columns, block
 
 

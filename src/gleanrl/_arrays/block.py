@@ -71,7 +71,7 @@ class Block:
         self.schema = schema
         self.batch_size = torch.Size((*batch_size, num_steps))
         self.num_steps = num_steps
-        self.num_whole = 0  # steps that a rollout has written, or had written when it failed
+        self.num_complete = 0  # steps that a rollout has written, or had written when it failed
         self.policy_failed = False  # whether the policy raised an error in the last rollout
         self.time_dim = len(batch_size)
         self.borrowed = borrowed

@@ -57,23 +57,23 @@ class MutationCheck(Protocol):
 
 def marks() -> MutationCheck:
     """Return a check without any recorded tensors."""
-    return _AskedMarks() if EXCHANGE is None else TensorMarks(EXCHANGE, torch.Tensor)
+    return _PythonMarks() if EXCHANGE is None else TensorMarks(EXCHANGE, torch.Tensor)
 
 
-class _AskedMarks:
+class _PythonMarks:
     """A `MutationCheck` in Python, for releases of torch without DLPack's exchange interface."""
 
     def __init__(self) -> None:
-        self._taken: list[tuple[int, int]] = []
+        self._recorded: list[tuple[int, int]] = []
 
     def take(self, tensors: tuple[Any, ...]) -> None:
-        self._taken = _marks_of(tensors)
+        self._recorded = _marks_of(tensors)
 
     def unchanged(self, tensors: tuple[Any, ...]) -> bool:
-        return self._taken == _marks_of(tensors)
+        return self._recorded == _marks_of(tensors)
 
     def taken(self) -> list[tuple[int, int]]:
-        return self._taken
+        return self._recorded
 
 
 def _marks_of(tensors: tuple[Any, ...]) -> list[tuple[int, int]]:
@@ -167,9 +167,9 @@ class RandomActor:
             raise PolicyError(f"policy: {unknown} aren't action keys of the environment")
         for path, field in self._fields.items():
             if path in drawn and not field.is_list:
-                value, whole = drawn[path], size + field.shape
-                if value.shape != whole or value.dtype is not field.dtype:
-                    raise misfit(path, value, whole, field.dtype)
+                value, expected = drawn[path], size + field.shape
+                if value.shape != expected or value.dtype is not field.dtype:
+                    raise misfit(path, value, expected, field.dtype)
             elif path not in drawn and field.is_list:
                 drawn[path] = new_column(size, field)
             elif path not in drawn:
@@ -324,17 +324,17 @@ class _CallsActor:
         self._inputs, self._records, self._cloning = inputs, block.shown(inputs), block.cloning
 
     def __call__(self, t: int) -> Values:
-        device, given = self._device, self._records[t]
+        device, leaves = self._device, self._records[t]
         if self._cloning is not None:
-            given = tuple(map(self._cloning, given))
-        self._marks.take(given)
-        values: Values = dict(zip(self._inputs, given, strict=True))
+            leaves = tuple(map(self._cloning, leaves))
+        self._marks.take(leaves)
+        values: Values = dict(zip(self._inputs, leaves, strict=True))
         if device is not None:
             values = {path: row.to(device) for path, row in values.items()}
         for call in self._calls:
             call(values)
-        if not self._marks.unchanged(given):
-            raise _changed_input(self._inputs, given, self._marks, t)
+        if not self._marks.unchanged(leaves):
+            raise _changed_input(self._inputs, leaves, self._marks, t)
         return values
 
 
@@ -365,11 +365,11 @@ class _TensorDictCall:
         return self
 
     def __call__(self, t: int) -> Values:
-        given = self._records[t]
+        leaves = self._records[t]
         if self._cloning is not None:
-            given = tuple(map(self._cloning, given))
-        self._marks.take(given)
-        root: TensorDictBase = self._layout.build(given, self._row.batch_size, self._row.device)
+            leaves = tuple(map(self._cloning, leaves))
+        self._marks.take(leaves)
+        root: TensorDictBase = self._layout.build(leaves, self._row.batch_size, self._row.device)
         if self._row.policy_device is not None:
             root = root.to(self._row.policy_device)
         if self._reads is None:
@@ -388,8 +388,8 @@ class _TensorDictCall:
                 self._carry.outputs = tuple([(path, values[path]) for path in self._carried])
         except (AttributeError, KeyError) as cause:
             raise missing_output(out, self._fields) from cause
-        if not self._marks.unchanged(given):
-            raise _changed_input(self._layout.paths, given, self._marks, t)
+        if not self._marks.unchanged(leaves):
+            raise _changed_input(self._layout.paths, leaves, self._marks, t)
         return values
 
     def is_state(self, path: Path) -> bool:
@@ -410,16 +410,16 @@ class _TensorDictCall:
 
         Later outputs with the same number of entries skip this check.
         """
-        came = flatten(out)
-        unknown = [as_key(path) for path in came if path not in self._known and not is_private(path)]
+        found = flatten(out)
+        unknown = [as_key(path) for path in found if path not in self._known and not is_private(path)]
         if unknown:
             raise PolicyError(
                 f"policy: it returned {unknown}, which its first call didn't return; "
                 "return the same keys in every call, since the first call fixes the columns of a batch"
             )
-        self._carried = [path for path in came if self.is_state(path)]
+        self._carried = [path for path in found if self.is_state(path)]
         self._wanted = TensorDictBuilder(dict.fromkeys((*self._fields, *self._carried)))
-        inner = dict.fromkeys(path[:end] for path in came for end in range(1, len(path)))
+        inner = dict.fromkeys(path[:end] for path in found for end in range(1, len(path)))
         self._groups = [*inner, *empty_groups(out)]
         self._num_entries = self._counted(out)
 
@@ -435,9 +435,11 @@ def _entry(out: Any, path: Path) -> Any:
     return out.get(path, None) if leaf is None else leaf
 
 
-def _changed_input(paths: Iterable[Path], given: Sequence[Any], before: MutationCheck, t: int) -> PolicyError:
+def _changed_input(
+    paths: Iterable[Path], leaves: Sequence[Any], before: MutationCheck, t: int
+) -> PolicyError:
     """Return the error for a policy that changed or moved its input, because the row is the record of that input."""
-    rows = list(zip(paths, given, before.taken(), strict=True))
+    rows = list(zip(paths, leaves, before.taken(), strict=True))
     moved = [as_key(path) for path, row, (_, address) in rows if row.data_ptr() != address]
     if moved:
         return PolicyError(

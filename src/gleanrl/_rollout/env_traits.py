@@ -137,9 +137,9 @@ class EnvTraits:
         Environments of other libraries have no attribute `traits`. For these, keys declared both as observation and as
         state are the policy's state, and actions vary if the action spec has a mask.
         """
-        told: EnvTraits | None = extra(env, "traits")
-        if told is not None:
-            return told
+        traits: EnvTraits | None = extra(env, "traits")
+        if traits is not None:
+            return traits
         states = list(env.full_state_spec.keys(True, True))
         return cls(
             actions_vary=has_mask(env),

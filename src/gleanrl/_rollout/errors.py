@@ -21,7 +21,7 @@ from gleanrl.errors import (
 BATCH = -1
 """The environment index of a `StepFault` that concerns a whole batch of environments."""
 
-_MOST_SHOWN = 200
+_MAX_TEXT = 200
 """Maximum number of characters of an action in an error message."""
 
 
@@ -104,22 +104,22 @@ def explain(
         step: number of the trajectory's steps before this one.
         action: the action that the environment received.
     """
-    place = type(env).__name__
+    where = type(env).__name__
     if fault.env != BATCH:
-        place = f"environment {fault.env} ({place})"
+        where = f"environment {fault.env} ({where})"
     if episode is not None:
-        place += f", episode {episode}"
+        where += f", episode {episode}"
     if step is not None:
-        place += f", step {step}"
-    given = "" if action is None else f" (action {_shown(action)})"
+        where += f", step {step}"
+    suffix = "" if action is None else f" (action {_as_text(action)})"
     cause = fault.cause
     if isinstance(cause, (EnvironmentContractError, PolicyError, EnvironmentFailure, WorkerError)):
-        error = type(cause)(f"{place}: {cause}{given}")
+        error = type(cause)(f"{where}: {cause}{suffix}")
         error.__cause__ = cause
         return error
-    return failure_from(cause, f"{place}: {fault.during} raised {type(cause).__name__}: {cause}{given}")
+    return failure_from(cause, f"{where}: {fault.during} raised {type(cause).__name__}: {cause}{suffix}")
 
 
-def _shown(action: torch.Tensor) -> str:
+def _as_text(action: torch.Tensor) -> str:
     text = str(action.tolist())
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"

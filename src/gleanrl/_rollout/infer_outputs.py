@@ -62,14 +62,14 @@ class OutputProbe:
         device = said_of(self.stepper.device, self.env.device)
         return layout.build(list(leaves.values()), self.stepper.batch_size, device)
 
-    def given(self) -> TensorDictBase:
+    def policy_input(self) -> TensorDictBase:
         """Return the first root on the device of the policy's input."""
         return self.root() if self.device is None else self.root().to(self.device)
 
     def run(self, policy: Any, actions: Mapping[Path, Field]) -> dict[Path, Field]:
         """Return the columns that `policy` writes."""
         with self._aside():
-            return self._probed(policy if self.act_now else spare(policy), self.given(), actions)
+            return self._probed(policy if self.act_now else spare(policy), self.policy_input(), actions)
 
     def run_wrapped(
         self, module: TensorDictModule, actions: Mapping[Path, Field]
@@ -79,7 +79,10 @@ class OutputProbe:
         Returns:
             A module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its columns.
         """
-        names, root = module._kwargs, self.given().clone()  # an in-place change must not reach the carry
+        names, root = (
+            module._kwargs,
+            self.policy_input().clone(),
+        )  # an in-place change must not reach the carry
         inputs = [root.get(key, None) for key in module.in_keys]
         with self._aside():
             call = module.module if self.act_now else spare(module.module)
@@ -104,7 +107,7 @@ class OutputProbe:
 
 
 def outputs_of(
-    wrapped: Any, given: Any, trial: OutputProbe, actions: dict[Path, Field]
+    wrapped: Any, policy: Any, trial: OutputProbe, actions: dict[Path, Field]
 ) -> tuple[Any, dict[Path, Field]]:
     """Return the policy and the columns that it writes. The policy is called only if its keys don't determine them."""
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
@@ -122,7 +125,7 @@ def outputs_of(
             raise PolicyError(
                 f"policy: out_keys {list(wrapped.out_keys)} lack the environment's action keys {missing}"
             )
-        if wrapped is not given and isinstance(wrapped, TensorDictModule):
+        if wrapped is not policy and isinstance(wrapped, TensorDictModule):
             return trial.run_wrapped(wrapped, actions)
         if set(promised) == set(actions) and not torch.is_grad_enabled() and not is_unmade(wrapped):
             return wrapped, actions
@@ -163,9 +166,9 @@ def probe(
     Raises:
         PolicyError: if an action key is missing, or the output contains an entry below ``"next"`` that isn't `primed`.
     """
-    given = root.clone()
-    before = {path: (leaf, leaf.clone()) for path, leaf in flatten(given).items()}
-    out = policy(given)
+    inputs = root.clone()
+    before = {path: (leaf, leaf.clone()) for path, leaf in flatten(inputs).items()}
+    out = policy(inputs)
     if not isinstance(out, TensorDictBase):
         raise missing_output(out, actions)
     if "next" in out.keys() and not primed.issuperset(flatten(out.select("next"))):
@@ -210,7 +213,7 @@ def is_unmade(policy: Any) -> bool:
     return isinstance(policy, torch.nn.Module) and any(is_lazy(part) for part in policy.parameters())
 
 
-def place_of_policy(policy: Any) -> torch.device | None:
+def device_of_policy(policy: Any) -> torch.device | None:
     """Return the device of a policy's parameters; None if it has none, or only parameters on the meta device."""
     parameters = policy.parameters() if isinstance(policy, torch.nn.Module) else ()
     return next((part.device for part in parameters if part.device.type != "meta"), None)

@@ -27,7 +27,7 @@ from gleanrl.errors import PolicyError, WorkerError
 def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], bool] | None = None) -> int:
     """Fill `block` and return the number of steps written: T, or fewer if `stop` ended the rollout.
 
-    `block.num_whole` is the number of complete steps, also after an error.
+    `block.num_complete` is the number of complete steps, also after an error.
 
     Args:
         actor: writes the actions.
@@ -35,7 +35,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
         block: columns ``[*batch, T, *leaf]``, all of which are written.
         stop: called with `t` after every step; True ends the rollout after that step.
     """
-    block.num_whole, block.policy_failed = 0, False
+    block.num_complete, block.policy_failed = 0, False
     try:
         act = actor.bind(block)
     except Exception:
@@ -55,7 +55,7 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
                         block.policy_failed = True
                         raise
                 step(t)
-                block.num_whole = t + 1
+                block.num_complete = t + 1
                 if stop(t) and t + 1 < count:
                     stepper.stop(t + 1)
                     count = t + 1
@@ -73,17 +73,17 @@ def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], 
                     raise
                 step(t)
         stepper.confirm(count)
-        block.num_whole = count
+        block.num_complete = count
     except StepFault as fault:
         # A reset follows its step, so after a failed reset the step itself is complete.
-        block.num_whole = max(t, fault.t) + (fault.during == "reset")
+        block.num_complete = max(t, fault.t) + (fault.during == "reset")
         # A wrongly converted action may have caused the environment's failure; then the conversion is the better error.
         if (cause := error_of(actor.check, PolicyError)) is not None:
             raise fault.because(cause) from cause
         raise
     except BaseException as error:
         # Complete are the steps before the failed one, and also the current one if `stop` failed.
-        block.num_whole = max(t, block.num_whole)
+        block.num_complete = max(t, block.num_complete)
         if isinstance(error, Exception) and not isinstance(error, WorkerError):
             # An earlier action that was converted wrongly may have caused the policy's failure.
             cause = error_of(actor.check, PolicyError)

@@ -66,8 +66,8 @@ class GraphBlock(Block):
     def batch(self, num_steps: int | None = None, device: torch.device | None = None) -> Any:
         """Return a TensorDict of copies; see `Block.batch`."""
         columns = [self.column(path) for path in self.schema.paths]
-        whole = Block(self.schema, self.batch_size[:-1], self.num_steps, columns=columns)
-        return whole.batch(num_steps, device)
+        block = Block(self.schema, self.batch_size[:-1], self.num_steps, columns=columns)
+        return block.batch(num_steps, device)
 
 
 @dataclass(frozen=True)
@@ -254,10 +254,10 @@ def _row_layout(
     schema = stepper.schema()
     roots = tuple(path for path in schema.paths if path[0] != "next" and path != MASK)
     moved = policy_device if policy_device != columns_device(stepper.device) else None
-    shown = (
+    device = (
         policy_device if policy_device is not None and moved is None else said_of(stepper.device, env.device)
     )
-    return RowLayout(roots, actions, stepper.batch_size, shown, moved, sizes, frozenset(schema.lists))
+    return RowLayout(roots, actions, stepper.batch_size, device, moved, sizes, frozenset(schema.lists))
 
 
 def _on_graph(leaf: Leaf) -> bool:

@@ -246,7 +246,7 @@ class AllowedRows:
     def __init__(self, env: Env, block: Block) -> None:
         assert block.redraw_seed is not None
         self._env, self._seed, self._mask = env, block.redraw_seed, MaskWatch(env)
-        self._places = list(np.ndindex(*env.batch_size))
+        self._indices = list(np.ndindex(*env.batch_size))
         paths = sorted(paths_of(env.action_keys))  # the order of a set differs between processes
         self._rows: list[tuple[Path, Any]] = [(path, block.rows(path)) for path in paths]
         self._generators: dict[int, torch.Generator] = {}
@@ -260,16 +260,16 @@ class AllowedRows:
             leaf, row = spec[as_key(path)], rows[t]
             if not is_masked(leaf) or leaf.is_in(row.to(leaf.device)):
                 continue
-            for number, place in enumerate(self._places):
-                one, action = (leaf[place], row[place]) if place else (leaf, row)
+            for number, index in enumerate(self._indices):
+                one, action = (leaf[index], row[index]) if index else (leaf, row)
                 if not one.is_in(action.to(one.device)):
                     action.copy_(one.rand((), generator=self._generator(number, one.device)))
 
     def _generator(self, number: int, device: torch.device | None) -> torch.Generator:
         generator = self._generators.get(number)
         if generator is None:
-            place = torch.get_default_device() if device is None else device
-            generator = torch.Generator(place).manual_seed(self._seed + number)
+            target = torch.get_default_device() if device is None else device
+            generator = torch.Generator(target).manual_seed(self._seed + number)
             self._generators[number] = generator
         return generator
 

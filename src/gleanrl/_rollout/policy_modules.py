@@ -92,11 +92,11 @@ class PlainCall:
 
     def __call__(self, values: Values) -> None:
         """Read the inputs from `values` and add the outputs."""
-        given = map(values.__getitem__, self.inputs)
+        arguments = map(values.__getitem__, self.inputs)
         if self._names is None:
-            out = self._call(*given)
+            out = self._call(*arguments)
         else:
-            out = self._call(**dict(zip(self._names, given, strict=True)))
+            out = self._call(**dict(zip(self._names, arguments, strict=True)))
         if len(self.outputs) == 1 and isinstance(out, torch.Tensor):
             values[self.outputs[0]] = out
         else:
@@ -175,8 +175,8 @@ class ProbabilisticCall:
         return draw
 
     def _on_batch(self, values: Values) -> None:
-        given = [values[path] for path in self._record.paths]
-        batch = self._module.forward(self._record.build(given, self._batch_size))
+        leaves = [values[path] for path in self._record.paths]
+        batch = self._module.forward(self._record.build(leaves, self._batch_size))
         for path in self.outputs:
             values[path] = batch.get(as_key(path))
 

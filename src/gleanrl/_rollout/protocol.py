@@ -329,14 +329,14 @@ class Stepper(Stateful[Carry]):
     def run(self, block: Block) -> None:
         """Take all steps of the bound block, whose actions are already written. Nothing reads its rows before the end.
 
-        `Block.num_whole` is the number of complete steps, also after an error.
+        `Block.num_complete` is the number of complete steps, also after an error.
         """
         step, t = self.step, 0
         try:
             for t in range(block.num_steps):
                 step(t)
         except BaseException:
-            block.num_whole = t
+            block.num_complete = t
             raise
 
     def defer(self, seen: Collection[Path] | None) -> None:

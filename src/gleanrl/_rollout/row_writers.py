@@ -23,7 +23,7 @@ from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl.errors import PolicyError
 
 
-def written_whole(block: Block, path: Path) -> bool:
+def is_batch_writable(block: Block, path: Path) -> bool:
     """Return whether `BatchedRowWriter` can write a column of `block`: it is on the CPU, with rows at equal distances.
 
     Complex numbers are excluded, because they may be lazily conjugated.
@@ -53,13 +53,13 @@ class BatchedRowWriter(Protocol):
         """
 
 
-def whole_rows(
+def batched_row_writer(
     block: Block,
     paths: Mapping[Any, Path],
     roots: Mapping[Any, Path] | None = None,
     flags: Collection[Any] = (),
 ) -> BatchedRowWriter | None:
-    """Return a writer for rows of columns in one call; None if `paths` is empty or a column isn't `written_whole`.
+    """Return a writer for rows of columns in one call; None if `paths` is empty or a column isn't `is_batch_writable`.
 
     The copy of a small tensor takes a tenth of the time of its conversion to NumPy or of a torch operation. If torch
     offers DLPack's exchange interface (newer releases), the native core reads tensors itself. Otherwise Python code
@@ -72,15 +72,15 @@ def whole_rows(
         flags: keys of the flags that `write` reports.
     """
     roots = roots or {}
-    if not paths or not all(written_whole(block, path) for path in (*paths.values(), *roots.values())):
+    if not paths or not all(is_batch_writable(block, path) for path in (*paths.values(), *roots.values())):
         return None
     if EXCHANGE is None:
-        return _AskedRows(block, paths, roots, flags)
-    columns, behind = ({key: block.column(path) for key, path in given.items()} for given in (paths, roots))
+        return _PythonRows(block, paths, roots, flags)
+    columns, behind = ({key: block.column(path) for key, path in group.items()} for group in (paths, roots))
     return TensorRows(EXCHANGE, torch.Tensor, columns, behind, [*flags], block.time_dim)
 
 
-class _AskedRows:
+class _PythonRows:
     """A `BatchedRowWriter` that reads forms and addresses of tensors in Python."""
 
     def __init__(
@@ -105,7 +105,7 @@ class _AskedRows:
         if exactly and len(values) != len(self._forms):
             return None
         found: list[int] = []
-        held = []
+        temporaries = []
         for key, shape, dtype in self._forms:
             value = values.get(key)
             if (
@@ -118,9 +118,9 @@ class _AskedRows:
             ):
                 return None
             if not value.is_contiguous():  # for example, half of a layer's output
-                held.append(value := value.contiguous())
+                temporaries.append(value := value.contiguous())
             elif value.untyped_storage().data_ptr() in self._storages:  # this call may overwrite it
-                held.append(value := value.clone())
+                temporaries.append(value := value.clone())
             found.append(value.data_ptr())
         at = self._first + t * self._stride
         self._rows.put(at, self._parts, found)
@@ -149,8 +149,8 @@ class _Converted(NamedTuple):
     """An action of one row, ``[*batch, *leaf]``, before and after its conversion."""
 
     t: int
-    came: torch.Tensor
-    became: torch.Tensor
+    original: torch.Tensor
+    converted: torch.Tensor
 
 
 class Conversions:
@@ -165,7 +165,7 @@ class Conversions:
 
     def __init__(self, block: Block) -> None:
         self._batch = block.batch_size[:-1]
-        self._came: dict[tuple[Path, torch.dtype], list[_Converted]] = {}
+        self._converted: dict[tuple[Path, torch.dtype], list[_Converted]] = {}
 
     def fit(
         self, path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype, t: int
@@ -183,12 +183,12 @@ class Conversions:
         fitting = reshaped.to(dtype)
         # The policy may overwrite its output, so the value before the conversion is copied.
         row = _Converted(t, reshaped.detach().clone(), fitting.detach())
-        rows = self._came.get((path, value.dtype))
+        rows = self._converted.get((path, value.dtype))
         if rows is not None:
             rows.append(row)
         else:
-            self._check_kept(path, [row])
-            self._came[path, value.dtype] = [row]
+            self._check_unchanged(path, [row])
+            self._converted[path, value.dtype] = [row]
         return fitting
 
     def check(self) -> None:
@@ -197,20 +197,23 @@ class Conversions:
         Raises:
             PolicyError: if one did. The message names the key, the environment, the step of the batch, and the value.
         """
-        for (path, _), rows in self._came.items():
-            self._check_kept(path, rows)
+        for (path, _), rows in self._converted.items():
+            self._check_unchanged(path, rows)
 
-    def _check_kept(self, path: Path, rows: Sequence[_Converted]) -> None:
-        came, fitting = torch.stack([row.came for row in rows]), torch.stack([row.became for row in rows])
-        changed = first_change(came, fitting)
+    def _check_unchanged(self, path: Path, rows: Sequence[_Converted]) -> None:
+        original, fitting = (
+            torch.stack([row.original for row in rows]),
+            torch.stack([row.converted for row in rows]),
+        )
+        changed = first_change(original, fitting)
         if changed is None:
             return
-        row, rest = divmod(changed, came[0].numel())
-        env = rest * self._batch.numel() // came[0].numel()
-        value, became = came.flatten()[changed].item(), fitting.flatten()[changed].item()
+        row, rest = divmod(changed, original[0].numel())
+        env = rest * self._batch.numel() // original[0].numel()
+        value, became = original.flatten()[changed].item(), fitting.flatten()[changed].item()
         raise PolicyError(
             f"policy: {as_key(path)!r} holds {value} for environment {env} at step {rows[row].t} of the batch, which "
-            f"{fitting.dtype} can't hold (it would become {became}): {advice((), came.dtype, (), fitting.dtype)}"
+            f"{fitting.dtype} can't hold (it would become {became}): {advice((), original.dtype, (), fitting.dtype)}"
         )
 
 
@@ -227,11 +230,11 @@ class RowWriter:
         self.conversions = Conversions(block)
         self._block, self._fields, self._actions = block, fields, actions
         # The fast path for values in the declared form.
-        self._whole = whole_rows(block, {path: path for path in fields})
+        self._batched = batched_row_writer(block, {path: path for path in fields})
 
     @cached_property
     def _targets(self) -> list[tuple[Path, torch.Size, torch.dtype, np.ndarray[Any, Any] | None, Any]]:
-        """Path, shape, dtype and rows (array or tensors) of each column; most blocks only need `_whole` instead."""
+        """Path, shape, dtype and rows (array or tensors) of each column; most blocks only need `_batched` instead."""
         block, targets = self._block, []
         for path, field in self._fields.items():
             if not field.is_list:
@@ -252,13 +255,13 @@ class RowWriter:
         Raises:
             PolicyError: if an output is missing, or its shape or dtype doesn't fit.
         """
-        if self._whole is not None and self._whole.write(t, values) is not None:
+        if self._batched is not None and self._batched.write(t, values) is not None:
             return
         for path, shape, dtype, array, rows in self._targets:
             value = values.get(path)
             if not isinstance(value, torch.Tensor):
-                came = "nothing" if value is None else type(value).__name__
-                raise PolicyError(f"policy: expected a tensor under {as_key(path)!r}, got {came}")
+                found = "nothing" if value is None else type(value).__name__
+                raise PolicyError(f"policy: expected a tensor under {as_key(path)!r}, got {found}")
             if value.shape != shape or value.dtype is not dtype:
                 if path not in self._actions:
                     raise misfit(path, value, shape, dtype)
@@ -299,13 +302,13 @@ def with_shape(value: torch.Tensor, shape: torch.Size, dims: int) -> torch.Tenso
     return None
 
 
-def first_change(came: torch.Tensor, became: torch.Tensor) -> int | None:
+def first_change(original: torch.Tensor, converted: torch.Tensor) -> int | None:
     """Return the flat index of the first value that a conversion changed; None if it changed none."""
     # Converting back reveals all changes except of integers that wrapped around; these changed their sign.
-    kept = (became.to(came.dtype) == came) & ((became < 0) == (came < 0))
-    if came.is_floating_point() and became.is_floating_point():
-        kept |= came.isnan() & became.isnan()
-    changed = ~kept.flatten()
+    unchanged = (converted.to(original.dtype) == original) & ((converted < 0) == (original < 0))
+    if original.is_floating_point() and converted.is_floating_point():
+        unchanged |= original.isnan() & converted.isnan()
+    changed = ~unchanged.flatten()
     return int(changed.int().argmax()) if bool(changed.any()) else None
 
 
@@ -318,26 +321,26 @@ def misfit(path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtyp
     )
 
 
-def advice(came: Sequence[int], came_dtype: torch.dtype, shape: Sequence[int], dtype: torch.dtype) -> str:
+def advice(found: Sequence[int], found_dtype: torch.dtype, shape: Sequence[int], dtype: torch.dtype) -> str:
     """Return advice for a user whose action doesn't have the declared form.
 
     Args:
-        came: the action's shape.
-        came_dtype: its dtype.
+        found: the action's shape.
+        found_dtype: its dtype.
         shape: the declared shape.
         dtype: the declared dtype.
     """
-    if came_dtype.is_floating_point and not dtype.is_floating_point:
+    if found_dtype.is_floating_point and not dtype.is_floating_point:
         return (
             "the action is a choice, and these may be scores or logits; return their argmax (and make the "
             "environment with categorical_action_encoding=True), or the one-hot vector of it"
         )
-    came, shape = tuple(came), tuple(shape)
-    if not dtype.is_floating_point and shape and came in (shape[:-1], (*shape[:-1], 1)):
+    found, shape = tuple(found), tuple(shape)
+    if not dtype.is_floating_point and shape and found in (shape[:-1], (*shape[:-1], 1)):
         return (
             "if the action is the index of a choice, make the environment with categorical_action_encoding=True, or "
             "return the one-hot vector of it (torch.nn.functional.one_hot); else make it match the action spec"
         )
-    if not dtype.is_floating_point and came and shape in (came[:-1], (*came[:-1], 1)):
+    if not dtype.is_floating_point and found and shape in (found[:-1], (*found[:-1], 1)):
         return "if the action is a one-hot vector, return its argmax; else make it match the action spec"
     return "make the policy's output match the action spec"

@@ -224,14 +224,14 @@ def _stepped(
 
 
 def _advance(
-    batch: TensorDictBase, after: TensorDictBase, excluded: set[Path], of_root: Collection[Path] = ()
+    batch: TensorDictBase, after: TensorDictBase, excluded: set[Path], root_only: Collection[Path] = ()
 ) -> TensorDictBase:
     """Merge an outcome with the root; the outcome takes precedence.
 
-    Drops the paths `excluded` from both and the paths `of_root` from the root.
+    Drops the paths `excluded` from both and the paths `root_only` from the root.
     """
     out = _filtered(after, excluded)
-    _add_missing(out, _filtered(batch, excluded.union(of_root)))
+    _add_missing(out, _filtered(batch, excluded.union(root_only)))
     return out
 
 

@@ -36,7 +36,7 @@ from gleanrl._arrays.tensordicts import (
 from gleanrl._rollout.env_traits import Env, extra, may_mask
 from gleanrl._rollout.policies import AllowedRows
 from gleanrl._rollout.protocol import FREELY, EpisodeRules, Lease, StepLimit, Stepper
-from gleanrl._rollout.row_writers import whole_rows, written_whole
+from gleanrl._rollout.row_writers import batched_row_writer, is_batch_writable
 from gleanrl._rollout.step_mdp import following_root, paths_of
 from gleanrl._util import is_native
 from gleanrl.errors import EnvironmentContractError
@@ -73,8 +73,8 @@ class Column:
         self._root, self._last = root, block.num_steps - 1
         self._root_arrays = None if root is None else root.arrays
         self.root_path = None if root is None else root.path
-        whole = self.arrays is not None and written_whole(block, path)
-        self.whole: bool = whole and (root is None or root.whole)
+        batched = self.arrays is not None and is_batch_writable(block, path)
+        self.batched: bool = batched and (root is None or root.batched)
         """Whether `BatchedRowWriter` may write values in the declared form instead of this column."""
 
     def write(self, t: int, value: Any) -> None:
@@ -125,9 +125,9 @@ def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
     if field.dtype is None:
         if lists and value.blank is None and value.shape == row.shape:
             return value
-        came = f"shape {tuple(value.shape)}" if lists else type(value).__name__
+        got = f"shape {tuple(value.shape)}" if lists else type(value).__name__
         raise EnvironmentContractError(
-            f"key {as_key(path)!r} expected non-tensor data of shape {tuple(row.shape)}, got {came}"
+            f"key {as_key(path)!r} expected non-tensor data of shape {tuple(row.shape)}, got {got}"
         )
     if isinstance(value, torch.Tensor) and value.shape[: row.ndim] == row.shape:
         value = ObjectColumn.rows_of(value, row.shape)
@@ -293,11 +293,11 @@ class TensorDictStepper(Stepper):
             unasked = (is_private(path) or path in actions) and path not in expected
             if unasked or path[0] == "next" or path in self._rewards:
                 continue
-            came = Field.of(leaf, len(self.batch_size))
+            found = Field.of(leaf, len(self.batch_size))
             if path not in expected and path not in self._states:
                 self._undeclared.add(path)
-                fields[("next", *path)] = came
-            fields[path] = self._agreed(path, came, expected.get(path))
+                fields[("next", *path)] = found
+            fields[path] = self._agreed(path, found, expected.get(path))
         missing = [as_key(p) for p in expected if p not in fields and p not in self._rewards]
         if missing:
             raise EnvironmentContractError(
@@ -314,27 +314,27 @@ class TensorDictStepper(Stepper):
             )
         return self._schema
 
-    def _warn(self, what: str) -> None:
-        message = f"{_name(self.env)}: {what}; declare such keys in observation_spec"
+    def _warn(self, problem: str) -> None:
+        message = f"{_name(self.env)}: {problem}; declare such keys in observation_spec"
         warnings.warn(message, UndeclaredKeyWarning, stacklevel=4)
 
-    def _agreed(self, path: Path, came: Field, declared: Field | None) -> Field:
+    def _agreed(self, path: Path, found: Field, declared: Field | None) -> Field:
         if declared is None:
-            return came
-        if declared.dtype is None and came.dtype is None:
-            return came  # the spec's shape ignores wrappers' batch sizes
-        if not declared.allows(came.shape):
+            return found
+        if declared.dtype is None and found.dtype is None:
+            return found  # the spec's shape ignores wrappers' batch sizes
+        if not declared.allows(found.shape):
             raise EnvironmentContractError(
-                f"reset of {_name(self.env)}: key {as_key(path)!r} is declared as {declared}, got {came}"
+                f"reset of {_name(self.env)}: key {as_key(path)!r} is declared as {declared}, got {found}"
             )
-        if came.dtype is not declared.dtype:
+        if found.dtype is not declared.dtype:
             warnings.warn(
                 f"{_name(self.env)}: key {as_key(path)!r} is declared as {declared.dtype} but comes as "
-                f"{came.dtype}; it is cast to the declared dtype",
+                f"{found.dtype}; it is cast to the declared dtype",
                 CastWarning,
                 stacklevel=2,
             )
-            self._accepted[path] = came.dtype
+            self._accepted[path] = found.dtype
         return declared
 
     # ------------------------------------------------------------------- loop
@@ -344,7 +344,7 @@ class TensorDictStepper(Stepper):
             self.reset()
         if block is not self._block or primed != self._primed_before:
             self._see(block, primed)
-        self._tries_whole = self._all_whole and not cast(Any, self.env).run_type_checks
+        self._tries_batched = self._all_batched and not cast(Any, self.env).run_type_checks
         assert self._carry is not None
         self._write_root(0, self._carry, self._root)
         self._allowed = None
@@ -367,18 +367,18 @@ class TensorDictStepper(Stepper):
             if path[0] == "next"
         ]
         # The columns that the native core writes come first.
-        self._next.sort(key=lambda entry: not entry[2].whole)
-        whole = {as_key(path): column for path, _, column in self._next if column.whole}
-        self._num_whole = len(whole)
-        roots = {key: column.root_path for key, column in whole.items() if column.root_path is not None}
+        self._next.sort(key=lambda entry: not entry[2].batched)
+        batched = {as_key(path): column for path, _, column in self._next if column.batched}
+        self._num_batched = len(batched)
+        roots = {key: column.root_path for key, column in batched.items() if column.root_path is not None}
         ends = [as_key(path) for path in self._ends]
-        self._whole = whole_rows(block, {key: c.path for key, c in whole.items()}, roots, ends)
-        self._tells = whole.keys() >= set(ends)  # whether its flags tell all ends
+        self._batched = batched_row_writer(block, {key: c.path for key, c in batched.items()}, roots, ends)
+        self._tells = batched.keys() >= set(ends)  # whether its flags tell all ends
         self._outcome = TensorDictBuilder(path for path, *_ in self._next)
         self._keys = [as_key(path) for path in self._outcome.paths]
         after = {path: column for path, _, column in self._next}
         # Root columns that aren't in the outcome.
-        self._kept = {path: column for path, column in self._root.items() if path not in after}
+        self._root_only = {path: column for path, column in self._root.items() if path not in after}
         actions = paths_of(self.env.action_keys)
         self._excluded = {*(p for p in actions if p not in schema), *self._rewards, ("next",), ("_reset",)}
         inputs = {*actions, *self._states}
@@ -387,9 +387,9 @@ class TensorDictStepper(Stepper):
         # Only `step` itself merges an outcome with a "next" that is already there.
         self._direct = None if any(path[0] == "next" for path in primed) else self._direct_step
         # Whether the native core alone can verify that an outcome is complete and in the declared form.
-        self._all_whole = (
+        self._all_batched = (
             self._direct is not None
-            and self._num_whole == len(self._next)
+            and self._num_batched == len(self._next)
             and self._tells
             and all(len(path) == 1 for path in self._outcome.paths)
         )
@@ -412,9 +412,9 @@ class TensorDictStepper(Stepper):
                 outcome = stepped.get("next")
             else:
                 outcome = self._direct.make(carry)
-                if reached is None and self._tries_whole and self._in_order(outcome, carry):
-                    assert self._whole is not None
-                    ended = self._whole.write(t, level_of(outcome), exactly=True)
+                if reached is None and self._tries_batched and self._in_order(outcome, carry):
+                    assert self._batched is not None
+                    ended = self._batched.write(t, level_of(outcome), exactly=True)
                 if ended is None:
                     outcome = self._direct.complete(outcome, carry)
             root_too = ended is not None
@@ -433,8 +433,8 @@ class TensorDictStepper(Stepper):
                     root = self._reset_done(root)
             if root is not following or not root_too:
                 self._write_root(t + 1, root, self._root)
-            elif self._kept:
-                self._write_root(t + 1, root, self._kept)
+            elif self._root_only:
+                self._write_root(t + 1, root, self._root_only)
         except Exception as cause:
             self._carry = None  # the next rollout begins with a reset
             raise self.fault(t, during, cause) from cause
@@ -457,9 +457,9 @@ class TensorDictStepper(Stepper):
         leaves = self._outcome.match(outcome)
         if leaves is not None:
             ended = None
-            if self._whole is not None:
-                ended = self._whole.write(t, dict(zip(self._keys, leaves, strict=True)))
-            written = 0 if ended is None else self._num_whole
+            if self._batched is not None:
+                ended = self._batched.write(t, dict(zip(self._keys, leaves, strict=True)))
+            written = 0 if ended is None else self._num_batched
             for (_, _, column), value in zip(self._next[written:], leaves[written:], strict=True):
                 column.write(t, value)
             return self._direct_step is not None, ended if self._tells else None

@@ -285,7 +285,7 @@ class BatchColumns:
             trajectories: the open trajectories before the block.
             env: index of the environment.
         """
-        local, step = trajectories.where(self.done(block, block.num_whole), env)
+        local, step = trajectories.where(self.done(block, block.num_complete), env)
         return (local if self._numbering is None else self._numbering(local)), step
 
     def action(self, block: Block, env: int, t: int) -> torch.Tensor | None:

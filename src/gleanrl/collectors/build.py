@@ -11,7 +11,7 @@ import torch
 
 from gleanrl._arrays.devices import as_device, columns_device, require_device, same_device
 from gleanrl._rollout.env_traits import Env, extra
-from gleanrl._rollout.infer_outputs import is_unmade, place_of_policy
+from gleanrl._rollout.infer_outputs import device_of_policy, is_unmade
 from gleanrl._rollout.plan import Handling, plan_rollout
 from gleanrl._rollout.policies import compiler_of, drawing_device
 from gleanrl._rollout.protocol import EpisodeRules
@@ -209,10 +209,10 @@ def assemble(
     if options.max_steps is not None and not has_truncated(innermost(env)):
         # The step limit needs a flag that it may set. A flag that only transforms write is theirs.
         know_truncated(env)
-    env = with_policy_state(env, policy, place_of_policy(policy) or devices.policy)
+    env = with_policy_state(env, policy, device_of_policy(policy) or devices.policy)
     if is_unmade(policy):
         # Its first call makes its parameters, on its current device.
-        plan_rollout(env, policy, place_of_policy(policy))
+        plan_rollout(env, policy, device_of_policy(policy))
     generator = OwnedTorchGenerator(device=drawing_device(env.full_action_spec))
     weights = weights_for(policy, devices.policy)
     plan = plan_rollout(

@@ -200,7 +200,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self.weights.refresh()
         self._prepare()
         block = self._fresh_block(grant.num_steps) if target is None or self._elsewhere else target
-        block.num_whole = 0
+        block.num_complete = 0
         begin = clock.monotonic()
         # From here on an interrupt finds the open block, so that its frames are counted as discarded.
         self._now = self._now.opened(block)
@@ -244,7 +244,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         # After the loss of a worker the block lacks the worker's rows.
         if not isinstance(error, Exception) or isinstance(error, WorkerError):
             return None
-        acted = stepped = block.num_whole
+        acted = stepped = block.num_complete
         if isinstance(error, StepFault):
             stepped = acted = min(error.made(self.num_envs))
             if error.during == "step":  # the action of the failed step is already written
@@ -279,7 +279,9 @@ class RolloutSource(Source, Stateful[CollectionState]):
         now = self._now
         if now.open is None:
             return
-        frames = now.open if isinstance(now.open, int) else self.columns.frames(now.open, now.open.num_whole)
+        frames = (
+            now.open if isinstance(now.open, int) else self.columns.frames(now.open, now.open.num_complete)
+        )
         ledger = now.ledger.lasting(seconds).discarding(frames, reason)
         self._now = _Moment(ledger, now.trajectories.abandon(), reset_first=True)
 

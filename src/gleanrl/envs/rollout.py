@@ -18,7 +18,7 @@ from gleanrl._arrays.ragged import cat_leaves
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, as_path
 from gleanrl._rollout.env_traits import Env, EnvTraits, extra
 from gleanrl._rollout.errors import StepFault, explain
-from gleanrl._rollout.infer_outputs import place_of_policy
+from gleanrl._rollout.infer_outputs import device_of_policy
 from gleanrl._rollout.loop import collect, with_gradients
 from gleanrl._rollout.plan import Handling, RolloutPlan, plan_rollout
 from gleanrl._rollout.policies import OwnActions, wrap_policy
@@ -109,7 +109,7 @@ def run_rollout(
         env = OF_ANY_SIZE[0](env, root.batch_size)
     if not options.auto_reset and root is None:
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
-    policy_device = place_of_policy(policy) if options.auto_cast_to_device else None
+    policy_device = device_of_policy(policy) if options.auto_cast_to_device else None
     asked = env
     if EnvTraits.of(env).stackable:
         # A recurrent policy may need state entries in the root. `env` then is a wrapper; callbacks and errors use

@@ -100,7 +100,7 @@ def test_a_run_that_fails_leaves_the_rows_that_single_steps_leave(where: str, at
                 for t in range(40):
                     stepper.step(t)
         whole = caught.value.t + (where == "reset")
-        assert caught.value.t == (block.num_whole if at_once else t)
+        assert caught.value.t == (block.num_complete if at_once else t)
         found.append([block.batch(whole)])
     same(*found)
 

@@ -7,7 +7,7 @@ import torch
 
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.schema import Field, Schema
-from gleanrl._rollout.row_writers import whole_rows
+from gleanrl._rollout.row_writers import batched_row_writer
 from gleanrl.envs.transforms import row_columns as module
 from gleanrl.envs.transforms.row_columns import Output, Outputs
 from gleanrl.errors import EnvironmentContractError
@@ -92,7 +92,9 @@ def test_undeclared_outputs_are_refused():
 
 def test_cache_of_key_sets_is_bounded(monkeypatch):
     made_for = []
-    monkeypatch.setattr(module, "whole_rows", lambda *given: made_for.append(given[1]) or whole_rows(*given))
+    monkeypatch.setattr(
+        module, "batched_row_writer", lambda *given: made_for.append(given[1]) or batched_row_writer(*given)
+    )
     fields = {path: VALUE for n in range(40) for path in ((f"k{n}",), ("next", f"k{n}"))}
     made = Block(Schema(fields), (), 3)
     outputs = Outputs(made, [], {(f"k{n}",) for n in range(40)})

@@ -16,7 +16,7 @@ from gleanrl._arrays.block import Block
 from gleanrl._arrays.native import RunningSums
 from gleanrl._arrays.schema import Field, Schema, allocate, numpy_twin, numpy_view
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, as_path, is_private
-from gleanrl._rollout.row_writers import BatchedRowWriter, whole_rows
+from gleanrl._rollout.row_writers import BatchedRowWriter, batched_row_writer
 from gleanrl._rollout.tensordict_stepper import any_set, declared
 from gleanrl._util import is_ours
 from gleanrl.envs.transforms.compose import flattened
@@ -333,7 +333,11 @@ class Outputs:
         columns = {key: ("next", *path) if after else path for key, path in paths.items()}
         roots = {key: path for key, path in paths.items() if after and path in schema}
         there = self._declared.issuperset(paths.values()) and all(path in schema for path in columns.values())
-        rows = whole_rows(self._block, columns, roots) if there and self._are_alike(paths.values()) else None
+        rows = (
+            batched_row_writer(self._block, columns, roots)
+            if there and self._are_alike(paths.values())
+            else None
+        )
         known[keys] = rows
         return rows
 

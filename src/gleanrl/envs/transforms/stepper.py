@@ -30,7 +30,7 @@ from gleanrl._rollout.errors import StepFault
 from gleanrl._rollout.plan import action_fields
 from gleanrl._rollout.policies import AllowedRows
 from gleanrl._rollout.protocol import EpisodeRules, Stepper
-from gleanrl._rollout.row_writers import whole_rows
+from gleanrl._rollout.row_writers import batched_row_writer
 from gleanrl._rollout.tensordict_stepper import declared, make_stepper
 from gleanrl._util import is_ours
 from gleanrl.data.trajectories import MASK
@@ -128,7 +128,7 @@ class RootRows:
         self._block = block
         # A mask of steps is no part of a root.
         paths = [path for path in schema.paths if path[0] != "next" and path != MASK]
-        self._whole = whole_rows(block, {path: path for path in paths})
+        self._whole = batched_row_writer(block, {path: path for path in paths})
 
     def write(self, t: int, root: Mapping[Path, Leaf]) -> None:
         """Write `root` into row `t`."""
@@ -453,7 +453,7 @@ class TransformedStepper(Stepper):
         self.defer(())
         try:
             for t in range(block.num_steps):
-                block.num_whole = t
+                block.num_complete = t
                 self.step(t)
         finally:
             self.settle()

@@ -251,7 +251,7 @@ class ParallelStepper(Stepper):
             try:
                 self._crew.break_off()
             finally:  # the number of whole steps is set even if a second interrupt came
-                block.num_whole = min(self._crew.made())
+                block.num_complete = min(self._crew.made())
             raise
 
     def stop(self, num_steps: int) -> None:
