@@ -48,7 +48,7 @@ FACADES = (
 TAKES_PRIVATE_NAMES: dict[str, int] = {}
 
 # Private names that classes still take from base classes in other modules, by package. The table only shrinks.
-INHERITS_PRIVATE_NAMES = {"envs": 4}
+INHERITS_PRIVATE_NAMES = {"envs": 3}
 
 # Names of the package's classes that are still looked up with getattr or hasattr, and how often. The table only
 # shrinks.

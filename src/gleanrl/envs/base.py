@@ -37,7 +37,7 @@ from gleanrl.envs.outcomes import (
     request_of,
     reset_masks,
     terminated_or_truncated,
-    with_rows_held,
+    with_unstepped_rows,
     without_masks,
 )
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
@@ -508,7 +508,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         outcome = complete_outcome(outcome, self._specs)
         mask = leaf_at(tensordict, ("_step",))
         if mask is not None:
-            outcome = with_rows_held(outcome, tensordict, mask, self._specs)
+            outcome = with_unstepped_rows(outcome, tensordict, mask, self._specs)
         if self.run_type_checks:
             check_outcome(outcome, self._specs)
         return outcome
@@ -537,33 +537,33 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
             self._check_batch("reset", tensordict)
         self.usage.direct()
         masks = reset_masks(tensordict, self._specs.groups())
-        given = own_request(tensordict, masks)
+        request = own_request(tensordict, masks)
         # The environment may overwrite tensors that it returned earlier, so the rows to keep are copied.
         before = tensordict.clone() if tensordict is not None and is_partial(masks) else None
         if set_state is not None:
             kwargs.update(self.state_request(set_state))
-        fresh = self._reset(given, **kwargs)
-        if fresh is given and given is not None:
+        root = self._reset(request, **kwargs)
+        if root is request and request is not None:
             raise EnvironmentContractError("_reset returned its input; return a new TensorDict")
         reset_keys = self.reset_keys
-        fresh = self.completed_root(without_masks(fresh, reset_keys) if masks else fresh)
+        root = self.completed_root(without_masks(root, reset_keys) if masks else root)
         if before is not None:
-            fresh = merge_reset(fresh, before, masks)
+            root = merge_reset(root, before, masks)
         if not self.allow_done_after_reset:
             # If the masks select every row, all rows are checked, as without masks.
-            check_not_done(fresh, masks if before is not None else {}, self._specs, type(self).__name__)
+            check_not_done(root, masks if before is not None else {}, self._specs, type(self).__name__)
         if tensordict is None:
-            return fresh
-        return put_root(tensordict, fresh, reset_keys)
+            return root
+        return put_root(tensordict, root, reset_keys)
 
-    def completed_root(self, fresh: TensorDictBase) -> TensorDictBase:
-        """Add missing flags to `fresh`, the result of ``_reset``, and move it to the environment's device; return it.
+    def completed_root(self, root: TensorDictBase) -> TensorDictBase:
+        """Add missing flags to `root`, the result of ``_reset``, and move it to the environment's device; return it.
 
         For wrappers that call ``_reset`` themselves.
         """
-        if fresh.device is None and self.device is not None:
-            fresh = fresh.to(self.device)
-        return complete_root(fresh, self._specs)
+        if root.device is None and self.device is not None:
+            root = root.to(self.device)
+        return complete_root(root, self._specs)
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Reset the environments that are done in the root `tensordict`; return the root of the next step.

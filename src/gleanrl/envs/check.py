@@ -62,15 +62,15 @@ def check_env_specs(
     if not return_contiguous:
         real = real.contiguous()
     dims = real.ndim - 1
-    given = real.batch_size[: dims - len(env.batch_size)]  # without a fixed batch size: the `tensordict`'s
-    fake = flatten(env.fake_tensordict().expand(*given, *env.batch_size))
-    came = {path: leaf for path, leaf in flatten(real).items() if path != MASK}  # the rollout adds it
-    if set(fake) != set(came):
-        missing, extra = sorted(set(fake) - set(came)), sorted(set(came) - set(fake))
+    lead = real.batch_size[: dims - len(env.batch_size)]  # without a fixed batch size: the `tensordict`'s
+    fake = flatten(env.fake_tensordict().expand(*lead, *env.batch_size))
+    found = {path: leaf for path, leaf in flatten(real).items() if path != MASK}  # the rollout adds it
+    if set(fake) != set(found):
+        missing, extra = sorted(set(fake) - set(found)), sorted(set(found) - set(fake))
         raise SpecError(f"check_env_specs: the rollout lacks {missing} and has {extra} beyond the specs")
     open_sizes = {path for path, spec in _declared(env) if -1 in spec.shape}
     for path, expected in fake.items():
-        leaf = came[path]
+        leaf = found[path]
         if path in open_sizes or (isinstance(leaf, ObjectColumn) and isinstance(expected, ObjectColumn)):
             continue
         shape = (*expected.shape[:dims], real.shape[-1], *expected.shape[dims:])
@@ -80,7 +80,7 @@ def check_env_specs(
             )
         if check_dtype and leaf.dtype != expected.dtype:
             raise SpecError(f"check_env_specs: {as_key(path)!r} expected {expected.dtype}, got {leaf.dtype}")
-    _check_domains(env, came, given)
+    _check_domains(env, found, lead)
 
 
 def _declared(env: Env) -> list[tuple[Path, Any]]:
@@ -98,13 +98,13 @@ def _declared(env: Env) -> list[tuple[Path, Any]]:
     ]
 
 
-def _check_domains(env: Env, came: dict[Path, Leaf], given: torch.Size) -> None:
-    dims = len(given) + len(env.batch_size)
+def _check_domains(env: Env, found: dict[Path, Leaf], lead: torch.Size) -> None:
+    dims = len(lead) + len(env.batch_size)
     for full, declared in _declared(env):
-        spec = declared.expand(*given, *declared.shape) if given else declared
+        spec = declared.expand(*lead, *declared.shape) if lead else declared
         if is_masked(spec):  # The spec holds the last row's mask, but each row had its own.
             spec = without_masks(spec)
-        for step in came[full].unbind(dims):
+        for step in found[full].unbind(dims):
             try:
                 for value, part in values_of(step, spec):
                     part.assert_is_in(value)

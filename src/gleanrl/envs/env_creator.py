@@ -97,11 +97,11 @@ class EnvCreator:
         """
         names = [str(index) for index in range(len(self._shared))]
         if not isinstance(state_dict, Mapping) or set(state_dict) != set(names):
-            came = (
+            got = (
                 f"the keys {list(state_dict)}" if isinstance(state_dict, Mapping) else repr(type(state_dict))
             )
             raise SchemaError(
-                f"load_state_dict: expected the state of an EnvCreator, a dictionary with the keys {names}, got {came}"
+                f"load_state_dict: expected the state of an EnvCreator, a dictionary with the keys {names}, got {got}"
             )
         parsed = [part.parse(state_dict[name]) for part, name in zip(self._shared, names, strict=True)]
 

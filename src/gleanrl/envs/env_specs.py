@@ -30,7 +30,7 @@ from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKe
 # `envs.transforms` registers it here, because importing the builder would be a cycle: it derives from `EnvBase`.
 RESETTING_ITSELF: list[Callable[[Any, bool], Any]] = []
 # Builder of an environment with a fixed batch size from one that accepts any; registered in the same way.
-OF_ANY_SIZE: list[Callable[[Any, Sequence[int]], Any]] = []
+RESIZED: list[Callable[[Any, Sequence[int]], Any]] = []
 # Builder of an environment with entries for the state of a recurrent policy; registered in the same way.
 KEEPING_STATE: list[Callable[[Any, Any, Any], Any]] = []
 
@@ -69,8 +69,8 @@ class EnvType(ABCMeta):
     def __signature__(cls) -> inspect.Signature:
         """The signature of the constructor; without this, `inspect` would show the signature of `__call__`."""
         init: Any = cls.__init__  # type: ignore[misc]
-        whole = inspect.signature(init)
-        return whole.replace(parameters=list(whole.parameters.values())[1:])
+        signature = inspect.signature(init)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def make_composite_from_td(
@@ -138,7 +138,7 @@ def learn_specs(
     env: Any, policy: Any, root: TensorDictBase, keys: Mapping[str, NestedKey | list[NestedKey] | None]
 ) -> dict[str, Composite]:
     """Return the specs of one step of `policy` from `root`, by role; see `EnvBase.auto_specs_`."""
-    given = [path for path in flatten(root) if path[0] != "next"]
+    root_paths = [path for path in flatten(root) if path[0] != "next"]
     stepped = env.step(policy(root))
     after = stepped.get("next")
     outcome = set(flatten(after))
@@ -150,7 +150,7 @@ def learn_specs(
             f"auto_specs_: a step returned {sorted(map(as_key, outcome), key=str)}, but the arguments name "
             f"{sorted(map(as_key, expected), key=str)}; pass observation_key, reward_key and done_key to match"
         )
-    named["state"] = [path for path in given if path not in expected]
+    named["state"] = [path for path in root_paths if path not in expected]
     sources = dict.fromkeys(named, after) | {"action": stepped, "state": stepped}
     return {
         role: make_composite_from_td(sources[role].select(*map(as_key, paths)), unsqueeze_null_shapes=False)
@@ -261,7 +261,7 @@ class EnvSpecs:
         if not isinstance(spec, SpecMapping):
             spec = Composite({role: spec}, shape=self.batch_size, device=self.device)
         # A stack of different composites also supports the methods of a Composite.
-        spec = _of_shape(spec, self.batch_size)
+        spec = _with_batch_size(spec, self.batch_size)
         found = cast(Composite, spec if self.device is None else spec.to(self.device))
         found = self._complete(found.clone()) if role == "done" else found
         return found.lock_() if self.locked else found
@@ -363,11 +363,11 @@ def _unlocked(spec: Composite) -> Composite:
         return spec.clone()
 
 
-def _of_shape(spec: TensorSpec, size: torch.Size) -> TensorSpec:
+def _with_batch_size(spec: TensorSpec, size: torch.Size) -> TensorSpec:
     """Give a composite the batch dimensions `size`, which all of its leaves have; return it."""
     if not isinstance(spec, Composite) or spec.shape[: len(size)] == size:
         return spec
-    parts = {key: None if part is None else _of_shape(part, size) for key, part in spec.items()}
+    parts = {key: None if part is None else _with_batch_size(part, size) for key, part in spec.items()}
     return Composite(parts, shape=size, device=spec.device)
 
 

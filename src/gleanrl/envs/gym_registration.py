@@ -79,9 +79,11 @@ class GymRegistration:
                 env = env.append_transform(copy.deepcopy(transform))
             return GymAdapter(env, info_keys or (), to_numpy)
 
-        theirs = {name: kwargs.pop(name) for name in _GYMNASIUMS & kwargs.keys()}
-        theirs.setdefault("disable_env_checker", not to_numpy)  # it rejects tensors
-        gymnasium.register(id, entry_point=adapted, kwargs={**theirs.pop("kwargs", {}), **kwargs}, **theirs)
+        registration = {name: kwargs.pop(name) for name in _GYMNASIUMS & kwargs.keys()}
+        registration.setdefault("disable_env_checker", not to_numpy)  # it rejects tensors
+        gymnasium.register(
+            id, entry_point=adapted, kwargs={**registration.pop("kwargs", {}), **kwargs}, **registration
+        )
 
 
 class GymAdapter(gymnasium.Env[Any, Any]):
@@ -133,7 +135,7 @@ class GymAdapter(gymnasium.Env[Any, Any]):
         if seed is not None:
             self.env.set_seed(seed)
         self._root = self.env.reset(**(options or {}))
-        return self._shown(self._root)
+        return self._observation_and_info(self._root)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take an action; return observation, reward, terminated, truncated and info.
@@ -141,25 +143,25 @@ class GymAdapter(gymnasium.Env[Any, Any]):
         Raises:
             SpecError: if a choice isn't in the action spec.
         """
-        given = self._root.copy()
+        root = self._root.copy()
         spec = self.env.full_action_spec
         for key in self._acted:
             value = action if len(self._acted) == 1 else _at(action, as_path(key))
-            given.set(key, spec[key].encode(value))
-        stepped = self.env.step(given)
+            root.set(key, spec[key].encode(value))
+        stepped = self.env.step(root)
         after = stepped.get("next")
         self._root = advance(stepped, self.env)
         reward = after.get(self.env.reward_keys[0])
         terminated, truncated = after.get("terminated"), after.get("truncated", None)
         cut = False if truncated is None else bool(truncated.any())
-        observation, info = self._shown(after)
+        observation, info = self._observation_and_info(after)
         return observation, float(reward.sum()), bool(terminated.any()), cut, info
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
 
-    def _shown(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+    def _observation_and_info(self, batch: Any) -> tuple[Any, dict[str, Any]]:
         """Return the observation and the info of `batch`."""
         spec = self.env.full_observation_spec
         values = {key: self._value(spec[key], batch.get(key)) for key in (*self._observed, *self._info)}

@@ -56,10 +56,10 @@ def check_marl_grouping(group_map: Mapping[str, Sequence[str]], agent_names: Seq
     if empty:
         raise InvalidArgumentError(f"group_map: the groups {empty} have no agents")
     grouped = [agent for agents in group_map.values() for agent in agents]
-    for what, agents in (
+    for problem, agents in (
         ("unknown agents", [agent for agent in grouped if agent not in names]),
         ("agents with more than one place", sorted({a for a in grouped if grouped.count(a) > 1})),
         ("agents without a group", [name for name in names if name not in grouped]),
     ):
         if agents:
-            raise InvalidArgumentError(f"group_map: {what}: {agents}; the agents are {names}")
+            raise InvalidArgumentError(f"group_map: {problem}: {agents}; the agents are {names}")

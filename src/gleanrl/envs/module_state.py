@@ -208,8 +208,8 @@ class _TensorEntry(Stateful[Tensor | None]):
         else:
             fits = isinstance(state, Tensor) and (state.shape, state.dtype) == (own.shape, own.dtype)
         if not fits:
-            expected = "floating-point numbers or None" if self._is_late else _shown(own)
-            raise SchemaError(f"expected {expected}, got {_shown(state)}")
+            expected = "floating-point numbers or None" if self._is_late else _as_text(own)
+            raise SchemaError(f"expected {expected}, got {_as_text(state)}")
         return None if state is None else state.detach().clone()
 
     def adopt(self, value: Tensor | None) -> None:
@@ -231,7 +231,7 @@ class _Carried(Stateful[Mapping[NestedKey, Tensor]]):
 
     def parse(self, state: Any) -> Mapping[NestedKey, Tensor]:
         if not isinstance(state, Mapping):
-            raise SchemaError(f"expected tensors by key, got {_shown(state)}")
+            raise SchemaError(f"expected tensors by key, got {_as_text(state)}")
         if not state:
             return {}
         device = self._module.home()
@@ -245,7 +245,7 @@ class _Carried(Stateful[Mapping[NestedKey, Tensor]]):
         for key, field in fields.items():
             value = state[key]
             if not isinstance(value, Tensor) or (value.shape, value.dtype) != (field.shape, field.dtype):
-                raise SchemaError(f"{key!r}: expected {field}, got {_shown(value)}")
+                raise SchemaError(f"{key!r}: expected {field}, got {_as_text(value)}")
         return MappingProxyType({key: state[key].detach().to(device, copy=True) for key in fields})
 
     def adopt(self, value: Mapping[NestedKey, Tensor]) -> None:
@@ -281,5 +281,5 @@ class _Extra(Stateful[Any]):
         self._module.set_extra_state(copy.deepcopy(value))
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return str(Field(value.shape, value.dtype)) if isinstance(value, Tensor) else f"{value!r:.100}"

@@ -59,22 +59,22 @@ def request_of(root: TensorDictBase, masks: Mapping[Path, torch.Tensor]) -> Tens
     return out
 
 
-def without_masks(fresh: TensorDictBase, reset_keys: Sequence[NestedKey]) -> TensorDictBase:
+def without_masks(root: TensorDictBase, reset_keys: Sequence[NestedKey]) -> TensorDictBase:
     """Return the result of a reset without ``"_reset"`` masks that the environment copied from its input."""
-    came = [key for key in reset_keys if leaf_at(fresh, as_path(key)) is not None]
-    return fresh.exclude(*came) if came else fresh
+    copied = [key for key in reset_keys if leaf_at(root, as_path(key)) is not None]
+    return root.exclude(*copied) if copied else root
 
 
 def put_root(
-    request: TensorDictBase, fresh: TensorDictBase, reset_keys: Sequence[NestedKey]
+    request: TensorDictBase, root: TensorDictBase, reset_keys: Sequence[NestedKey]
 ) -> TensorDictBase:
     """Write the root of a reset into `request`, the caller's TensorDict, without its masks; return it."""
     # Only a plain TensorDict allows the faster access below, which skips TensorDict's checks.
-    if type(request) is not TensorDict or type(fresh) is not TensorDict:
-        return request.exclude(*reset_keys, inplace=True).update(fresh)
+    if type(request) is not TensorDict or type(root) is not TensorDict:
+        return request.exclude(*reset_keys, inplace=True).update(root)
     for key in reset_keys:
         drop_entry(request, as_path(key))
-    for name, value in level_of(fresh).items():
+    for name, value in level_of(root).items():
         if isinstance(value, torch.Tensor):
             put_leaf(request, (name,), value)
         else:
@@ -165,16 +165,16 @@ def any_of(flags: Collection[torch.Tensor], batch_size: torch.Size) -> torch.Ten
 
 
 def merge_reset(
-    fresh: TensorDictBase, before: TensorDictBase, masks: Mapping[Path, torch.Tensor]
+    after: TensorDictBase, before: TensorDictBase, masks: Mapping[Path, torch.Tensor]
 ) -> TensorDictBase:
-    """Return the rows of `fresh` where the masks are True and the rows of `before` elsewhere.
+    """Return the rows of `after` where the masks are True and the rows of `before` elsewhere.
 
     A group's mask applies to the entries below that group. For all other entries, a row is fresh if any group's mask is
     True. If `before` lacks an entry, this warns, and all rows keep the environment's values.
     """
-    size, leaves, kept = fresh.batch_size, flatten(fresh), flatten(before)
+    size, leaves, old_leaves = after.batch_size, flatten(after), flatten(before)
     for path, value in leaves.items():
-        key, old = as_key(path), kept.get(path)
+        key, old = as_key(path), old_leaves.get(path)
         if old is None:
             warnings.warn(
                 f"partial reset: the input has no {key!r} for the rows that aren't reset", stacklevel=4
@@ -183,35 +183,35 @@ def merge_reset(
         leaves[path] = chosen(masks, path, value, old, size)
     # Leaves of different shapes per row need a lazy stack, not a TensorDict.
     if any(isinstance(leaf, ObjectColumn) and leaf.blank is not None for leaf in leaves.values()):
-        stacked: TensorDictBase = record_of(leaves, size, fresh.device)
+        stacked: TensorDictBase = record_of(leaves, size, after.device)
         return stacked
-    out: TensorDictBase = shallow_copy(fresh)
+    out: TensorDictBase = shallow_copy(after)
     for path, leaf in leaves.items():
         put_leaf(out, path, as_entry(leaf))
     return out
 
 
 def chosen(
-    masks: Mapping[Path, torch.Tensor], key: NestedKey, fresh: Leaf, before: Leaf, batch_size: torch.Size
+    masks: Mapping[Path, torch.Tensor], key: NestedKey, after: Leaf, before: Leaf, batch_size: torch.Size
 ) -> Leaf:
-    """Return `fresh` where the masks are True for the entry at `key`, `before` elsewhere; see `merge_reset`."""
+    """Return `after` where the masks are True for the entry at `key`, `before` elsewhere; see `merge_reset`."""
     path = as_path(key)
     own = next((mask for group, mask in masks.items() if group and path[: len(group)] == group), None)
     mask = reset_rows(masks, batch_size) if own is None else own
     # `torch.where` would broadcast different shapes; rows of an `ObjectColumn` may have any shape.
-    if isinstance(fresh, ObjectColumn) or isinstance(before, ObjectColumn) or fresh.shape != before.shape:
+    if isinstance(after, ObjectColumn) or isinstance(before, ObjectColumn) or after.shape != before.shape:
         new, old = (
             leaf if isinstance(leaf, ObjectColumn) else ObjectColumn.rows_of(leaf, batch_size)
-            for leaf in (fresh, before)
+            for leaf in (after, before)
         )
         return new.where(_aligned(mask, new, batch_size), old)
-    return torch.where(_aligned(mask, fresh, batch_size), fresh, before)
+    return torch.where(_aligned(mask, after, batch_size), after, before)
 
 
 def keep_flags(
     values: dict[NestedKey, Any],
     before: Mapping[NestedKey, Any],
-    fresh: Any,
+    after: Any,
     masks: Mapping[Path, torch.Tensor] | None,
     batch_size: torch.Size,
 ) -> None:
@@ -220,13 +220,13 @@ def keep_flags(
     Args:
         values: outputs of the transforms for a reset. Flags that transforms write only in steps are missing.
         before: outputs of the transforms for the step before.
-        fresh: the reset's result, by key.
+        after: the reset's result, by key.
         masks: the ``"_reset"`` masks by group; None for a full reset.
         batch_size: the batch dimensions.
     """
     for key in before.keys() - values.keys():
         if as_path(key)[-1] in FLAGS:
-            value = fresh.get(key)
+            value = after.get(key)
             values[key] = (
                 value.clone() if masks is None else chosen(masks, key, value, before[key], batch_size)
             )
@@ -254,16 +254,16 @@ def ended_since(
 
 def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     """Add missing flags to `batch`, in place, and the last dimension if flags lack it; return `batch`."""
-    if _came_whole(batch, specs, "done"):
+    if _is_complete(batch, specs, "done"):
         return batch
     lead, leaves = _lead(batch, specs), specs.leaves("done")
-    came = {key: batch.get(key, None) for key in leaves}
-    given = {k: _with_last_dim(v, (*lead, *leaves[k].shape)) for k, v in came.items() if v is not None}
-    if len(given) == len(leaves) and all(given[key] is value for key, value in came.items()):
+    found = {key: batch.get(key, None) for key in leaves}
+    shaped = {k: _with_last_dim(v, (*lead, *leaves[k].shape)) for k, v in found.items() if v is not None}
+    if len(shaped) == len(leaves) and all(shaped[key] is value for key, value in found.items()):
         return batch  # already complete, although its batch size isn't the specs'
     for group in specs.groups():
         keys = {path[-1]: key for key in leaves if (path := as_path(key))[:-1] == group}
-        flags = {name: given[key] for name, key in keys.items() if key in given}
+        flags = {name: shaped[key] for name, key in keys.items() if key in shaped}
         zeros = {name: leaves[key].zero(lead) for name, key in keys.items()}
         for name, value in complete_flags(flags, zeros).items():
             batch.set(keys[name], value)
@@ -276,7 +276,7 @@ def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     Raises:
         EnvironmentContractError: if a reward is missing.
     """
-    if _came_whole(batch, specs, "reward", "done"):
+    if _is_complete(batch, specs, "reward", "done"):
         return batch
     lead = _lead(batch, specs)
     for key, spec in specs.leaves("reward").items():
@@ -286,13 +286,13 @@ def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
                 f"_step returned no {key!r}; got {sorted(map(str, batch.keys(True)))}. An environment without rewards "
                 "declares that: reward_spec = Composite()"
             )
-        whole = _with_last_dim(value, (*lead, *spec.shape)).to(spec.dtype)
-        if whole is not value:
-            batch.set(key, whole)
+        shaped = _with_last_dim(value, (*lead, *spec.shape)).to(spec.dtype)
+        if shaped is not value:
+            batch.set(key, shaped)
     return complete_root(batch, specs)
 
 
-def _came_whole(batch: TensorDictBase, specs: EnvSpecs, *roles: str) -> bool:
+def _is_complete(batch: TensorDictBase, specs: EnvSpecs, *roles: str) -> bool:
     """Return whether all leaves of these roles have their declared shapes and dtypes: the usual, fast case."""
     if batch.batch_size != specs.batch_size:
         return False
@@ -304,7 +304,7 @@ def _came_whole(batch: TensorDictBase, specs: EnvSpecs, *roles: str) -> bool:
     return True
 
 
-def with_rows_held(
+def with_unstepped_rows(
     outcome: TensorDictBase, root: TensorDictBase, mask: torch.Tensor, specs: EnvSpecs
 ) -> TensorDictBase:
     """Return `outcome` where `mask` is True; the other rows hold the entries of `root` and zero rewards."""
@@ -331,12 +331,12 @@ def check_outcome(outcome: TensorDictBase, specs: EnvSpecs) -> None:
 
 
 def check_not_done(
-    fresh: TensorDictBase, masks: Mapping[Path, torch.Tensor], specs: EnvSpecs, name: str
+    root: TensorDictBase, masks: Mapping[Path, torch.Tensor], specs: EnvSpecs, name: str
 ) -> None:
     """Check that no row that was reset is done.
 
     Args:
-        fresh: the result of a reset.
+        root: the result of a reset.
         masks: the ``"_reset"`` masks by group; empty for a reset of all rows.
         specs: the environment's specs.
         name: the environment's name, for the message.
@@ -345,9 +345,9 @@ def check_not_done(
         EnvironmentContractError: if a reset row is done.
     """
     for group in specs.groups():
-        done = fresh.get(as_key((*group, "done")))
+        done = root.get(as_key((*group, "done")))
         if masks:
-            mask = masks[group] if group in masks else reset_rows(masks, fresh.batch_size)
+            mask = masks[group] if group in masks else reset_rows(masks, root.batch_size)
             done = done & mask.reshape((*mask.shape, *[1] * (done.ndim - mask.ndim)))
         if bool(done.any()):
             raise EnvironmentContractError(

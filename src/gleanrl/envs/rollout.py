@@ -26,7 +26,7 @@ from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl._rollout.step_mdp import advance, end_flags
 from gleanrl._rollout.tensordict_stepper import any_set
 from gleanrl._util import positive
-from gleanrl.envs.env_specs import KEEPING_STATE, OF_ANY_SIZE
+from gleanrl.envs.env_specs import KEEPING_STATE, RESIZED
 from gleanrl.errors import MissingArgumentError, UnsupportedError
 
 
@@ -106,19 +106,19 @@ def run_rollout(
         # A `rand_action` that the class overrides must be called on `env` itself, not on the resized environment.
         if policy is None and EnvTraits.of(env).own_actions:
             policy = OwnActions(env)
-        env = OF_ANY_SIZE[0](env, root.batch_size)
+        env = RESIZED[0](env, root.batch_size)
     if not options.auto_reset and root is None:
         raise MissingArgumentError("rollout: auto_reset=False needs the tensordict to start from")
     policy_device = device_of_policy(policy) if options.auto_cast_to_device else None
-    asked = env
+    original = env
     if EnvTraits.of(env).stackable:
         # A recurrent policy may need state entries in the root. `env` then is a wrapper; callbacks and errors use
-        # `asked`.
+        # `original`.
         env = KEEPING_STATE[0](env, policy, policy_device)
     start = root
     if root is not None:
         start = env.reset(root) if options.auto_reset else _undone(env, root)
-        if env is not asked:
+        if env is not original:
             start = _with_state(env, start)
     if not EnvTraits.of(env).stackable:
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
@@ -126,9 +126,9 @@ def run_rollout(
     rules = EpisodeRules(reset_when_done=not options.break_when_any_done)
     plan = plan_rollout(env, policy, policy_device, start, act_now=True, rules=rules, handling=handling)
     try:
-        blocks = with_gradients(plan.gradients, _run, asked, plan, max_steps, options)
+        blocks = with_gradients(plan.gradients, _run, original, plan, max_steps, options)
     except StepFault as fault:
-        raise explain(fault, asked) from fault.cause
+        raise explain(fault, original) from fault.cause
     batch = _joined(plan, blocks, env.device)
     if options.set_truncated:
         mark_truncated(batch, env.done_keys)
@@ -247,9 +247,9 @@ def waiting(batch: TensorDictBase, done_paths: Sequence[Path]) -> TensorDictBase
     last = steps - before.sum(-1, keepdim=True)  # (*batch, 1), index of the first end or `steps`
     index = torch.minimum(torch.arange(steps).expand(batch.batch_size), last).reshape(-1, steps)
     rows = torch.arange(index.shape[0]).unsqueeze(-1)
-    held = batch.reshape(-1, steps)[rows, index].reshape(*size, steps)
-    held.names = batch.names
-    return held
+    out = batch.reshape(-1, steps)[rows, index].reshape(*size, steps)
+    out.names = batch.names
+    return out
 
 
 def _joined(

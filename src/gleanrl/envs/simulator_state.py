@@ -58,8 +58,8 @@ def remember(env: Any) -> dict[str, Any]:
         UnsupportedError: if the state can't be determined; the message says why.
     """
     if isinstance(env, TransformedEnv):
-        theirs = [saved(transform, _FIXED) for transform in _foreign(env)]
-        return {"kind": "transformed", "base": remember(env.base_env), "transforms": theirs}
+        transforms = [saved(transform, _FIXED) for transform in _foreign(env)]
+        return {"kind": "transformed", "base": remember(env.base_env), "transforms": transforms}
     if isinstance(env, SerialEnv):
         return {"kind": "members", "members": [remember(member) for member in env.members]}
     name = type(env).__name__
@@ -106,11 +106,11 @@ def _changes(env: Env, state: Any) -> list[Callable[[], None]]:
         env.start()
         parts = list(zip(env.members, state["members"], strict=False))
         if len(parts) == len(env.members) == len(state["members"]):
-            return [change for member, its in parts for change in _changes(member, its)]
+            return [change for member, saved_state in parts for change in _changes(member, saved_state)]
     if kind == "transformed" and isinstance(env, TransformedEnv):
         pairs = list(zip(_foreign(env), state["transforms"], strict=False))
         if len(pairs) == len(state["transforms"]):
-            found = [parse(transform, its, _FIXED, _SETTLED) for transform, its in pairs]
+            found = [parse(transform, saved_state, _FIXED, _SETTLED) for transform, saved_state in pairs]
             return [*_changes(env.base_env, state["base"]), *found]
     raise SchemaError(f"load_state_dict: the state wasn't saved from environments like {env!r:.200}")
 

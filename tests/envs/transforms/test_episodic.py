@@ -56,7 +56,7 @@ def test_carry_is_renewed_in_reset_rows():
     with pytest.raises(MissingKeyError, match="step from the result of reset"):
         follower.last(TensorDict({}, [3]), "m")
     request = TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [3])
-    assert follower.asked(request).tolist() == [True, False, False]
+    assert follower.reset_mask(request).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_undeclared_outputs_are_refused():
 def test_cache_of_key_sets_is_bounded(monkeypatch):
     made_for = []
     monkeypatch.setattr(
-        module, "batched_row_writer", lambda *given: made_for.append(given[1]) or batched_row_writer(*given)
+        module, "batched_row_writer", lambda *args: made_for.append(args[1]) or batched_row_writer(*args)
     )
     fields = {path: VALUE for n in range(40) for path in ((f"k{n}",), ("next", f"k{n}"))}
     made = Block(Schema(fields), (), 3)

@@ -19,7 +19,7 @@ from gleanrl.envs.transforms import (
     TransformedEnv,
 )
 from gleanrl.envs.transforms.row_columns import Output
-from gleanrl.envs.transforms.row_skipping import Destinations, quiet_plan, skippable
+from gleanrl.envs.transforms.row_skipping import Destinations, row_skipping_plan, skippable
 
 STEPS = 6
 
@@ -140,7 +140,7 @@ def hooks(chain):
 )
 def test_chain_runs_entirely_in_the_core_or_in_transforms(chain_of, transforms, required, mapped, always):
     chain = chain_of(*transforms())
-    plan = quiet_plan(chain, hooks(chain), destinations(required=required), ())
+    plan = row_skipping_plan(chain, hooks(chain), destinations(required=required), ())
     assert len(plan.in_every_row) == always
     assert (None if plan.mapped is None else plan.mapped.keys) == mapped
     if mapped is not None:  # a row with an end runs the whole chain
@@ -150,13 +150,13 @@ def test_chain_runs_entirely_in_the_core_or_in_transforms(chain_of, transforms, 
 
 def test_no_row_is_skipped_if_every_transform_must_run(chain_of):
     chain = chain_of(RewardSum(), RewardClipping(-1.0, 1.0))
-    assert quiet_plan(chain, hooks(chain), destinations(), ()) is None
+    assert row_skipping_plan(chain, hooks(chain), destinations(), ()) is None
 
 
 def test_root_after_skipped_rows_has_mapped_values(chain_of):
     ours = destinations(required=["observation"])
     chain = chain_of(ObservationNorm(1.0, 2.0, ["observation"]), StepCounter())
-    plan = quiet_plan(chain, hooks(chain), ours, ())
+    plan = row_skipping_plan(chain, hooks(chain), ours, ())
     plan.counters.begin(0, {"step_count": torch.zeros(1, dtype=torch.int64)})
     ours.inner.column(("next", "observation"))[:] = torch.arange(6.0)[:, None]
     for t in range(3):

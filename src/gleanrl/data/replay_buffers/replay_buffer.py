@@ -272,7 +272,7 @@ class Composed(Checkpointed):
         """
         if self.initialized:
             with self._gate.lock:
-                held = self._parts.transforms.end_held(ids)
+                held = self._parts.transforms.end_retained(ids)
                 end_trajectories(self._parts.storage, set(ids) - held)
                 self._parts.sampler.follow(self._parts.storage)
 

@@ -21,7 +21,7 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 class HoldsSteps(Protocol):
     """A transform that holds steps back until later steps are written."""
 
-    def end_held(self, ids: Collection[int]) -> set[int]:
+    def end_retained(self, ids: Collection[int]) -> set[int]:
         """Mark the last held-back step of abandoned trajectories as truncated and done.
 
         Returns:
@@ -284,10 +284,10 @@ class Pipeline(Stateful[tuple[Any, ...]]):
                 return None
         return data
 
-    def end_held(self, ids: Collection[int]) -> set[int]:
+    def end_retained(self, ids: Collection[int]) -> set[int]:
         """Mark the held-back last steps of abandoned trajectories and return their ids; see `HoldsSteps`."""
         holding = [module for module in self.modules() if isinstance(module, HoldsSteps)]
-        return set[int]().union(*(module.end_held(ids) for module in holding))
+        return set[int]().union(*(module.end_retained(ids) for module in holding))
 
     def read(self, batch: Any) -> Any:
         """Return a batch after all transforms.

@@ -83,8 +83,8 @@ class PendulumEnv(EnvBase):
             params = self.gen_params(batch_size=size, device=device)["params"]
         drawn = torch.rand((2, *size), generator=self.rng, device=device) * 2 - 1
         out = {"th": drawn[0] * self.DEFAULT_X, "thdot": drawn[1] * self.DEFAULT_Y, "params": params.clone()}
-        fresh = TensorDict(out, size, device=device)
-        return fresh.update(tensordict.select("th", "thdot", strict=False).clone()) if set_state else fresh
+        root = TensorDict(out, size, device=device)
+        return root.update(tensordict.select("th", "thdot", strict=False).clone()) if set_state else root
 
     @staticmethod
     def _step(tensordict: TensorDictBase) -> TensorDictBase:

@@ -73,9 +73,9 @@ class TicTacToeEnv(EnvBase):
             # `multinomial` rejects weights of zero, as full boards have; `over` discards their move below.
             weights = (_free(board) + 1e-9).reshape(-1, 9)
             answer = torch.multinomial(weights, 1, generator=self.generator).reshape(turn.shape[:-1])
-            theirs, lost, filled = _move(board, answer)
+            answered, lost, filled = _move(board, answer)
             over = won | full
-            board = torch.where(over.unsqueeze(-1), board, theirs)
+            board = torch.where(over.unsqueeze(-1), board, answered)
             mover = torch.where(~over & lost, 1 - turn, turn)
             won, full = won | (lost & ~over), full | (filled & ~over)
         else:

@@ -82,7 +82,7 @@ class set_gym_backend:
 
 
 _NEEDED = {"gymnasium": (), "gym": ("gym", "shimmy")}
-_OF_GYMNASIUM = ("vectorization_mode", "vector_kwargs", "disable_env_checker")
+_GYMNASIUM_ARGUMENTS = ("vectorization_mode", "vector_kwargs", "disable_env_checker")
 _LIBRARIES = (
     "gymnasium",
     "gym",
@@ -113,7 +113,7 @@ def named(env_name: Any, gym_kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any
     if gym is gymnasium:
         return env_name, gym_kwargs
     importlib.import_module("shimmy")  # this registers the names below
-    outer = {key: gym_kwargs[key] for key in _OF_GYMNASIUM if key in gym_kwargs}
+    outer = {key: gym_kwargs[key] for key in _GYMNASIUM_ARGUMENTS if key in gym_kwargs}
     inner = {key: value for key, value in gym_kwargs.items() if key not in outer}
     if not _has_five(gym):
         return "GymV21Environment-v0", {**outer, "env_id": env_name, "make_kwargs": inner}

@@ -566,9 +566,9 @@ def one_hot_choices(column: Array) -> Array | None:
 
 def no_choice(key: Path, rows: Array) -> PolicyError:
     """Return the error for rows that should be one-hot but aren't."""
-    shown = np.array2string(rows, threshold=16)
+    text = np.array2string(rows, threshold=16)
     return PolicyError(
-        f"action {as_key(key)!r}: expected one-hot vectors (a single 1 among zeros), got {shown}"
+        f"action {as_key(key)!r}: expected one-hot vectors (a single 1 among zeros), got {text}"
     )
 
 

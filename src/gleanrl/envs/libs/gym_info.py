@@ -223,18 +223,18 @@ def _spec_of(value: Any) -> TensorSpec | None:
     return Unbounded(shape=array.shape, dtype=dtype)
 
 
-def ready_reader(given: Any, ignore_private: bool, sample: Callable[[], list[Mapping[str, Any]]]) -> Any:
+def ready_reader(requested: Any, ignore_private: bool, sample: Callable[[], list[Mapping[str, Any]]]) -> Any:
     """Return a reader with known entries from the argument of `GymLikeEnv.set_info_dict_reader`.
 
     Args:
-        given: the reader; None for one that reads every numeric entry.
-        ignore_private: for `given` None: whether to skip names that begin with an underscore.
+        requested: the reader; None for one that reads every numeric entry.
+        ignore_private: for `requested` None: whether to skip names that begin with an underscore.
         sample: returns infos from which the reader learns its entries.
 
     Raises:
         InvalidArgumentError: if the reader has no `info_spec` and writes nothing.
     """
-    reader = default_info_dict_reader(ignore_private=ignore_private) if given is None else given
+    reader = default_info_dict_reader(ignore_private=ignore_private) if requested is None else requested
     if isinstance(reader, default_info_dict_reader) and reader.info_spec is None:
         reader.learn(sample())
     if inspect.isroutine(reader):
@@ -242,21 +242,21 @@ def ready_reader(given: Any, ignore_private: bool, sample: Callable[[], list[Map
     if not callable(reader) or getattr(reader, "info_spec", None) is None:
         raise InvalidArgumentError(
             "info_dict_reader: expected a callable whose info_spec declares its entries, or a function that writes "
-            f"entries for the infos of a reset and a step, got {given!r}"
+            f"entries for the infos of a reset and a step, got {requested!r}"
         )
     return reader
 
 
-def with_entries_of(reader: Any, spec: Composite, reserved: Collection[str]) -> Composite:
+def with_reader_entries(reader: Any, spec: Composite, reserved: Collection[str]) -> Composite:
     """Return a copy of `spec` with the entries of `reader` added.
 
     Raises:
         InvalidArgumentError: if the key of an entry is taken, or begins with one of the `reserved` names.
     """
     spec = spec.clone()
-    taken = {as_path(key) for key in spec.keys(True, True)}
+    used = {as_path(key) for key in spec.keys(True, True)}
     for path, leaf in spec_entries(reader.info_spec):
-        if path in taken or path[0] in reserved:
+        if path in used or path[0] in reserved:
             raise InvalidArgumentError(
                 f"info_dict_reader: the key {as_key(path)!r} is taken by the environment itself"
             )

@@ -19,7 +19,12 @@ from gleanrl._util import is_native, positive
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
 from gleanrl.envs.base import REPLACED, EnvBase
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
-from gleanrl.envs.libs.gym_info import default_info_dict_reader, ready_reader, spec_entries, with_entries_of
+from gleanrl.envs.libs.gym_info import (
+    default_info_dict_reader,
+    ready_reader,
+    spec_entries,
+    with_reader_entries,
+)
 from gleanrl.envs.libs.gym_simulator import Simulator, checked_reset, checked_step
 from gleanrl.envs.libs.gym_spaces import (
     Group,
@@ -347,7 +352,7 @@ class GymLikeEnv(EnvBase):
         """
         reader = ready_reader(info_dict_reader, ignore_private, self._sample_infos)
         acted = {leaf.key[0] for leaf in leaves(self._action)}
-        self.observation_spec = with_entries_of(reader, self.observation_spec, acted.union(_RESERVED))
+        self.observation_spec = with_reader_entries(reader, self.observation_spec, acted.union(_RESERVED))
         self._readers.append(reader)
         return self
 

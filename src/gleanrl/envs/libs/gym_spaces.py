@@ -393,9 +393,9 @@ def action_tree(space: spaces.Space[Any], categorical: bool) -> Tree:
     return make_tree(space, () if isinstance(space, spaces.Dict) else ("action",), categorical)
 
 
-def check_names(role: str, tree: Tree, taken: Collection[str], space: spaces.Space[Any]) -> None:
-    """Raise `SpaceError` if a leaf of `tree` has one of the `taken` names."""
-    clash = sorted({leaf.key[0] for leaf in leaves(tree)}.intersection(taken))
+def check_names(role: str, tree: Tree, used: Collection[str], space: spaces.Space[Any]) -> None:
+    """Raise `SpaceError` if a leaf of `tree` has one of the `used` names."""
+    clash = sorted({leaf.key[0] for leaf in leaves(tree)}.intersection(used))
     if clash:
         raise SpaceError(
             f"{role}: the keys {clash} of {space} are reserved or used by other entries; rename them with a "

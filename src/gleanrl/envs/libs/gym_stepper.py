@@ -175,7 +175,7 @@ class GymStepper(Stepper):
         """Start a new episode, unless `mask` is False."""
         self._simulator.require_open()
         if mask is None or bool(mask.all()) or self._carry is None:
-            self._carry = self._fresh(0)
+            self._carry = self._new_carry(0)
             self.lease.take()
             self._begin(self._t + 1)
 
@@ -310,9 +310,9 @@ class GymStepper(Stepper):
             super().run(block)
         finally:
             self._begun, count = None, min(self._t + 1, self._last)
-            fresh = roots[begun]
+            first_roots = roots[begun]
             roots[1 : count + 1] = self._next_array[:count]
-            roots[begun] = fresh
+            roots[begun] = first_roots
 
     def _odd(self, obs: Any) -> Array:
         """Return the encoded observation of a new shape or dtype; raise if the codec doesn't accept it."""
@@ -327,7 +327,7 @@ class GymStepper(Stepper):
         for flags, flag in zip(self._next_flags, (True, terminated, truncated), strict=True):
             flags[t] = flag
         if self.rules.reset_when_done:
-            obs = self._fresh(t)
+            obs = self._new_carry(t)
             self._begin(t + 1)
             if self._begun is not None and t < self._last:
                 self._begun.append(t + 1)
@@ -356,7 +356,7 @@ class GymStepper(Stepper):
         raise StepFault(t, 0, "step", cause) from cause
 
     # -------------------------------------------------------------- episodes
-    def _fresh(self, t: int) -> Any:
+    def _new_carry(self, t: int) -> Any:
         """Reset the environment; return its first observation as a carry."""
         try:
             obs, info = self._simulator.reset()

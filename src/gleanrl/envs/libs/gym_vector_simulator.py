@@ -153,8 +153,8 @@ class VectorSimulator(OpenEnv):
         if not rest.any():
             return obs, info
         # Only gymnasium's own classes reach this line, and they leave the other rows of their array unchanged.
-        fresh, fresh_info = self._reset(rest)
-        return merged(obs, fresh, rest), merge_info(info, fresh_info, rest)
+        new_obs, new_info = self._reset(rest)
+        return merged(obs, new_obs, rest), merge_info(info, new_info, rest)
 
     def _reset(self, mask: Array | None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         if mask is not None and not self.partial:
@@ -179,14 +179,14 @@ class VectorSimulator(OpenEnv):
         if self._seeds.count(None) == self.num_envs:
             return None
         rows = [True] * self.num_envs if mask is None else mask.tolist()
-        taken = [seed if row else None for seed, row in zip(self._seeds, rows, strict=True)]
+        seeds = [seed if row else None for seed, row in zip(self._seeds, rows, strict=True)]
         self._seeds = [None if row else seed for seed, row in zip(self._seeds, rows, strict=True)]
-        if all(seed is None for seed in taken):
+        if all(seed is None for seed in seeds):
             return None
-        first = taken[0]
+        first = seeds[0]
         # A single number is the form that every vector environment accepts; only gymnasium's own take a list.
-        chained = first is not None and taken == list(range(first, first + self.num_envs))
-        return first if chained else taken
+        chained = first is not None and seeds == list(range(first, first + self.num_envs))
+        return first if chained else seeds
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -76,7 +76,7 @@ class VectorGymStepper(Stepper):
         # The rows to keep are copied, since the environment may overwrite its arrays in the reset.
         old = None if rows is None else [np.array(array) for array in self._carry or ()]
         self._carry = None
-        self._carry = self._fresh(0, rows, old)
+        self._carry = self._new_carry(0, rows, old)
         self._carry_flags[:, slice(None) if rows is None else rows] = False
         self.lease.take()
 
@@ -193,10 +193,10 @@ class VectorGymStepper(Stepper):
             done &= ~natural
             if not np.count_nonzero(done):
                 return arrays
-        return self._fresh(t, done, [np.array(rows[t]) for rows in self._nexts])
+        return self._new_carry(t, done, [np.array(rows[t]) for rows in self._nexts])
 
     # -------------------------------------------------------------- episodes
-    def _fresh(self, t: int, mask: Array | None, old: list[Array] | None) -> list[Array]:
+    def _new_carry(self, t: int, mask: Array | None, old: list[Array] | None) -> list[Array]:
         """Reset the rows of `mask`; return their first observations, with the rows of `old` elsewhere."""
         try:
             obs, info = self._simulator.reset(mask)
@@ -206,9 +206,9 @@ class VectorGymStepper(Stepper):
         self._limit.restart(mask)
         if mask is None or old is None:
             return arrays
-        for array, fresh in zip(old, arrays, strict=True):
+        for array, new in zip(old, arrays, strict=True):
             where = mask.reshape(-1, *[1] * (array.ndim - 1))
-            np.copyto(array, fresh, "unsafe", where)  # takes a third of the time of indexing
+            np.copyto(array, new, "unsafe", where)  # takes a third of the time of indexing
         return old
 
     def _carry_arrays(self) -> list[Array]:

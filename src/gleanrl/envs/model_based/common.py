@@ -82,8 +82,8 @@ class ModelBasedEnvBase(EnvBase):
         keys = [*self.observation_keys, *self.reward_keys, *self.done_keys]
         # The model may pass flags of the root through. These belong to the previous step, so only flags that the model
         # itself writes are kept.
-        told = {*self.world_model.out_keys, *self.observation_keys}
-        return outcome.select(*(key for key in keys if key in told), strict=False)
+        written = {*self.world_model.out_keys, *self.observation_keys}
+        return outcome.select(*(key for key in keys if key in written), strict=False)
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed torch's global generator, from which the model draws."""

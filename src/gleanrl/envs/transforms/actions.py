@@ -102,7 +102,7 @@ class ActionMask(Following):
         return ended
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        mask, rows = self._mask(tensordict_reset), self.asked(tensordict)
+        mask, rows = self._mask(tensordict_reset), self.reset_mask(tensordict)
         self._show(self.renewed(self.mask_key, mask, None if rows is None else trailing(rows, mask)))
         return tensordict_reset
 
@@ -454,8 +454,8 @@ class MultiAction(Transform):
             root, next_tensordict, going = step_on(root, next_tensordict, actions, parent)
             for key, seen in observations.items():
                 seen.append(next_tensordict.get(key))
-            for key, given in rewards.items():
-                given.append(self._reward(next_tensordict.get(key), given[-1], going))
+            for key, collected in rewards.items():
+                collected.append(self._reward(next_tensordict.get(key), collected[-1], going))
         axis = len(next_tensordict.batch_size) + self.dim - 1
         for stacked, found in ((self.stack_rewards, rewards), (self.stack_observations, observations)):
             for key, values in found.items():
@@ -503,9 +503,9 @@ class MultiAction(Transform):
         keys = list(spec.keys(True, True))
         return map_leaves(spec, zip(keys, keys, strict=True), lambda leaf: self._many(leaf, spec))
 
-    def _many(self, leaf: TensorSpec, whole: Composite) -> TensorSpec:
+    def _many(self, leaf: TensorSpec, spec: Composite) -> TensorSpec:
         """Return `leaf` with a dimension of length -1, which means any length."""
-        axis = whole.ndim + self.dim - 1
+        axis = spec.ndim + self.dim - 1
         many = leaf.unsqueeze(axis).clone()
         many.shape = torch.Size((*many.shape[:axis], -1, *many.shape[axis + 1 :]))
         return many

@@ -17,7 +17,7 @@ from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
 from gleanrl.envs.env_specs import RESETTING_ITSELF
 from gleanrl.envs.outcomes import any_of
 from gleanrl.envs.transforms.base import missing_key
-from gleanrl.envs.transforms.episodic import OfEnvironment
+from gleanrl.envs.transforms.episodic import EnvTransform
 from gleanrl.envs.transforms.row_view import Record, reset_rows, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of
 from gleanrl.envs.transforms.transformed_env import TransformedEnv
@@ -27,7 +27,7 @@ _WAITING = "_waiting"
 """Key of the carried mask of environments with kept first observations, ``(*batch,)`` bool."""
 
 
-class _Keeper(OfEnvironment):
+class _Keeper(EnvTransform):
     """Keeps the first observations of episodes until a reset returns them."""
 
     def carries(self) -> dict[NestedKey, Field]:
@@ -50,16 +50,16 @@ class _Keeper(OfEnvironment):
         for key in self._observations():
             value = outcome.get(key)
             before = self.carried.get(key)
-            kept = value.clone() if before is None else torch.where(trailing(ended, value), value, before)
-            self.carried[key] = kept
+            merged = value.clone() if before is None else torch.where(trailing(ended, value), value, before)
+            self.carried[key] = merged
         before = self.carried.get(_WAITING)
         self.carried[_WAITING] = ended.clone() if before is None else before | ended
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         keys = self.parent.reset_keys
         rows = reset_rows(tensordict, keys)
-        asked = any(tensordict.get(key, None) is not None for key in keys)
-        if asked and self.keeps_first(rows):
+        has_mask = any(tensordict.get(key, None) is not None for key in keys)
+        if has_mask and self.keeps_first(rows):
             for key in self._observations():
                 tensordict_reset.set(key, self.carried[key].clone())
         # Otherwise the whole base environment was reset, and `tensordict_reset` holds its first observations.

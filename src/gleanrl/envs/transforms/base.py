@@ -144,8 +144,8 @@ class KeyList:
     def __get__(self, transform: Any, owner: type | None = None) -> list[NestedKey]:
         if transform is None:
             return self  # type: ignore[return-value]
-        given: list[NestedKey] | None = getattr(transform, f"_{self._name}")
-        return getattr(transform, f"_default_{self._name}")() if given is None else given
+        keys: list[NestedKey] | None = getattr(transform, f"_{self._name}")
+        return getattr(transform, f"_default_{self._name}")() if keys is None else keys
 
     def __set__(self, transform: Any, keys: Keys | None) -> None:
         setattr(transform, f"_{self._name}", as_keys(self._name, keys))
@@ -200,8 +200,8 @@ def _takes_values(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def wrapped(self: Any, tensordict: Any = None, /, *values: Any, **entries: Any) -> Any:
         if tensordict is not None and not isinstance(tensordict, torch.Tensor):
             return forward(self, tensordict)
-        batch, given = TensorDict({}, []), () if tensordict is None else (tensordict, *values)
-        for key, value in (*zip(self.in_keys, given, strict=False), *entries.items()):
+        batch, tensors = TensorDict({}, []), () if tensordict is None else (tensordict, *values)
+        for key, value in (*zip(self.in_keys, tensors, strict=False), *entries.items()):
             batch.set(key, value)
         made = forward(self, batch)
         results = tuple(made.get(key) for key in self.out_keys)
@@ -484,12 +484,12 @@ class Transform(Contained):
         if role in ("action", "state"):
             renamed = [(i, o) for i, o in self.pairs_inv() if i != o]
             return rename_leaves(spec, renamed, lambda leaf: leaf.clone()) if renamed else spec
-        fresh = (
+        added = (
             [(i, o) for i, o in self.pairs() if o not in spec.keys(True, True)]
             if role == "observation"
             else []
         )
-        return map_leaves(spec, fresh, lambda leaf: leaf.clone()) if fresh else spec
+        return map_leaves(spec, added, lambda leaf: leaf.clone()) if added else spec
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Return the spec of all outputs: ``full_{observation,reward,done}_spec``."""

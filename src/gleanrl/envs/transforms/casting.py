@@ -102,8 +102,8 @@ class DTypeCastTransform(EntryTransform):
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         if isinstance(spec, Bounded) and _holds_less(self.dtype_out, spec.dtype):
-            held = torch.iinfo(self.dtype_out)
-            low, high = (bound.clamp(held.min, held.max) for bound in spec.bounds)
+            limits = torch.iinfo(self.dtype_out)
+            low, high = (bound.clamp(limits.min, limits.max) for bound in spec.bounds)
             return Bounded(low, high, spec.shape, spec.device, self.dtype_out)
         return spec.to(self.dtype_out)
 

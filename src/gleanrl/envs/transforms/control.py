@@ -21,12 +21,12 @@ from gleanrl._util import non_negative, positive
 from gleanrl.data.specs import Categorical, Composite, Unbounded
 from gleanrl.envs.outcomes import any_of
 from gleanrl.envs.transforms.base import Keys, Transform
-from gleanrl.envs.transforms.episodic import Following, OfEnvironment
+from gleanrl.envs.transforms.episodic import EnvTransform, Following
 from gleanrl.envs.transforms.row_view import Record, reset_rows, trailing
 from gleanrl.errors import EnvironmentContractError, UnsupportedError
 
 
-class FrameSkipTransform(OfEnvironment):
+class FrameSkipTransform(EnvTransform):
     """Repeats each action and sums the rewards, until the episode ends.
 
     It steps the environment with the transforms before it. If a member of a batch ends early, it isn't stepped any
@@ -111,7 +111,7 @@ class NoopResetEnv(Transform):
         )
 
 
-class EndOfLifeTransform(OfEnvironment):
+class EndOfLifeTransform(EnvTransform):
     """Adds a flag for the loss of a life, which doesn't end the episode.
 
     It is for environments that count lives, such as Atari's. Losses read `eol_key` as their done key.
@@ -209,7 +209,7 @@ class TimeMaxPool(Following):
         return next_tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        rows = self.asked(tensordict)
+        rows = self.reset_mask(tensordict)
         for in_key, out_key in self.pairs():
             frame = tensordict_reset.get(in_key)
             last = frame.expand((self.T, *frame.shape)).clone()
@@ -306,8 +306,8 @@ class ConditionalPolicySwitch(Transform):
         return _chosen(rows, self._acted(root, rows), next_tensordict)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        rows, asked = self._holds(tensordict_reset), reset_rows(tensordict, self.parent.reset_keys)
-        rows = rows if asked is None else rows & asked
+        rows, reset_mask = self._holds(tensordict_reset), reset_rows(tensordict, self.parent.reset_keys)
+        rows = rows if reset_mask is None else rows & reset_mask
         if not bool(rows.any()):
             return tensordict_reset
         outcome = self._acted(tensordict_reset.copy(), rows)
@@ -331,12 +331,12 @@ class ConditionalPolicySwitch(Transform):
         raise UnsupportedError("ConditionalPolicySwitch acts in an environment; it can't be used in a buffer")
 
 
-def _chosen(rows: Tensor, fresh: TensorDictBase, before: TensorDictBase) -> TensorDictBase:
-    """Return `fresh` in `rows` and `before` elsewhere."""
+def _chosen(rows: Tensor, after: TensorDictBase, before: TensorDictBase) -> TensorDictBase:
+    """Return `after` in `rows` and `before` elsewhere."""
     if bool(rows.all()):
-        return fresh
+        return after
     out = before.copy()
     for key in before.keys(True, True):
-        value = fresh.get(key)
+        value = after.get(key)
         out.set(key, torch.where(trailing(rows, value), value, before.get(key)))
     return out

@@ -1,4 +1,4 @@
-"""`Counting`: transforms that a rollout may skip in quiet rows, and that then write many rows at once."""
+"""`Counting`: transforms that a rollout may skip in rows without a flag, and that write many rows at once later."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LEAST_AHEAD, _SO_FEW = 8, 64  # rows, and values: writing that many costs littl
 class Counting(Following):
     """Follows episodes with values that many steps at once yield bit for bit as single steps do, such as counts.
 
-    Rows in which no flag is set are *quiet*. A rollout may skip `_step` in quiet rows if no other transform reads or
-    writes this transform's keys. Before the next row that isn't quiet, `catch_up` writes the results of the skipped
-    steps. If the policy reads the values, they are written ahead, for coming quiet rows. That is possible only for
-    values that depend on the root alone, not on outcomes.
+    Rows in which no flag is set are *skippable*. A rollout may skip `_step` there if no other transform reads or writes
+    this transform's keys. Before the next row that isn't skippable, `catch_up` writes the results of the skipped steps.
+    If the policy reads the values, they are written ahead, for coming skippable rows. That is possible only for values
+    that depend on the root alone, not on outcomes.
     """
 
     on_host = True
@@ -43,7 +43,7 @@ class Counting(Following):
         """
         return seen is None or not set(seen).isdisjoint(self.written_keys())
 
-    def quiet_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
+    def skippable_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
         """Return the number of next steps in which it sets no flag; None if it never sets one.
 
         Args:
@@ -52,14 +52,14 @@ class Counting(Following):
         return None
 
     @abstractmethod
-    def catch_up(self, rows: QuietRows) -> None:
+    def catch_up(self, rows: SkippedRows) -> None:
         """Write the results of `_step` for all of `rows`.
 
         A second call with the same rows must have the same result. `rows` may hold any number of rows.
         """
 
 
-class QuietRows:
+class SkippedRows:
     """Consecutive rows of a block in which no flag was set.
 
     Args:
@@ -98,7 +98,7 @@ class QuietRows:
     def clear(self, key: NestedKey) -> None:
         """Write False for the flags at `key`, unless the base environment writes them.
 
-        This clears the rest of the block as well, once. Rows that aren't quiet are overwritten later, one by one.
+        This clears the rest of the block as well, once. Rows that aren't skippable are overwritten later, one by one.
         """
         output = self._outputs.get(key)
         if output is None:
@@ -114,7 +114,7 @@ class QuietRows:
 
 
 class Skippable(NamedTuple):
-    """Transforms that may be skipped in quiet rows.
+    """Transforms that a rollout may skip in skippable rows.
 
     Attributes:
         transforms: the transforms, in the order of the chain.
@@ -130,15 +130,15 @@ class Skippable(NamedTuple):
 
 
 class Counters:
-    """Runs the transforms that are skipped in quiet rows of a block.
+    """Runs the transforms that are skipped in skippable rows of a block.
 
     Its progress is one tuple, `_since`. One assignment replaces it, so that an interrupt can't leave it half changed.
 
     Args:
-        skipped: the transforms that are skipped; see `quiet_plan`.
+        skipped: the transforms that are skipped; see `row_skipping_plan`.
         block: the outer block, which the user gets.
         outputs: the columns to write, by key.
-        given: the keys that the base environment writes.
+        base_keys: the keys that the base environment writes.
         seen: the keys that the policy reads of a root; None for all.
     """
 
@@ -147,7 +147,7 @@ class Counters:
         skipped: Skippable,
         block: Block,
         outputs: Mapping[NestedKey, Output],
-        given: Collection[NestedKey],
+        base_keys: Collection[NestedKey],
         seen: Collection[NestedKey] | None = (),
     ) -> None:
         transforms, self._addends = skipped
@@ -155,13 +155,13 @@ class Counters:
         self._ahead = [one for one in transforms if one.is_seen(seen)]
         self._behind = [one for one in transforms if one not in self._ahead]
         self._outputs = {
-            key: outputs[key] for one in transforms for key in one.written_keys() if key not in given
+            key: outputs[key] for one in transforms for key in one.written_keys() if key not in base_keys
         }
         self._last = block.num_steps - 1
         self._least = max(_LEAST_AHEAD, _SO_FEW // max(1, block.batch_size[:-1].numel()))
         self._cleared: Values = {}
         # The first skipped row, the transforms' values in its root, and the rows that were written ahead.
-        self._since: tuple[int, Values, QuietRows | None] = 0, {}, None
+        self._since: tuple[int, Values, SkippedRows | None] = 0, {}, None
         self._began = 0
         self.until = 0
         """Index of the next row that must not be skipped; at most that of the last row."""
@@ -174,25 +174,25 @@ class Counters:
     def begin(self, t: int, root: Values) -> None:
         """Skip rows from row `t` on.
 
-        The number of rows written ahead is proportional to the number of quiet rows before. Otherwise the cost of a
+        The number of rows written ahead is proportional to the number of skippable rows before. Otherwise the cost of a
         block in which an episode ends in every row would be quadratic in its length.
 
         Args:
             t: index of the first row to skip.
             root: the root of row `t`, which the block holds already; counts and sums continue from it.
         """
-        kept = {key: root[key] for key in self._outputs}
-        quiet = [n for one in self._transforms if (n := one.quiet_steps(kept)) is not None]
+        values = {key: root[key] for key in self._outputs}
+        counts = [n for one in self._transforms if (n := one.skippable_steps(values)) is not None]
         if self._ahead:
-            quiet.append(self._least + 2 * (t - self._began))
+            counts.append(self._least + 2 * (t - self._began))
             self._began = t
-        self.until = min(self._last, t + min(quiet, default=self._last))
+        self.until = min(self._last, t + min(counts, default=self._last))
         ahead = None
         if self._ahead and self.until > t:
             ahead = self._rows(t, self.until - t)
             for one in self._ahead:
                 one.catch_up(ahead)
-        self._since = t, kept, ahead
+        self._since = t, values, ahead
 
     def catch_up(self, t: int) -> Values:
         """Write the skipped rows before row `t`; return the transforms' values in the root of row `t`."""
@@ -208,5 +208,5 @@ class Counters:
             self._since = t, values | rows.values, None
         return self._since[1]
 
-    def _rows(self, first: int, count: int) -> QuietRows:
-        return QuietRows(self._outputs, self._addends, self._cleared, first, count)
+    def _rows(self, first: int, count: int) -> SkippedRows:
+        return SkippedRows(self._outputs, self._addends, self._cleared, first, count)

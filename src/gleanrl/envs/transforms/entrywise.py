@@ -62,7 +62,7 @@ def scaled(value: torch.Tensor, loc: torch.Tensor, scale: torch.Tensor, standard
     return (value - loc) / scale if standardizes else value * scale + loc
 
 
-def beside(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor | None:
+def buffer_on_device(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor | None:
     """Return a transform's buffer on the device of `value`: the buffer itself, or a copy that is cached.
 
     The cache follows the buffer by identity and by torch's version counter. Inference tensors have no counter, so they

@@ -18,7 +18,7 @@ from gleanrl.envs.transforms.row_view import Record, reset_rows
 from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedError
 
 
-class OfEnvironment(Transform):
+class EnvTransform(Transform):
     """A transform for the steps and resets of an environment; a replay buffer can't use it."""
 
     def forward(self, tensordict: Any) -> Any:
@@ -28,7 +28,7 @@ class OfEnvironment(Transform):
         )
 
 
-class Following(OfEnvironment):
+class Following(EnvTransform):
     """Carries values from step to step within the episodes of an environment.
 
     `carried` holds one tensor for all environments by key. A step replaces the tensor, and `renewed` sets initial
@@ -68,7 +68,7 @@ class Following(OfEnvironment):
         """The keys of the environment's ``"_reset"`` masks."""
         return list(self.surroundings().reset_keys)
 
-    def asked(self, request: Record) -> Tensor | None:
+    def reset_mask(self, request: Record) -> Tensor | None:
         """Return which environments a request resets, ``(*batch,)`` bool; None for all of them."""
         keys: Sequence[NestedKey] = (
             [self.reset_key] if self.reset_key is not None else self.surroundings().reset_keys
@@ -91,14 +91,14 @@ class Following(OfEnvironment):
         changed = self._changed_later  # inlined from `own`: a call in every step would cost more
         value = self.own(root, key) if changed is None or key in changed else root.get(key, None)
         if value is None:
-            value = self.kept(key, root.device if device is None else device)
+            value = self.carried_value(key, root.device if device is None else device)
         if value is None:
             raise MissingKeyError(
                 f"{type(self).__name__}: key {key!r} not found in the root; step from the result of reset"
             )
         return value
 
-    def kept(self, key: NestedKey, device: torch.device | None) -> Tensor | None:
+    def carried_value(self, key: NestedKey, device: torch.device | None) -> Tensor | None:
         """Return the carried value at `key` on `device`; None if there is none.
 
         It may have to move, because collectors and `rollout` may use rows on different devices.
@@ -120,21 +120,21 @@ class Following(OfEnvironment):
         return frozenset(key for transform in later for key in transform.written_keys())
 
     def renewed(
-        self, key: NestedKey, fresh: Tensor, mask: Tensor | None, before: Tensor | None = None
+        self, key: NestedKey, initial: Tensor, mask: Tensor | None, before: Tensor | None = None
     ) -> Tensor:
-        """Return `fresh` where `mask` is True and the value before elsewhere; the result becomes the carried value.
+        """Return `initial` where `mask` is True and the value before elsewhere; the result becomes the carried value.
 
         Args:
             key: key of the carried value.
-            fresh: values at the beginning of an episode.
-            mask: bool, broadcasts with `fresh`; None for everywhere.
+            initial: values at the beginning of an episode.
+            mask: bool, broadcasts with `initial`; None for everywhere.
             before: the values before; None for the carried ones.
         """
-        before = self.kept(key, fresh.device) if before is None else before
+        before = self.carried_value(key, initial.device) if before is None else before
         if mask is not None and before is not None:
-            fresh = torch.where(mask, fresh, before)
-        self.carried[key] = fresh
-        return fresh
+            initial = torch.where(mask, initial, before)
+        self.carried[key] = initial
+        return initial
 
 
 def reward_fields(follower: Following) -> dict[NestedKey, Field]:

@@ -95,7 +95,7 @@ class CatFrames(EntryTransform, Following):
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         for in_key, out_key in self.pairs():
             frame = next_tensordict.get(in_key)
-            stack = self.kept(in_key, frame.device)
+            stack = self.carried_value(in_key, frame.device)
             if stack is None:
                 raise UnsupportedError("CatFrames: reset the environment before the first step")
             size = frame.shape[self.dim]
@@ -105,7 +105,7 @@ class CatFrames(EntryTransform, Following):
         return next_tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        rows = self.asked(tensordict)
+        rows = self.reset_mask(tensordict)
         for in_key, out_key in self.pairs():
             frame = tensordict_reset.get(in_key)
             stack = torch.cat([*[self._pad(frame)] * (self.N - 1), frame], self.dim)
@@ -166,11 +166,11 @@ class CatFrames(EntryTransform, Following):
             (torch.Size([2, 3]), True)
         """
         positive("batch_size", batch_size)
-        taken = sorted({"num_slices", "slice_len", "span", "pad", "pad_output"} & sampler_kwargs.keys())
-        if taken or not sampler_kwargs.get("strict_length", True):
+        reserved = sorted({"num_slices", "slice_len", "span", "pad", "pad_output"} & sampler_kwargs.keys())
+        if reserved or not sampler_kwargs.get("strict_length", True):
             raise InvalidArgumentError(
                 f"sampler_kwargs: CatFrames samples whole slices of N={self.N} steps; leave out "
-                f"{taken or ['strict_length']}"
+                f"{reserved or ['strict_length']}"
             )
         in_keys, out_keys = [*self.in_keys], [*self.out_keys]
         if not any(as_path(key)[0] == "next" for key in in_keys):
@@ -272,7 +272,7 @@ _GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in ITU-R BT.601 luma."""
 
 
-class _OfImages(EntryTransform):
+class _ImageTransform(EntryTransform):
     """Base class for transforms of images."""
 
     on_host = False
@@ -288,7 +288,7 @@ class _OfImages(EntryTransform):
         return out
 
 
-class ToTensorImage(_OfImages):
+class ToTensorImage(_ImageTransform):
     """Converts ``(..., H, W, C)`` images to ``(..., C, H, W)``, and integers to floats from 0 to 1.
 
     Args:
@@ -334,7 +334,7 @@ class ToTensorImage(_OfImages):
         return super()._leaf(spec)
 
 
-class GrayScale(_OfImages):
+class GrayScale(_ImageTransform):
     """Converts ``(..., 3, H, W)`` images to ``(..., 1, H, W)``. Results for integer images are rounded.
 
     Args:
@@ -355,7 +355,7 @@ class GrayScale(_OfImages):
         return grey if value.dtype is dtype else grey.round_().to(value.dtype)
 
 
-class Resize(_OfImages):
+class Resize(_ImageTransform):
     """Interpolates ``(..., C, H, W)`` images to another size. Results for integer images are rounded and clipped.
 
     Args:
@@ -401,7 +401,7 @@ class Resize(_OfImages):
         return out.reshape(*value.shape[:-2], self.h, self.w)
 
 
-class Crop(_OfImages):
+class Crop(_ImageTransform):
     """Cuts a rectangle out of ``(..., C, H, W)`` images.
 
     Args:

@@ -92,14 +92,14 @@ class RenameTransform(Transform):
 
     def _moved(self, record: Record, pairs: list[tuple[NestedKey, NestedKey]]) -> Record:
         # All values are read before the first is set, so that two keys can be swapped.
-        for source, target, value in [(*pair, self._taken(record, pair[0])) for pair in pairs]:
+        for source, target, value in [(*pair, self._extract(record, pair[0])) for pair in pairs]:
             if value is not None:
                 record.set(target, value)
             elif not self.missing_tolerance:
                 raise missing_key(self, source, record)
         return record
 
-    def _taken(self, record: Record, key: NestedKey) -> Any:
+    def _extract(self, record: Record, key: NestedKey) -> Any:
         if not self.create_copy:
             return record.pop(key, None)
         value = record.get(key, None)
@@ -147,9 +147,11 @@ class _Keeping(Transform):
             return tensordict
         assert isinstance(tensordict, TensorDictBase)
         paths = [as_path(key) for key in tensordict.keys(True, True)]
-        kept = {path for path in paths if self._keeps(as_key(path))}
-        dropped = [path for path in paths if path not in kept]
-        empty = [group for group in _groups(tensordict) if all(path[: len(group)] != group for path in kept)]
+        retained = {path for path in paths if self._keeps(as_key(path))}
+        dropped = [path for path in paths if path not in retained]
+        empty = [
+            group for group in _groups(tensordict) if all(path[: len(group)] != group for path in retained)
+        ]
         dropped += [group for group in empty if not self._keeps(group)]
         return tensordict.exclude(*map(as_key, dropped))
 
@@ -180,7 +182,7 @@ class SelectTransform(_Keeping):
 
     def _keeps(self, key: NestedKey) -> bool:
         path = as_path(key)
-        if any(path[: len(as_path(kept))] == as_path(kept) for kept in self.selected_keys):
+        if any(path[: len(as_path(selected))] == as_path(selected) for selected in self.selected_keys):
             return True
         parent = self.parent
         if parent is None:  # a batch of a buffer

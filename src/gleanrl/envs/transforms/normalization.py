@@ -12,7 +12,7 @@ from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
 from gleanrl._util import integer
 from gleanrl.data.specs import TensorSpec
 from gleanrl.envs.transforms.base import Keys
-from gleanrl.envs.transforms.entrywise import EntryTransform, Operation, affine, beside, scaled
+from gleanrl.envs.transforms.entrywise import EntryTransform, Operation, affine, buffer_on_device, scaled
 from gleanrl.envs.transforms.spec_tools import mapped
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
 
@@ -136,8 +136,8 @@ class ObservationNorm(EntryTransform):
         data = data.movedim(len(parent.batch_size), cat_dim)
         dims = [d % data.ndim for d in ((reduce_dim,) if isinstance(reduce_dim, int) else reduce_dim)]
         loc, scale = data.mean(dims, keepdim=True), data.std(dims, keepdim=True)
-        kept = {d % data.ndim for d in keep_dims or ()}
-        for dim in sorted(set(dims) - kept, reverse=True):
+        retained = {d % data.ndim for d in keep_dims or ()}
+        for dim in sorted(set(dims) - retained, reverse=True):
             loc, scale = loc.squeeze(dim), scale.squeeze(dim)
         scale = scale.clamp_min(self.eps)
         if not self.standard_normal:
@@ -149,7 +149,10 @@ class ObservationNorm(EntryTransform):
             self.holder.empty_cache()
 
     def _numbers(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        loc, scale = beside(self, "loc", value), beside(self, "scale", value)  # read at every step
+        loc, scale = (
+            buffer_on_device(self, "loc", value),
+            buffer_on_device(self, "scale", value),
+        )  # read at every step
         if loc is None or scale is None:
             raise MissingArgumentError(
                 "ObservationNorm: expected loc and scale, got None; pass them or call init_stats"

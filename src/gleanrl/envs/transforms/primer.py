@@ -98,12 +98,12 @@ class TensorDictPrimer(Transform):
             size = torch.Size() if parent is None else torch.Size(parent.batch_size)
             out = Composite({}, shape=size)
             for key in keys_of(self.primers):
-                out[key] = self._whole(key, self.primers[key], size)
+                out[key] = self._batched_spec(key, self.primers[key], size)
             device = None if parent is None else parent.device
             self._expanded = out if device is None else out.to(device)
         return self._expanded
 
-    def _whole(self, key: NestedKey, leaf: TensorSpec, size: torch.Size) -> TensorSpec:
+    def _batched_spec(self, key: NestedKey, leaf: TensorSpec, size: torch.Size) -> TensorSpec:
         """Return an entry's spec with the environment's batch dimensions."""
         if not size or torch.Size(self.primers.shape) == size:
             return leaf
@@ -117,7 +117,7 @@ class TensorDictPrimer(Transform):
             )
         return leaf
 
-    def _fresh(self, key: NestedKey, spec: TensorSpec, lead: tuple[int, ...] = ()) -> Tensor:
+    def _initial(self, key: NestedKey, spec: TensorSpec, lead: tuple[int, ...] = ()) -> Tensor:
         if self.generator is not None:
             # Drawn on the CPU, so that a seed yields the same values on every device.
             drawn = spec.to("cpu").rand(lead, generator=self.generator.get())
@@ -140,7 +140,7 @@ class TensorDictPrimer(Transform):
                 value = tensordict.get(("next", *as_path(key)), None)  # the policy's new state
                 value = tensordict.get(key, None) if value is None else value
                 next_tensordict.set(
-                    key, self._fresh(key, self._specs()[key]) if value is None else value.clone()
+                    key, self._initial(key, self._specs()[key]) if value is None else value.clone()
                 )
         return next_tensordict
 
@@ -183,9 +183,9 @@ class TensorDictPrimer(Transform):
             return made
         if not made.batch_size:
             return made.expand(size).clone()
-        whole = self._specs().zero()
-        whole[rows] = made.select(*self.out_keys)
-        return whole
+        values = self._specs().zero()
+        values[rows] = made.select(*self.out_keys)
+        return values
 
     def _primed(self, tensordict: Record, tensordict_reset: Record) -> Record:
         """Set the entries in `tensordict_reset`: initial values where `tensordict` asks for a reset.
@@ -197,11 +197,11 @@ class TensorDictPrimer(Transform):
         mask = reset_rows(tensordict, keys)
         single = self._single(torch.Size(self.parent.batch_size), mask)
         for key in self.out_keys:
-            fresh = self._fresh(key, specs[key]) if single is None else single.get(key)
+            value = self._initial(key, specs[key]) if single is None else single.get(key)
             before = tensordict.get(key, None)
             if mask is not None and before is not None:
-                fresh = torch.where(trailing(mask, fresh), fresh, before)
-            tensordict_reset.set(key, fresh)
+                value = torch.where(trailing(mask, value), value, before)
+            tensordict_reset.set(key, value)
         return tensordict_reset
 
     def forward(self, tensordict: Any) -> Any:
@@ -210,7 +210,7 @@ class TensorDictPrimer(Transform):
         single = self._single(tensordict.batch_size) if missing else None
         for key in missing:
             made = (
-                self._fresh(key, self.primers[key], tensordict.batch_size)
+                self._initial(key, self.primers[key], tensordict.batch_size)
                 if single is None
                 else single.get(key)
             )

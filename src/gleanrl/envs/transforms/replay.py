@@ -323,28 +323,28 @@ class MultiStepTransform(BufferTransform):
                     f"MultiStepTransform: expected {tuple(self._held.batch_size[:-1])} streams as before, got a batch "
                     f"of {tuple(tensordict.batch_size)}; time is the last dimension"
                 )
-            place = place_of(tensordict)
-            if place_of(self._held) != place:
-                self._held = self._held.to(place)
+            device = place_of(tensordict)
+            if place_of(self._held) != device:
+                self._held = self._held.to(device)
             total = torch.cat([self._held, tensordict], tensordict.ndim - 1)
             cut = torch.cat([self._seams_of(self._held, tensordict), cut], -1)
         length = total.shape[-1]
-        kept = slice(max(length - self.n_steps, 0), length)
+        last = slice(max(length - self.n_steps, 0), length)
         # Clones, because the caller may change or reuse the memory of its batch before the next write.
-        self._held, self._seams = total[..., kept].clone(), cut[..., kept].clone()
+        self._held, self._seams = total[..., last].clone(), cut[..., last].clone()
         if length <= self.n_steps:
             return None
         return self._post_processed(total, cut)[..., : length - self.n_steps].clone()
 
-    def _seams_of(self, held: TensorDictBase, batch: TensorDictBase) -> torch.Tensor:
-        """Return which of the `held` steps are the last before a seam, ``[*B, T]`` bool.
+    def _seams_of(self, retained: TensorDictBase, batch: TensorDictBase) -> torch.Tensor:
+        """Return which of the `retained` steps are the last before a seam, ``[*B, T]`` bool.
 
         Seams found at earlier writes are kept. The last held step is compared with the first step of `batch`.
         """
-        cut = torch.zeros(held.batch_size, dtype=torch.bool, device="cpu")
-        if self._seams is not None and self._seams.shape == held.batch_size:
+        cut = torch.zeros(retained.batch_size, dtype=torch.bool, device="cpu")
+        if self._seams is not None and self._seams.shape == retained.batch_size:
             cut |= self._seams
-        found = seams(held, batch, [] if self.mask_key is None else [self.mask_key])
+        found = seams(retained, batch, [] if self.mask_key is None else [self.mask_key])
         if found is not None:
             cut[..., -1] |= found.cpu()
         return cut
@@ -364,7 +364,7 @@ class MultiStepTransform(BufferTransform):
             ends = ends | trajectory_ends(total, done_key=key, mask_keys=masks)
         return process.bounded(total, ends | cut.to(ends.device))
 
-    def end_held(self, ids: Collection[int]) -> set[int]:
+    def end_retained(self, ids: Collection[int]) -> set[int]:
         """Mark the last held steps of trajectories that won't continue as truncated; see `HoldsSteps`.
 
         Args:
@@ -377,7 +377,7 @@ class MultiStepTransform(BufferTransform):
 
     def parts(self) -> dict[str, Stateful[Any]]:
         """Return the held steps as a part of the state."""
-        return {"held": _Held(self)}
+        return {"held": _RetainedPart(self)}
 
     def _misplaced(self) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -387,7 +387,7 @@ class MultiStepTransform(BufferTransform):
 
 
 @dataclass(frozen=True)
-class HeldSteps:
+class RetainedSteps:
     """The state of the held steps, ``[*B, T]``; `leaves` is empty if there are none."""
 
     leaves: Mapping[NestedKey, Leaf]
@@ -397,22 +397,22 @@ class HeldSteps:
     """Marks the steps that are the last before a seam, ``[*B, T]`` bool; None if there is no seam."""
 
 
-class _Held(Stateful[HeldSteps]):
+class _RetainedPart(Stateful[RetainedSteps]):
     """The held steps of a `MultiStepTransform`, as a part of its state."""
 
     def __init__(self, transform: MultiStepTransform) -> None:
         self._transform = transform
 
-    def snapshot(self) -> HeldSteps:
-        held = self._transform._held
-        if held is None:
-            return HeldSteps({}, (), ())
-        leaves = {as_key(path): leaf.clone() for path, leaf in flatten(held).items()}
+    def snapshot(self) -> RetainedSteps:
+        steps = self._transform._held
+        if steps is None:
+            return RetainedSteps({}, (), ())
+        leaves = {as_key(path): leaf.clone() for path, leaf in flatten(steps).items()}
         cut = self._transform._seams
-        kept = cut.clone() if cut is not None and bool(cut.any()) else None
-        return HeldSteps(MappingProxyType(leaves), tuple(held.batch_size), tuple(held.names), kept)
+        saved = cut.clone() if cut is not None and bool(cut.any()) else None
+        return RetainedSteps(MappingProxyType(leaves), tuple(steps.batch_size), tuple(steps.names), saved)
 
-    def parse(self, state: Any) -> HeldSteps:
+    def parse(self, state: Any) -> RetainedSteps:
         reader = StateReader(state, "MultiStepTransform")
         leaves, size, names = (reader.get(name) for name in ("leaves", "batch_size", "names"))
         if not isinstance(size, (list, tuple)) or not all(type(n) is int and n >= 0 for n in size):
@@ -434,16 +434,16 @@ class _Held(Stateful[HeldSteps]):
         cut = None
         if "seams" in reader:  # not in the states of former releases
             cut = reader.optional("seams", lambda name: reader.tensor(name, torch.bool, size))
-        return HeldSteps(MappingProxyType(copies), tuple(size), tuple(names), cut)
+        return RetainedSteps(MappingProxyType(copies), tuple(size), tuple(names), cut)
 
-    def adopt(self, value: HeldSteps) -> None:
-        held = None
+    def adopt(self, value: RetainedSteps) -> None:
+        steps = None
         if value.leaves:
             names: Any = list(value.names) if any(value.names) else None
-            held = TensorDict({}, list(value.batch_size), names=names)
+            steps = TensorDict({}, list(value.batch_size), names=names)
             for key, leaf in value.leaves.items():
-                held.set(key, as_entry(leaf.clone()))
-        self._transform._held = held
+                steps.set(key, as_entry(leaf.clone()))
+        self._transform._held = steps
         self._transform._seams = None if value.seams is None else value.seams.clone()
 
 

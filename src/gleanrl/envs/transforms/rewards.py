@@ -15,8 +15,8 @@ from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
 from gleanrl.data.specs import Binary, Bounded, Composite, TensorSpec
 from gleanrl.envs.transforms.base import Keys, as_keys
-from gleanrl.envs.transforms.counting import Counting, QuietRows
-from gleanrl.envs.transforms.entrywise import EntryTransform, Operation, affine, beside, scaled
+from gleanrl.envs.transforms.counting import Counting, SkippedRows
+from gleanrl.envs.transforms.entrywise import EntryTransform, Operation, affine, buffer_on_device, scaled
 from gleanrl.envs.transforms.episodic import Following, reward_fields, with_carried
 from gleanrl.envs.transforms.row_view import Record, sibling, trailing
 from gleanrl.envs.transforms.spec_tools import keys_of, mapped
@@ -92,7 +92,7 @@ class RewardSum(Counting):
         """Return the keys of the rewards, each with the key of its sum."""
         return self.pairs()
 
-    def catch_up(self, rows: QuietRows) -> None:
+    def catch_up(self, rows: SkippedRows) -> None:
         """Add one reward after the other, as single steps do: the order changes the rounding of float sums."""
         for _, out_key in self.pairs():
             self.carried[out_key] = rows.add_up(out_key)
@@ -117,19 +117,19 @@ class RewardSum(Counting):
     def _find_begins(self) -> list[tuple[NestedKey, NestedKey, torch.Tensor]]:
         """Return the key of each sum, the key of its ``"_reset"`` mask, and its initial value."""
         spec = self.surroundings().full_reward_spec
-        asked = zip(self.pairs(), self.reset_keys, strict=True)
-        return [(out_key, reset_key, spec[in_key].zero()) for (in_key, out_key), reset_key in asked]
+        pairs = zip(self.pairs(), self.reset_keys, strict=True)
+        return [(out_key, reset_key, spec[in_key].zero()) for (in_key, out_key), reset_key in pairs]
 
     @property
     def reset_keys(self) -> list[NestedKey]:
         """The key of the ``"_reset"`` mask of each sum."""
-        known, given = list(self.surroundings().reset_keys), self._reset_keys
-        if given is not None:
-            if len(given) != len(self.in_keys) or any(key not in known for key in given):
+        known, keys = list(self.surroundings().reset_keys), self._reset_keys
+        if keys is not None:
+            if len(keys) != len(self.in_keys) or any(key not in known for key in keys):
                 raise InvalidArgumentError(
-                    f"RewardSum: reset_keys: expected one of {known} for each of {self.in_keys}, got {given}"
+                    f"RewardSum: reset_keys: expected one of {known} for each of {self.in_keys}, got {keys}"
                 )
-            return given
+            return keys
         found: list[NestedKey] = []
         for key in self.in_keys:
             path = as_path(key)[:-1]
@@ -205,12 +205,12 @@ class TargetReturn(Following):
         return next_tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        rows = self.asked(tensordict)
+        rows = self.reset_mask(tensordict)
         device = self.home()
         for key, field in self.carries().items():
-            fresh = torch.full(field.shape, self.target_return, dtype=field.dtype, device=device)
-            mask = None if rows is None else trailing(rows, fresh)
-            tensordict_reset.set(key, self.renewed(key, fresh, mask, self.own(tensordict, key)))
+            initial = torch.full(field.shape, self.target_return, dtype=field.dtype, device=device)
+            mask = None if rows is None else trailing(rows, initial)
+            tensordict_reset.set(key, self.renewed(key, initial, mask, self.own(tensordict, key)))
         return tensordict_reset
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
@@ -218,14 +218,14 @@ class TargetReturn(Following):
         return with_carried(observation_spec, self)
 
 
-class _OfRewards(EntryTransform):
+class _RewardTransform(EntryTransform):
     """Base class: maps the environment's rewards unless keys are given."""
 
     def _default_in_keys(self) -> list[NestedKey]:
         return ["reward"] if self.parent is None else list(self.parent.reward_keys)
 
 
-class RewardScaling(_OfRewards):
+class RewardScaling(_RewardTransform):
     """Maps rewards by ``reward * scale + loc``, or with `standard_normal` by ``(reward - loc) / scale``.
 
     Args:
@@ -252,7 +252,7 @@ class RewardScaling(_OfRewards):
             raise InvalidArgumentError(f"scale: expected no zero with standard_normal, got {scale!r}")
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        loc, scale = beside(self, "loc", value), beside(self, "scale", value)
+        loc, scale = buffer_on_device(self, "loc", value), buffer_on_device(self, "scale", value)
         assert loc is not None and scale is not None
         return scaled(value, loc, scale, self.standard_normal).to(value.dtype)
 
@@ -265,7 +265,7 @@ class RewardScaling(_OfRewards):
         return f"loc={self._buffers['loc']}, scale={self._buffers['scale']}, standard_normal={self.standard_normal}"
 
 
-class RewardClipping(_OfRewards):
+class RewardClipping(_RewardTransform):
     """Clips rewards to an interval.
 
     Args:
@@ -335,7 +335,7 @@ class ClipTransform(EntryTransform):
         self._whole = all(torch.equal(bound, bound.round()) for bound in bounds)
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        low, high = beside(self, "low", value), beside(self, "high", value)
+        low, high = buffer_on_device(self, "low", value), buffer_on_device(self, "high", value)
         clipped = torch.clamp(value, low, high)
         return clipped.to(value.dtype) if self._whole or value.is_floating_point() else clipped
 
@@ -369,7 +369,7 @@ class SignTransform(EntryTransform):
         return Bounded(-1, 1, spec.shape, spec.device, spec.dtype)
 
 
-class BinarizeReward(_OfRewards):
+class BinarizeReward(_RewardTransform):
     """Replaces positive rewards by 1 and other rewards by 0, in int8.
 
     Args:
@@ -405,7 +405,7 @@ class LineariseRewards(EntryTransform):
         )
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        weights = beside(self, "weights", value)
+        weights = buffer_on_device(self, "weights", value)
         if weights is not None and weights.shape != value.shape[-1:]:
             raise InvalidArgumentError(
                 f"LineariseRewards: expected {value.shape[-1]} weights, one for each component, got {weights.tolist()}"

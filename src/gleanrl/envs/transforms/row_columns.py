@@ -162,14 +162,14 @@ def lists_pass(env: Any) -> bool:
 
 
 def require_declared(
-    expected: Mapping[Path, Field], made: Mapping[NestedKey, torch.Tensor], others: Schema, dims: int
+    expected: Mapping[Path, Field], made: Mapping[NestedKey, torch.Tensor], base_schema: Schema, dims: int
 ) -> None:
     """Check that a reset's root is as the transformed specs declare it.
 
     Args:
         expected: the declared fields.
         made: the results of transforms, ``[*batch, *leaf]``.
-        others: the fields that the base environment writes.
+        base_schema: the fields that the base environment writes.
         dims: number of batch dimensions.
 
     Raises:
@@ -177,13 +177,13 @@ def require_declared(
     """
     for path, field in expected.items():
         value = made.get(as_key(path))
-        came: Field | None = others[path] if path in others else None  # noqa: SIM401
+        found: Field | None = base_schema[path] if path in base_schema else None  # noqa: SIM401
         if value is not None:
-            came = Field(value.shape[dims:], value.dtype)
-        if came != field:
+            found = Field(value.shape[dims:], value.dtype)
+        if found != field:
             raise EnvironmentContractError(
                 f"reset of a transformed environment: key {as_key(path)!r} expected {field}, as the transformed specs "
-                f"declare it, got {'nothing' if came is None else came}; fix the transform, or its "
+                f"declare it, got {'nothing' if found is None else found}; fix the transform, or its "
                 "transform_observation_spec"
             )
 

@@ -1,7 +1,7 @@
-"""Chooses which transforms a rollout skips in quiet rows, and which ones the native core runs.
+"""Chooses which transforms a rollout skips in skippable rows, and which ones the native core runs.
 
-A row is quiet if no flag is set in it. Counting transforms are skipped there, and write many rows at once later. The
-core computes transforms that are arithmetic on small rows, without torch.
+A row is skippable if no flag is set in it. Counting transforms are skipped there, and write many rows at once later.
+The core computes transforms that are arithmetic on small rows, without torch.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RowArithmetic:
         self._inner, self._outer = inner, outer
         self._known: tuple[Any, MappedRows | None] | None = None
 
-    def of(self, chain: Sequence[Transform]) -> MappedRows | None:
+    def mapped_rows(self, chain: Sequence[Transform]) -> MappedRows | None:
         """Return `MappedRows` that equal the transforms in `chain`, bit for bit.
 
         The last result is cached, and used again while columns, operations and operands keep their form.
@@ -163,7 +163,7 @@ def _is_readable(numbers: torch.Tensor, shape: tuple[int, ...]) -> bool:
     if not numbers.is_cpu or numbers.is_neg() or not numbers.numel() or numbers.ndim > len(shape):
         return False
     sizes = zip(reversed(numbers.shape), reversed(shape), strict=False)
-    return all(size in (1, whole) for size, whole in sizes)
+    return all(size in (1, full) for size, full in sizes)
 
 
 Steps = Sequence[tuple[Any, bool]]
@@ -192,7 +192,7 @@ class Destinations:
         outputs: the outputs for the results of transforms, by key.
 
     Attributes:
-        given: the keys that the base environment writes, without ``"next"``.
+        base_keys: the keys that the base environment writes, without ``"next"``.
         arithmetic: compiles transforms from the inner to the outer block.
     """
 
@@ -200,20 +200,20 @@ class Destinations:
         self, inner: Block, outer: Block, required: list[NestedKey], outputs: Mapping[NestedKey, Output]
     ) -> None:
         self.inner, self.outer, self.required, self.outputs = inner, outer, required, outputs
-        self.given = {as_key(path[1:]) for path in inner.schema.paths if path[0] == "next"}
+        self.base_keys = {as_key(path[1:]) for path in inner.schema.paths if path[0] == "next"}
         self.arithmetic = RowArithmetic(inner, outer)
 
 
 class RowSkippingPlan(NamedTuple):
-    """How a rollout runs its transforms, depending on whether a row is quiet.
+    """How a rollout runs its transforms, depending on whether a row is skippable.
 
     Attributes:
-        counters: the transforms that are skipped in quiet rows.
-        mapped: runs all other transforms in quiet rows; None if their hooks run.
+        counters: the transforms that are skipped in skippable rows.
+        mapped: runs all other transforms in skippable rows; None if their hooks run.
         in_every_row: the hooks of the other transforms; empty with `mapped`.
-        in_other_rows: the hooks that run in rows that aren't quiet, after `in_every_row`. With `mapped` these are all
-            hooks of the chain.
-        required: the keys that must be written in quiet rows, except keys of counters; empty with `mapped`.
+        in_other_rows: the hooks that run in rows that aren't skippable, after `in_every_row`. With `mapped` these are
+            all hooks of the chain.
+        required: the keys that must be written in skippable rows, except keys of counters; empty with `mapped`.
     """
 
     counters: Counters
@@ -222,7 +222,7 @@ class RowSkippingPlan(NamedTuple):
     in_other_rows: Steps
     required: list[NestedKey]
 
-    def is_quiet(self, t: int, done: DoneFlags) -> bool:
+    def is_skippable(self, t: int, done: DoneFlags) -> bool:
         """Return whether no episode ended in row `t`: neither by the environment's flags nor by a counter."""
         return t < self.counters.until and not done.any(t)
 
@@ -238,10 +238,10 @@ class RowSkippingPlan(NamedTuple):
         return self.counters.catch_up(t) | mapped
 
 
-def quiet_plan(
+def row_skipping_plan(
     chain: Sequence[Transform], steps: Steps, rows: Destinations, seen: Collection[NestedKey] | None
 ) -> RowSkippingPlan | None:
-    """Return how to run transforms in quiet and in other rows.
+    """Return how to run transforms in skippable and in other rows.
 
     The best plan skips the counters and maps all other transforms in the core. If the core can't do that, their hooks
     run in every row, and only counters at the end of the chain are skipped.
@@ -253,15 +253,15 @@ def quiet_plan(
         seen: the keys that the policy reads of a root; None for all.
 
     Returns:
-        None if quiet rows need no other treatment.
+        None if skippable rows need no other treatment.
     """
     skipped = skippable(chain, rows, seen, past_entries=True)
-    mapped = rows.arithmetic.of([one for one in chain if one not in skipped.transforms])
+    mapped = rows.arithmetic.mapped_rows([one for one in chain if one not in skipped.transforms])
     if mapped is None or not mapped.keys.union(skipped.written()).issuperset(rows.required):
         mapped, skipped = None, skippable(chain, rows, seen, past_entries=False)
         if not skipped.transforms:
             return None
-    counters = Counters(skipped, rows.outer, rows.outputs, rows.given, seen)
+    counters = Counters(skipped, rows.outer, rows.outputs, rows.base_keys, seen)
     if mapped is not None:
         return RowSkippingPlan(counters, mapped, [], steps, [])
     hooks: dict[bool, list[Any]] = {True: [], False: []}
@@ -277,7 +277,7 @@ def skippable(
     seen: Collection[NestedKey] | None,
     past_entries: bool,
 ) -> Skippable:
-    """Return the counting transforms at the end of a chain that may be skipped in quiet rows.
+    """Return the counting transforms at the end of a chain that a rollout may skip in skippable rows.
 
     The search runs from the end to the front. A later transform must not depend on a skipped one, and a skipped
     transform must find its inputs unchanged in the columns.
@@ -312,9 +312,9 @@ def skippable(
             found.transforms.insert(0, one)
             found.addends.update(addends)
         counted.update(one.written_keys())
-    others = [one for one in chain if one not in found.transforms]
-    used = {key for one in others for key in one.written_keys()}
-    used |= {key for one in others if isinstance(one, Counting) for key, _ in one.summands()}
+    unskipped = [one for one in chain if one not in found.transforms]
+    used = {key for one in unskipped for key in one.written_keys()}
+    used |= {key for one in unskipped if isinstance(one, Counting) for key, _ in one.summands()}
     return found if used.isdisjoint(found.written()) else Skippable([], {})
 
 
@@ -324,13 +324,13 @@ def _values_of(one: Counting, rows: Destinations) -> set[NestedKey] | None:
     That is so if the base environment writes one of them too, or a column has no NumPy array.
     """
     written = one.written_keys()
-    if not all(as_path(key)[-1] in FLAGS for key in written if key in rows.given):
+    if not all(as_path(key)[-1] in FLAGS for key in written if key in rows.base_keys):
         return None
-    mine = {key for key in written if key not in rows.given}
-    columns = [path for key in mine for path in (as_path(key), ("next", *as_path(key)))]
+    own_keys = {key for key in written if key not in rows.base_keys}
+    columns = [path for key in own_keys for path in (as_path(key), ("next", *as_path(key)))]
     if any(rows.outer.row_arrays(path) is None for path in columns):
         return None
-    return {key for key in mine if as_path(key)[-1] not in FLAGS}
+    return {key for key in own_keys if as_path(key)[-1] not in FLAGS}
 
 
 def _addends_of(

@@ -14,7 +14,7 @@ from gleanrl._util import integer
 from gleanrl.data.specs import Bounded, Composite, TensorSpec, Unbounded
 from gleanrl.data.specs.base import stack
 from gleanrl.data.specs.mapping import SpecMapping
-from gleanrl.envs.env_specs import OF_ANY_SIZE
+from gleanrl.envs.env_specs import RESIZED
 from gleanrl.envs.transforms.base import Keys, Transform, missing_key
 from gleanrl.envs.transforms.entrywise import EntryTransform
 from gleanrl.envs.transforms.row_view import Record
@@ -98,7 +98,7 @@ class BatchSizeTransform(Transform):
         return out
 
 
-OF_ANY_SIZE.append(lambda env, size: TransformedEnv(env, BatchSizeTransform(batch_size=size)))
+RESIZED.append(lambda env, size: TransformedEnv(env, BatchSizeTransform(batch_size=size)))
 
 
 PIXELS: tuple[NestedKey, ...] = ("pixels",)
@@ -168,14 +168,14 @@ class UnsqueezeTransform(_Reshaping):
         _require_dim("dim", dim, allow_positive_dim)
         self.dim = dim
 
-    def _place(self) -> int:
+    def _actual_dim(self) -> int:
         return self.dim + _lead(self) if self.dim >= 0 else self.dim
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        return value.unsqueeze(self._place())
+        return value.unsqueeze(self._actual_dim())
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
-        return value.squeeze(self._place())
+        return value.squeeze(self._actual_dim())
 
 
 class SqueezeTransform(UnsqueezeTransform):
@@ -185,10 +185,10 @@ class SqueezeTransform(UnsqueezeTransform):
     """
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        return value.squeeze(self._place())
+        return value.squeeze(self._actual_dim())
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
-        return value.unsqueeze(self._place())
+        return value.unsqueeze(self._actual_dim())
 
 
 class PermuteTransform(_Reshaping):
@@ -393,7 +393,7 @@ class Stack(Transform):
         """Return the key of the result."""
         return self.out_keys
 
-    def _place(self, value: Any) -> int:
+    def _actual_dim(self, value: Any) -> int:
         """Return the position of the new dimension in the result."""
         lead = 0 if self.parent is None else len(self.parent.batch_size)
         if self.dim >= 0:
@@ -411,20 +411,20 @@ class Stack(Transform):
             return tensordict
         for key in self.in_keys if self.del_keys else ():
             tensordict.pop(key, None)
-        return tensordict.set(self.out_keys[0], torch.stack(values, self._place(values[0])))
+        return tensordict.set(self.out_keys[0], torch.stack(values, self._actual_dim(values[0])))
 
     def _inv_call(self, tensordict: Record) -> Record:
         if not self.out_keys_inv:
             return tensordict
-        whole = tensordict.get(self.out_keys_inv[0], None)
-        if whole is None:
+        stacked = tensordict.get(self.out_keys_inv[0], None)
+        if stacked is None:
             if self.missing_tolerance:
                 return tensordict
             raise missing_key(self, self.out_keys_inv[0], tensordict)
-        dim = self._place(whole)
-        if isinstance(whole, TensorDictBase) and self.dim < 0:
-            dim -= 1  # `whole` has the new dimension already
-        for key, piece in zip(self.in_keys_inv, whole.unbind(dim), strict=True):
+        dim = self._actual_dim(stacked)
+        if isinstance(stacked, TensorDictBase) and self.dim < 0:
+            dim -= 1  # `stacked` has the new dimension already
+        for key, piece in zip(self.in_keys_inv, stacked.unbind(dim), strict=True):
             tensordict.set(key, piece)
         if self.del_keys:
             tensordict.pop(self.out_keys_inv[0], None)

@@ -83,7 +83,7 @@ def apply_to_composite(method: Callable[[Any, TensorSpec], TensorSpec]) -> Calla
     The method is called for each of the transform's `in_keys` in the composite. Its result is set at the matching one
     of `out_keys`.
     """
-    return _of_composites(method, "in_keys", "out_keys", map_leaves)
+    return _for_composites(method, "in_keys", "out_keys", map_leaves)
 
 
 def apply_to_composite_inv(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
@@ -93,10 +93,10 @@ def apply_to_composite_inv(method: Callable[[Any, TensorSpec], TensorSpec]) -> C
     leaf, at the matching one of `out_keys_inv`.
     """
     parts = ("full_action_spec", "full_state_spec")
-    return _of_composites(method, "in_keys_inv", "out_keys_inv", rename_leaves, parts)
+    return _for_composites(method, "in_keys_inv", "out_keys_inv", rename_leaves, parts)
 
 
-def _of_composites(
+def _for_composites(
     method: Callable[[Any, TensorSpec], TensorSpec],
     ins: str,
     outs: str,

@@ -15,8 +15,8 @@ from gleanrl._os import clock
 from gleanrl.data.specs import Categorical, Composite, Unbounded
 from gleanrl.envs.transforms.base import Keys
 from gleanrl.envs.transforms.compose import flattened
-from gleanrl.envs.transforms.counting import Counting, QuietRows
-from gleanrl.envs.transforms.episodic import Following, OfEnvironment, require_free
+from gleanrl.envs.transforms.counting import Counting, SkippedRows
+from gleanrl.envs.transforms.episodic import EnvTransform, Following, require_free
 from gleanrl.envs.transforms.row_view import Record, Row, sibling, trailing
 from gleanrl.envs.transforms.spec_tools import count_spec
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
@@ -128,15 +128,15 @@ class StepCounter(Counting):
                 next_tensordict.set(truncated_key, count >= limit)
         return next_tensordict
 
-    def quiet_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
+    def skippable_steps(self, root: Mapping[NestedKey, torch.Tensor]) -> int | None:
         """Return the number of next steps that stay below the limit; None without a limit."""
         if self.max_steps is None:
             return None
         highest = max(int(root[count].max()) if root[count].numel() else 0 for _, _, count in self._groups())
         return max(0, self.max_steps - 1 - highest)
 
-    def catch_up(self, rows: QuietRows) -> None:
-        """Continue the counts. Truncated flags are cleared, because quiet rows are below the limit."""
+    def catch_up(self, rows: SkippedRows) -> None:
+        """Continue the counts. Truncated flags are cleared, because skippable rows are below the limit."""
         for _, truncated, count in self._groups():
             self.carried[count] = rows.count_on(count)
             if self.max_steps is not None:
@@ -160,8 +160,8 @@ class StepCounter(Counting):
         own = self._own_flags()
         for done_key, truncated_key, count_key in self._groups():
             done = tensordict_reset.get(done_key)
-            asked = tensordict.get(sibling(done_key, "_reset"), None)
-            mask = None if asked is None else asked.reshape(done.shape)
+            reset_mask = tensordict.get(sibling(done_key, "_reset"), None)
+            mask = None if reset_mask is None else reset_mask.reshape(done.shape)
             count = self.renewed(count_key, torch.zeros_like(done, dtype=torch.int64), mask)
             tensordict_reset.set(count_key, count)
             if truncated_key in own:
@@ -268,16 +268,16 @@ class InitTracker(Counting):
             next_tensordict.set(mark, torch.zeros_like(next_tensordict.get(done_key)))
         return next_tensordict
 
-    def catch_up(self, rows: QuietRows) -> None:
-        """Write False for all marks: no quiet row begins an episode."""
+    def catch_up(self, rows: SkippedRows) -> None:
+        """Write False for all marks: no skippable row begins an episode."""
         for mark in self.init_keys:
             rows.clear(mark)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         for done_key, mark in self._marks():
             done = tensordict_reset.get(done_key)
-            asked = tensordict.get(sibling(done_key, "_reset"), None)
-            first = torch.ones_like(done) if asked is None else asked.reshape(done.shape).clone()
+            reset_mask = tensordict.get(sibling(done_key, "_reset"), None)
+            first = torch.ones_like(done) if reset_mask is None else reset_mask.reshape(done.shape).clone()
             tensordict_reset.set(mark, first)
         return tensordict_reset
 
@@ -328,7 +328,7 @@ class TrajCounter(Following):
         return next_tensordict.set(key, self.last(tensordict, key).clone())
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        (key,), rows = self.out_keys, self.asked(tensordict)
+        (key,), rows = self.out_keys, self.reset_mask(tensordict)
         size = tensordict_reset.batch_size
         begins = torch.ones(size, dtype=torch.bool, device="cpu") if rows is None else rows.cpu()
         numbers = self.total.cpu() + begins.flatten().cumsum(0).reshape(size) - 1
@@ -345,7 +345,7 @@ class TrajCounter(Following):
         return out
 
 
-class Timer(OfEnvironment):
+class Timer(EnvTransform):
     """Measures the seconds that each step, the policy before it, and each reset take.
 
     ``"next"`` holds the times of the step and of the policy, and zero for the reset. The root after a reset holds the
@@ -362,7 +362,7 @@ class Timer(OfEnvironment):
         super().__init__()
         self.time_key = time_key
         self.out_keys = (
-            [f"{time_key}_{what}" for what in ("step", "policy", "reset")] if out_keys is None else out_keys
+            [f"{time_key}_{phase}" for phase in ("step", "policy", "reset")] if out_keys is None else out_keys
         )
         self._mark = clock.monotonic()
         self._policy = 0.0

@@ -45,7 +45,7 @@ from gleanrl.envs.transforms.row_columns import (
     copy_action,
     require_declared,
 )
-from gleanrl.envs.transforms.row_skipping import Destinations, RowSkippingPlan, quiet_plan, run_steps
+from gleanrl.envs.transforms.row_skipping import Destinations, RowSkippingPlan, row_skipping_plan, run_steps
 from gleanrl.envs.transforms.row_view import Leaves, Row, TransformColumns, on_copies, trailing
 from gleanrl.errors import UnsupportedError
 
@@ -128,11 +128,11 @@ class RootRows:
         self._block = block
         # A mask of steps is no part of a root.
         paths = [path for path in schema.paths if path[0] != "next" and path != MASK]
-        self._whole = batched_row_writer(block, {path: path for path in paths})
+        self._batched = batched_row_writer(block, {path: path for path in paths})
 
     def write(self, t: int, root: Mapping[Path, Leaf]) -> None:
         """Write `root` into row `t`."""
-        if self._whole is None or self._whole.write(t, root) is None:
+        if self._batched is None or self._batched.write(t, root) is None:
             for path, value in root.items():
                 self._block.column(path).select(self._block.time_dim, t).copy_(value)
 
@@ -201,10 +201,10 @@ class TransformedStepper(Stepper):
         self._schema: Schema | None = None
         self._block: Block | None = None  # the outer block
         self._primed_before: Collection[Path] = ()  # the paths that an actor primed in it
-        self._quiet: RowSkippingPlan | None = None  # set by `defer` while quiet rows are skipped
+        self._skipping: RowSkippingPlan | None = None  # set by `defer` while skippable rows are skipped
         self._num_stepped = 0  # number of rows of the block that have been stepped
         self._masked = False  # whether rows may be resets of the base environment, which are no frames
-        self._root, self._outcome, self._fresh, self._request, self._input = (
+        self._root, self._outcome, self._reset_root, self._request, self._input = (
             Row(self.batch_size, said_of(base.device, env.device)) for _ in range(5)
         )
 
@@ -231,7 +231,7 @@ class TransformedStepper(Stepper):
         try:
             values = self._restarted(Leaves(root), masks, before)
             if masks is not None:
-                keep_flags(values, before, self._fresh, masks, self.batch_size)
+                keep_flags(values, before, self._reset_root, masks, self.batch_size)
             self._carry = values
         except Exception as cause:
             raise self.fault(0, "reset", cause) from cause
@@ -261,10 +261,10 @@ class TransformedStepper(Stepper):
         Its values before the transforms aren't known. The base stepper gets zeros in place of transformed entries; the
         next step doesn't read them.
         """
-        base, given = self._env.base_env, flatten(root)
+        base, found = self._env.base_env, flatten(root)
         zeros = [flatten(spec.zero()) for spec in (base.full_observation_spec, base.full_done_spec)]
         inner = {path: leaf for leaves in zeros for path, leaf in leaves.items()}
-        inner |= {path: given[path] for path in inner if path in given and path not in self._changed}
+        inner |= {path: found[path] for path in inner if path in found and path not in self._changed}
         self._base.load(record_of(inner, self.batch_size), steps)
         self._latest = None
         here = columns_device(self.device)  # may differ from the environment's device; see `host_stepper`
@@ -299,7 +299,7 @@ class TransformedStepper(Stepper):
         assert self._carry is not None
         if block is not self._block or primed != self._primed_before:
             self._see(block, primed)
-        self._quiet, self._num_stepped = None, 0
+        self._skipping, self._num_stepped = None, 0
         self._root.clear(0)
         self._inner.redraw_seed = block.redraw_seed
         self._base.bind(self._inner, actions_ready and not self._inverts, self._passed)
@@ -362,7 +362,7 @@ class TransformedStepper(Stepper):
     def step(self, t: int) -> None:
         """Step with the action of row `t`, run the transforms, and reset where an episode ends.
 
-        The fast path is a quiet row whose transforms the core runs: then no hook is called. Otherwise the order is:
+        The fast path is a skippable row whose transforms the core runs: then no hook is called. Otherwise the order is:
 
         1. Redraw a forbidden action, run the inverse transforms, and step the base environment.
         2. Run the hooks, and write the results as outcome of row `t` and as root of the next row.
@@ -378,38 +378,38 @@ class TransformedStepper(Stepper):
                 self._allowed.prepare(t)
             if self._inverts:
                 self._enter(t)
-            for rows, given in self._handed:
-                rows[t].copy_(given[t])
+            for rows, source in self._handed:
+                rows[t].copy_(source[t])
             self._base.step(t)
-            quiet = self._quiet
+            skipping = self._skipping
             if (
-                quiet is not None
-                and quiet.mapped is not None
-                and quiet.is_quiet(t, self._done)
-                and quiet.mapped.run(t)
+                skipping is not None
+                and skipping.mapped is not None
+                and skipping.is_skippable(t, self._done)
+                and skipping.mapped.run(t)
             ):
-                self._latest, self._num_stepped = quiet.counters.root, t + 1
+                self._latest, self._num_stepped = skipping.counters.root, t + 1
                 return
-            made, kept = self._transformed(t)
+            made, skipped = self._transformed(t)
             self._outcome.seldom = True  # further reads are for flags and ends of episodes only
             if self._masked:
                 self._leave_resets(t, made)
             extra = None if self._done_keys.isdisjoint(made) else self._ended_here(t, made)
             self._outputs.write(t, made)
             if (
-                kept is None
+                skipped is None
                 and (self._masked or self._done.any(t))
                 and (due := self._due(t, extra)) is not None
             ):
                 during = "reset"
-                made = self._turn(t, made, extra, due)
+                made = self._reset_after(t, made, extra, due)
                 if t < self._last:
                     self._outputs.write_root(t + 1, made)
-            if kept is not None:
-                made = {**kept, **made}
-            elif quiet is not None and t < self._last:
-                quiet.counters.begin(t + 1, made)
-            if quiet is not None:
+            if skipped is not None:
+                made = {**skipped, **made}
+            elif skipping is not None and t < self._last:
+                skipping.counters.begin(t + 1, made)
+            if skipping is not None:
                 self._root.made = made
             self._latest, self._num_stepped = made, t + 1
             if t == self._last:
@@ -428,25 +428,29 @@ class TransformedStepper(Stepper):
         """Run the transforms on the outcome of row `t`.
 
         Returns:
-            The results by key. In a quiet row also the values of the skipped counters before the skipped rows; None in
-            other rows.
+            The results by key. In a skippable row also the values of the skipped counters before the skipped rows; None
+            in other rows.
         """
-        root, outcome, quiet = self._root, self._outcome, self._quiet
-        root.t, root.seldom, kept, required = t, False, None, self._required
+        root, outcome, skipping = self._root, self._outcome, self._skipping
+        root.t, root.seldom, skipped, required = t, False, None, self._required
         made = outcome.clear(t)
-        run_steps(self._steps if quiet is None else quiet.in_every_row, root, outcome)
-        if quiet is not None:
-            if quiet.mapped is None and quiet.is_quiet(t, self._done) and self._done_keys.isdisjoint(made):
-                kept, required = quiet.counters.root, quiet.required
+        run_steps(self._steps if skipping is None else skipping.in_every_row, root, outcome)
+        if skipping is not None:
+            if (
+                skipping.mapped is None
+                and skipping.is_skippable(t, self._done)
+                and self._done_keys.isdisjoint(made)
+            ):
+                skipped, required = skipping.counters.root, skipping.required
             else:
                 root.seldom = outcome.seldom = True
-                root.made |= quiet.counters.catch_up(t)
-                run_steps(quiet.in_other_rows, root, outcome)
+                root.made |= skipping.counters.catch_up(t)
+                run_steps(skipping.in_other_rows, root, outcome)
         for key in required:
             if key not in made:
                 # A copy: the inner column may be one row of memory, which the next step overwrites.
                 made[key] = outcome.get(key).clone()
-        return made, kept
+        return made, skipped
 
     def run(self, block: Block) -> None:
         """Take all steps of the block; no caller reads its rows before the end."""
@@ -459,7 +463,7 @@ class TransformedStepper(Stepper):
             self.settle()
 
     def defer(self, seen: Collection[Path] | None) -> None:
-        """Skip transforms in quiet rows until `settle`, as `quiet_plan` says.
+        """Skip transforms in skippable rows until `settle`, as `row_skipping_plan` says.
 
         Nothing is skipped if a transform is a user's, because it may read or change any entry.
 
@@ -470,22 +474,22 @@ class TransformedStepper(Stepper):
             return
         assert self._carry is not None
         seen_keys = None if seen is None else set(map(as_key, seen))
-        quiet = quiet_plan(self._chain, self._steps, self._rows, seen_keys)
-        if quiet is not None:
+        skipping = row_skipping_plan(self._chain, self._steps, self._rows, seen_keys)
+        if skipping is not None:
             self._root.made = dict(self._carry)
-            quiet.counters.begin(0, self._carry)
-            self._quiet = quiet
+            skipping.counters.begin(0, self._carry)
+            self._skipping = skipping
 
     def settle(self) -> None:
         """Write the results of skipped transforms for all complete rows, and end skipping."""
         self._write_skipped()
-        self._quiet = None
+        self._skipping = None
         self._root.clear(0)
 
     def _write_skipped(self) -> None:
         """Write the results of skipped transforms for all complete rows, and update the values of the next root."""
-        if self._quiet is not None and self._num_stepped <= self._last:
-            values = self._quiet.catch_up(self._num_stepped, self._outer_root)
+        if self._skipping is not None and self._num_stepped <= self._last:
+            values = self._skipping.catch_up(self._num_stepped, self._outer_root)
             if self._latest is not None:
                 self._latest = self._latest | values
 
@@ -529,7 +533,7 @@ class TransformedStepper(Stepper):
             return None
         return {g: trailing(rows, self._outcome.get(as_key((*g, "done")))) for g in self._groups}
 
-    def _turn(self, t: int, made: Values, extra: Any, due: dict[Path, torch.Tensor]) -> Values:
+    def _reset_after(self, t: int, made: Values, extra: Any, due: dict[Path, torch.Tensor]) -> Values:
         """Reset after row `t`, and return the transforms' values of the next root.
 
         Args:
@@ -546,14 +550,14 @@ class TransformedStepper(Stepper):
             # Where transforms wrote flags, reset environments must get the base environment's flags again. They are in
             # the base stepper's carry, also when the block has no next row.
             root = self._base.root()
-            fresh: TransformColumns = Leaves(root)
+            columns: TransformColumns = Leaves(root)
             if t < self._last:
                 self._inner_roots.write(t + 1, root)
         else:
-            fresh = self._inner_root
+            columns = self._inner_root
         before = {key: self._outcome.get(key, None) for key in self._root_keys}
-        values = self._restarted(fresh, masks, before, t + 1)
-        keep_flags(values, flags, self._fresh, masks, self.batch_size)
+        values = self._restarted(columns, masks, before, t + 1)
+        keep_flags(values, flags, self._reset_root, masks, self.batch_size)
         return values
 
     def _restarted(
@@ -571,15 +575,15 @@ class TransformedStepper(Stepper):
             before: the values before, which environments keep that aren't reset.
             t: index of the root's row.
         """
-        fresh, request = self._fresh.over(columns), self._request
-        fresh.clear(t, seldom=True)
+        root, request = self._reset_root.over(columns), self._request
+        root.clear(t, seldom=True)
         request.clear(0)
         request.made = {key: value for key, value in before.items() if value is not None}
         if masks is not None:
             request.made |= {as_key((*group, "_reset")): mask for group, mask in masks.items()}
-        self._restart(request, fresh)
-        keys = dict.fromkeys([*self._root_keys, *(k for k in fresh.made if as_path(k) in self._observed)])
-        values = {key: value for key in keys if (value := fresh.get(key, None)) is not None}
+        self._restart(request, root)
+        keys = dict.fromkeys([*self._root_keys, *(k for k in root.made if as_path(k) in self._observed)])
+        values = {key: value for key in keys if (value := root.get(key, None)) is not None}
         if masks is not None:
             for key, value in values.items():
                 if before.get(key) is not None:

@@ -163,7 +163,7 @@ def _view() -> type[Any]:
     class View(base):
         def __init__(self, env: Any) -> None:
             super().__init__(device=env.device, batch_size=env.batch_size)
-            self.__dict__["shown"] = env
+            self.__dict__["wrapped_env"] = env
             self.observation_spec = to_torchrl(env.full_observation_spec)
             self.action_spec = to_torchrl(env.full_action_spec)
             self.reward_spec = to_torchrl(env.full_reward_spec)
@@ -171,19 +171,19 @@ def _view() -> type[Any]:
             self.state_spec = to_torchrl(env.full_state_spec)
 
         def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
-            return self.shown.reset(tensordict, **kwargs)
+            return self.wrapped_env.reset(tensordict, **kwargs)
 
         def _step(self, tensordict: Any) -> Any:
-            return self.shown.step(tensordict.clone(recurse=False)).get("next")
+            return self.wrapped_env.step(tensordict.clone(recurse=False)).get("next")
 
         def _set_seed(self, seed: int | None) -> Any:
-            return self.shown.set_seed(seed)
+            return self.wrapped_env.set_seed(seed)
 
         def __getattr__(self, name: str) -> Any:
             try:
                 return super().__getattr__(name)
             except AttributeError:
-                return getattr(self.__dict__["shown"], name)
+                return getattr(self.__dict__["wrapped_env"], name)
 
     return View
 

@@ -32,7 +32,7 @@ from gleanrl.data.specs import Composite, TensorSpec, Unbounded, contains_lazy_s
 from gleanrl.envs.base import BEHIND_TRANSFORM, REPLACED, EnvBase
 from gleanrl.envs.env_specs import EnvSpecs
 from gleanrl.envs.env_state import adopt_state, parse_state
-from gleanrl.envs.outcomes import with_rows_held
+from gleanrl.envs.outcomes import with_unstepped_rows
 from gleanrl.envs.transforms.base import Transform
 from gleanrl.envs.transforms.compose import Compose, as_transform, flattened
 from gleanrl.envs.transforms.row_columns import lists_pass
@@ -371,11 +371,11 @@ class TransformedEnv(EnvBase):
 
     # -------------------------------------------------------------- protocol
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        given = tensordict.exclude("next")
+        inputs = tensordict.exclude("next")
         written = tensordict.get("next", None)  # the policy's new state
         if written is not None and (primed := EnvTraits.of(self.base_env).primed_keys):
-            given.set("next", written.select(*primed, strict=False))
-        inner = self.transform.inverting()(given)
+            inputs.set("next", written.select(*primed, strict=False))
+        inner = self.transform.inverting()(inputs)
         if inner is None:
             raise EnvironmentContractError(
                 "step: expected a TensorDict from the inverse transforms, got None, which holds records back from a "
@@ -383,10 +383,10 @@ class TransformedEnv(EnvBase):
             )
         mask = None if tensordict.get("_step", None) is not None else inner.get("_step", None)
         if mask is not None and not bool(mask.any()):  # a transform leaves the step out
-            return with_rows_held(self._nothing(), tensordict, mask, self._specs)
+            return with_unstepped_rows(self._nothing(), tensordict, mask, self._specs)
         root = tensordict if mask is None else tensordict.copy().set("_step", mask)
         outcome = self.transform._step(root, self.base_env.step(inner).get("next"))
-        return outcome if mask is None else with_rows_held(outcome, tensordict, mask, self._specs)
+        return outcome if mask is None else with_unstepped_rows(outcome, tensordict, mask, self._specs)
 
     def _nothing(self) -> TensorDictBase:
         """Return an outcome of zeros."""
@@ -407,26 +407,26 @@ class TransformedEnv(EnvBase):
         request = self._reset_env_preprocess(tensordict)
         if request is None:
             size = None if self.batch_locked else TensorDict({}, self.batch_size, device=self.device)
-            fresh = self.base_env.reset(size, **kwargs)  # without batch lock the size must be passed
+            root = self.base_env.reset(size, **kwargs)  # without batch lock the size must be passed
             request = TensorDict({}, self.batch_size, device=self.device)
-            return self._filled(self.transform._reset(request, fresh))
+            return self._filled(self.transform._reset(request, root))
         masks = [m for key in self.reset_keys if (m := request.get(key, None)) is not None]
         if masks and not any(bool(mask.any()) for mask in masks):
             return request.exclude("next", *self.reset_keys)
-        fresh = self._base_reset(request, bool(masks), kwargs)
-        return self._filled(self.transform._reset(request if tensordict is None else tensordict, fresh))
+        root = self._base_reset(request, bool(masks), kwargs)
+        return self._filled(self.transform._reset(request if tensordict is None else tensordict, root))
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         return self.transform._reset_env_preprocess(tensordict)
 
-    def _filled(self, fresh: TensorDictBase) -> TensorDictBase:
+    def _filled(self, root: TensorDictBase) -> TensorDictBase:
         """Add zeros for entries that a transform adds to outcomes without a spec; see `undeclared_entries`."""
         if self._derived is None:
             self._derived = self._derive()
         for key, leaf in self._added.items():
-            if fresh.get(key, None) is None:
-                fresh.set(key, leaf.zero())
-        return fresh
+            if root.get(key, None) is None:
+                root.set(key, leaf.zero())
+        return root
 
     def _base_reset(
         self, tensordict: TensorDictBase, partial: bool, kwargs: dict[str, Any]
@@ -447,8 +447,8 @@ class TransformedEnv(EnvBase):
             # A copy, because a foreign environment may return its argument.
             return base.reset(tensordict.copy(), **kwargs)
         base.usage.direct()
-        fresh = base._reset(tensordict, **kwargs)
-        return base.completed_root(fresh.exclude(*base.reset_keys))
+        root = base._reset(tensordict, **kwargs)
+        return base.completed_root(root.exclude(*base.reset_keys))
 
     def _with_base_entries(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return a reset request with zeros for observations that lack the base environment's shape or dtype.
@@ -474,8 +474,8 @@ class TransformedEnv(EnvBase):
         live, declared = from_torchrl(live_actions(self.base_env)), self.full_action_spec
         masking = [transform for transform in flattened(self.transform) if transform.actions_vary]
         # Whether all of them write their masks into `declared`.
-        shown = all(transform.container is self for transform in masking)
-        if shown and not is_masked(live) and (masking or not is_masked(declared)):
+        in_spec = all(transform.container is self for transform in masking)
+        if in_spec and not is_masked(live) and (masking or not is_masked(declared)):
             return declared
         inputs = from_torchrl(self.base_env.input_spec).clone()
         inputs["full_action_spec"] = live

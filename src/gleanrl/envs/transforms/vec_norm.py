@@ -633,17 +633,19 @@ class _InRecords(VecNormV2, Following):
         return next_tensordict
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        rows, fields = self.asked(tensordict), self.carries()
+        rows, fields = self.reset_mask(tensordict), self.carries()
         for (in_key, out_key), keys in self._entries():
             value = tensordict_reset.get(in_key, None)  # a reset has no rewards
-            fresh = [torch.zeros(fields[k].shape, dtype=fields[k].dtype, device=self.home()) for k in keys]
+            statistics = [
+                torch.zeros(fields[k].shape, dtype=fields[k].dtype, device=self.home()) for k in keys
+            ]
             if value is not None:
-                fresh = self._counted(value, *fresh)
-                tensordict_reset.set(out_key, self._scaled(value, *fresh))
-            for key, statistic in zip(keys, fresh, strict=True):
+                statistics = self._counted(value, *statistics)
+                tensordict_reset.set(out_key, self._scaled(value, *statistics))
+            for key, statistic in zip(keys, statistics, strict=True):
                 mask = None if rows is None else trailing(rows, statistic)
-                kept = self.renewed(key, statistic, mask, self.own(tensordict, key))
-                tensordict_reset.set(key, kept)
+                merged = self.renewed(key, statistic, mask, self.own(tensordict, key))
+                tensordict_reset.set(key, merged)
         return tensordict_reset
 
     def _entries(self) -> list[tuple[tuple[NestedKey, NestedKey], list[NestedKey]]]:
