@@ -12,7 +12,7 @@ from gleanrl._rollout.plan import plan_rollout
 from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl.envs import ParallelEnv, StepCounter, TransformedEnv
 from gleanrl.envs.vector.factories import factories
-from gleanrl.envs.vector.parallel import EnvCrew, split
+from gleanrl.envs.vector.parallel import EnvWorkerPool, split
 from gleanrl.errors import WorkerError
 from tests.envs.vector.awkward import awkward, kill
 from tests.envs.vector.makers import counting, oracle, streams
@@ -33,7 +33,7 @@ def test_workers_get_even_consecutive_shares():
 @pytest.fixture(scope="module")
 def crew():
     """Return three environments in two processes."""
-    made = EnvCrew(factories(3, oracle, streams(3)), 2, Timeouts(), 1, 1)
+    made = EnvWorkerPool(factories(3, oracle, streams(3)), 2, Timeouts(), 1, 1)
     made.start()
     yield made
     made.close()
@@ -97,9 +97,9 @@ def test_faults_count_in_the_flat_batch():
         raise FakeFailure
 
     with pytest.raises(StepFault) as caught:
-        EnvCrew(factories(3, [counting, counting, fails], None), 2, Timeouts(), 1, 2).start()
+        EnvWorkerPool(factories(3, [counting, counting, fails], None), 2, Timeouts(), 1, 2).start()
     assert (caught.value.env, caught.value.during) == (4, "construction")
-    crew = EnvCrew(factories(2, [oracle, lambda: awkward(kill, 1, "reset")], None), 1, Timeouts(), 1, 1)
+    crew = EnvWorkerPool(factories(2, [oracle, lambda: awkward(kill, 1, "reset")], None), 1, Timeouts(), 1, 1)
     crew.start()
     with pytest.raises(StepFault, match="WorkerCrashedError") as caught:
         crew.ask("reset", "reset", {0: ({0: (None, {}), 1: (None, {})},)})

@@ -123,14 +123,14 @@ class RowIndex:
         """Return whether a TensorDict is the row of a single environment."""
         return tensordict.ndim < len(self._batch_size)
 
-    def _checked(self, call: str, given: np.ndarray[Any, Any]) -> list[int]:
-        if not np.issubdtype(given.dtype, np.integer):
-            raise InvalidTypeError(f"{call}: env_index: expected integers, got {given.tolist()}")
-        if not ((given >= 0) & (given < self._batch_size[0])).all():
+    def _checked(self, call: str, index: np.ndarray[Any, Any]) -> list[int]:
+        if not np.issubdtype(index.dtype, np.integer):
+            raise InvalidTypeError(f"{call}: env_index: expected integers, got {index.tolist()}")
+        if not ((index >= 0) & (index < self._batch_size[0])).all():
             raise IndexRangeError(
-                f"{call}: env_index: expected 0 to {self._batch_size[0] - 1}, got {given.tolist()}"
+                f"{call}: env_index: expected 0 to {self._batch_size[0] - 1}, got {index.tolist()}"
             )
-        return [int(number) for number in given]
+        return [int(number) for number in index]
 
 
 def is_number(env_index: Any) -> bool:
@@ -202,8 +202,8 @@ class PooledEnv(BatchedEnv):
     def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
         """Return a host for the environments of these factories; `PooledEnv` starts it."""
 
-    def _declare(self, given: Any, each: Sequence[EnvMetaData]) -> None:
-        super()._declare(given, tuple(map(with_index, each)))
+    def _declare(self, makers: Any, each: Sequence[EnvMetaData]) -> None:
+        super()._declare(makers, tuple(map(with_index, each)))
 
     # ------------------------------------------------------------------- life
     @property
@@ -249,30 +249,30 @@ class PooledEnv(BatchedEnv):
 
     def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
         rows = {env: root.exclude(INDEX) for env, root in enumerate(roots) if root is not None}
-        came = self._running.ask({env: Request(STEP, (row,)) for env, row in rows.items()})
-        return [came.get(env) for env in range(len(roots))]
+        answers = self._running.ask({env: Request(STEP, (row,)) for env, row in rows.items()})
+        return [answers.get(env) for env in range(len(roots))]
 
     def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
         roots = {env: request.tensordict for env, request in requests.items()}
         rows = {env: None if root is None else root.exclude(INDEX) for env, root in roots.items()}
-        asked = {env: Request(RESET, (rows[env], request.kwargs)) for env, request in requests.items()}
-        return self._running.ask(asked)
+        messages = {env: Request(RESET, (rows[env], request.kwargs)) for env, request in requests.items()}
+        return self._running.ask(messages)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         numbers = [index_entry(env, self.batch_size[1:]) for env in range(self.num_workers)]
         return super()._reset(tensordict, **kwargs).set(INDEX, NonTensorStack(*numbers))
 
     def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        asked = {i: (r.tensordict.exclude(INDEX), r.seed) for i, r in requests.items()}
-        return self._running.ask({i: Request("rand_action", given) for i, given in asked.items()})
+        arguments = {i: (r.tensordict.exclude(INDEX), r.seed) for i, r in requests.items()}
+        return self._running.ask({i: Request("rand_action", args) for i, args in arguments.items()})
 
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
         masked, busy = self.host.may_be_masked, self._running.busy
         # An environment accepts no request before its last answer was received.
         free = [env for env in members if env not in busy]
-        asked = {env: Request("action_spec", ()) for env in free if masked(env)}
+        messages = {env: Request("action_spec", ()) for env in free if masked(env)}
         try:
-            return dict.fromkeys(free) | self._running.ask(asked)
+            return dict.fromkeys(free) | self._running.ask(messages)
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
 
@@ -283,7 +283,7 @@ class PooledEnv(BatchedEnv):
 
         Errors name the operation by `during`, or by the method's name if it is None.
         """
-        requests = {env: Request(name, given) for env, given in enumerate(arguments)}
+        requests = {env: Request(name, args) for env, args in enumerate(arguments)}
         try:
             return list(self._running.ask(requests).values())
         except StepFault as fault:

@@ -37,22 +37,22 @@ class PoolShare:
     factories: Sequence[Factory]
     cpus: Sequence[int] | None = None
 
-    def __call__(self, station: WorkerContext) -> PoolService:
+    def __call__(self, context: WorkerContext) -> PoolService:
         """Make the environments and return their service."""
-        station.progress[MASKED] = True  # unknown before the first answer, and True is safe: the owner asks
+        context.progress[MASKED] = True  # unknown before the first answer, and True is safe: the owner asks
         if self.cpus is not None:
             run_on(self.cpus)
         members = [PoolMember(factory) for factory in with_own_copies(self.factories)]
         try:
             for index, member in enumerate(members):
-                station.progress[PLACE] = index
+                context.progress[PLACE] = index
                 member.construct()
             require_independent([member.env for member in members])
         except BaseException:
             with suppress(Exception):  # the error of the construction matters more than one of the clean-up
                 close_all([member.close for member in members])
             raise
-        return PoolService(members, station.progress)
+        return PoolService(members, context.progress)
 
 
 class PoolService:
@@ -70,10 +70,10 @@ class PoolService:
         """Raise: pools use requests only."""
         raise WorkerError(f"there's no signal {code!r}")
 
-    def answer(self, place: int, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Pass a request to environment `place` of this worker and return its answer; see `PoolMember.answer`."""
-        self._progress[PLACE] = place
-        value = self._members[place].answer(number, name, arguments)
+    def answer(self, index: int, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Pass a request to environment `index` of this worker and return its answer; see `PoolMember.answer`."""
+        self._progress[PLACE] = index
+        value = self._members[index].answer(number, name, arguments)
         self._progress[MASKED] = any(member.masked for member in self._members)
         return parcelled(value)
 
@@ -106,7 +106,7 @@ class ProcessHost:
     makes all of them. The other environments stay lost until they are reset, too, since their episodes are gone.
 
     Args:
-        given: one factory for each environment.
+        makers: one factory for each environment.
         shares: the environment numbers of each worker.
         timeouts: how long workers may take.
         affinity: the processors of each worker; None for all processors.
@@ -114,7 +114,7 @@ class ProcessHost:
 
     def __init__(
         self,
-        given: Sequence[Factory],
+        makers: Sequence[Factory],
         shares: Sequence[range],
         timeouts: Timeouts,
         affinity: Sequence[Sequence[int]] | None,
@@ -122,40 +122,40 @@ class ProcessHost:
         self._shares = shares
         masks = [None] * len(shares) if affinity is None else affinity
         self._makers = [
-            PoolShare(given[share.start : share.stop], cpus)
+            PoolShare(makers[share.start : share.stop], cpus)
             for share, cpus in zip(shares, masks, strict=True)
         ]
         self._plan = WorkerPlan(timeouts, 1, PRELOAD, self._where)
-        self._doing = ["construction"] * len(given)
+        self._doing = ["construction"] * len(makers)
         # By the worker pool's request number: the environment and its request number.
-        self._asked: dict[int, tuple[int, int]] = {}
+        self._requests: dict[int, tuple[int, int]] = {}
         # By the worker pool's request number: a new worker that is making its environments.
         self._making: dict[int, int] = {}
         # By worker: the error of a new worker that couldn't make its environments.
         self._unmade: dict[int, BaseException] = {}
         # By environment: the loss of its former worker, until the environment itself is renewed.
         self._orphans: dict[int, WorkerError] = {}
-        self._crew: WorkerPool | None = None
+        self._pool: WorkerPool | None = None
 
     @property
     def _running(self) -> WorkerPool:
-        assert self._crew is not None
-        return self._crew
+        assert self._pool is not None
+        return self._pool
 
     @property
     def processes(self) -> list[int]:
         """The process ids of the workers."""
-        return [] if self._crew is None else [worker.pid for worker in self._crew.workers]
+        return [] if self._pool is None else [worker.pid for worker in self._pool.workers]
 
     def start(self) -> None:
         """Start the workers and wait until they have made their environments."""
         try:
-            self._crew = WorkerPool(self._makers, self._plan)
-            answers = self._crew.wait_all()
+            self._pool = WorkerPool(self._makers, self._plan)
+            answers = self._pool.wait_all()
             failed = max((a for a in answers if a.error), key=lambda answer: answer.lost, default=None)
             if failed is not None:
                 assert failed.error is not None
-                env = self._shares[failed.worker].start + self._crew.workers[failed.worker].place
+                env = self._shares[failed.worker].start + self._pool.workers[failed.worker].place
                 raise StepFault(0, env, "construction", failed.error)
         except BaseException:
             with suppress(Exception):  # the error of the start matters more than one of the clean-up
@@ -164,10 +164,10 @@ class ProcessHost:
 
     def post(self, env: int, number: int, name: str, arguments: tuple[Any, ...]) -> None:
         """Send an environment's worker a request to call a method of its `PoolMember`."""
-        worker, place = self._at(env)
+        worker, index = self._at(env)
         self._doing[env] = name
-        posted = self._running.post(worker, "answer", place, number, name, parcelled(arguments))
-        self._asked[posted] = env, number
+        posted = self._running.post(worker, "answer", index, number, name, parcelled(arguments))
+        self._requests[posted] = env, number
 
     def _at(self, env: int) -> tuple[int, int]:
         """Return the worker of an environment, and the environment's position there."""
@@ -181,8 +181,8 @@ class ProcessHost:
                 worker = self._making.pop(answer.request)
                 if answer.error is not None:
                     self._unmade[worker] = answer.error
-            elif answer.request in self._asked:
-                env, number = self._asked.pop(answer.request)
+            elif answer.request in self._requests:
+                env, number = self._requests.pop(answer.request)
                 # A worker ends if it can't make its environments: the error of that explains its loss.
                 error = self._unmade.get(answer.worker, answer.error) if answer.lost else answer.error
                 return ReceivedAnswer(env, number, answer.value, error)
@@ -221,11 +221,11 @@ class ProcessHost:
         Args:
             seconds: how long they may take for it; None for the limit of the timeouts.
         """
-        if self._crew is not None:
-            self._crew.close(seconds)
+        if self._pool is not None:
+            self._pool.close(seconds)
 
-    def _where(self, worker: int, place: int, step: int) -> str:
-        env = self._shares[worker].start + place
+    def _where(self, worker: int, index: int, step: int) -> str:
+        env = self._shares[worker].start + index
         return f"during the {self._doing[env]} of environment {env}"
 
 

@@ -154,8 +154,8 @@ class PoolMember:
 
     def reset(self, root: TensorDictBase | None, kwargs: Mapping[str, Any]) -> TensorDictBase:
         """Reset the environment and return the root of the new episode."""
-        fresh: TensorDictBase = self.env.reset(root, **kwargs)
-        return fresh
+        result: TensorDictBase = self.env.reset(root, **kwargs)
+        return result
 
     def step_and_maybe_reset(self, root: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
         """Return the result of `step`, and the root of the following step."""
@@ -362,36 +362,36 @@ class Requests:
             StepFault: if an environment raised or is lost.
             NotReadyError: if the deadline passes.
         """
-        mine = {
+        matching = {
             env: request
             for env, request in self._pending.items()
             if request.name == wanted.name and (wanted.envs is None or env in wanted.envs)
         }
-        if len(mine) < wanted.least:
+        if len(matching) < wanted.least:
             raise PendingError(
-                f"{wanted.name}: expected {wanted.least} requests under way, got {len(mine)}, of the environments "
-                f"{sorted(mine)}; send requests first"
+                f"{wanted.name}: expected {wanted.least} requests under way, got {len(matching)}, of the environments "
+                f"{sorted(matching)}; send requests first"
             )
-        came = self._arrived_of(mine)
-        while len(came) < wanted.least:
+        arrived = self._answered(matching)
+        while len(arrived) < wanted.least:
             if not self._look(deadline) and deadline.passed():
                 raise NotReadyError(
-                    f"{wanted.name}: {len(came)} of {wanted.least} answers arrived in time, of the environments "
-                    f"{sorted(came)}; they are kept for the next call"
+                    f"{wanted.name}: {len(arrived)} of {wanted.least} answers arrived in time, of the environments "
+                    f"{sorted(arrived)}; they are kept for the next call"
                 )
-            came = self._arrived_of(mine)
-        while len(came) < min(len(mine), wanted.most or len(mine)) and self._look(Deadline(0.0)):
-            came = self._arrived_of(mine)
-        return dict(sorted([*came.items()][: wanted.most]))
+            arrived = self._answered(matching)
+        while len(arrived) < min(len(matching), wanted.most or len(matching)) and self._look(Deadline(0.0)):
+            arrived = self._answered(matching)
+        return dict(sorted([*arrived.items()][: wanted.most]))
 
-    def _arrived_of(self, mine: Mapping[int, Request]) -> dict[int, Request]:
+    def _answered(self, matching: Mapping[int, Request]) -> dict[int, Request]:
         """Return the requests that are answered, in the order of arrival; raise `StepFault` for an error among them."""
-        here = [(env, request) for env, request in mine.items() if request.arrival is not None]
-        came = dict(sorted(here, key=lambda item: item[1].order))
-        for env, request in came.items():
+        here = [(env, request) for env, request in matching.items() if request.arrival is not None]
+        arrived = dict(sorted(here, key=lambda item: item[1].order))
+        for env, request in arrived.items():
             if request.error is not None:
                 raise StepFault(0, env, request.name, request.error)
-        return came
+        return arrived
 
     def release(self, envs: Collection[int]) -> dict[int, Request]:
         """Remove received requests from the pending ones, and return them."""
@@ -399,12 +399,12 @@ class Requests:
         self._pending = {env: request for env, request in self._pending.items() if env not in envs}
         return released
 
-    def _look(self, deadline: Deadline, asked: Mapping[int, Request] | None = None) -> bool:
+    def _look(self, deadline: Deadline, direct: Mapping[int, Request] | None = None) -> bool:
         """Store the next answer; return whether one arrived by the deadline.
 
         Args:
             deadline: how long to wait.
-            asked: the requests of `ask`, which aren't among the pending ones.
+            direct: the requests of `ask`, which aren't among the pending ones.
         """
         if not self._sure and self._post_again():
             return True
@@ -412,7 +412,7 @@ class Requests:
         arrival = self._host.wait(deadline)
         Changes.note()  # the environment may have set a mask: cached conclusions about specs become invalid
         if arrival is not None:
-            request = (asked or {}).get(arrival.env) or self._pending.get(arrival.env)
+            request = (direct or {}).get(arrival.env) or self._pending.get(arrival.env)
             # Another number is the answer to a request that an interrupted `ask` gave up.
             if request is not None and request.number == arrival.number:
                 self._take(arrival, request)

@@ -52,12 +52,12 @@ class ThreadHost:
         timeouts: how long environments may take.
     """
 
-    def __init__(self, given: Sequence[Factory], timeouts: Timeouts) -> None:
-        self._given, self._timeouts = with_own_copies(given), timeouts
+    def __init__(self, makers: Sequence[Factory], timeouts: Timeouts) -> None:
+        self._makers, self._timeouts = with_own_copies(makers), timeouts
         self._arrivals: SimpleQueue[ReceivedAnswer] = SimpleQueue()
         self._due: dict[int, _Due] = {}
         self._lost: dict[int, WorkerError] = {}
-        self._threads = [_Thread(env, factory) for env, factory in enumerate(self._given)]
+        self._threads = [_Thread(env, factory) for env, factory in enumerate(self._makers)]
 
     def start(self) -> None:
         """Make the environments, each in its thread."""
@@ -132,7 +132,7 @@ class ThreadHost:
 
     def renew(self, env: int) -> None:
         """Replace a lost environment by a new one in a new thread, which makes it at the next request."""
-        self._threads[env] = _Thread(env, self._given[env])
+        self._threads[env] = _Thread(env, self._makers[env])
         self._lost.pop(env, None)
 
     def close(self) -> None:

@@ -166,7 +166,7 @@ class BatchedEnv(EnvBase):
     def __init__(
         self, num_envs: Any, create_env_fn: Any, create_env_kwargs: Any, options: BatchOptions
     ) -> None:
-        given, each = read_metadata(factories(num_envs, create_env_fn, create_env_kwargs))
+        makers, each = read_metadata(factories(num_envs, create_env_fn, create_env_kwargs))
         device = as_device(options.device) if options.device is not None else common_device(each)
         super().__init__(
             device=device,
@@ -175,7 +175,7 @@ class BatchedEnv(EnvBase):
         )
         self.num_workers: int = num_envs
         self.options = options
-        self._declare(given, each)
+        self._declare(makers, each)
         if not self.stackable and options.share_individual_td is False:
             raise InvalidArgumentError(
                 "share_individual_td: False, but the environments' data differ in keys, shapes or dtypes and "
@@ -186,9 +186,9 @@ class BatchedEnv(EnvBase):
         self._cap = ThreadCap(options.num_threads)
         self._last_states: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
-    def _declare(self, given: tuple[Factory, ...], each: tuple[EnvMetaData, ...]) -> None:
+    def _declare(self, makers: tuple[Factory, ...], each: tuple[EnvMetaData, ...]) -> None:
         """Store the members' factories and metadata, and derive the specs of the batch."""
-        self._factories = given
+        self._factories = makers
         self._may_mask = any(metadata.may_mask for metadata in each)
         self._masks_declared = any(is_masked(metadata.specs["action"]) for metadata in each)
         self.meta_data = each
@@ -422,14 +422,14 @@ class BatchedEnv(EnvBase):
         if len(extra) != self.num_workers:
             raise LengthError(f"update_kwargs: expected {self.num_workers} mappings, got {len(extra)}")
         merged = [{**old.kwargs, **new} for old, new in zip(self._factories, extra, strict=True)]
-        given = factories(self.num_workers, [factory.source for factory in self._factories], merged)
-        self._make_of(
-            replace(new, truncated=old.truncated) for old, new in zip(self._factories, given, strict=True)
+        makers = factories(self.num_workers, [factory.source for factory in self._factories], merged)
+        self._replace_makers(
+            replace(new, truncated=old.truncated) for old, new in zip(self._factories, makers, strict=True)
         )
 
-    def _make_of(self, given: Iterable[Factory]) -> None:
+    def _replace_makers(self, makers: Iterable[Factory]) -> None:
         """Replace the members' factories, and read their metadata again."""
-        self._declare(*read_metadata(tuple(given)))
+        self._declare(*read_metadata(tuple(makers)))
 
     def add_truncated_keys(self) -> Any:
         """Raise, since the members couldn't set a flag that the batch adds.
@@ -445,7 +445,7 @@ class BatchedEnv(EnvBase):
     def _know_truncated(self) -> None:
         if self.is_started:
             self.add_truncated_keys()  # raises
-        self._make_of(replace(factory, truncated=True) for factory in self._factories)
+        self._replace_makers(replace(factory, truncated=True) for factory in self._factories)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of an unstarted batch for copies and pickles.
@@ -470,12 +470,12 @@ class BatchedEnv(EnvBase):
         if not any(wanted):
             raise InvalidArgumentError("step: expected at least one True in the '_step' mask, got none")
         try:
-            came = self._step_members([part if wanted[i] else None for i, part in enumerate(parts)])
+            outcomes = self._step_members([part if wanted[i] else None for i, part in enumerate(parts)])
         except StepFault as fault:
             raise explain(fault, self, action=self._action_of(tensordict, fault)) from fault.cause
-        fresh = {i: outcome for i, outcome in enumerate(came) if wanted[i]}
+        stepped = {i: outcome for i, outcome in enumerate(outcomes) if wanted[i]}
         return self._together(
-            [fresh[i] if wanted[i] else self._kept(parts[i], fresh) for i in range(len(parts))]
+            [stepped[i] if wanted[i] else self._unchanged_row(parts[i], stepped) for i in range(len(parts))]
         )
 
     def _parts(self, tensordict: TensorDictBase) -> list[TensorDictBase]:
@@ -500,18 +500,22 @@ class BatchedEnv(EnvBase):
         rows = reset_rows(masks, self.batch_size).reshape(self.num_workers, -1).any(-1) if masks else None
         wanted = [rows is None or bool(rows[i]) for i in range(self.num_workers)]
         requests = {i: ResetRequest(parts[i], each[i]) for i in range(self.num_workers) if wanted[i]}
-        fresh = self._reset_some(requests)
-        kept = {i: self._kept(parts[i], fresh) for i in range(self.num_workers) if not wanted[i]}
-        return self._together([fresh[i] if wanted[i] else kept[i] for i in range(self.num_workers)])
+        roots = self._reset_some(requests)
+        unchanged = {
+            i: self._unchanged_row(parts[i], roots) for i in range(self.num_workers) if not wanted[i]
+        }
+        return self._together([roots[i] if wanted[i] else unchanged[i] for i in range(self.num_workers)])
 
     def _kwargs_of_each(self, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the keyword arguments of each member's reset."""
-        given = kwargs.pop("list_of_kwargs", None)
-        if given is None:
+        kwargs_list = kwargs.pop("list_of_kwargs", None)
+        if kwargs_list is None:
             return [kwargs] * self.num_workers
-        if len(given) != self.num_workers:
-            raise LengthError(f"reset: list_of_kwargs: expected {self.num_workers} entries, got {len(given)}")
-        return [{**kwargs, **own} for own in given]
+        if len(kwargs_list) != self.num_workers:
+            raise LengthError(
+                f"reset: list_of_kwargs: expected {self.num_workers} entries, got {len(kwargs_list)}"
+            )
+        return [{**kwargs, **own} for own in kwargs_list]
 
     def _reset_some(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
         try:
@@ -519,19 +523,19 @@ class BatchedEnv(EnvBase):
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
 
-    def _kept(self, part: TensorDictBase, fresh: Mapping[int, TensorDictBase]) -> TensorDictBase:
+    def _unchanged_row(self, part: TensorDictBase, changed: Mapping[int, TensorDictBase]) -> TensorDictBase:
         """Return the row of a member that isn't stepped or reset, with the keys of the other members' fresh rows.
 
         If the rows will be stacked densely, keys that this row lacks are filled with zeros.
         """
         actions = [*self.action_keys, *self.reward_keys]
-        kept = part.exclude("next", *self.reset_keys, *actions)
-        if not fresh or not self.stackable:
-            return kept
-        model = next(iter(fresh.values()))
+        row = part.exclude("next", *self.reset_keys, *actions)
+        if not changed or not self.stackable:
+            return row
+        model = next(iter(changed.values()))
         out = model.apply(torch.zeros_like)
         assert out is not None
-        return out.update(kept.select(*map(as_key, flatten(model)), strict=False))
+        return out.update(row.select(*map(as_key, flatten(model)), strict=False))
 
     def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
         """Return the members' rows as one TensorDict: a dense stack, or a lazy one if their specs differ."""

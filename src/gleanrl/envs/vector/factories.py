@@ -201,16 +201,18 @@ def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tupl
     num_envs = positive("num_workers", num_envs)
     sources = _spread("create_env_fn", create_env_fn, num_envs)
     kwargs = _spread("create_env_kwargs", create_env_kwargs, num_envs)
-    return tuple(_factory(source, given) for source, given in zip(sources, kwargs, strict=True))
+    return tuple(_factory(source, options) for source, options in zip(sources, kwargs, strict=True))
 
 
-def _spread(name: str, given: Any, num_envs: int) -> Sequence[Any]:
+def _spread(name: str, argument: Any, num_envs: int) -> Sequence[Any]:
     """Return one entry for each environment, from a sequence of them or from one entry for all."""
-    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
-        return [given] * num_envs
-    if len(given) != num_envs:
-        raise LengthError(f"{name}: expected {num_envs} entries, one for each environment, got {len(given)}")
-    return given
+    if not isinstance(argument, Sequence) or isinstance(argument, (str, bytes)):
+        return [argument] * num_envs
+    if len(argument) != num_envs:
+        raise LengthError(
+            f"{name}: expected {num_envs} entries, one for each environment, got {len(argument)}"
+        )
+    return argument
 
 
 def _factory(source: Any, kwargs: Any) -> Factory:
@@ -231,20 +233,20 @@ def _factory(source: Any, kwargs: Any) -> Factory:
     return Factory(source, dict(kwargs))
 
 
-def with_own_copies(given: Sequence[Factory]) -> tuple[Factory, ...]:
-    """Return `given` with every repeated environment instance replaced by a copy."""
+def with_own_copies(makers: Sequence[Factory]) -> tuple[Factory, ...]:
+    """Return `makers` with every repeated environment instance replaced by a copy."""
     seen: set[int] = set()
     out = []
-    for factory in given:
+    for factory in makers:
         repeated = factory.is_instance and id(factory.source) in seen
         seen.add(id(factory.source))
         out.append(factory.own_copy() if repeated else factory)
     return tuple(out)
 
 
-def existing(given: Sequence[Factory]) -> list[Any]:
+def existing(makers: Sequence[Factory]) -> list[Any]:
     """Return the environments that exist already, each once."""
-    return list({id(factory.source): factory.source for factory in given if factory.is_instance}.values())
+    return list({id(factory.source): factory.source for factory in makers if factory.is_instance}.values())
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,7 @@ class EnvMetaData:
         return {path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items() if leaf is not None}
 
 
-def read_metadata(given: Sequence[Factory]) -> tuple[tuple[Factory, ...], tuple[EnvMetaData, ...]]:
+def read_metadata(makers: Sequence[Factory]) -> tuple[tuple[Factory, ...], tuple[EnvMetaData, ...]]:
     """Return, for each factory, the factory to use from now on (see `Factory.probed`) and the metadata.
 
     Making an environment may be slow. Equal factories share the metadata of one environment, and `EnvCreator` has read
@@ -291,7 +293,7 @@ def read_metadata(given: Sequence[Factory]) -> tuple[tuple[Factory, ...], tuple[
     """
     found: list[tuple[Factory, EnvMetaData]] = []
     out = []
-    for factory in given:
+    for factory in makers:
         known = next((each for each in found if factory.alike(each[0])), None)
         if known is None:
             known = _read(factory)

@@ -69,13 +69,13 @@ class MemberGroup:
 
     Args:
         envs: the environments.
-        place: its first entry is set to the number of an environment before that environment is called. In a worker it
-            is shared memory: the owner process reads it to report where the worker hangs or died.
+        position: its first entry is set to the number of an environment before that environment is called. In a worker
+            it is shared memory: the owner process reads it to report where the worker hangs or died.
     """
 
-    def __init__(self, envs: Sequence[Any], place: MemberPosition | None = None) -> None:
+    def __init__(self, envs: Sequence[Any], position: MemberPosition | None = None) -> None:
         self.envs = tuple(envs)
-        self.place: MemberPosition = [0] if place is None else place
+        self.position: MemberPosition = [0] if position is None else position
         self._masks = [MaskWatch(env) for env in self.envs]
 
     def __len__(self) -> int:
@@ -83,9 +83,9 @@ class MemberGroup:
         return len(self.envs)
 
     def each(self) -> Iterator[Any]:
-        """Yield the environments in order, and set `place` to the number of each."""
+        """Yield the environments in order, and set `position` to the number of each."""
         for index, env in enumerate(self.envs):
-            self.place[0] = index
+            self.position[0] = index
             yield env
 
     # ------------------------------------------------------------------ steps
@@ -110,7 +110,7 @@ class MemberGroup:
         out = {}
         with self._faults(RESET):
             for index, request in requests.items():
-                self.place[0] = index
+                self.position[0] = index
                 out[index] = self.envs[index].reset(request.tensordict, **request.kwargs)
         return out
 
@@ -133,7 +133,7 @@ class MemberGroup:
         out = {}
         with self._faults("rand_action"):
             for index, request in requests.items():
-                self.place[0] = index
+                self.position[0] = index
                 env = self.envs[index]
                 with OwnedTorchGenerator(request.seed).as_global():
                     out[index] = env.rand_action(request.tensordict).select(*env.action_keys)
@@ -144,7 +144,7 @@ class MemberGroup:
         try:
             yield
         except Exception as cause:
-            raise StepFault(0, self.place[0], during, cause) from cause
+            raise StepFault(0, self.position[0], during, cause) from cause
 
     # -------------------------------------------------------------- dispatch
     def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
@@ -183,12 +183,12 @@ class MemberGroup:
         close_all([env.close for env in self.envs if not is_closed(env)])
 
 
-def make_all(factories: Sequence[Factory], place: MemberPosition | None = None) -> list[Any]:
+def make_all(factories: Sequence[Factory], position: MemberPosition | None = None) -> list[Any]:
     """Return one environment of each factory. If an error occurs, close the environments that were made.
 
     Args:
         factories: one for each environment.
-        place: its first entry is set to the number of an environment before it is made; None for no record.
+        position: its first entry is set to the number of an environment before it is made; None for no record.
 
     Raises:
         InvalidArgumentError: two of them step the same object.
@@ -196,8 +196,8 @@ def make_all(factories: Sequence[Factory], place: MemberPosition | None = None) 
     made: list[Any] = []
     try:
         for index, factory in enumerate(with_own_copies(factories)):
-            if place is not None:
-                place[0] = index
+            if position is not None:
+                position[0] = index
             made.append(factory())
         require_independent(made)
     except BaseException:

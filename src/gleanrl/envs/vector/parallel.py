@@ -1,6 +1,6 @@
-"""`ParallelEnv`, a batch of environments in worker processes, and `EnvCrew`, its worker pool.
+"""`ParallelEnv`, a batch of environments in worker processes, and `EnvWorkerPool`, its worker pool.
 
-`EnvCrew` distributes the environments over workers and attributes an error to its environment.
+`EnvWorkerPool` distributes the environments over workers and attributes an error to its environment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def split(num_envs: int, num_processes: int) -> list[range]:
     return [range(begin, end) for begin, end in zip(starts, starts[1:], strict=False)]
 
 
-class EnvCrew:
+class EnvWorkerPool:
     """Workers with their shares of the environments. One thread at a time may use it.
 
     Every call is a barrier: it returns when all addressed workers have answered. If one worker is lost, all workers
@@ -70,7 +70,7 @@ class EnvCrew:
         self._factories, self._width = factories, width
         self._plan = WorkerPlan(timeouts, num_threads, PRELOAD, self._where)
         self._during = "construction"
-        self._crew: WorkerPool | None = None
+        self._pool: WorkerPool | None = None
         self.is_started = False
 
     def start(self) -> None:
@@ -79,10 +79,10 @@ class EnvCrew:
         Raises:
             StepFault: if an environment couldn't be made; ``during`` is ``"construction"``.
         """
-        given = self._factories
+        factories = self._factories
         try:
-            self._crew = WorkerPool(
-                [MemberShare(given[share.start : share.stop], share.start) for share in self.shares],
+            self._pool = WorkerPool(
+                [MemberShare(factories[share.start : share.stop], share.start) for share in self.shares],
                 self._plan,
             )
             self._gather()
@@ -94,8 +94,8 @@ class EnvCrew:
 
     @property
     def _running(self) -> WorkerPool:
-        assert self._crew is not None
-        return self._crew
+        assert self._pool is not None
+        return self._pool
 
     @property
     def segment(self) -> SharedSegment:
@@ -119,7 +119,7 @@ class EnvCrew:
         """
         self._during = during
         Changes.note()  # a worker's environment may set a mask: cached conclusions about specs become invalid
-        if not self._crew.signal(code):  # type: ignore[union-attr]  # called at every step, so no property
+        if not self._pool.signal(code):  # type: ignore[union-attr]  # called at every step, so no property
             self._gather()
 
     def run(self) -> None:
@@ -137,10 +137,10 @@ class EnvCrew:
 
     def break_off(self) -> None:
         """Stop the workers of an interrupted `run` after their present step, and drop their answers."""
-        crew = self._running
-        for worker in crew.workers:
+        pool = self._running
+        for worker in pool.workers:
             worker.halt()
-        crew.forget()
+        pool.forget()
 
     def seed_redraws(self, seed: int | None) -> None:
         """Set the `redraw_seed` of the block that the workers bind next."""
@@ -184,10 +184,10 @@ class EnvCrew:
         """
         self._during = during
         Changes.note()
-        crew = self._running
-        crew.forget()  # answers that an earlier, interrupted call didn't take
-        for worker, given in arguments.items():
-            crew.post(worker, name, *given)
+        pool = self._running
+        pool.forget()  # answers that an earlier, interrupted call didn't take
+        for worker, args in arguments.items():
+            pool.post(worker, name, *args)
         return self._gather()
 
     def ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
@@ -222,8 +222,8 @@ class EnvCrew:
         Raises:
             Exception: the error that an environment raised when it was closed.
         """
-        if self._crew is not None:
-            self._crew.close(seconds)
+        if self._pool is not None:
+            self._pool.close(seconds)
 
     # ------------------------------------------------------------------ faults
     def _gather(self) -> dict[int, Any]:
@@ -275,8 +275,8 @@ class EnvCrew:
                 ]
         return made
 
-    def _where(self, worker: int, place: int, step: int) -> str:
-        env = self.shares[worker].start + place
+    def _where(self, worker: int, index: int, step: int) -> str:
+        env = self.shares[worker].start + index
         at = f", step {step} of the batch" if self._during == "step" else ""
         return f"during the {self._during} of environment {env}{at}"
 
@@ -359,7 +359,7 @@ class ParallelEnv(BatchedEnv):
         timeouts: Timeouts | None = None,
     ) -> None:
         options = BatchOptions.of(locals())
-        self._crew: EnvCrew | None = None
+        self._crew: EnvWorkerPool | None = None
         super().__init__(num_workers, create_env_fn, create_env_kwargs, options)
         wanted = positive_or_none("num_processes", num_processes) or num_workers
         if wanted > num_workers:
@@ -379,11 +379,11 @@ class ParallelEnv(BatchedEnv):
     def _start(self, makers: Sequence[Factory]) -> None:
         width = self.numel() // self.num_workers
         self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
-        crew = EnvCrew(makers, self.num_processes, self.timeouts, self._num_sub_threads, width)
-        self._crew = crew
-        weakref.finalize(self, crew.close)  # ends the workers with the last reference to the batch
+        worker_pool = EnvWorkerPool(makers, self.num_processes, self.timeouts, self._num_sub_threads, width)
+        self._crew = worker_pool
+        weakref.finalize(self, worker_pool.close)  # ends the workers with the last reference to the batch
         try:
-            crew.start()
+            worker_pool.start()
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
 
@@ -395,7 +395,7 @@ class ParallelEnv(BatchedEnv):
         self._crew = None
 
     @property
-    def _running(self) -> EnvCrew:
+    def _running(self) -> EnvWorkerPool:
         assert self._crew is not None
         return self._crew
 
@@ -411,17 +411,17 @@ class ParallelEnv(BatchedEnv):
 
     # ------------------------------------------------------------------ steps
     def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[TensorDictBase]:
-        crew = self._running
-        parts = crew.by_worker([pack(root) for root in roots])
-        answers = crew.ask("step", "step", {w: (part,) for w, part in enumerate(parts)})
-        return [unpack(outcome) for outcome in crew.each(list(answers.values()))]
+        worker_pool = self._running
+        parts = worker_pool.by_worker([pack(root) for root in roots])
+        answers = worker_pool.ask("step", "step", {w: (part,) for w, part in enumerate(parts)})
+        return [unpack(outcome) for outcome in worker_pool.each(list(answers.values()))]
 
     def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
         return self._ask_some("reset", "reset", {i: (r.tensordict, r.kwargs) for i, r in requests.items()})
 
     def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        given = {i: (r.tensordict, r.seed) for i, r in requests.items()}
-        return self._ask_some("rand_action", "rand_actions", given)
+        arguments = {i: (r.tensordict, r.seed) for i, r in requests.items()}
+        return self._ask_some("rand_action", "rand_actions", arguments)
 
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
         if not self._running.may_be_masked():
@@ -429,20 +429,20 @@ class ParallelEnv(BatchedEnv):
         return dict(enumerate(self._running.each(self._ask_all("rand_action", "action_specs"))))
 
     def _ask_some(
-        self, during: str, name: str, given: Mapping[int, tuple[TensorDictBase | None, Any]]
+        self, during: str, name: str, requests: Mapping[int, tuple[TensorDictBase | None, Any]]
     ) -> dict[int, TensorDictBase]:
         """Call a method for some environments, each with a TensorDict and another argument; return TensorDicts."""
-        crew = self._running
+        worker_pool = self._running
         arguments: dict[int, tuple[Any, ...]] = {}
-        for w, share in enumerate(crew.shares):
-            mine = {i - share.start: given[i] for i in share if i in given}
-            if mine:
-                arguments[w] = ({i: (pack(td), other) for i, (td, other) in mine.items()},)
-        answers = crew.ask(during, name, arguments)
+        for w, share in enumerate(worker_pool.shares):
+            own = {i - share.start: requests[i] for i in share if i in requests}
+            if own:
+                arguments[w] = ({i: (pack(td), other) for i, (td, other) in own.items()},)
+        answers = worker_pool.ask(during, name, arguments)
         return {
-            crew.shares[w].start + i: unpack(came)
+            worker_pool.shares[w].start + i: unpack(packed)
             for w, answer in answers.items()
-            for i, came in answer.items()
+            for i, packed in answer.items()
         }
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
@@ -477,10 +477,10 @@ class ParallelEnv(BatchedEnv):
 
     def _ask_each(self, during: str, name: str, items: Sequence[Any], *arguments: Any) -> list[Any]:
         """Call a method of every worker's service with its share of `items`."""
-        crew = self._running
-        given = {w: (part, *arguments) for w, part in enumerate(crew.by_worker(items))}
+        worker_pool = self._running
+        requests = {w: (part, *arguments) for w, part in enumerate(worker_pool.by_worker(items))}
         try:
-            return list(crew.ask(during, name, given).values())
+            return list(worker_pool.ask(during, name, requests).values())
         except StepFault as fault:
             raise explain(fault, self) from fault.cause
 

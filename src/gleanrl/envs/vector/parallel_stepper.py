@@ -68,7 +68,7 @@ class ParallelStepper(Stepper):
     workers replace their steppers. This one makes them replace those again at its next reset or block.
 
     Args:
-        crew: the worker pool.
+        worker_pool: the worker pool.
         batch_size: of all environments.
         rules: see `Stepper`.
         lease: see `Stepper`.
@@ -79,7 +79,7 @@ class ParallelStepper(Stepper):
 
     def __init__(
         self,
-        crew: MemberShares,
+        worker_pool: MemberShares,
         batch_size: torch.Size,
         rules: EpisodeRules,
         lease: Lease,
@@ -87,7 +87,7 @@ class ParallelStepper(Stepper):
     ) -> None:
         super().__init__(batch_size, None, rules, lease)
         self.may_mask = may_mask
-        self._crew = crew
+        self._worker_pool = worker_pool
         self._schema: Schema | None = None
         self._region: Region | None = None
         self._block: Block | None = None
@@ -106,8 +106,8 @@ class ParallelStepper(Stepper):
             self.lease.take()
 
     def _ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
-        everybody = dict.fromkeys(range(len(self._crew.shares)), arguments)
-        return list(self._crew.ask(during, name, everybody).values())
+        requests = dict.fromkeys(range(len(self._worker_pool.shares)), arguments)
+        return list(self._worker_pool.ask(during, name, requests).values())
 
     # ------------------------------------------------------------------ carry
     def reset(self, mask: torch.Tensor | None = None) -> None:
@@ -121,9 +121,9 @@ class ParallelStepper(Stepper):
             self._mirror.reset_since = True
 
     def _reset_where(self, mask: torch.Tensor) -> None:
-        parts = {w: mask[share.start : share.stop] for w, share in enumerate(self._crew.shares)}
+        parts = {w: mask[share.start : share.stop] for w, share in enumerate(self._worker_pool.shares)}
         wanted = {w: (part.cpu().numpy(),) for w, part in parts.items() if bool(part.any())}
-        self._crew.ask("reset", "reset_rows", wanted)
+        self._worker_pool.ask("reset", "reset_rows", wanted)
 
     def root(self) -> dict[Path, Leaf]:
         """Return the workers' carries, concatenated."""
@@ -144,9 +144,9 @@ class ParallelStepper(Stepper):
         counts = torch.zeros(self.batch_size, dtype=torch.int64, device="cpu") if steps is None else steps
         parts = {
             w: (pack(root[share.start : share.stop]), counts[share.start : share.stop].numpy())
-            for w, share in enumerate(self._crew.shares)
+            for w, share in enumerate(self._worker_pool.shares)
         }
-        self._crew.ask("reset", "load", parts)
+        self._worker_pool.ask("reset", "load", parts)
 
     def schema(self) -> Schema:
         """Return the columns, which must be equal for all environments."""
@@ -162,7 +162,7 @@ class ParallelStepper(Stepper):
         """Return a block in the shared memory, the same one for the same arguments."""
         block = self._block
         if block is None or block.schema is not schema or block.num_steps != num_steps:
-            segment = self._crew.segment
+            segment = self._worker_pool.segment
             self._block = self._plan = None  # an interrupt must not leave a block of a former region
             self._region = segment.region("rows", SharedRows(schema, self.batch_size, num_steps))
             block = self._block = segment.block(self._region)
@@ -188,11 +188,11 @@ class ParallelStepper(Stepper):
             if actions_ready:
                 mirror.send_all()
         self._claim()
-        self._crew.seed_redraws(block.redraw_seed if actions_ready else None)
+        self._worker_pool.seed_redraws(block.redraw_seed if actions_ready else None)
         plan = self._plan
         known = plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, primed)
         if known and not block.schema.lists:
-            self._crew.signal(BIND_CODE, "reset")
+            self._worker_pool.signal(BIND_CODE, "reset")
         else:
             assert self._region is not None
             self._plan = None  # an error may leave workers without the new plan: then it is sent again
@@ -217,19 +217,19 @@ class ParallelStepper(Stepper):
         """Let the workers make step `t`. Object columns aren't in shared memory and travel by message."""
         assert self._block is not None
         if not self._block.schema.lists:
-            self._crew.signal(STEP_CODE, "step")
+            self._worker_pool.signal(STEP_CODE, "step")
             return
-        block, mine = self._block, self.schema()
-        given = {path: block.time_first(path)[t] for path in block.schema.lists if path not in mine}
+        block, schema = self._block, self.schema()
+        inputs = {path: block.time_first(path)[t] for path in block.schema.lists if path not in schema}
         arguments = {
-            w: (t, {path: row[share.start : share.stop] for path, row in given.items()})
-            for w, share in enumerate(self._crew.shares)
+            w: (t, {path: row[share.start : share.stop] for path, row in inputs.items()})
+            for w, share in enumerate(self._worker_pool.shares)
         }
-        self._take_lists(t, list(self._crew.ask("step", "step_lists", arguments).values()))
+        self._take_lists(t, list(self._worker_pool.ask("step", "step_lists", arguments).values()))
 
     def _take_lists(self, t: int, answers: Sequence[Mapping[Path, ObjectColumn]]) -> None:
         """Copy the workers' object columns of step `t`, and of the following root, into the block."""
-        for share, found in zip(self._crew.shares, answers, strict=True):
+        for share, found in zip(self._worker_pool.shares, answers, strict=True):
             for path, objects in found.items():
                 assert self._block is not None
                 row = t if path[0] == "next" else t + 1
@@ -244,14 +244,14 @@ class ParallelStepper(Stepper):
             super().run(block)
             return
         try:
-            self._crew.run()
+            self._worker_pool.run()
         except StepFault:
             raise
         except BaseException:
             try:
-                self._crew.break_off()
+                self._worker_pool.break_off()
             finally:  # the number of whole steps is set even if a second interrupt came
-                block.num_complete = min(self._crew.made())
+                block.num_complete = min(self._worker_pool.made())
             raise
 
     def stop(self, num_steps: int) -> None:
@@ -260,7 +260,7 @@ class ParallelStepper(Stepper):
 
     def confirm(self, num_steps: int) -> None:
         """Check that every worker has made `num_steps` steps of the bound block."""
-        self._crew.confirm(num_steps)
+        self._worker_pool.confirm(num_steps)
 
 
 def _leaf(value: Any) -> Leaf:

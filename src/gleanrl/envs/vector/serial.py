@@ -33,18 +33,18 @@ class MemberSteppers(Stepper):
     Args:
         steppers: one for each environment, all of one batch size.
         lease: see `Stepper`.
-        place: its first entry is set to the number of an environment before that environment is called.
+        position: its first entry is set to the number of an environment before that environment is called.
 
     Attributes:
         width: number of environments in each member, more than 1 if members are batches.
     """
 
     def __init__(
-        self, steppers: Sequence[Stepper], lease: Lease, place: MemberPosition | None = None
+        self, steppers: Sequence[Stepper], lease: Lease, position: MemberPosition | None = None
     ) -> None:
         self._members = tuple(steppers)
         self._steps = [member.step for member in self._members]
-        self._place: MemberPosition = [0] if place is None else place
+        self._position: MemberPosition = [0] if position is None else position
         first = self._members[0]
         super().__init__(
             torch.Size((len(self._members), *first.batch_size)), first.device, first.rules, lease
@@ -69,7 +69,7 @@ class MemberSteppers(Stepper):
         for index, member in enumerate(self._members):
             part = None if mask is None else mask[index]
             if part is None or bool(part.any()):
-                self._place[0] = index
+                self._position[0] = index
                 try:
                     member.reset(part)
                 except StepFault as fault:
@@ -105,7 +105,7 @@ class MemberSteppers(Stepper):
         return self._schema
 
     def _schema_of(self, index: int) -> Schema:
-        self._place[0] = index
+        self._position[0] = index
         try:
             return self._members[index].schema()
         except StepFault as fault:
@@ -118,7 +118,7 @@ class MemberSteppers(Stepper):
             self._parts = [block.part(index) for index in range(len(self._members))]
             self._block = block
         for index, (member, part) in enumerate(zip(self._members, self._parts, strict=True)):
-            self._place[0] = index
+            self._position[0] = index
             # Each environment redraws with its own seed, so that draws don't depend on how members are distributed.
             seed = block.redraw_seed
             part.redraw_seed = None if seed is None else seed + index * self.width
@@ -126,10 +126,10 @@ class MemberSteppers(Stepper):
 
     def step(self, t: int) -> None:
         """Step every member with the action of row `t`."""
-        place = self._place
+        position = self._position
         try:
             for index, step in enumerate(self._steps):
-                place[0] = index
+                position[0] = index
                 step(t)
         except StepFault as fault:
             raise self._translated(fault, t) from fault.cause
@@ -150,7 +150,7 @@ class MemberSteppers(Stepper):
         For a fault in step `t`, add the number of steps that each environment has made. Members before the failed one
         have made this step, later ones have not.
         """
-        index, width = self._place[0], self.width
+        index, width = self._position[0], self.width
         made = None
         if t is not None:
             after = [t] * width * (len(self._members) - index - 1)
@@ -166,8 +166,8 @@ def require_one_schema(schemas: Sequence[Schema]) -> None:
     """
     for index, schema in enumerate(schemas):
         if schema != schemas[0]:
-            mine, first = set(schema.items().items()), set(schemas[0].items().items())
-            differing = sorted({path for path, _ in mine ^ first})
+            fields, first = set(schema.items().items()), set(schemas[0].items().items())
+            differing = sorted({path for path, _ in fields ^ first})
             raise UnsupportedError(
                 f"the environments' data don't fit in one batch of columns: environment {index} and "
                 f"environment 0 differ in {differing}; give them equal keys, shapes and dtypes, or step them "

@@ -129,24 +129,24 @@ class MemberShare:
     factories: Sequence[Factory]
     first: int
 
-    def __call__(self, station: WorkerContext) -> EnvService:
+    def __call__(self, context: WorkerContext) -> EnvService:
         """Make the environments and return their service."""
-        made = make_all(self.factories, station.progress)
-        return EnvService(MemberGroup(made, station.progress), station, self.first)
+        made = make_all(self.factories, context.progress)
+        return EnvService(MemberGroup(made, context.progress), context, self.first)
 
 
 class EnvService:
     """Serves the owner's requests to a worker's environments. The owner calls its public methods by name.
 
     Args:
-        group: the environments; `place` is the worker's progress.
-        station: index, progress and shared memory of the worker.
+        group: the environments; `position` is the worker's progress.
+        context: index, progress and shared memory of the worker.
         first: number of its first environment in the batch.
     """
 
-    def __init__(self, group: MemberGroup, station: WorkerContext, first: int) -> None:
-        self._group, self._station, self._first = group, station, first
-        self._progress = station.progress
+    def __init__(self, group: MemberGroup, context: WorkerContext, first: int) -> None:
+        self._group, self._context, self._first = group, context, first
+        self._progress = context.progress
         self._steppers: MemberSteppers | None = None
         self._parsed: list[Any] = []
         self._bound: tuple[Block, bool, tuple[Path, ...]] | None = None
@@ -198,10 +198,10 @@ class EnvService:
 
     def reset(self, requests: Mapping[int, tuple[Any, Mapping[str, Any]]]) -> dict[int, Any]:
         """Reset some environments, by their number in this worker; return their packed roots."""
-        given = {i: ResetRequest(unpack(root), kwargs) for i, (root, kwargs) in requests.items()}
-        fresh = {i: pack(root) for i, root in self._group.reset(given).items()}
+        unpacked = {i: ResetRequest(unpack(root), kwargs) for i, (root, kwargs) in requests.items()}
+        roots = {i: pack(root) for i, root in self._group.reset(unpacked).items()}
         self._progress[MASKED] = self._group.masked()
-        return fresh
+        return roots
 
     # --------------------------------------------------------- random actions
     def action_specs(self) -> list[Any]:
@@ -212,8 +212,8 @@ class EnvService:
 
     def rand_actions(self, requests: Mapping[int, tuple[Any, int]]) -> dict[int, Any]:
         """Return random actions of some environments, by their number in this worker."""
-        given = {i: RandomRequest(unpack(root), seed) for i, (root, seed) in requests.items()}
-        return {i: pack(drawn) for i, drawn in self._group.rand_actions(given).items()}
+        unpacked = {i: RandomRequest(unpack(root), seed) for i, (root, seed) in requests.items()}
+        return {i: pack(drawn) for i, drawn in self._group.rand_actions(unpacked).items()}
 
     # --------------------------------------------------------------- dispatch
     def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
@@ -249,7 +249,7 @@ class EnvService:
     # ----------------------------------------------------------------- blocks
     def new_steppers(self, rules: EpisodeRules) -> None:
         """Replace the steppers by new ones, which have no block yet."""
-        self._steppers = MemberSteppers(self._group.steppers(rules), Lease(), self._group.place)
+        self._steppers = MemberSteppers(self._group.steppers(rules), Lease(), self._group.position)
         self._bound, self._step = None, self._unbound
 
     @property
@@ -286,30 +286,30 @@ class EnvService:
 
     def bind(self, plan: BlockPlan) -> dict[Path, ObjectColumn]:
         """Write steps into a block of the shared memory from now on; return the object columns of its first root."""
-        whole = self._station.segment.block(plan.region)
-        mine = slice(self._first, self._first + len(self._group))
+        block = self._context.segment.block(plan.region)
+        own_rows = slice(self._first, self._first + len(self._group))
         part = Block(
-            whole.schema,
+            block.schema,
             (len(self._group), *plan.region.rows.batch_size[1:]),
-            whole.num_steps,
-            columns=[column[mine] for column in whole.columns],
+            block.num_steps,
+            columns=[column[own_rows] for column in block.columns],
         )
         self._bound = (part, plan.actions_ready, plan.primed)
         self._rebind()
         return self._lists(-1)
 
-    def step_lists(self, t: int, given: Mapping[Path, ObjectColumn]) -> dict[Path, ObjectColumn]:
+    def step_lists(self, t: int, inputs: Mapping[Path, ObjectColumn]) -> dict[Path, ObjectColumn]:
         """Step every environment with row `t` of a block that has object columns.
 
         Args:
             t: the row.
-            given: the row's object columns that the environments read.
+            inputs: the row's object columns that the environments read.
 
         Returns:
             The object columns of the row's outcome and of the following root.
         """
         assert self._bound is not None
-        for path, objects in given.items():
+        for path, objects in inputs.items():
             self._bound[0].time_first(path)[t].copy_(objects)
         self._take(t)
         return self._lists(t)
@@ -317,11 +317,11 @@ class EnvService:
     def _lists(self, t: int) -> dict[Path, ObjectColumn]:
         """Return the object columns of the outcome of step `t` and of the following root."""
         assert self._bound is not None
-        block, mine = self._bound[0], self._current.schema()
+        block, schema = self._bound[0], self._current.schema()
         found: dict[Path, ObjectColumn] = {}
         for path in block.schema.lists:
             row = t if path[0] == "next" else t + 1
-            if path in mine and 0 <= row < block.num_steps:
+            if path in schema and 0 <= row < block.num_steps:
                 found[path] = block.time_first(path)[row]
         return found
 
