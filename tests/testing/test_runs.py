@@ -9,7 +9,7 @@ from tensordict import TensorDict
 
 from gleanrl.envs import GymWrapper
 from gleanrl.errors import ConformanceError
-from gleanrl.testing.runs import Runs, Subject, leaf_specs, rows, same, shown, with_action
+from gleanrl.testing.runs import Runs, Subject, as_text, leaf_specs, rows, same, with_action
 from tests.envs.libs.vectors import NativeOracle, vector
 from tests.fakes import Script
 from tests.fakes_marl import SurvivorEnv
@@ -29,7 +29,7 @@ def test_run_records_the_results_of_step_and_reset() -> None:
         [True, False, True],
         [False, True, False],
     ]
-    assert all(torch.equal(step.done, step.fresh) for step in trace.steps)
+    assert all(torch.equal(step.done, step.restarted) for step in trace.steps)
     assert trace.steps[1].following["observation",][:, 2].tolist() == [0, 2, 0]
     assert trace.num_episodes == sum(int(step.done.sum()) for step in trace.steps) == 6
 
@@ -37,7 +37,7 @@ def test_run_records_the_results_of_step_and_reset() -> None:
 def test_all_rows_are_reset_without_partial_resets() -> None:
     subject = Subject(GymWrapper(NativeOracle(script=TWO)), 4)
     trace = subject.run(0, subject.actions(0))
-    assert trace.steps[1].done.tolist() == [True, False, True] and trace.steps[1].fresh.all()
+    assert trace.steps[1].done.tolist() == [True, False, True] and trace.steps[1].restarted.all()
     assert trace.steps[2].outcome["observation",][:, 2].tolist() == [1, 1, 1]
 
 
@@ -60,7 +60,7 @@ def test_the_outermost_flags_count() -> None:
 def test_factories_make_a_fresh_one_for_each_run() -> None:
     subject = Subject(Walk, 3)
     first = subject.env
-    assert subject.fresh() is not first and first.is_closed
+    assert subject.env_for_run() is not first and first.is_closed
     last = subject.env
     subject.close()
     subject.close()
@@ -77,7 +77,7 @@ def test_runs_are_made_once() -> None:
     runs = Runs(Subject(Walk(), 8), 0)
     assert runs.first is runs.first and runs.again is not runs.first and runs.env is runs.subject.env
     assert set(runs.declared[1]) - set(runs.declared[0]) == {("reward",)}
-    assert [place for place, _, _ in runs.places()][:3] == ["reset", "step 0", "step 1"]
+    assert [place for place, _, _ in runs.origins()][:3] == ["reset", "step 0", "step 1"]
     assert dict(leaf_specs(runs.env.full_action_spec)).keys() == {("action",)}
 
 
@@ -86,7 +86,7 @@ def test_helpers_compare_select_show_and_copy() -> None:
     assert same(nan, nan.clone()) and not same(nan, nan.double()) and not same(nan, nan[:1])
     assert not same(nan, torch.tensor([1.0, torch.nan]))
     assert rows(torch.arange(6).reshape(3, 2), torch.tensor([True, False, True])).tolist() == [[0, 1], [4, 5]]
-    assert shown(torch.arange(3)) == "[0, 1, 2]" and len(shown(torch.arange(1000))) == 120
+    assert as_text(torch.arange(3)) == "[0, 1, 2]" and len(as_text(torch.arange(1000))) == 120
     root = TensorDict({"agents": TensorDict({"x": torch.zeros(2)}, [2])}, [])
     action = {("agents", "action"): torch.ones(2)}
     given = with_action(root, action)

@@ -28,10 +28,10 @@ from gleanrl.testing.runs import (
     Runs,
     Step,
     Subject,
+    as_text,
     leaf_specs,
     rows,
     same,
-    shown,
     snapshot,
     with_action,
 )
@@ -44,30 +44,30 @@ def contract(runs: Runs) -> None:
 
 def inputs(runs: Runs) -> None:
     """Check that a step doesn't change its input."""
-    for place, path in runs.first.changed:
+    for origin, path in runs.first.changed:
         raise ConformanceError(
-            "input", f"{as_key(path)!r} in the input of {place}", "an unchanged value", "another value"
+            "input", f"{as_key(path)!r} in the input of {origin}", "an unchanged value", "another value"
         )
 
 
 def specs(runs: Runs) -> None:
     """Check that keys, shapes, dtypes and values are as declared."""
     root, outcome = runs.declared
-    for place, leaves, after in runs.places():
+    for origin, leaves, after in runs.origins():
         if after:
-            as_declared("specs", place, leaves, outcome, runs.states)
+            as_declared("specs", origin, leaves, outcome, runs.states)
         else:
-            as_declared("specs", place, leaves, root, leaves)
+            as_declared("specs", origin, leaves, root, leaves)
 
 
 def as_declared(
-    rule: str, place: str, leaves: Leaves, declared: dict[Path, TensorSpec], besides: Collection[Path]
+    rule: str, origin: str, leaves: Leaves, declared: dict[Path, TensorSpec], besides: Collection[Path]
 ) -> None:
     """Check keys, shapes, dtypes and domains of `leaves`.
 
     Args:
         rule: the rule that messages name.
-        place: origin of the data, for messages.
+        origin: origin of the data, for messages.
         leaves: the data.
         declared: the specs by path.
         besides: further paths that may exist.
@@ -76,16 +76,16 @@ def as_declared(
     if missing or extra:
         keys = sorted(map(str, map(as_key, missing or extra)))
         got = f"no {keys}" if missing else f"{keys} in addition"
-        raise ConformanceError(rule, place, f"the keys {sorted(map(str, map(as_key, declared)))}", got)
+        raise ConformanceError(rule, origin, f"the keys {sorted(map(str, map(as_key, declared)))}", got)
     for path, spec in declared.items():
-        leaf, where = leaves[path], f"{as_key(path)!r} of {place}"
+        leaf, where = leaves[path], f"{as_key(path)!r} of {origin}"
         numbers = isinstance(leaf, torch.Tensor)
         if numbers and (not _shaped(leaf.shape, spec.shape) or leaf.dtype != spec.dtype):
             raise ConformanceError(
                 rule, where, f"{tuple(spec.shape)} {spec.dtype}", f"{tuple(leaf.shape)} {leaf.dtype}"
             )
         if not all(part.is_in(value) for value, part in values_of(leaf, spec)):
-            raise ConformanceError(rule, where, f"a value of {spec!r}", shown(leaf))
+            raise ConformanceError(rule, where, f"a value of {spec!r}", as_text(leaf))
 
 
 def _shaped(shape: torch.Size, wanted: torch.Size) -> bool:
@@ -98,7 +98,7 @@ def finite(runs: Runs) -> None:
     Last observations may be NaN if the environment loses them (see `EnvTraits.loses_last`).
     """
     lost = EnvTraits.of(runs.env).loses_last
-    for place, leaves, after in runs.places():
+    for origin, leaves, after in runs.origins():
         if lost and after and bool(leaves[("done",)].any()):
             continue
         for path in runs.declared[1]:
@@ -107,7 +107,7 @@ def finite(runs: Runs) -> None:
                 continue
             if not bool(leaf.isfinite().all()):
                 raise ConformanceError(
-                    "finite", f"{as_key(path)!r} of {place}", "finite numbers", shown(leaf)
+                    "finite", f"{as_key(path)!r} of {origin}", "finite numbers", as_text(leaf)
                 )
 
 
@@ -117,38 +117,39 @@ def flags(runs: Runs) -> None:
     Collectors reset by done, and value estimators bootstrap by terminated, so flags that disagree give wrong returns.
     """
     groups = {as_path(key)[:-1] for key in runs.env.done_keys}
-    for place, leaves, _ in runs.places():
+    for origin, leaves, _ in runs.origins():
         for group in groups:
             done, terminated = leaves[(*group, "done")], leaves[(*group, "terminated")]
             either = terminated | leaves.get((*group, "truncated"), torch.zeros_like(terminated))
             if not torch.equal(done, either):
-                where = f"{as_key((*group, 'done'))!r} of {place}"
+                where = f"{as_key((*group, 'done'))!r} of {origin}"
                 got = f"done {done.tolist()}, terminated or truncated {either.tolist()}"
                 raise ConformanceError("flags", where, "terminated or truncated", got)
     may = EnvTraits.of(runs.env).allow_done_after_reset
     starts = [("reset", runs.first.first, torch.ones(runs.subject.batch_size, dtype=torch.bool))]
     starts += [
-        (f"the reset after step {t}", step.following, step.fresh) for t, step in enumerate(runs.first.steps)
+        (f"the reset after step {t}", step.following, step.restarted)
+        for t, step in enumerate(runs.first.steps)
     ]
-    for place, leaves, fresh in starts:
+    for origin, leaves, restarted in starts:
         for group in groups:
             for name in FLAGS:
                 flag = leaves.get((*group, name))
-                if flag is not None and not may and bool(rows(flag, fresh).any()):
+                if flag is not None and not may and bool(rows(flag, restarted).any()):
                     raise ConformanceError(
-                        "flags", f"{as_key((*group, name))!r} of {place}", "False", shown(flag)
+                        "flags", f"{as_key((*group, name))!r} of {origin}", "False", as_text(flag)
                     )
 
 
 def aliasing(runs: Runs) -> None:
     """Check that a returned tensor never changes later."""
-    for held in runs.first.held:
-        if not same(held.leaf, held.copy):
+    for item in runs.first.returned:
+        if not same(item.leaf, item.copy):
             raise ConformanceError(
                 "aliasing",
-                f"{as_key(held.path)!r} of {held.place}",
-                f"{shown(held.copy)}, as it was returned",
-                f"{shown(held.leaf)} later: the environment overwrites its own tensors; return copies",
+                f"{as_key(item.path)!r} of {item.origin}",
+                f"{as_text(item.copy)}, as it was returned",
+                f"{as_text(item.leaf)} later: the environment overwrites its own tensors; return copies",
             )
 
 
@@ -166,36 +167,36 @@ def partial_reset(runs: Runs) -> None:
             raise ConformanceError(
                 "partial reset",
                 f"{as_key(path)!r} of the rows {(~mask).nonzero().tolist()}, which weren't reset",
-                shown(rows(leaf, ~mask)),
-                shown(rows(after[path], ~mask)),
+                as_text(rows(leaf, ~mask)),
+                as_text(rows(after[path], ~mask)),
             )
     for key in runs.env.done_keys:
         flag = after[as_path(key)]
         if bool(rows(flag, mask).any()):
             where = f"{key!r} of the rows {mask.nonzero().tolist()}, which were reset"
-            raise ConformanceError("partial reset", where, "False", shown(rows(flag, mask)))
+            raise ConformanceError("partial reset", where, "False", as_text(rows(flag, mask)))
 
 
 def other_rows(runs: Runs) -> None:
     """Check that environments that weren't reset continue as if no other one had been."""
     mask, _, _, step = _reset_some(runs)
     undisturbed = runs.first.steps[len(_lead_in(runs))]
-    others = ~mask
+    unreset = ~mask
     for path, leaf in undisturbed.outcome.items():
-        if not same(rows(leaf, others), rows(step[path], others)):
+        if not same(rows(leaf, unreset), rows(step[path], unreset)):
             raise ConformanceError(
                 "other rows",
-                f"{as_key(('next', *path))!r} of the rows {others.nonzero().tolist()}, one step after a reset of the "
+                f"{as_key(('next', *path))!r} of the rows {unreset.nonzero().tolist()}, one step after a reset of the "
                 "other rows",
-                f"{shown(rows(leaf, others))}, as without that reset",
-                shown(rows(step[path], others)),
+                f"{as_text(rows(leaf, unreset))}, as without that reset",
+                as_text(rows(step[path], unreset)),
             )
 
 
 def _lead_in(runs: Runs) -> list[Step]:
     """Return the steps before the first end: no row is reset during them."""
     steps = runs.first.steps
-    lead = next((t for t, step in enumerate(steps) if bool(step.fresh.any())), len(steps) - 1)
+    lead = next((t for t, step in enumerate(steps) if bool(step.restarted.any())), len(steps) - 1)
     if lead < 1:
         raise Skip("an episode ends with the first step")
     return steps[: min(lead, 3)]
@@ -215,7 +216,7 @@ def _reset_some(runs: Runs) -> tuple[torch.Tensor, Leaves, Leaves, Leaves]:
         raise Skip("the environment isn't a batch of several")
     lead = _lead_in(runs)
     mask = torch.arange(size.numel()).reshape(size) % 2 == 1
-    env = runs.subject.fresh()
+    env = runs.subject.env_for_run()
     env.set_seed(runs.seed)
     root = env.reset()
     for action in runs.actions[: len(lead)]:
@@ -227,11 +228,11 @@ def _reset_some(runs: Runs) -> tuple[torch.Tensor, Leaves, Leaves, Leaves]:
             shaped = mask.reshape((*size, *[1] * (flag.ndim - len(size)))).expand(flag.shape)
             request.set(as_key((*as_path(key)[:-1], "_reset")), shaped.to(flag.device, copy=True))
     try:
-        fresh = env.reset(request)
+        following = env.reset(request)
     except NotImplementedError as cause:
         raise Skip(f"the environment has no partial resets: {cause}") from cause
-    after = snapshot(fresh)
-    outcome = env.step(with_action(fresh, runs.actions[len(lead)])).get("next")
+    after = snapshot(following)
+    outcome = env.step(with_action(following, runs.actions[len(lead)])).get("next")
     return mask, before, after, snapshot(outcome)
 
 
@@ -244,11 +245,11 @@ def odd_actions(runs: Runs) -> None:
     action = {path: value for path, value in odd.items() if value is not None}
     if not action:
         raise Skip("no action lies outside the action's domain")
-    env = runs.subject.fresh()
+    env = runs.subject.env_for_run()
     env.set_seed(runs.seed)
     try:
-        given = with_action(env.reset(), {**runs.actions[0], **action})
-        leaves = snapshot(env.step(given).get("next"))
+        inputs = with_action(env.reset(), {**runs.actions[0], **action})
+        leaves = snapshot(env.step(inputs).get("next"))
     except Exception:  # any error will do: the environment has noticed the action
         leaves = None
     if leaves is not None:

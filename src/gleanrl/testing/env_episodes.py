@@ -11,7 +11,7 @@ from gleanrl.envs.base import EnvBase
 from gleanrl.envs.rollout import RolloutOptions, run_rollout
 from gleanrl.errors import ConformanceError
 from gleanrl.testing.report import Skip
-from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Trace, leaf_specs, rows, same, shown
+from gleanrl.testing.runs import OTHER_SEED, Leaves, Runs, Trace, as_text, leaf_specs, rows, same
 
 _ENOUGH = 3
 """Number of ended episodes that the rule on last observations needs."""
@@ -24,13 +24,13 @@ def following_root(runs: Runs) -> None:
             root = step.following.get(path)
             if root is None:
                 continue  # rewards aren't part of a root
-            kept = ~step.fresh
-            if not same(rows(root, kept), rows(leaf, kept)):
+            continuing = ~step.restarted
+            if not same(rows(root, continuing), rows(leaf, continuing)):
                 raise ConformanceError(
                     "following root",
                     f"{as_key(path)!r} after step {t}",
-                    f"{shown(rows(leaf, kept))}, the step's outcome",
-                    shown(rows(root, kept)),
+                    f"{as_text(rows(leaf, continuing))}, the step's outcome",
+                    as_text(rows(root, continuing)),
                 )
 
 
@@ -52,7 +52,10 @@ def last_observation(runs: Runs) -> None:
     everyone = torch.ones_like(ended[0][1].done)
     firsts = {
         path: torch.cat(
-            [rows(runs.first.first[path], everyone), *(rows(s.following[path], s.fresh) for _, s in ended)]
+            [
+                rows(runs.first.first[path], everyone),
+                *(rows(s.following[path], s.restarted) for _, s in ended),
+            ]
         ).double()
         for path in paths
     }
@@ -63,16 +66,16 @@ def last_observation(runs: Runs) -> None:
         """Return the share of the rows that lie in the widened range of first observations."""
         inside = []
         for leaves, mask in parts:
-            near = torch.ones(int(mask.sum()), dtype=torch.bool)
+            in_range = torch.ones(int(mask.sum()), dtype=torch.bool)
             for path in firsts:
                 values = rows(leaves[path], mask).double() - low[path]
-                near &= (
+                in_range &= (
                     ((values >= -width[path]) & (values <= 2 * width[path]))
-                    .reshape(len(near), -1)
+                    .reshape(len(in_range), -1)
                     .all(-1)
                     .cpu()
                 )
-            inside.append(near)
+            inside.append(in_range)
         return float(torch.cat(inside).double().mean())
 
     last = share([(step.outcome, step.done) for _, step in ended])
@@ -84,7 +87,7 @@ def last_observation(runs: Runs) -> None:
             "last observation",
             f"{as_key(('next', *path))!r} of step {t}, which ended an episode",
             "the observation that ended it",
-            f"{shown(rows(step.outcome[path], step.done))}, which looks like the first one of an episode (as do "
+            f"{as_text(rows(step.outcome[path], step.done))}, which looks like the first one of an episode (as do "
             f"{last:.0%} of all last ones): the environment resets by itself; return the last observation instead",
         )
 
@@ -96,15 +99,15 @@ def determinism(runs: Runs) -> None:
     """Check that the same seed and the same actions give the same data."""
     difference = _difference(runs.first, runs.again)
     if difference is not None:
-        place, path, a, b = difference
+        origin, path, a, b = difference
         raise ConformanceError(
-            "determinism", f"{as_key(path)!r} of {place}", f"{shown(a)}, as in the first run", shown(b)
+            "determinism", f"{as_key(path)!r} of {origin}", f"{as_text(a)}, as in the first run", as_text(b)
         )
 
 
 def seed(runs: Runs) -> None:
     """Check that another seed gives other data, unless all episodes are alike."""
-    env = runs.subject.fresh()
+    env = runs.subject.env_for_run()
     last = env.set_seed(runs.seed)
     ours = isinstance(env, EnvBase)
     expected = runs.seed + max(1, runs.subject.batch_size.numel()) - 1
@@ -114,8 +117,10 @@ def seed(runs: Runs) -> None:
     if _difference(runs.first, runs.other) is not None:
         return
     first, paths = runs.first.first, [as_path(key) for key in env.full_observation_spec.keys(True, True)]
-    starts = [step for step in runs.first.steps if bool(step.fresh.any())]
-    if all(same(rows(s.following[p], s.fresh), rows(first[p], s.fresh)) for s in starts for p in paths):
+    starts = [step for step in runs.first.steps if bool(step.restarted.any())]
+    if all(
+        same(rows(s.following[p], s.restarted), rows(first[p], s.restarted)) for s in starts for p in paths
+    ):
         raise Skip("all data are alike: the environment shows no randomness")
     raise ConformanceError(
         "seed",
@@ -133,10 +138,10 @@ def _difference(a: Trace, b: Trace) -> tuple[str, Path, torch.Tensor, torch.Tens
             (f"step {t}", one.outcome, two.outcome),
             (f"the root after step {t}", one.following, two.following),
         ]
-    for place, left, right in pairs:
+    for origin, left, right in pairs:
         for path, leaf in left.items():
             if path not in right or not same(leaf, right[path]):
-                return place, path, leaf, right.get(path, torch.empty(0))
+                return origin, path, leaf, right.get(path, torch.empty(0))
     return None
 
 
@@ -146,7 +151,7 @@ def rollout(runs: Runs) -> None:
     The path (a stepper that writes rows directly) replays the actions of the first run.
     """
     first = runs.first
-    env = runs.subject.fresh()
+    env = runs.subject.env_for_run()
     env.set_seed(runs.seed)
     queue = iter(runs.actions)
 
@@ -173,6 +178,6 @@ def rollout(runs: Runs) -> None:
                     raise ConformanceError(
                         "rollout",
                         f"{as_key((*prefix, *path))!r} at step {t} of a rollout",
-                        f"{shown(leaf)}, as its methods return",
-                        shown(row),
+                        f"{as_text(leaf)}, as its methods return",
+                        as_text(row),
                     )

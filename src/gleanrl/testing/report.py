@@ -52,9 +52,9 @@ def check_rules(
     return tuple(passed), skipped
 
 
-def expect(rule: str, where: str, kept: bool, expected: str, got: Any) -> None:
-    """Raise `ConformanceError` unless `kept` is True."""
-    if not kept:
+def expect(rule: str, where: str, holds: bool, expected: str, got: Any) -> None:
+    """Raise `ConformanceError` unless `holds` is True."""
+    if not holds:
         raise ConformanceError(rule, where, expected, str(got))
 
 

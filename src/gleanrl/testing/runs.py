@@ -26,10 +26,10 @@ OTHER_SEED = 1000
 
 
 @dataclass(frozen=True)
-class Held:
+class ReturnedLeaf:
     """A tensor that the environment returned, and a copy of its values at that time."""
 
-    place: str
+    origin: str
     path: Path
     leaf: torch.Tensor
     copy: torch.Tensor
@@ -44,7 +44,7 @@ class Step:
     following: Leaves
     done: torch.Tensor
     """Which environments' episodes ended, ``(*batch,)`` bool."""
-    fresh: torch.Tensor
+    restarted: torch.Tensor
     """Which environments' following root begins a new episode, ``(*batch,)`` bool."""
 
 
@@ -54,7 +54,7 @@ class Trace:
 
     first: Leaves
     steps: list[Step] = field(default_factory=list)
-    held: list[Held] = field(default_factory=list)
+    returned: list[ReturnedLeaf] = field(default_factory=list)
     changed: list[tuple[str, Path]] = field(default_factory=list)
     """Entries of its input that a step changed: the step and the path."""
 
@@ -79,7 +79,7 @@ class Subject:
         self.batch_size = torch.Size(self.env.batch_size)
         self.name = type(self.env).__name__
 
-    def fresh(self) -> Any:
+    def env_for_run(self) -> Any:
         """Return the environment for another run."""
         if self.make is not None:
             self.close()
@@ -110,7 +110,7 @@ class Subject:
         Raises:
             ConformanceError: the environment breaks its contract, so the run can't continue.
         """
-        env = self.fresh()
+        env = self.env_for_run()
         try:
             env.set_seed(seed)
             root = env.reset()
@@ -123,23 +123,23 @@ class Subject:
         return trace
 
     def _step(self, env: Env, trace: Trace, t: int, root: TensorDictBase, action: Leaves) -> TensorDictBase:
-        place = f"step {t}"
-        given = with_action(root, action)
-        before = snapshot(given)
-        stepped = env.step(given)
+        origin = f"step {t}"
+        inputs = with_action(root, action)
+        before = snapshot(inputs)
+        stepped = env.step(inputs)
         after = snapshot(stepped.exclude("next"))
         for path, value in before.items():
             if path not in after or not same(value, after[path]):
-                trace.changed.append((place, path))
+                trace.changed.append((origin, path))
         outcome = stepped.get("next")
-        hold(trace, place, outcome)
+        hold(trace, origin, outcome)
         leaves = snapshot(outcome)
         done = self.done(leaves)
-        following, whole = self.follow(env, stepped)
+        following, all_reset = self.follow(env, stepped)
         if bool(done.any()):
-            hold(trace, f"the reset after {place}", following)
-        fresh = torch.ones_like(done) if whole else done
-        trace.steps.append(Step(before, leaves, snapshot(following), done, fresh))
+            hold(trace, f"the reset after {origin}", following)
+        restarted = torch.ones_like(done) if all_reset else done
+        trace.steps.append(Step(before, leaves, snapshot(following), done, restarted))
         return following
 
     def follow(self, env: Env, stepped: TensorDictBase) -> tuple[TensorDictBase, bool]:
@@ -153,10 +153,10 @@ class Subject:
 
 def with_action(root: TensorDictBase, action: Leaves) -> TensorDictBase:
     """Return a shallow copy of `root` with copies of the actions set."""
-    given = root.copy()
+    out = root.copy()
     for path, value in action.items():
-        given.set(as_key(path), value.clone())
-    return given
+        out.set(as_key(path), value.clone())
+    return out
 
 
 def snapshot(batch: TensorDictBase) -> Leaves:
@@ -164,11 +164,11 @@ def snapshot(batch: TensorDictBase) -> Leaves:
     return {path: leaf.clone() for path, leaf in iter_leaves(batch) if not is_private(path)}
 
 
-def hold(trace: Trace, place: str, batch: TensorDictBase) -> None:
+def hold(trace: Trace, origin: str, batch: TensorDictBase) -> None:
     """Keep the leaves of `batch`, with copies of them."""
     for path, leaf in iter_leaves(batch):
         if not is_private(path) and path[0] != "next":
-            trace.held.append(Held(place, path, leaf, leaf.clone()))
+            trace.returned.append(ReturnedLeaf(origin, path, leaf, leaf.clone()))
 
 
 def _record(leaf: Leaf) -> Leaf:
@@ -236,12 +236,12 @@ class Runs:
         """Entries that steps read in addition to actions, and may return for the next step."""
         return {as_path(key) for key in self.env.state_keys}
 
-    def places(self) -> Iterator[tuple[str, Leaves, bool]]:
+    def origins(self) -> Iterator[tuple[str, Leaves, bool]]:
         """Yield the origin of data, the data, and whether they are an outcome (otherwise a root)."""
         yield "reset", self.first.first, False
         for t, step in enumerate(self.first.steps):
             yield f"step {t}", step.outcome, True
-            if bool(step.fresh.any()):
+            if bool(step.restarted.any()):
                 yield f"the reset after step {t}", step.following, False
 
 
@@ -257,7 +257,7 @@ def rows(leaf: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return leaf[mask.to(leaf.device)]
 
 
-def shown(value: Leaf) -> str:
+def as_text(value: Leaf) -> str:
     """Return a value as text for a message, at most 120 characters."""
     text = str(value.items() if isinstance(value, ObjectColumn) else value.tolist())
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -15,7 +15,7 @@ from gleanrl.testing.report import PartReport, expect, made, part_report
 
 _CAPACITY, _LENGTH = 24, 6  # rows, and steps of a trajectory
 _BATCH = 8
-_OF_OURS = ("aliasing", "seed", "state", "place", "failed load")
+_OWN_RULES = ("aliasing", "seed", "state", "place", "failed load")
 
 
 def check_sampler(make: Callable[[], Sampler], *, seed: int = 0, skip: Iterable[str] = ()) -> PartReport:
@@ -60,7 +60,7 @@ def check_sampler(make: Callable[[], Sampler], *, seed: int = 0, skip: Iterable[
     unknown = (
         {}
         if first.draws_ahead or first.given is first
-        else dict.fromkeys(_OF_OURS, "a sampler of another release keeps its own state")
+        else dict.fromkeys(_OWN_RULES, "a sampler of another release keeps its own state")
     )
     return part_report(type(first).__name__, RULES, lambda rule: seeded, skip, unknown)
 
@@ -147,12 +147,12 @@ def _state(make: Callable[[], Sampler]) -> None:
             expect("state", f"{how}, after {drawn} draws", got == expected, f"{expected}", got)
 
 
-def _place(make: Callable[[], Sampler]) -> None:
+def _check_position(make: Callable[[], Sampler]) -> None:
     sampler, storage = make(), _storage()
     for number in range(4):
-        place = sampler.place()
+        position = sampler.place()
         expected = _sequence(sampler, storage)
-        sampler.adopt(place)
+        sampler.adopt(position)
         got = _sequence(sampler, storage)
         expect("place", f"after {5 * number} draws", got == expected, f"{expected}", got)
 
@@ -207,7 +207,7 @@ RULES: dict[str, Callable[[Callable[[], Sampler]], None]] = {
     "aliasing": _aliasing,
     "seed": _seed,
     "state": _state,
-    "place": _place,
+    "place": _check_position,
     "redraw": _redraw,
     "behind its back": _behind,
     "failed load": _failed_load,

@@ -19,7 +19,7 @@ from gleanrl.errors import GleanError, InvalidArgumentError
 from gleanrl.testing.report import PartReport, expect, made, part_report
 
 Make = Callable[[], Storage]
-_OF_OURS = ("memory", "refusal", "copies")
+_OWN_RULES = ("memory", "refusal", "copies")
 Records = Callable[[int, int], Any]
 
 
@@ -38,7 +38,7 @@ class _Trial:
         self.storage: Storage = as_storage(make())
         self.buffer = ReplayBuffer(storage=self.storage, batch_size=4)
         self.size = self.storage.max_size
-        self.held: list[int] = []
+        self.expected: list[int] = []
         self.clock = 0
 
     def extend(self, count: int) -> None:
@@ -47,10 +47,10 @@ class _Trial:
         self.buffer.extend(self.records(self.clock, count))
         for offset in range(count):
             slot, number = (cursor + offset) % self.size, self.clock + offset
-            if slot < len(self.held):
-                self.held[slot] = number
+            if slot < len(self.expected):
+                self.expected[slot] = number
             else:
-                self.held += [-1] * (slot - len(self.held)) + [number]
+                self.expected += [-1] * (slot - len(self.expected)) + [number]
         self.clock += count
 
     def prepared(self, count: int) -> Prepared:
@@ -67,16 +67,19 @@ class _Trial:
             self.storage.collate(data) if isinstance(data, list) and self.storage.collate else data, 0
         )
 
-    def check(self, where: str, storage: Storage | None = None, held: list[int] | None = None) -> None:
+    def check(self, where: str, storage: Storage | None = None, expected: list[int] | None = None) -> None:
         """Check that a storage holds the expected records."""
-        storage, held = storage or self.storage, self.held if held is None else held
+        storage, expected = storage or self.storage, self.expected if expected is None else expected
         self.expect(
-            len(storage) == storage.num_steps == len(held), where, f"{len(held)} records", f"{len(storage)}"
+            len(storage) == storage.num_steps == len(expected),
+            where,
+            f"{len(expected)} records",
+            f"{len(storage)}",
         )
-        if not held:
+        if not expected:
             return
-        slots = torch.tensor([*range(len(held))][::-1] + [0, 0], device="cpu")
-        self.compare(where, storage.fetch(slots), [held[slot] for slot in slots.tolist()], storage)
+        slots = torch.tensor([*range(len(expected))][::-1] + [0, 0], device="cpu")
+        self.compare(where, storage.fetch(slots), [expected[slot] for slot in slots.tolist()], storage)
 
     def compare(self, where: str, fetched: Any, numbers: list[int], storage: Storage) -> None:
         """Check that fetched records are the ones with the given numbers."""
@@ -86,9 +89,9 @@ class _Trial:
             same = len(got) == len(wanted) and all(map(_same, got, wanted))
             self.expect(same, f"{where}, row {position}", f"record {number}: {wanted}", f"{got}")
 
-    def expect(self, kept: bool, where: str, expected: str, got: str) -> None:
-        """Raise `ConformanceError` unless `kept` is True."""
-        expect(self.rule, where, kept, expected, got)
+    def expect(self, holds: bool, where: str, expected: str, got: str) -> None:
+        """Raise `ConformanceError` unless `holds` is True."""
+        expect(self.rule, where, holds, expected, got)
 
 
 def _parts(batch: Any, position: int) -> list[Any]:
@@ -117,7 +120,7 @@ def _ring(trial: _Trial) -> None:
 def _memory(trial: _Trial) -> None:
     trial.extend(2)
     data = trial.records(trial.clock, 1)
-    trial.held.append(trial.clock)
+    trial.expected.append(trial.clock)
     trial.clock += 1
     trial.buffer.extend(data)
     for leaf in _tensors(data):
@@ -139,13 +142,13 @@ def _slots(trial: _Trial) -> None:
     trial.extend(trial.size)
     first, end = trial.clock, trial.storage.end
     trial.storage.write_slots(trial.prepared(3), torch.tensor([2, 0, 2], device="cpu"))
-    trial.held[0], trial.held[2] = first + 1, first + 2
+    trial.expected[0], trial.expected[2] = first + 1, first + 2
     trial.check("write_slots([2, 0, 2]): the last of equal slots wins")
     trial.expect(trial.storage.end == end, "write_slots", f"end {end}", f"{trial.storage.end}")
     first = trial.clock
     chosen = torch.tensor([1, 3], device="cpu")
     trial.storage.write_selected(trial.prepared(3), Selection(chosen - 1, chosen, chosen, trial.size))
-    trial.held[1], trial.held[3] = first, first + 2
+    trial.expected[1], trial.expected[3] = first, first + 2
     trial.check("write_selected(rows [0, 2] to slots [1, 3])")
 
 
@@ -173,7 +176,7 @@ def _versions(trial: _Trial) -> None:
 def _clear(trial: _Trial) -> None:
     trial.extend(3)
     trial.buffer.empty()
-    trial.held = []
+    trial.expected = []
     trial.check("empty()")
     trial.extend(2)
     trial.check("extend after empty()")
@@ -195,15 +198,15 @@ def _refusal(trial: _Trial) -> None:
 
 def _state(trial: _Trial) -> None:
     trial.extend(trial.size + 1)
-    state, held = trial.storage.state_dict(), list(trial.held)
+    state, expected = trial.storage.state_dict(), list(trial.expected)
     trial.extend(2)
     trial.check("after state_dict()")
     for storage, where in ((trial.make(), "a fresh storage"), (trial.storage, "the storage itself")):
         storage.load_state_dict(state)
-        trial.check(f"load_state_dict of {where}", storage, held)
+        trial.check(f"load_state_dict of {where}", storage, expected)
         end = (trial.size + 1) % trial.size
         trial.expect(storage.end == end, where, f"end {end}", f"{storage.end}")
-    trial.held = held
+    trial.expected = expected
     for name in state:
         try:
             trial.storage.load_state_dict({key: value for key, value in state.items() if key != name})
@@ -215,9 +218,9 @@ def _state(trial: _Trial) -> None:
 
 def _copies(trial: _Trial) -> None:
     trial.extend(3)
-    held, other = list(trial.held), copy.deepcopy(trial.storage)
+    expected, other = list(trial.expected), copy.deepcopy(trial.storage)
     trial.extend(trial.size)
-    trial.check("the copy, after a write to the original", other, held)
+    trial.check("the copy, after a write to the original", other, expected)
     trial.check("the original")
 
 
@@ -225,9 +228,9 @@ def _served(trial: _Trial) -> None:
     trial.extend(3)
     batch, info = trial.buffer.sample(return_info=True)
     for position, slot in enumerate(info["index"].tolist()):
-        got, wanted = _parts(batch, position), trial.row(trial.held[slot])
+        got, wanted = _parts(batch, position), trial.row(trial.expected[slot])
         trial.expect(all(map(_same, got, wanted)), f"sample(), slot {slot}", f"{wanted}", f"{got}")
-    one, wanted = trial.storage.get(1), trial.row(trial.held[1])
+    one, wanted = trial.storage.get(1), trial.row(trial.expected[1])
     keys = sorted(one.keys(True, True), key=str) if is_tensor_collection(one) else ()
     parts = [one.get(key) for key in keys] or _pytree.tree_leaves(one)
     trial.expect(all(map(_same, parts, wanted)), "get(1)", f"{wanted}", f"{parts}")
@@ -289,6 +292,6 @@ def check_storage(make: Make, *, records: Records = numbered, skip: Iterable[str
     unknown = (
         {}
         if first.given is first
-        else dict.fromkeys(_OF_OURS, "a storage of another release checks by itself")
+        else dict.fromkeys(_OWN_RULES, "a storage of another release checks by itself")
     )
     return part_report(type(first).__name__, RULES, lambda rule: _Trial(rule, make, records), skip, unknown)

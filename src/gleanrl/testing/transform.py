@@ -22,9 +22,9 @@ from gleanrl.testing.runs import Leaves, Subject, Trace, same, snapshot, with_ac
 
 def read(make: Callable[[], Any], batch: TensorDictBase) -> None:
     """Check that `forward` returns a batch, and writes to none of the given tensors."""
-    given = batch.clone()
-    tensors, before = dict(iter_leaves(given)), snapshot(given)
-    out = make().eval()(given)
+    inputs = batch.clone()
+    tensors, before = dict(iter_leaves(inputs)), snapshot(inputs)
+    out = make().eval()(inputs)
     if not isinstance(out, TensorDictBase):
         raise ConformanceError("read", "the result of forward", "a TensorDict", f"{type(out).__name__}")
     for path, value in before.items():
@@ -39,14 +39,14 @@ def read(make: Callable[[], Any], batch: TensorDictBase) -> None:
 
 def written(make: Callable[[], Any], batch: TensorDictBase) -> None:
     """Check that `inv` returns the data to be written, or None, and doesn't change its input."""
-    given = batch.clone()
-    before = snapshot(given)
-    out = make().eval().inv(given)
+    inputs = batch.clone()
+    before = snapshot(inputs)
+    out = make().eval().inv(inputs)
     if out is not None and not isinstance(out, TensorDictBase):
         raise ConformanceError(
             "written", "the result of inv", "a TensorDict or None", f"{type(out).__name__}"
         )
-    after = snapshot(given)
+    after = snapshot(inputs)
     for path in before.keys() | after.keys():
         if path not in before or path not in after or not same(before[path], after[path]):
             raise ConformanceError(
@@ -89,10 +89,10 @@ class Holding(Transform):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[tuple[Path, torch.Tensor, torch.Tensor]] = []
+        self.returned: list[tuple[Path, torch.Tensor, torch.Tensor]] = []
 
     def _call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.held = [(path, leaf, leaf.clone()) for path, leaf in iter_leaves(tensordict)]
+        self.returned = [(path, leaf, leaf.clone()) for path, leaf in iter_leaves(tensordict)]
         return tensordict
 
     def _reset(self, tensordict: Any, tensordict_reset: TensorDictBase) -> TensorDictBase:
@@ -100,7 +100,7 @@ class Holding(Transform):
 
     def look(self, during: str) -> None:
         """Raise `ConformanceError` if one of the tensors changed."""
-        for path, leaf, copy in self.held:
+        for path, leaf, copy in self.returned:
             if not same(leaf, copy):
                 raise ConformanceError(
                     "in place",
@@ -147,13 +147,13 @@ def trajectories(trial: TransformTrial) -> None:
 def _difference(one: Trace, other: Trace) -> str | None:
     """Return the place where two runs differ; None if they are equal."""
     pairs = [("the first root", one.first, other.first)]
-    for t, (mine, its) in enumerate(zip(one.steps, other.steps, strict=True)):
-        pairs.append((f"step {t}", mine.outcome, its.outcome))
-        pairs.append((f"the root after step {t}", mine.following, its.following))
-    for place, a, b in pairs:
+    for t, (first, second) in enumerate(zip(one.steps, other.steps, strict=True)):
+        pairs.append((f"step {t}", first.outcome, second.outcome))
+        pairs.append((f"the root after step {t}", first.following, second.following))
+    for origin, a, b in pairs:
         for path in a.keys() | b.keys():
             if path not in a or path not in b or not same(a[path], b[path]):
-                return f"{as_key(path)!r} of {place}"
+                return f"{as_key(path)!r} of {origin}"
     return None
 
 
@@ -166,12 +166,12 @@ def state(trial: TransformTrial) -> None:
     # The loaded transform needs a base environment in the same state as the original's. So a second environment takes
     # the same steps, and its base environment gets a fresh transform, which then loads the state.
     _run(twin, None, actions[:half], trial.seed)
-    fresh = TransformedEnv(twin.base_env, Compose(trial.make()))
+    loaded = TransformedEnv(twin.base_env, Compose(trial.make()))
     saved = env.transform.state_dict()
-    fresh.transform.load_state_dict(saved)
-    before = fresh.transform.state_dict()
+    loaded.transform.load_state_dict(saved)
+    before = loaded.transform.state_dict()
     _, want = _run(env, root, actions[half:], trial.seed)
-    _, got = _run(fresh, root, actions[half:], trial.seed)
+    _, got = _run(loaded, root, actions[half:], trial.seed)
     for t, (a, b) in enumerate(zip(want, got, strict=True)):
         for path in a:
             if path not in b or not same(a[path], b[path]):
@@ -183,7 +183,7 @@ def state(trial: TransformTrial) -> None:
                 )
     for name in before:
         try:
-            fresh.transform.load_state_dict({key: value for key, value in before.items() if key != name})
+            loaded.transform.load_state_dict({key: value for key, value in before.items() if key != name})
         except GleanError:
             continue
         raise ConformanceError("state", f"a state without {name!r}", "an error", "none")
@@ -265,19 +265,19 @@ def check_transform(
     if env is None and batch is None:
         raise InvalidArgumentError("check_transform: give env, batch, or both")
     name = type(made(make, Transform)).__name__
-    of_env: EnvReport | None = None
+    env_report: EnvReport | None = None
     rules: dict[str, Callable[[], None]] = {}
     if env is not None:
         skipped = without & ENV_RULES.keys()
-        of_env = check_env(_transformed(env, make), num_steps=num_steps, seed=seed, skip=skipped)
+        env_report = check_env(_transformed(env, make), num_steps=num_steps, seed=seed, skip=skipped)
         trial = TransformTrial(env, make, num_steps, seed)
         rules |= {rule: partial(check, trial) for rule, check in IN_ENVIRONMENTS.items()}
     if batch is not None:
         rules |= {rule: partial(check, make, batch) for rule, check in IN_BUFFERS.items()}
     passed, left = check_rules(rules, without)
-    if of_env is None:
+    if env_report is None:
         return PartReport(name, passed, left)
-    return PartReport(name, (*of_env.passed, *passed), {**of_env.skipped, **left})
+    return PartReport(name, (*env_report.passed, *passed), {**env_report.skipped, **left})
 
 
 def _transformed(env: Callable[[], Any], make: Callable[[], Transform]) -> Callable[[], TransformedEnv]:

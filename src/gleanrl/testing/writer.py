@@ -16,7 +16,7 @@ from gleanrl.errors import ConformanceError, SchemaError
 from gleanrl.testing.report import PartReport, expect, made, part_report
 
 _CAPACITY = 10
-_OF_OURS = ("place", "behind its back", "failed load")
+_OWN_RULES = ("place", "behind its back", "failed load")
 _SIZES = (3, 1, 4, 7, 12, 2)  # rows of the writes: some go around the end, and one is longer than the storage
 
 Make = Callable[[], Writer]
@@ -53,7 +53,7 @@ def check_writer(make: Make, *, skip: Iterable[str] = ()) -> PartReport:
     unknown = (
         {}
         if first.given is first
-        else dict.fromkeys(_OF_OURS, "a writer of another release places by itself")
+        else dict.fromkeys(_OWN_RULES, "a writer of another release places by itself")
     )
     return part_report(type(first).__name__, RULES, lambda rule: make, skip, unknown)
 
@@ -77,7 +77,7 @@ def _written(buffer: ReplayBuffer, first: int = 0) -> list[list[int]]:
     return found
 
 
-def _place(make: Make) -> None:
+def _check_placement(make: Make) -> None:
     writer, storage, first = make(), LazyTensorStorage(_CAPACITY), 0
     writer.register_storage(storage)
     for size in _SIZES:
@@ -177,7 +177,7 @@ def _failed_load(make: Make) -> None:
 
 
 RULES: dict[str, Callable[[Make], None]] = {
-    "place": _place,
+    "place": _check_placement,
     "index": _index,
     "behind its back": _behind,
     "state": _state,
