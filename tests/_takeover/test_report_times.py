@@ -2,7 +2,7 @@
 
 import re
 
-from gleanrl._takeover.report import Times, _place, _room
+from gleanrl._takeover.report import Times, _location, _room
 
 
 def test_modules_are_assigned_to_report_rows():
@@ -25,8 +25,8 @@ def test_time_is_attributed_to_the_called_and_the_running_module():
     inside = Stack(
         "runpy", "gleanrl.__main__", "__main__", "gleanrl.collectors.single", "__main__", "torch.nn"
     )
-    assert _place(inside) == ("collectors", "modules")
-    assert _place(Stack("__main__", "helpers")) == ("the program's own code",) * 2
+    assert _location(inside) == ("collectors", "modules")
+    assert _location(Stack("__main__", "helpers")) == ("the program's own code",) * 2
 
 
 def test_a_table_adds_up():

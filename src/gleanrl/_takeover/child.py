@@ -2,4 +2,4 @@
 
 from gleanrl._takeover.import_hook import install
 
-install(quiet=True)
+install(silent=True)

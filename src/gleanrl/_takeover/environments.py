@@ -32,17 +32,17 @@ def adapt(collectors: ModuleType) -> None:
                 cls.__init__ = _converting(init, word, names.index(word))
 
 
-def as_torchrl(given: Any) -> Any:
+def as_torchrl(source: Any) -> Any:
     """Return the environment argument of a TorchRL collector with each gleanrl environment in a TorchRL adapter.
 
     Args:
-        given: an environment, a function that makes one, or a list of these. Other objects are returned unchanged.
+        source: an environment, a function that makes one, or a list of these. Other objects are returned unchanged.
     """
-    if isinstance(given, (list, tuple)):
-        return [as_torchrl(one) for one in given]
-    if isinstance(given, EnvBase):
-        return _housing()(given)
-    return given if isinstance(given, _theirs()) or not callable(given) else _Maker(given)
+    if isinstance(source, (list, tuple)):
+        return [as_torchrl(one) for one in source]
+    if isinstance(source, EnvBase):
+        return _housing()(source)
+    return source if isinstance(source, _torchrl_base()) or not callable(source) else _Maker(source)
 
 
 class _Maker:
@@ -58,19 +58,19 @@ class _Maker:
         return as_torchrl(self._make(*args, **kwargs))
 
 
-def _converting(init: Any, word: str, place: int) -> Any:
+def _converting(init: Any, word: str, position: int) -> Any:
     @functools.wraps(init)
     def converting(*args: Any, **kwargs: Any) -> None:
         if word in kwargs:
             kwargs[word] = as_torchrl(kwargs[word])
-        elif len(args) > place:
-            args = (*args[:place], as_torchrl(args[place]), *args[place + 1 :])
+        elif len(args) > position:
+            args = (*args[:position], as_torchrl(args[position]), *args[position + 1 :])
         init(*args, **kwargs)
 
     return converting
 
 
-def _theirs() -> Any:
+def _torchrl_base() -> Any:
     return importlib.import_module("torchrl.envs").EnvBase
 
 
@@ -81,7 +81,7 @@ def _housing() -> Any:
     The class is made at the first use, because its base class needs an import of TorchRL.
     """
 
-    class Housing(_theirs()):  # type: ignore[misc]
+    class Housing(_torchrl_base()):  # type: ignore[misc]
         """A TorchRL environment that resets and steps a gleanrl environment."""
 
         def __init__(self, ours: EnvBase) -> None:
@@ -93,8 +93,8 @@ def _housing() -> Any:
 
         def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
             # A copy, because `reset` of gleanrl writes into its argument
-            given = None if tensordict is None else tensordict.copy()
-            return self.ours.reset(given, **kwargs)
+            request = None if tensordict is None else tensordict.copy()
+            return self.ours.reset(request, **kwargs)
 
         def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
             return self.ours.step(tensordict.copy())["next"]

@@ -45,30 +45,30 @@ class Facade(ModuleType):
 
     Args:
         path: import path of the module.
-        theirs: TorchRL's module; None for a path of another release, which only gleanrl serves.
+        original: TorchRL's module; None for a path of another release, which only gleanrl serves.
     """
 
-    def __init__(self, path: str, theirs: ModuleType | None) -> None:
+    def __init__(self, path: str, original: ModuleType | None) -> None:
         super().__init__(path)
-        own = {} if theirs is None else theirs.__dict__
+        own = {} if original is None else original.__dict__
         for name in ("__doc__", "__file__", "__loader__", "__package__", "__path__", "__spec__"):
             if name in own:
                 self.__dict__[name] = own[name]
-        self.__dict__["_theirs"] = theirs
+        self.__dict__["_original"] = original
 
     def __getattr__(self, name: str) -> Any:
-        path, theirs = self.__name__, self.__dict__["_theirs"]
+        path, original = self.__name__, self.__dict__["_original"]
         if name == "__all__":
             return sorted(self._names())
         ours = served(path)
         if name in ours:
             return NOTES.took(path, name, ours[name])
-        if theirs is None or not hasattr(theirs, name):
+        if original is None or not hasattr(original, name):
             why = explanation(path, name)
             if why is None:
                 raise AttributeError(f"module {path!r} has no attribute {name!r}", name=name)
             raise UnservedMemberError(f"{path}.{name} isn't in the installed torchrl, nor served: {why}")
-        value = getattr(theirs, name)
+        value = getattr(original, name)
         if isinstance(value, ModuleType):
             return as_seen(value.__name__)
         return NOTES.took(path, name, same_as(value))
@@ -80,8 +80,8 @@ class Facade(ModuleType):
         return as_seen, (self.__name__,)
 
     def _names(self) -> set[str]:
-        theirs = self.__dict__["_theirs"]
-        public = getattr(theirs, "__all__", None) or [name for name in dir(theirs) if name[0] != "_"]
+        original = self.__dict__["_original"]
+        public = getattr(original, "__all__", None) or [name for name in dir(original) if name[0] != "_"]
         return {*public, *(name for name in served(self.__name__) if name[0] != "_")}
 
 
@@ -98,7 +98,7 @@ def as_seen(path: str) -> ModuleType:
         return importlib.import_module(path)
     _begin()
     try:
-        theirs = importlib.import_module(path)
+        original = importlib.import_module(path)
     except ModuleNotFoundError:
         if not served(path):
             raise
@@ -108,7 +108,7 @@ def as_seen(path: str) -> ModuleType:
         facade = Facade(path, None)
         setattr(as_seen(parent), name, facade)
         return facade
-    return Facade(path, theirs)
+    return Facade(path, original)
 
 
 @functools.cache
@@ -117,8 +117,8 @@ def _begin() -> None:
 
     A package can re-export classes of another one, and `same_as` must know the replaced classes of all of them.
     """
-    theirs = [importlib.import_module(package) for package in PACKAGES]
-    environments.adapt(theirs[0])
+    packages = [importlib.import_module(package) for package in PACKAGES]
+    environments.adapt(packages[0])
     NOTES.began()
 
 
@@ -129,11 +129,11 @@ _CHILD = "gleanrl._takeover.child"
 _installed = False
 
 
-def install(quiet: bool = False) -> None:
+def install(silent: bool = False) -> None:
     """Install the import hook in this process; further calls have no effect.
 
     Args:
-        quiet: whether to print no messages.
+        silent: whether to print no messages.
 
     Raises:
         TakeoverError: TorchRL isn't installed; or it has been imported before, so that the program may hold classes
@@ -153,7 +153,7 @@ def install(quiet: bool = False) -> None:
             "import gleanrl.collectors, gleanrl.data and gleanrl.envs in place of torchrl's"
         )
     _installed = True
-    NOTES.quiet = quiet
+    NOTES.silent = silent
     builtins.__import__ = _statement(builtins.__import__)
     importlib.import_module = _function(importlib.import_module)
     _prepare_children()
@@ -170,7 +170,7 @@ def _statement(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
         level: int = 0,
     ) -> ModuleType:
         # This check comes first and is as cheap as possible, because libraries execute import statements at every step.
-        strange = name[:_LENGTH] != ROOT or level or not _is_theirs(name)
+        strange = name[:_LENGTH] != ROOT or level or not _is_torchrl(name)
         if strange or _is_themselves(globals or sys._getframe(1).f_globals):
             return real(name, globals, locals, fromlist, level)
         seen = as_seen(name)
@@ -204,15 +204,15 @@ def _function(real: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
     @functools.wraps(real)
     def import_module(name: str, package: str | None = None) -> ModuleType:
         relative = isinstance(package, str) and name.startswith(".")
-        whole = importlib.util.resolve_name(name, package) if relative else name
-        if not _is_theirs(whole) or _is_themselves(sys._getframe(1).f_globals):
+        full_name = importlib.util.resolve_name(name, package) if relative else name
+        if not _is_torchrl(full_name) or _is_themselves(sys._getframe(1).f_globals):
             return real(name, package)
-        return as_seen(whole)
+        return as_seen(full_name)
 
     return import_module
 
 
-def _is_theirs(module: str) -> bool:
+def _is_torchrl(module: str) -> bool:
     return module.startswith(ROOT) and module[len(ROOT) : len(ROOT) + 1] in ("", ".")
 
 

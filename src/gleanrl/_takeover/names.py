@@ -63,9 +63,9 @@ def _replaced() -> Mapping[int, Any]:
     found = {}
     for package in PACKAGES:
         for name, ours in served(package).items():
-            theirs = getattr(sys.modules[package], name, None)
-            if callable(theirs):  # modules keep their classes alive, so an id isn't reused
-                found[id(theirs)] = ours
+            original = getattr(sys.modules[package], name, None)
+            if callable(original):  # modules keep their classes alive, so an id isn't reused
+                found[id(original)] = ours
     return found
 
 

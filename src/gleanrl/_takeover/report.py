@@ -89,11 +89,11 @@ class Times:
             clock.sleep(_EVERY_S)
             frame = sys._current_frames().get(self._main)  # None while the thread runs no Python code
             now = clock.monotonic()
-            self._spent[_place(frame)] += now - last
+            self._spent[_location(frame)] += now - last
             last = now
 
 
-def _place(frame: FrameType | None) -> tuple[str, str]:
+def _location(frame: FrameType | None) -> tuple[str, str]:
     """Return two titles for a stack: the part that the program called, and the part whose code runs.
 
     Args:
@@ -135,16 +135,16 @@ class Notes:
     """
 
     def __init__(self) -> None:
-        self.quiet = False
-        self._told = False
+        self.silent = False
+        self._announced = False
         self._classes: dict[str, str] = {}
         """The names that the program used, each with the module that defines its object."""
 
     def began(self) -> None:
         """Print the served names once, at the first import of the data layer."""
-        if self._told or self.quiet:
+        if self._announced or self.silent:
             return
-        self._told = True
+        self._announced = True
         release = importlib.metadata.version(ROOT)
         _say(f"gleanrl {__version__} replaces the data layer of torchrl {release}. It serves:")
         for package in PACKAGES:
@@ -163,20 +163,20 @@ class Notes:
         origin = getattr(value, "__module__", None)
         if isinstance(origin, str) and f"{path}.{name}" not in self._classes:
             self._classes[f"{path}.{name}"] = origin
-            if _is_theirs(origin) and not self.quiet:
+            if _is_torchrl(origin) and not self.silent:
                 _say(f"gleanrl: {path}.{name} stays torchrl's")
         return value
 
     def _report(self, times: Times) -> None:
         times.stop()
         for title, wanted in (("gleanrl's classes", False), ("torchrl's classes", True)):
-            names = sorted(name for name, origin in self._classes.items() if _is_theirs(origin) is wanted)
+            names = sorted(name for name, origin in self._classes.items() if _is_torchrl(origin) is wanted)
             text = ", ".join(name.removeprefix(f"{ROOT}.") for name in names) or "none"
             _say(textwrap.fill(f"{title}: {text}", _WIDTH, subsequent_indent="    "))
         _say(times.table())
 
 
-def _is_theirs(origin: str) -> bool:
+def _is_torchrl(origin: str) -> bool:
     return origin.partition(".")[0] == ROOT
 
 
