@@ -73,20 +73,20 @@ def _served(name: str, keywords: dict[str, Any], unserved: Mapping[str, Unserved
     return {key: value for key, value in keywords.items() if key not in unserved}
 
 
-def _asks_for_nothing(given: Any, off: Any) -> bool:
+def _asks_for_nothing(value: Any, off: Any) -> bool:
     values = off if isinstance(off, tuple) else (off,)
-    return given is None or any(
-        given is each or (type(given) is type(each) and given == each) for each in values
+    return value is None or any(
+        value is each or (type(value) is type(each) and value == each) for each in values
     )
 
 
 def _refuse_unknown(name: str, keywords: dict[str, Any], known: frozenset[str]) -> None:
     for key in keywords:
         if key not in known:
-            near = difflib.get_close_matches(key, sorted(known - {"self"}), n=1)
+            matches = difflib.get_close_matches(key, sorted(known - {"self"}), n=1)
             hint = (
-                f"; did you mean {near[0]!r}?"
-                if near
+                f"; did you mean {matches[0]!r}?"
+                if matches
                 else f"; it takes {', '.join(sorted(known - {'self'}))}"
             )
             raise InvalidTypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}{hint}")

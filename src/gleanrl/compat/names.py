@@ -152,21 +152,21 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 
 # Keywords of public constructors in other releases: {"class": {"their keyword": "gleanrl's keyword"}}.
-_OF_SLICES = {"pad_output": "pad", "trajectory_key": "traj_key"}
+_SLICE_SAMPLER_SPELLINGS = {"pad_output": "pad", "trajectory_key": "traj_key"}
 KEYWORDS: dict[str, dict[str, str]] = {
     "Bounded": {"minimum": "low", "maximum": "high"},
     "BoxList": {"boxes": "n"},
     "Composite": {"batch_size": "shape"},
-    "PrioritizedSliceSampler": _OF_SLICES,
-    "SliceSampler": _OF_SLICES,
-    "SliceSamplerWithoutReplacement": _OF_SLICES,
+    "PrioritizedSliceSampler": _SLICE_SAMPLER_SPELLINGS,
+    "SliceSampler": _SLICE_SAMPLER_SPELLINGS,
+    "SliceSamplerWithoutReplacement": _SLICE_SAMPLER_SPELLINGS,
     "TransformedEnv": {"base_env": "env"},
     "UnsqueezeTransform": {"squeeze_dim": "dim", "unsqueeze_dim": "dim"},
     "WorkersCollector": {"replay_buffer_chunk": "extend_buffer"},
 }
 
 # Keywords of public constructors that aren't served: {"class": {"keyword": advice}}.
-_OF_COLLECTORS = {
+_COLLECTOR_KEYWORDS = {
     "auto_register_policy_transforms": UnservedKeyword(
         "append InitTracker() to the environment; the state of recurrent policies is kept without a primer"
     ),
@@ -183,16 +183,16 @@ _OF_COLLECTORS = {
     ),
     "worker_idx": UnservedKeyword("a worker's number is its position in create_env_fn"),
 }
-_OF_AUTORESET = {
+_AUTORESET_KEYWORDS = {
     "missing_obs_value": UnservedKeyword(
         "make the environment with AutoresetMode.DISABLED", off=(math.nan, np.nan)
     ),
     "native_autoreset": UnservedKeyword("make the environment with AutoresetMode.DISABLED", off=False),
 }
-_OF_LAZY_STORAGES = {
+_LAZY_STORAGE_KEYWORDS = {
     "shared_init": UnservedKeyword("make the buffer with shared=True before the processes start", off=False)
 }
-_OF_SLICE_SAMPLERS = {
+_SLICE_SAMPLER_KEYWORDS = {
     "fragmented": UnservedKeyword(
         "a trajectory's steps must be contiguous: use a storage with ndim=2, and write each environment to its own "
         "column",
@@ -200,12 +200,12 @@ _OF_SLICE_SAMPLERS = {
     ),
     "step_key": UnservedKeyword("only fragmented=True uses it, which isn't served", off="step_count"),
 }
-_OF_RING_WRITERS = {
+_RING_WRITER_KEYWORDS = {
     "track_generations": UnservedKeyword(
         "generations are always counted; read them by rb.generation(index)", off=(False, True)
     )
 }
-_OF_BATCHES = {
+_BATCHED_ENV_KEYWORDS = {
     "metadata_from_workers": UnservedKeyword(
         "specs are read before the workers start; pass EnvCreator(make_env) to read them once for several batches",
         off=False,
@@ -213,7 +213,7 @@ _OF_BATCHES = {
     "shutdown_timeout": UnservedKeyword("use timeouts=Timeouts(close_s=seconds)", off=10.0),
 }
 _ON_THE_CPU = UnservedKeyword("priorities are stored on the CPU", off=("cpu", torch.device("cpu")))
-_OF_PRIORITIES = {
+_PRIORITY_KEYWORDS = {
     "sampler_device": _ON_THE_CPU,
     "sync": UnservedKeyword("records and their priorities are always written together", off=True),
 }
@@ -227,14 +227,14 @@ _USE_WORKERS = UnservedKeyword(
 _THROUGH_RAY = "Ray's object store carries the data; no other transport is needed"
 _USE_RAY = "use RayReplayBuffer for a buffer in an actor"
 _PLACED_BY_RAY = "Ray places the nodes and carries the batches; see ray_init_config and remote_configs"
-_OF_RAY = {
-    **_OF_COLLECTORS,
+_RAY_KEYWORDS = {
+    **_COLLECTOR_KEYWORDS,
     "use_env_creator": UnservedKeyword(
         "cloudpickle sends environments to the nodes without an EnvCreator", off=False
     ),
 }
-_OF_DISTRIBUTED = {
-    **_OF_RAY,
+_DISTRIBUTED_KEYWORDS = {
+    **_RAY_KEYWORDS,
     "backend": UnservedKeyword(_PLACED_BY_RAY, off="gloo"),
     "launcher": UnservedKeyword(_PLACED_BY_RAY, off="submitit"),
     "slurm_kwargs": UnservedKeyword(_PLACED_BY_RAY),
@@ -271,9 +271,9 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
             off=True,
         )
     },
-    "PrioritizedReplayBuffer": _OF_PRIORITIES,
+    "PrioritizedReplayBuffer": _PRIORITY_KEYWORDS,
     "PrioritizedSampler": {"device": _ON_THE_CPU},
-    "PrioritizedSliceSampler": _OF_SLICE_SAMPLERS,
+    "PrioritizedSliceSampler": _SLICE_SAMPLER_KEYWORDS,
     "ReplayBufferEnsemble": {
         "routing_dim": _USE_A_BUFFER,
         "routing_key": _USE_A_BUFFER,
@@ -310,16 +310,16 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
             "pass a composite that has it: TensorDictPrimer(Composite(..., shape=..., device=...))"
         ),
     ),
-    "TensorDictPrioritizedReplayBuffer": _OF_PRIORITIES,
-    "RoundRobinWriter": _OF_RING_WRITERS,
-    "SerialEnv": _OF_BATCHES,
-    "SliceSampler": _OF_SLICE_SAMPLERS,
+    "TensorDictPrioritizedReplayBuffer": _PRIORITY_KEYWORDS,
+    "RoundRobinWriter": _RING_WRITER_KEYWORDS,
+    "SerialEnv": _BATCHED_ENV_KEYWORDS,
+    "SliceSampler": _SLICE_SAMPLER_KEYWORDS,
     "SliceSamplerWithoutReplacement": {
-        **_OF_SLICE_SAMPLERS,
+        **_SLICE_SAMPLER_KEYWORDS,
         "replacement": UnservedKeyword("SliceSampler draws with replacement", off=False),
     },
-    "TensorDictRoundRobinWriter": _OF_RING_WRITERS,
-    "VecGymEnvTransform": _OF_AUTORESET,
+    "TensorDictRoundRobinWriter": _RING_WRITER_KEYWORDS,
+    "VecGymEnvTransform": _AUTORESET_KEYWORDS,
     "VecNorm": {
         "reduce_batch_dims": UnservedKeyword(_IS_NEW, off=False),
         "shared_data": UnservedKeyword(_IS_NEW),
@@ -338,35 +338,35 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     },
     "GymEnv": {"backend": UnservedKeyword("gymnasium is the only backend", off="gymnasium")},
     "GymWrapper": {
-        **_OF_AUTORESET,
+        **_AUTORESET_KEYWORDS,
         "num_workers": UnservedKeyword("use ParallelEnv(num_workers, lambda: GymEnv(...))", off=1),
     },
     "LazyMemmapStorage": {
         "auto_cleanup": UnservedKeyword(
             "files without a scratch_dir are deleted with the storage; delete files in a scratch_dir yourself"
         ),
-        **_OF_LAZY_STORAGES,
+        **_LAZY_STORAGE_KEYWORDS,
     },
     "LazyTensorStorage": {
         "cleanup_memmap": UnservedKeyword(
             "this storage keeps its records in memory and has no files; LazyMemmapStorage has", off=True
         ),
-        **_OF_LAZY_STORAGES,
+        **_LAZY_STORAGE_KEYWORDS,
     },
-    "ParallelEnv": _OF_BATCHES,
+    "ParallelEnv": _BATCHED_ENV_KEYWORDS,
     "DistributedDataCollector": {
-        **_OF_DISTRIBUTED,
+        **_DISTRIBUTED_KEYWORDS,
         "update_interval": UnservedKeyword("use max_weight_update_interval"),
     },
-    "DistributedSyncDataCollector": _OF_DISTRIBUTED,
+    "DistributedSyncDataCollector": _DISTRIBUTED_KEYWORDS,
     "RPCDataCollector": {
-        **_OF_DISTRIBUTED,
+        **_DISTRIBUTED_KEYWORDS,
         "tensorpipe_options": UnservedKeyword(_PLACED_BY_RAY),
         "visible_devices": UnservedKeyword("Ray assigns devices to nodes: set num_gpus in remote_configs"),
     },
-    "RayCollector": _OF_RAY,
+    "RayCollector": _RAY_KEYWORDS,
     "SyncDataCollector": {
-        **_OF_COLLECTORS,
+        **_COLLECTOR_KEYWORDS,
         "backend": _USE_WORKERS,
         "backend_options": _USE_WORKERS,
         "num_collectors": _USE_WORKERS,
@@ -379,6 +379,6 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
     },
     "MultiSyncDataCollector": {"sync": UnservedKeyword("use MultiaSyncDataCollector", off=True)},
     "MultiaSyncDataCollector": {"sync": UnservedKeyword("use MultiSyncDataCollector", off=False)},
-    "WorkersCollector": _OF_COLLECTORS,
+    "WorkersCollector": _COLLECTOR_KEYWORDS,
     "aSyncDataCollector": {"sync": UnservedKeyword("use MultiSyncDataCollector", off=False)},
 }

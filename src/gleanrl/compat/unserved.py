@@ -36,7 +36,7 @@ _KEYWORD = "an argument of the constructor, which the object doesn't show; keep 
 _BACK = "to_observation_norm() returns a transform that has an inverse"
 _A_BUFFER = "use one of the buffers: ensemble[number] returns it"
 _BY_PRIORITY = ("PrioritizedSampler", "PrioritizedSliceSampler")
-_OF_SLICES = ("SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
+_SLICE_SAMPLERS = ("SliceSampler", "SliceSamplerWithoutReplacement", "PrioritizedSliceSampler")
 _PRIORITIZED = ("PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer")
 
 UNSERVED_MEMBERS = (
@@ -128,7 +128,7 @@ UNSERVED_MEMBERS = (
             "cache_values end_key end_keys fragmented init_key pad_output step_key traj_key use_gpu",
             _KEYWORD,
         )
-        for owner in _OF_SLICES
+        for owner in _SLICE_SAMPLERS
     ),
     UnservedMembers(
         "SamplerEnsemble",
@@ -267,17 +267,19 @@ class TellingModule(nn.Module):
         for kind in ("_parameters", "_buffers", "_modules"):
             if name in own.get(kind, ()):
                 return own[kind][name]
-        of_class: Any = next((vars(base)[name] for base in type(self).__mro__ if name in vars(base)), None)
-        if hasattr(of_class, "__get__") and not isinstance(of_class, _Unserved):
+        class_attribute: Any = next(
+            (vars(base)[name] for base in type(self).__mro__ if name in vars(base)), None
+        )
+        if hasattr(class_attribute, "__get__") and not isinstance(class_attribute, _Unserved):
             # A property of the class raised an AttributeError, and Python dropped it. Reading it again raises it again.
-            return of_class.__get__(self, type(self))
+            return class_attribute.__get__(self, type(self))
         if name.startswith("_"):
             return super().__getattr__(name)  # raises the AttributeError
         try:
             return self._elsewhere(name)
         except AttributeError:
-            if isinstance(of_class, _Unserved):
-                raise of_class.error(type(self)) from None
+            if isinstance(class_attribute, _Unserved):
+                raise class_attribute.error(type(self)) from None
             raise
 
     def _elsewhere(self, name: str) -> Any:
