@@ -36,7 +36,7 @@ class Dump:
             source.room = max(source.room, (available_memory() or 0) // 4)
         # `pop` below takes the last reference, so that the state is freed right after the write.
         left = [state]
-        self._folder, self._process, self._told = folder, os.getpid(), False
+        self._folder, self._process, self._reported = folder, os.getpid(), False
         self._hurry = threading.Event()
         self._job = Job(lambda: folder.commit(kind, left.pop(), keep, self._hurry))
         try:
@@ -67,13 +67,13 @@ class Dump:
             self._hurry.set()
         elif not self._job.wait(timeout):
             return False
-        self._told = True
+        self._reported = True
         self._job.result()
         return True
 
     def settle(self) -> None:
         """Wait until the dump has ended; raise its error unless `wait` has already raised it."""
-        if self._process == os.getpid() and not (self._told and self._job.ended):
+        if self._process == os.getpid() and not (self._reported and self._job.ended):
             self.wait()
 
     def end(self) -> None:

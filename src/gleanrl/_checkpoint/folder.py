@@ -43,7 +43,7 @@ _LOCK, _MANIFEST = "LOCK", "manifest.json"
 _NOT_PLAIN = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 _MOST_LISTINGS = 100  # Most listings of a folder whose checkpoints are removed before they are read.
 _LIBRARIES = ("torch", "tensordict", "numpy")
-_SHOWN = 4  # names in a message
+_MAX_NAMES = 4  # names in a message
 _REMEMBERED = 8  # Most folders whose last commit this process remembers.
 # The last commit of this process by folder, with the hash of its manifest. Any thread writes it without a lock. An
 # entry is used only if path and hash match the folder, so a stale one does no harm.
@@ -125,24 +125,24 @@ class Folder:
             )
         number = older[0][0] + 1 if older else 1
         draft = self.path / f"tmp-{uuid.uuid4().hex}"
-        place = self.path / f"ckpt-{number:08d}-{uuid.uuid4().hex}"
+        path = self.path / f"ckpt-{number:08d}-{uuid.uuid4().hex}"
         try:
             files.make_dir(draft, exist_ok=False)
             with FileWriter(draft, newest, aside) as writer:
                 manifest = self._write(writer, kind, state)
-                written = writer.as_earlier(place, kind)
-            files.rename(draft, place)
+                written = writer.as_earlier(path, kind)
+            files.rename(draft, path)
             files.sync_dir(self.path)
         except BaseException:
             with suppress(OSError):
                 files.remove_tree(draft)
             # The rename may have happened without its sync. A crash could then undo it, so the checkpoint is removed.
             with suppress(OSError):
-                self._remove(place)
+                self._remove(path)
             raise
         _note(self.path, manifest, written)
         self._retire(older[keep - 1 :])
-        return place
+        return path
 
     @staticmethod
     def _write(writer: FileWriter, kind: str, state: Any) -> bytes:
@@ -341,11 +341,12 @@ def _hint(names: Sequence[str]) -> str:
     """Return a hint for the error about a folder that holds other entries but no checkpoint."""
     if _MANIFEST in names:
         return "; this folder is a checkpoint itself: give the folder that contains it"
-    others = sorted(name for name in names if name != _LOCK and not _LEFTOVER.fullmatch(name))
-    if not others:
+    unknown = sorted(name for name in names if name != _LOCK and not _LEFTOVER.fullmatch(name))
+    if not unknown:
         return ""
+    listed = ", ".join(map(repr, unknown[:_MAX_NAMES])) + (", …" if unknown[_MAX_NAMES:] else "")
     return (
-        f"; it holds {', '.join(map(repr, others[:_SHOWN]))}{', …' if others[_SHOWN:] else ''}, which no dump of this "
+        f"; it holds {listed}, which no dump of this "
         "library wrote: load data of another library with that library, and extend a buffer with them"
     )
 

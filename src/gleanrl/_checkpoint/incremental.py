@@ -88,7 +88,7 @@ class Earlier:
         alike = (table.layout.fields, table.layout.step) == (layout.fields, layout.step)
         return table if alike else None
 
-    def place(self, file: int) -> str:
+    def file_path(self, file: int) -> str:
         """Return the path of a data file, by its number."""
         return f"{self.path}/{self.files[file].name}"
 
@@ -105,16 +105,16 @@ class Earlier:
             total: the bytes of the new checkpoint.
         """
         sizes = {number: self.files[number].size for number in needed}
-        kept = sorted(needed, key=lambda number: needed[number] / sizes[number], reverse=True)
-        garbage = sum(sizes[number] - needed[number] for number in kept)
+        retained = sorted(needed, key=lambda number: needed[number] / sizes[number], reverse=True)
+        garbage = sum(sizes[number] - needed[number] for number in retained)
         while garbage > _GARBAGE * total:
-            number = kept.pop()
+            number = retained.pop()
             garbage -= sizes[number] - needed[number]
         most = max(_MOST_FILES, total // _BYTES_A_FILE)
-        if len(kept) >= most:
-            kept.sort(key=lambda number: needed[number], reverse=True)
-            del kept[min(most, len(kept) - _MERGED) :]
-        return set(kept)
+        if len(retained) >= most:
+            retained.sort(key=lambda number: needed[number], reverse=True)
+            del retained[min(most, len(retained) - _MERGED) :]
+        return set(retained)
 
 
 class _Contents:
@@ -123,7 +123,7 @@ class _Contents:
     def __init__(self, extents: Extents) -> None:
         self.arrays: list[Extents] = []
         self.tables: list[SegmentTable] = []
-        self._extents, self._taken = extents, np.zeros(len(extents), bool)
+        self._extents, self._claimed = extents, np.zeros(len(extents), bool)
 
     def note_rows(self, tree: dict[str, Any]) -> None:
         try:
@@ -150,8 +150,8 @@ class _Contents:
 
     def _new(self, numbers: Array) -> bool:
         """Return whether these extents are distinct and belong to no earlier entry, and mark them as taken."""
-        free = not self._taken[numbers].any() and len(set(numbers.tolist())) == len(numbers)
-        self._taken[numbers] = True
+        free = not self._claimed[numbers].any() and len(set(numbers.tolist())) == len(numbers)
+        self._claimed[numbers] = True
         return free
 
 
@@ -248,8 +248,8 @@ class Packs:
             name: the name of the file. If it is taken, the file's number is put before it.
             fill: writes the file, and returns its checksums.
         """
-        taken = any(file.name == name for file in self._files)
-        pack = self._new(lambda number: f"{number:06d}-{name}" if taken else name)
+        exists = any(file.name == name for file in self._files)
+        pack = self._new(lambda number: f"{number:06d}-{name}" if exists else name)
         try:
             checksums = fill(pack.file)
         except BaseException:
@@ -287,7 +287,7 @@ class Packs:
     def _linked(self, earlier: Earlier, file: int) -> int | None:
         number, size = len(self._files), earlier.files[file].size
         name = file_name(number)
-        if not fs.link_file(earlier.place(file), f"{self._folder}/{name}", size):
+        if not fs.link_file(earlier.file_path(file), f"{self._folder}/{name}", size):
             return None
         self._files.append(DataFile(name, size))
         return number
@@ -323,12 +323,12 @@ class Packs:
         # Files and folder together, because one flush of the disk can serve all of them.
         self._sync_batch(unhurried, partial(fs.sync_dir, self._folder))
 
-    def _sync_batch(self, unhurried: bool, *others: Callable[[], object]) -> None:
+    def _sync_batch(self, unhurried: bool, *extra: Callable[[], object]) -> None:
         """Sync one batch of files, several at a time, and make other calls at the same time."""
         with self._lock:
             files = [self._unsynced.popleft() for _ in range(min(_UNSYNCED, len(self._unsynced)))]
             self._unsynced_bytes = 0
-        calls = [*(file.sync for file in files), *others]
+        calls = [*(file.sync for file in files), *extra]
         try:
             few = len(files) <= _FEW and sum(file.size for file in files) <= _FEW_BYTES
             for_each(lambda call: call(), calls, 1 if unhurried or few else _SYNCS)

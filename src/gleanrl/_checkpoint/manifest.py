@@ -176,14 +176,14 @@ HDF5: Migrations = {1: lambda tree: tree}
 """Migrations of the trees in HDF5 files. Format 2 added the two kinds of non-tensor data."""
 
 
-def migrated(tree: Tree, newest: int, steps: Migrations, what: str) -> Tree:
+def migrated(tree: Tree, newest: int, steps: Migrations, name: str) -> Tree:
     """Return a tree converted to the newest format.
 
     Args:
         tree: a tree of any format, with its number under ``"format"``.
         newest: the format that this library writes.
         steps: one of the tables above.
-        what: a name of the file for messages.
+        name: a name of the file for messages.
 
     Raises:
         CorruptCheckpointError: the tree doesn't have the format that it states.
@@ -192,22 +192,22 @@ def migrated(tree: Tree, newest: int, steps: Migrations, what: str) -> Tree:
     version = tree.get("format")
     if type(version) is not int or version < 0:
         raise CorruptCheckpointError(
-            f"{what}: expected an integer of 0 or more as 'format', got {version!r:.50}"
+            f"{name}: expected an integer of 0 or more as 'format', got {version!r:.50}"
         )
     if version > newest:
         raise IncompatibleCheckpointError(
-            f"{what}: expected format {newest} or an earlier one, got {version}: a later release of gleanrl wrote it"
+            f"{name}: expected format {newest} or an earlier one, got {version}: a later release of gleanrl wrote it"
         )
     for step in range(version, newest):
         if step not in steps:
             raise IncompatibleCheckpointError(
-                f"{what}: format {version}, which no release wrote; expected format {newest} or an earlier release's"
+                f"{name}: format {version}, which no release wrote; expected format {newest} or an earlier release's"
             )
         try:
             tree = steps[step](tree)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as cause:
             raise CorruptCheckpointError(
-                f"{what}: expected a tree of format {step}, got another one: {cause!r}"
+                f"{name}: expected a tree of format {step}, got another one: {cause!r}"
             ) from cause
     return tree
 

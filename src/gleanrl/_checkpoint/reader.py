@@ -74,7 +74,7 @@ class FileReader:
         for node, key in arrays_in(tree):
             places = self._checked(node[key])
             own = id(node) in columns and self._left(places)
-            node[key] = own or self._place(places, pieces)
+            node[key] = own or self._allocate(places, pieces)
         self._read(pieces)
 
     def _left(self, places: list[tuple[int, int, int]]) -> Unread | None:
@@ -82,7 +82,7 @@ class FileReader:
         numbers = [number for number, _, _ in places]
         extents = [self._extents[number] for number in numbers]
         size = sum(extent.size for extent in extents)
-        if not size or [(0, extent.size) for extent in extents] != [place[1:] for place in places]:
+        if not size or [(0, extent.size) for extent in extents] != [piece[1:] for piece in places]:
             return None
         for number in numbers:
             if number in self._reached or number in self._later:
@@ -90,7 +90,9 @@ class FileReader:
             self._later.add(number)
         return Unread(torch.uint8, (size,), tuple(self._reading(number, _NOTHING) for number in numbers))
 
-    def _place(self, places: list[tuple[int, int, int]], pieces: dict[int, list[tuple[int, int]]]) -> Array:
+    def _allocate(
+        self, places: list[tuple[int, int, int]], pieces: dict[int, list[tuple[int, int]]]
+    ) -> Array:
         """Allocate memory for an array, and add its pieces to the pieces to read, by extent."""
         data: Array = np.empty(sum(count for _, _, count in places), np.uint8)
         at = data.ctypes.data
@@ -240,15 +242,15 @@ class Stored(Segmented):
         # For each column: the rows before the split, the rows from it on, and the padding.
         pieces = np.zeros((len(numbers), len(columns), 3, 2), np.int64)
         staged: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for place, (column, width) in enumerate(zip(columns, layout.widths, strict=True)):
+        for position, (column, width) in enumerate(zip(columns, layout.widths, strict=True)):
             to = (edges - behind) % rows
             if not (column.is_cpu and column.is_contiguous()):
                 part = torch.empty(end - begin, *column.shape[1:], dtype=column.dtype, device="cpu")
                 staged.append((column, part))
                 column, to = part, edges - begin
-            pieces[:, place, :2, 0] = column.data_ptr() + to * width
-            pieces[:, place, :2, 1] = counts * width
-            pieces[:, place, 2, 1] = -(stops - starts) * width % ALIGNMENT
+            pieces[:, position, :2, 0] = column.data_ptr() + to * width
+            pieces[:, position, :2, 1] = counts * width
+            pieces[:, position, 2, 1] = -(stops - starts) * width % ALIGNMENT
         _read_all(
             self._segments[number]._replace(into=table) for number, table in zip(numbers, pieces, strict=True)
         )
@@ -283,7 +285,7 @@ def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) ->
         CorruptCheckpointError: a file is damaged. The targets may be partly overwritten then.
     """
     parts: list[Reading] = []
-    held: list[tuple[Array, Sequence[Target]]] = []
+    in_memory: list[tuple[Array, Sequence[Target]]] = []
     for column, targets in columns:
         if isinstance(column, Unread):
             before, together = 0, Targets(targets)
@@ -291,8 +293,8 @@ def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) ->
                 parts.append(part._replace(into=Spread(column.width, before, together)))
                 before += part.size
         elif column.numel():
-            held.append((rows_of(column), targets))
-    spread_rows(held, _THREADS)
+            in_memory.append((rows_of(column), targets))
+    spread_rows(in_memory, _THREADS)
     _read_all(parts)
 
 

@@ -81,10 +81,10 @@ class SegmentLayout:
     def size(self, number: int) -> int:
         """Return the bytes of a segment."""
         start, stop = self.span(number)
-        return self._whole if stop - start == self.step else self._size(stop - start)
+        return self._full_size if stop - start == self.step else self._size(stop - start)
 
     @cached_property
-    def _whole(self) -> int:
+    def _full_size(self) -> int:
         return self._size(self.step)
 
     def _size(self, rows: int) -> int:
@@ -98,7 +98,7 @@ class SegmentLayout:
     @property
     def total(self) -> int:
         """The bytes of all segments."""
-        return self._whole * (self.count - 1) + self.size(self.count - 1) if self.count else 0
+        return self._full_size * (self.count - 1) + self.size(self.count - 1) if self.count else 0
 
     def places(self, number: int) -> Iterator[tuple[int, int]]:
         """Yield the offset and size of each column within a segment, in bytes."""
@@ -163,7 +163,7 @@ class Unread:
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
 
-class Fresh(list[Any]):
+class PrivateColumns(list[Any]):
     """Columns in private memory, including their generations. The receiver may keep the memory."""
 
 

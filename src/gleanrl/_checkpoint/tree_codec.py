@@ -44,12 +44,12 @@ def encoded(tree: Any) -> bytes:
     return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
 
 
-def decoded(data: bytes, what: str) -> dict[str, Any]:
+def decoded(data: bytes, name: str) -> dict[str, Any]:
     """Return the JSON object in some bytes.
 
     Args:
         data: untrusted bytes.
-        what: a name of the bytes for messages.
+        name: a name of the bytes for messages.
 
     Raises:
         CorruptCheckpointError: the bytes aren't a JSON object with the restrictions above.
@@ -63,9 +63,9 @@ def decoded(data: bytes, what: str) -> dict[str, Any]:
             parse_float=_float,
         )
     except (UnicodeDecodeError, ValueError, RecursionError) as cause:
-        raise CorruptCheckpointError(f"{what}: expected the JSON of a checkpoint: {cause}") from cause
+        raise CorruptCheckpointError(f"{name}: expected the JSON of a checkpoint: {cause}") from cause
     if not isinstance(found, dict):
-        raise CorruptCheckpointError(f"{what}: expected a JSON object, got a {type(found).__name__}")
+        raise CorruptCheckpointError(f"{name}: expected a JSON object, got a {type(found).__name__}")
     return found
 
 
@@ -185,11 +185,11 @@ class Later(ABC):
     """A value that is derived from another one when it is written.
 
     Args:
-        of: the value to derive it from.
+        source: the value to derive it from.
     """
 
-    def __init__(self, of: Any) -> None:
-        self.of = of
+    def __init__(self, source: Any) -> None:
+        self.source = source
 
     @abstractmethod
     def make(self) -> Any:
@@ -201,16 +201,16 @@ class Items(Later):
 
     def make(self) -> list[Any]:
         """Return the list."""
-        found: list[Any] = self.of
+        found: list[Any] = self.source
         return found
 
     def own(self) -> None:
         """Copy the objects, so that other code may change its objects while these are written."""
-        self.of = copy.deepcopy(self.of)
+        self.source = copy.deepcopy(self.source)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the list."""
-        return list, (self.of,)
+        return list, (self.source,)
 
 
 def sources_in(state: Any) -> Iterator[SavedRows]:
@@ -238,7 +238,7 @@ def _parts_in(state: Any) -> Iterator[SavedRows | Items]:
         elif isinstance(part, (SavedRows, Items)):
             yield part
         elif isinstance(part, Later):
-            left.append(part.of)
+            left.append(part.source)
 
 
 class Encoder:
@@ -451,8 +451,8 @@ class Decoder:
 
 
 _MAKERS: dict[str, tuple[Callable[[Decoder, dict[str, Any], int], Any], frozenset[str]]] = {
-    kind: (maker, frozenset((kind, *beside)))
-    for kind, maker, *beside in (
+    kind: (maker, frozenset((kind, *keys)))
+    for kind, maker, *keys in (
         ("$float", lambda decoder, tree, depth: _special(tree["$float"])),
         ("$bytes", lambda decoder, tree, depth: base64.b64decode(tree["$bytes"], validate=True)),
         ("$dtype", lambda decoder, tree, depth: _DTYPES[tree["$dtype"]]),

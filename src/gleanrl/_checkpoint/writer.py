@@ -131,11 +131,11 @@ class FileWriter:
         job = self._shared
         if job is None or job.size >= FILE_BYTES:
             job = self._shared = self._add(0, [])
-        place = [job.number, job.size, data.size]
+        piece = [job.number, job.size, data.size]
         padding = -data.size % ALIGNMENT
         job.pieces += [data] + ([np.zeros(padding, np.uint8)] if padding else [])
         job.size += data.size + padding
-        return [place]
+        return [piece]
 
     def _store_large(self, data: Array) -> list[list[int]]:
         """Cut a large array into extents. Unchanged ones can be linked separately."""
@@ -259,13 +259,13 @@ class FileWriter:
         for _, extents, numbers in tables:
             sizes = np.bincount(extents.files[numbers], extents.sizes[numbers])
             needed.update({int(file): int(sizes[file]) for file in np.flatnonzero(sizes)})
-        kept = earlier.worth_keeping(needed, total)
-        if len(kept) < len(needed):
+        linkable = earlier.worth_keeping(needed, total)
+        if len(linkable) < len(needed):
             for job in self._jobs:
-                if job.earlier is not None and job.earlier.file not in kept:
+                if job.earlier is not None and job.earlier.file not in linkable:
                     job.earlier = None
             stays = np.zeros(len(earlier.files), bool)
-            stays[np.array([*kept], np.int64)] = True
+            stays[np.array([*linkable], np.int64)] = True
             for rows, extents, numbers in tables:
                 gone = numbers[~stays[extents.files[numbers]]]
                 rows.same[gone] = rows.alike[gone] = False
@@ -289,10 +289,10 @@ class FileWriter:
         """Return the jobs in the best order: arrays first, then segments by the order of their source."""
         jobs = [*self._jobs, *(job for rows in self._rows for job in rows.jobs)]
 
-        def place(job: _Job) -> int:
+        def order(job: _Job) -> int:
             return -1 if job.source is None else job.source.position(job.segment)
 
-        return sorted(jobs, key=place)
+        return sorted(jobs, key=order)
 
     def as_earlier(self, path: Path, kind: str) -> Earlier:
         """Return the written checkpoint as the earlier one of the next commit.
@@ -315,7 +315,7 @@ class FileWriter:
 
     def _put(self, job: _Job) -> None:
         """Write an extent, or link it if an earlier checkpoint has the same bytes."""
-        found = self._stored(job) if job.source is None else self._taken(job.source, job)
+        found = self._stored(job) if job.source is None else self._stored_segment(job.source, job)
         self._extents[job.number] = found
         self._packs.sync_some(self._unhurried)
         self._rest()
@@ -328,7 +328,7 @@ class FileWriter:
                 found = self._appended(pack, pieces)
         return found
 
-    def _taken(self, source: SavedRows, job: _Job) -> Extent:
+    def _stored_segment(self, source: SavedRows, job: _Job) -> Extent:
         """Write a segment directly from live memory. If another thread changed it meanwhile, write a copy instead."""
         number = job.segment
         live = source.look(number)
@@ -371,7 +371,7 @@ class FileWriter:
         if job.earlier is None or self._earlier is None:
             return None
         before = job.earlier.file
-        if self._packs.refuses(before) or not _has(self._earlier.place(before), job.earlier, pieces):
+        if self._packs.refuses(before) or not _has(self._earlier.file_path(before), job.earlier, pieces):
             return None
         # The bytes are equal but the checksums aren't, so the earlier manifest is wrong.
         if checksums(pieces) != job.earlier.checksums:

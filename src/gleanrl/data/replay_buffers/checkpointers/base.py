@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from gleanrl._checkpoint.folder import Folder
 from gleanrl._checkpoint.reader import all_read
-from gleanrl._checkpoint.row_segments import Fresh, Segmented, Unread
+from gleanrl._checkpoint.row_segments import PrivateColumns, Segmented, Unread
 from gleanrl._checkpoint.tree_codec import Items, Later
 from gleanrl._util import is_ours
 from gleanrl.errors import (
@@ -111,7 +111,7 @@ class StorageCheckpointerBase(ABC):
             packed = state[_PACKED] if kind.makes_columns else _read(state[_PACKED])
             found = kind.unpack(packed if kind.takes_segments else with_tensors(packed))
             return (
-                {**found, "columns": Fresh(found["columns"])}
+                {**found, "columns": PrivateColumns(found["columns"])}
                 if kind.makes_columns and "columns" in found
                 else found
             )
@@ -147,10 +147,10 @@ class _Packed(Later):
         self._checkpointer = checkpointer
 
     def make(self) -> dict[str, Any]:
-        return self._checkpointer.packed(self.of)
+        return self._checkpointer.packed(self.source)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self._checkpointer.packed(with_tensors(self.of)),)
+        return dict, (self._checkpointer.packed(with_tensors(self.source)),)
 
 
 def with_tensors(state: Any) -> Any:

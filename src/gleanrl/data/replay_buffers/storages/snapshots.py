@@ -17,7 +17,7 @@ import torch
 
 from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import numpy_dtype, numpy_view
-from gleanrl._checkpoint.row_segments import Fresh
+from gleanrl._checkpoint.row_segments import PrivateColumns
 from gleanrl._state.state import StateReader
 from gleanrl.data.replay_buffers.change_log import Version, version_from, version_state
 from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot
@@ -186,7 +186,7 @@ class StorageState(RingState):
 
     def counted(self, reader: StateReader) -> StorageState:
         """Return this state with the generations in a foreign state."""
-        fresh = "columns" in reader and isinstance(reader.get("columns"), Fresh)
+        fresh = "columns" in reader and isinstance(reader.get("columns"), PrivateColumns)
         generations = reader.tensor("generations", torch.int64, (self.rows,), copy=not fresh)
         return self.with_generations(generations, reader)
 
@@ -384,7 +384,7 @@ def read_records(
     lead = torch.Size([state.rows])
     form.schema.check(form.schema.as_lists(leaves, lead, "load_state_dict"), lead, "load_state_dict")
     check_all_storable([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], "load_state_dict")
-    return Records(form, leaves, fresh=isinstance(columns, Fresh))
+    return Records(form, leaves, fresh=isinstance(columns, PrivateColumns))
 
 
 class RecordsCopy(ContentCopy):
