@@ -181,19 +181,24 @@ def place_of(batch: Any) -> torch.device:
 
 
 def check_uniform(batch: Any, where: str) -> None:
-    """Raise `SchemaError` if `batch` is a lazy stack whose parts have different keys.
+    """Raise `SchemaError` if `batch`, or a group in it, is a lazy stack whose parts have different keys.
 
     Such a stack shows only the keys that all parts share, so the other entries would be lost silently.
     """
-    if not isinstance(batch, LazyStackedTensorDict):
-        return
-    parts = [set(part.keys(True, True, is_leaf=_is_leaf)) for part in batch.tensordicts]
-    for position, part in enumerate(parts):
-        if part != parts[0]:
-            raise SchemaError(
-                f"{where}: expected the same keys in every part of the stacked batch, part {position} differs from "
-                f"the first one in {sorted(part ^ parts[0], key=str)}"
-            )
+    if isinstance(batch, LazyStackedTensorDict):
+        parts = [set(part.keys(True, True, is_leaf=_is_leaf)) for part in batch.tensordicts]
+        for position, part in enumerate(parts):
+            if part != parts[0]:
+                raise SchemaError(
+                    f"{where}: expected the same keys in every part of the stacked batch, part {position} differs from "
+                    f"the first one in {sorted(part ^ parts[0], key=str)}"
+                )
+        groups = batch.tensordicts
+    else:
+        groups = [group for group in level_of(batch).values() if is_tensor_collection(group)]
+    for group in groups:
+        if not is_non_tensor(group):
+            check_uniform(group, where)
 
 
 def _is_leaf(kind: type[Any]) -> bool:
@@ -475,8 +480,11 @@ def _read(node: _Node, batch: Any, leaves: list[Any], whole: bool) -> bool:
             leaves[position] = value
         for key, child in node.children:
             below = entries[key]
-            if type(below) is not TensorDict and not is_tensor_collection(below):
-                return False
+            if type(below) is not TensorDict:
+                # A lazy stack shows only the keys that all parts share. The caller reports a difference.
+                parts: Sequence[Any] = getattr(below, "tensordicts", ())
+                if not is_tensor_collection(below) or any(part.keys() != parts[0].keys() for part in parts):
+                    return False
             if not _read(child, below, leaves, whole):
                 return False
     except (KeyError, RuntimeError):  # a lazy stack raises RuntimeError for entries that it can't stack

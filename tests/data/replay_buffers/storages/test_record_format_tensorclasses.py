@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from tensordict import TensorDict, tensorclass
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer, TensorStorage
 from gleanrl.data.replay_buffers.storages.record_format import classes_of, from_names, to_names, wrap
@@ -26,6 +26,11 @@ class Point:
 
 @tensorclass
 class Twin:
+    x: torch.Tensor
+
+
+@tensorclass
+class Other:
     x: torch.Tensor
 
 
@@ -180,7 +185,7 @@ def test_a_state_of_another_class_is_refused():
 
 
 def test_names_are_looked_up_where_the_program_has_them(monkeypatch):
-    classes = classes_of(steps(1))
+    classes = classes_of(steps(1), "test")
     assert from_names(to_names(classes)) == classes
     assert list(classes.values()) == [Point, Point, Step], "the deepest first"
 
@@ -224,3 +229,25 @@ def test_transforms_get_the_class_and_leave_the_input_alone():
     assert rb.storage.get(slice(None)).x.tolist() == [100, 101, 102]
     assert rb[:].x.tolist() == [0, 1, 2]
     assert set(rb.sample().x.tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    "together", [list, lambda parts: LazyStackedTensorDict(*parts)], ids=["list", "lazy stack"]
+)
+def test_records_of_different_tensorclasses_are_refused_in_columns(together, nested):
+    parts = [Twin(x=torch.tensor(1)), Point(x=torch.tensor(2))]
+    if nested:
+        parts = [TensorDict({"part": part}) for part in parts]
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    with pytest.raises((InvalidTypeError, SchemaError), match="Twin.*Point|same keys|one structure"):
+        buffer.extend(together(parts))
+    same = [Twin(x=torch.tensor(1)), Other(x=torch.tensor(2))]
+    if nested:
+        same = [TensorDict({"part": part}) for part in same]
+    with pytest.raises(InvalidTypeError, match=r"record 0 has \['Twin'\], record 1 has \['Other'\]"):
+        buffer.extend(together(same))
+    assert len(buffer) == 0
+    kept = ReplayBuffer(storage=ListStorage(10), batch_size=2)
+    kept.extend(list(same))
+    assert [type(one["part"] if nested else one) for one in (kept[0], kept[1])] == [Twin, Other]

@@ -13,6 +13,7 @@ from gleanrl.data.replay_buffers.storages.record_formats import (
     format_from_state,
     without_added_keys,
 )
+from gleanrl.errors import SchemaError
 from tests.data.replay_buffers.oracle import ted
 
 
@@ -84,3 +85,21 @@ def test_the_state_of_a_tensorclass_of_a_function():
     with pytest.warns(UserWarning, match="loaded as TensorDicts"):
         other.load_state_dict(state)
     assert other[:]["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first write", "later write"])
+def test_a_group_whose_stacked_parts_differ_in_keys_is_refused(first):
+    def steps(*groups: dict[str, float]) -> TensorDict:
+        stack = LazyStackedTensorDict(
+            *(TensorDict({k: torch.tensor(v) for k, v in g.items()}) for g in groups)
+        )
+        return TensorDict({"outer": TensorDict({"group": stack}, [len(groups)])}, [len(groups)])
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    if not first:
+        buffer.extend(steps({"x": 1.0}, {"x": 2.0}))
+    with pytest.raises(SchemaError, match="same keys in every part of the stacked batch, part 1 .*'y'"):
+        buffer.extend(steps({"x": 3.0}, {"x": 4.0, "y": 5.0}))
+    assert len(buffer) == (0 if first else 2)
+    buffer.extend(steps({"x": 3.0}, {"x": 4.0}))
+    assert buffer[:]["outer", "group", "x"].tolist()[-2:] == [3.0, 4.0]

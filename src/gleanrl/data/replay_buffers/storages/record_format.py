@@ -19,7 +19,7 @@ from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import Schema, has_memory
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key
 from gleanrl.data.trajectories import MASK
-from gleanrl.errors import SchemaError, UnsupportedError
+from gleanrl.errors import InvalidTypeError, SchemaError, UnsupportedError
 
 Builder = Callable[[Sequence[torch.Tensor], torch.Size, torch.device], Any]
 
@@ -152,20 +152,41 @@ def _mask_of(schema: Schema) -> int | None:
     return schema.index(MASK)
 
 
-def classes_of(data: Any, path: Path = ()) -> dict[Path, type[Any]]:
+def common_classes(records: Sequence[Any], where: str, path: Path = ()) -> dict[Path, type[Any]]:
+    """Return the tensorclasses that all records consist of (see `classes_of`).
+
+    Raises:
+        InvalidTypeError: the records differ in their classes. A column would give each the class of the first one.
+    """
+    first, *others = (classes_of(record, where, path) for record in records)
+    for position, classes in enumerate(others, 1):
+        if classes != first:
+            names = [sorted(kind.__name__ for kind in kinds.values()) for kinds in (first, classes)]
+            raise InvalidTypeError(
+                f"{where}: expected records of the same tensorclasses, record 0 has {names[0]}, record {position} has "
+                f"{names[1]}; store them in a ListStorage"
+            )
+    return first
+
+
+def classes_of(data: Any, where: str, path: Path = ()) -> dict[Path, type[Any]]:
     """Return the tensorclasses in `data` by path, the deepest first. The path of `data` itself is empty.
 
     Args:
         data: a TensorDict or tensorclass.
+        where: the call, for the error message.
         path: the path of `data` in the whole record.
+
+    Raises:
+        InvalidTypeError: the parts of a lazy stack differ in their classes.
     """
     if isinstance(data, LazyStackedTensorDict):
-        return classes_of(data.tensordicts[0], path)  # all parts of the stack have the same classes
+        return common_classes(data.tensordicts, where, path)
     found: dict[Path, type[Any]] = {}
     for key in data.keys():
         below = data.get(key)
         if is_tensor_collection(below) and not is_non_tensor(below):
-            found.update(classes_of(below, (*path, key)))
+            found.update(classes_of(below, where, (*path, key)))
     if is_tensorclass(data):
         found[path] = type(data)
     return found

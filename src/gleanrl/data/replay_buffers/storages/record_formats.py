@@ -28,6 +28,7 @@ from gleanrl.data.replay_buffers.storages.record_format import (
     check_storable,
     classes_below,
     classes_of,
+    common_classes,
     from_names,
     leading,
     plain_format,
@@ -68,6 +69,7 @@ class TensorDictFormat(RecordFormat):
             lead = leading(size, dims, "batch dimensions", where)
         leaves = self.schema.layout.match(data)
         if leaves is None:
+            check_uniform(data, where)  # `match` refuses groups whose parts differ in keys, `read` doesn't
             leaves = self.schema.layout.read(without_added_keys(data), where)
         return lead, self.schema.as_lists(leaves, lead, where) if self.schema.lists else leaves
 
@@ -84,7 +86,9 @@ class TensorDictFormat(RecordFormat):
 
     def _check_classes(self, data: Any, where: str) -> None:
         """Raise `InvalidTypeError` unless `data` consists of the same tensorclasses as the records."""
-        found: dict[Path, type[Any]] = classes_of(data) if is_tensor_collection(data) else {(): type(data)}
+        found: dict[Path, type[Any]] = (
+            classes_of(data, where) if is_tensor_collection(data) else {(): type(data)}
+        )
         for path in {**self.classes, **found}:
             expected, got = (kinds.get(path, TensorDictBase) for kinds in (self.classes, found))
             if expected is not got:
@@ -156,7 +160,9 @@ def find_tensordict_format(data: Any, dims: int, where: str) -> TensorDictFormat
                 f"ndim={len(data.batch_size)}, or flatten the batch"
             )
     fields = {path: Field(item_shape + field.shape, field.dtype) for path, field in whole.items().items()}
-    return TensorDictFormat(Schema(fields, whole.groups, whole.layout.empty), item_shape, classes_of(known))
+    return TensorDictFormat(
+        Schema(fields, whole.groups, whole.layout.empty), item_shape, classes_of(known, where)
+    )
 
 
 def without_added_keys(data: Any) -> Any:
@@ -382,6 +388,7 @@ def stack_records(records: Sequence[Any], where: str) -> Any:
         raise SchemaError(f"{where}: got no record at all; write at least one")
     try:
         if is_tensor_collection(records[0]):
+            common_classes(records, where)
             return _stacked(records)
         return _pytree.tree_map_with_path(partial(_column, where), *records)
     except GleanError:
