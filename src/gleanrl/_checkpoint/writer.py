@@ -218,7 +218,10 @@ class FileWriter:
         return job
 
     def write(self) -> tuple[tuple[DataFile, ...], Extents]:
-        """Write all data; return files and extents. They are on the disk only after `sync`."""
+        """Write the data that the earlier checkpoint lacks, link the rest, and return files and extents.
+
+        New files are on the disk only after `sync`.
+        """
         total = sum(job.size for job in self._jobs) + sum(extent.size for extent in self._extents.values())
         total += sum(rows.source.layout.total for rows in self._rows)
         self._room = min(max(total // _FILES, _LEAST_FILE_BYTES), FILE_BYTES)

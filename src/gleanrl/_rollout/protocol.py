@@ -250,7 +250,7 @@ class Stepper(Stateful[Carry]):
 
     @abstractmethod
     def root(self) -> dict[Path, Leaf]:
-        """Return the carry's leaves: root paths only, ``[*batch, *leaf]``.
+        """Return the carry's leaves: root paths only, ``[*batch, *leaf]``. Reset first if there is no carry.
 
         They may be views that are valid only until the next step or reset.
         """

@@ -256,7 +256,7 @@ class TensorDictStepper(Stepper):
         self._limit.counts[...] = 0 if steps is None else steps.numpy()
 
     def root(self) -> dict[Path, Leaf]:
-        """Return the carry's public leaves, in the dtypes of the schema."""
+        """Return the carry's public leaves, in the dtypes of the schema. Resets first if there is no carry."""
         if self._carry is None:
             self.reset()
         assert self._carry is not None

@@ -25,7 +25,7 @@ NUM_RECENT = 100
 
 
 class Episode(NamedTuple):
-    """An ended trajectory."""
+    """The return and the length of an ended trajectory."""
 
     episode_return: float
     """NaN if returns are not tracked."""

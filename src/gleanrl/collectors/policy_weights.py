@@ -174,7 +174,8 @@ def copy_weights(weights: TensorDictBase, target: TensorDictBase) -> None:
         target: a result of `TensorDict.from_module`.
 
     Raises:
-        SchemaError: the keys, shapes or dtypes differ. Nothing was copied.
+        SchemaError: the keys, shapes or dtypes differ, or a weight on the meta device has no values. Nothing was
+            copied.
     """
     copy_pairs(matched_weights(weights, target))
 
@@ -315,7 +316,7 @@ class WeightCopier:
         return known[1]
 
     def _look(self) -> None:
-        """Forget all checked records if the module has changed."""
+        """Forget all checked records unless the module is known to be unchanged."""
         names, found = self._entries()
         same = len(found) == len(self._found) and all(map(is_, found, self._found)) and names == self._names
         if same and self._tensors and [_form(tensor) for tensor in self._tensors] == self._forms:

@@ -84,7 +84,9 @@ def remember(env: Any) -> dict[str, Any]:
 
 
 def check_memory(env: Env, state: Any) -> None:
-    """Check that `state`, a result of `remember`, fits `env`; change nothing.
+    """Check that `state`, a result of `remember`, fits `env`; restore nothing.
+
+    The check makes the members of a `SerialEnv` that has not started.
 
     Raises:
         SchemaError: if it doesn't.

@@ -115,11 +115,11 @@ def part_report(
         rules: checks by rule; each takes a subject.
         subject: returns the subject for the rule of a given name.
         skip: rules that the caller leaves out.
-        unknown: rules that don't apply to this part, and the reasons.
+        unknown: rules of `rules` that don't apply to this part, and the reasons; the report lists them as skipped.
 
     Raises:
         ConformanceError: the first broken rule.
-        InvalidArgumentError: `skip` names an unknown rule.
+        InvalidArgumentError: `skip` names a rule that isn't in `rules`.
     """
 
     def check(rule: str) -> None:

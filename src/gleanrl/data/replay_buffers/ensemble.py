@@ -511,7 +511,7 @@ class ReplayBufferEnsemble(Checkpointed):
         return self._loading({**state, "_members": [with_records(member) for member in members]})
 
     def end_trajectories(self, ids: Collection[int]) -> None:
-        """Mark the last stored step of abandoned trajectories as truncated and done."""
+        """Mark the last step of abandoned trajectories, stored or held back by a transform, as truncated and done."""
         for member in self._members:
             member.end_trajectories(ids)
 

@@ -427,7 +427,7 @@ class ChoiceSpec(LeafSpec):
     def mask(self) -> Tensor | None:
         """The allowed choices, `(*batch_shape, n)` bool; None allows all.
 
-        For several choices it is `(*batch_shape, sum(nvec))`, their concatenated masks, or joint
+        For several choices it is their concatenated masks, `(*batch_shape, sum(nvec))`. A joint mask is
         `(*batch_shape, *nvec)`.
         """
         return self.space.mask

@@ -304,7 +304,7 @@ class Transform(Contained):
         return list(self.in_keys_inv)
 
     def pairs(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return `in_keys` with `out_keys`, pair by pair."""
+        """Return `in_keys` with `out_keys`, pair by pair; raise `InvalidArgumentError` if their lengths differ."""
         if self._pairs_found is None:
             self._pairs_found = self._find_pairs()
         return self._pairs_found

@@ -89,8 +89,8 @@ def apply_to_composite(method: Callable[[Any, TensorSpec], TensorSpec]) -> Calla
 def apply_to_composite_inv(method: Callable[[Any, TensorSpec], TensorSpec]) -> Callable[[Any, Any], Any]:
     """Return a spec method for inputs that also accepts composites, for a `method` that maps one leaf.
 
-    The method is called for each of the transform's `in_keys_inv` in the action or state spec. Its result replaces the
-    leaf, at the matching one of `out_keys_inv`.
+    The method is called for each of the transform's `in_keys_inv` in the action or state spec. The leaf is
+    removed, and the result is set at the matching key of `out_keys_inv`.
     """
     parts = ("full_action_spec", "full_state_spec")
     return _for_composites(method, "in_keys_inv", "out_keys_inv", rename_leaves, parts)

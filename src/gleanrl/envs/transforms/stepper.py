@@ -200,7 +200,7 @@ class TransformedStepper(Stepper):
         self._latest: Values | None = None  # values of the last step in a block, newer than the carry
         self._schema: Schema | None = None
         self._block: Block | None = None  # the outer block
-        self._primed_before: Collection[Path] = ()  # the paths that an actor primed in it
+        self._primed_before: Collection[Path] = ()  # those of the last binding; other paths need new targets
         self._skipping: RowSkippingPlan | None = None  # set by `defer` while skippable rows are skipped
         self._num_stepped = 0  # number of rows of the block that have been stepped
         self._masked = False  # whether rows may be resets of the base environment, which are no frames
@@ -237,7 +237,7 @@ class TransformedStepper(Stepper):
             raise self.fault(0, "reset", cause) from cause
 
     def root(self) -> dict[Path, torch.Tensor]:
-        """Return the carry's leaves."""
+        """Return the root's leaves, from the carry or else from the base stepper. Resets first if there is no carry."""
         self._catch_up()
         if self._carry is None:
             self.reset()

@@ -550,15 +550,16 @@ class TransformedEnv(EnvBase):
         return out
 
     def parse_state(self, state: Any, strict: bool = True) -> tuple[Any, ...]:
-        """Return the checked values of a saved state: of the transforms, and of the base environment if present.
+        """Return the checked values of a saved state: of the transforms, and of the base environment if it has entries.
 
         Args:
             state: the result of `state_dict`.
             strict: whether missing or unexpected entries are errors; otherwise they are skipped.
 
         Raises:
-            MissingKeyError: if the base environment has a state and `state` has no entries for it.
-            SchemaError: if `state` is no mapping, or an entry is unexpected or wrong.
+            MissingKeyError: with `strict`, if the base environment has a state and `state` has no entries for it.
+            SchemaError: if `state` is no mapping, or an entry is wrong; with `strict` also if an entry is unexpected or
+                a transform's entry is missing.
         """
         if not isinstance(state, Mapping):
             raise SchemaError(

@@ -666,7 +666,8 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
 
     def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
         host = ProcessHost(makers, self._shares, self.timeouts, self._affinity)
-        weakref.finalize(self, host.close)  # ends the workers with the last reference to the pool
+        # The pool may be dropped without `close`, and its workers must not outlive it.
+        weakref.finalize(self, host.close)
         return host
 
     @property

@@ -285,7 +285,10 @@ class Requests:
 
     # ---------------------------------------------------------------- asking
     def send(self, requests: Mapping[int, Request]) -> None:
-        """Send one request to each environment; send all of them, or none if this raises.
+        """Send one request to each environment; send all of them, or none if this raises an error.
+
+        An interrupt may come after the requests became pending; the next call then sends them. A lost environment is
+        replaced before its reset. Arguments that can't be sent raise nothing here: their error becomes the answer.
 
         Raises:
             PendingError: if an answer of one of the environments wasn't received.

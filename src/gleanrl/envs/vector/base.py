@@ -228,7 +228,12 @@ class BatchedEnv(EnvBase):
         return self.full_action_spec if specs is None else stacked_on(specs, self.device)
 
     def present_action_specs(self, members: Sequence[int]) -> list[Any] | None:
-        """Return the action specs of some members with their present masks; None if no mask restricts them."""
+        """Return the action specs of some members with their present masks; None if the declared specs apply.
+
+        The declared specs apply if the batch isn't started or is closed, or if masks are neither possible, declared nor
+        present. Otherwise a member without a mask gets its declared spec without masks, and a member that can't be
+        asked gets its declared spec.
+        """
         if self.is_closed or not self.is_started or not self._may_mask:
             return None
         specs = self._live_specs(members)

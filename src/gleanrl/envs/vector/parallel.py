@@ -381,7 +381,8 @@ class ParallelEnv(BatchedEnv):
         self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
         worker_pool = EnvWorkerPool(makers, self.num_processes, self.timeouts, self._num_sub_threads, width)
         self._crew = worker_pool
-        weakref.finalize(self, worker_pool.close)  # ends the workers with the last reference to the batch
+        # The batch may be dropped without `close`, and its workers must not outlive it.
+        weakref.finalize(self, worker_pool.close)
         try:
             worker_pool.start()
         except StepFault as fault:

@@ -251,7 +251,14 @@ class BufferHost:
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
 
     def open(self, making: Arrived, seed: int) -> Opened:
-        """Create the buffer from ``(class, arguments, keyword arguments)`` and seed unseeded generators with `seed`."""
+        """Create the buffer from ``(class, arguments, keyword arguments)``.
+
+        `seed` seeds torch's global generator first, so unseeded generators of the buffer derive from it. A buffer that
+        prefetches gets a `Shipping` in place of its prefetcher.
+
+        Raises:
+            UnsupportedError: the buffer has a rate limiter. A waiting call would block the actor.
+        """
         torch.manual_seed(seed)
         kind, args, options = making.open()
         self._buffer: ReplayBuffer | ReplayBufferEnsemble = kind(*args, **options)

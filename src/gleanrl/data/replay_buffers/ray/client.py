@@ -48,8 +48,6 @@ class Client:
         self._thread = Workers(1, "gleanrl-ray")
         self._line = _Line(0)
 
-    # Calls
-
     @property
     def actor(self) -> Any:
         """The actor's handle; raises `ClosedError` after the end."""

@@ -105,7 +105,7 @@ class ConsumingSampler(Sampler):
         return Draw(self._use(_some(len(left.slots), batch_size, self.random)))
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        """Keep the rows that are still stored, and replace the others as far as further records are left."""
+        """Keep the rows that are still stored. Other records replace the rest; the batch is shorter if too few are left."""
         self.follow(storage)
         kept, missing = draw.slots[~stale], int(stale.sum())
         # Records that are kept may be left for further draws: without them, so that no batch holds a record twice.

@@ -276,7 +276,7 @@ class SamplerEnsemble(Shown):
 
 @contextmanager
 def all_or_none(places: Mapping[int, Any], go_back: Callable[[int, Any], None]) -> Iterator[None]:
-    """Run a block that draws parts of a batch; on any exception restore all members.
+    """Run a block that draws parts of a batch; on any exception restore the members in `places`.
 
     Otherwise an interrupt between two parts would use up rows that the caller never gets.
 
