@@ -23,20 +23,20 @@ def folder(tmp_path):
 
 
 @needs_torchrl
-def test_a_file(folder):
+def test_run_executes_a_file_with_its_arguments(folder):
     done = run("-m", "gleanrl", "run", folder / "program.py", "--lr", "-m", "x")
     assert done.stdout == "__main__ ['--lr', '-m', 'x'] gleanrl\n", done.stderr
     assert done.returncode == 3
 
 
 @needs_torchrl
-def test_a_module(folder):
+def test_run_executes_a_module_with_its_arguments(folder):
     done = run(
         "-m", "gleanrl", "run", "-m", "program", "a", PYTHONPATH=f"{folder}:{run.__globals__['SOURCE']}"
     )
     assert done.stdout == "__main__ ['a'] gleanrl\n", done.stderr
 
 
-def test_bad_command_lines():
+def test_bad_command_lines_raise_clear_errors():
     assert "no file nowhere.py" in run("-m", "gleanrl", "run", "nowhere.py").stderr
     assert run("-m", "gleanrl").returncode == 2

@@ -33,7 +33,7 @@ def test_non_negative_accepts_integers_of_zero_or_more():
 
 
 @pytest.mark.parametrize("value", [-5, np.int64(-5), np.int8(-5), torch.tensor(-5)])
-def test_integers_of_any_kind(value):
+def test_integer_accepts_integers_of_any_kind(value):
     assert type(integer("n", value)) is int and integer("n", value) == -5
     for wrong in (True, 5.0, "5", None):
         with pytest.raises(InvalidArgumentError, match="n: expected an integer, got"):

@@ -220,7 +220,7 @@ def test_several_buffers_go_back_together(tmp_path: Path) -> None:
     assert all((one == other).all() for one, other in zip(expected, found, strict=True))
 
 
-def test_buffers_over_one_storage(tmp_path: Path) -> None:
+def test_buffers_over_one_storage_need_the_reader_as_a_sampler(tmp_path: Path) -> None:
     def made() -> tuple[ReplayBuffer, ReplayBuffer]:
         storage = LazyTensorStorage(20)
         return ReplayBuffer(storage=storage, batch_size=4), ReplayBuffer(

@@ -79,7 +79,7 @@ def test_trajectories_are_the_same_for_any_number_of_workers(
 
 
 @pytest.mark.skipif(SHARE < 1, reason="in full drills only")
-def test_environments_in_processes(expected: set[str]) -> None:
+def test_environments_in_processes_give_the_same_trajectories(expected: set[str]) -> None:
     """It has a third of the environments, with the first seeds."""
     assert trajectories("parallel") < expected
 

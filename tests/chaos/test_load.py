@@ -23,7 +23,7 @@ def open_files() -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_workers(kind):
+def test_many_workers_deliver_right_rows(kind):
     workers, record = scaled(WORKERS), Record()
     with running(kind, makers(1), steps=5) as collector:  # starts the fork server
         collector.next()
@@ -43,7 +43,7 @@ def test_many_workers(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_learner_that_pauses(kind, tmp_path):
+def test_pausing_learner_loses_no_frame(kind, tmp_path):
     """Workers fill their blocks and wait. The collector doesn't report this as a hang, and no frame is lost."""
     workers, steps, time_of_learner = 4, 50, clock.FakeClock()
     tally, record = Tally(tmp_path / "tally", workers), Record()

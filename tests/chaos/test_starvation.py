@@ -94,7 +94,7 @@ def outcome(starve: Callable[[int], None], amount: int) -> str:
 
 
 @pytest.mark.parametrize("files", range(16, 112, 96 // scaled(48)))
-def test_few_open_files(files):
+def test_too_few_open_files_raise_a_clear_error(files):
     found = outcome(few_files, files)
     assert not found.startswith(UNNAMED)
     if files >= 64 + 4 * WORKERS:
@@ -102,11 +102,11 @@ def test_few_open_files(files):
 
 
 @pytest.mark.parametrize("megabytes", range(0, 1200, 1200 // scaled(20)))
-def test_little_memory(megabytes):
+def test_too_little_memory_raises_a_clear_error(megabytes):
     assert not outcome(little_memory, megabytes).startswith(UNNAMED)
 
 
-def test_little_shared_memory():
+def test_little_shared_memory_is_no_obstacle():
     found = outcome(little_shared_memory, 64)
     if found.startswith("can't be tried"):
         pytest.skip(found)

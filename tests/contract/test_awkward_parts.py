@@ -30,7 +30,9 @@ class TestEnvironments:
     @pytest.mark.parametrize("policy", [None, lambda observation: observation[..., :2] * 0 + 0.5])
     @pytest.mark.parametrize("make_env", [ReusingBase, ForgetfulEnv, GreedyEnv])
     @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-    def test_record(self, make_collector: Make, make_env: Any, shape: tuple[int, ...], policy: Any) -> None:
+    def test_collected_rows_are_right(
+        self, make_collector: Make, make_env: Any, shape: tuple[int, ...], policy: Any
+    ) -> None:
         env = make_env(SCRIPT, shape)
         width = env.batch_size.numel()
         batches = list(make_collector(env, policy, frames_per_batch=7 * width, total_frames=35 * width))
@@ -40,7 +42,7 @@ class TestEnvironments:
             assert torch.equal(batches[t // 7]["action"][..., t % 7, :], action)
 
     @pytest.mark.parametrize("make_env", [ReusingBase, ForgetfulEnv, GreedyEnv])
-    def test_env_rollout(self, make_env: Any) -> None:
+    def test_rollout_rows_are_right(self, make_env: Any) -> None:
         env = make_env(Script(lengths=(2, 3)), (3,))
         data = env.rollout(12, break_when_any_done=False)
         assert torch.equal(data["next", "observation"][..., 2], data["observation"][..., 2] + 1)
@@ -114,7 +116,7 @@ class TestPolicies:
         [Actor().act, Actor(), functools.partial(scaled, scale=0.25)],
         ids=["bound-method", "callable-object", "partial"],
     )
-    def test_callables(self, make_collector: Make, policy: Any) -> None:
+    def test_callables_of_all_kinds_act(self, make_collector: Make, policy: Any) -> None:
         (batch,) = make_collector(CountingEnv(SCRIPT), policy, frames_per_batch=5, total_frames=5)
         assert (batch["action"] == 0.25).all()
 

@@ -73,7 +73,7 @@ class TestRaisingEnvironments:
     """If `step` or `reset` raises, the error names the environment, the episode and the step, and has the cause."""
 
     @pytest.mark.parametrize("at", [1, 5, 6, 13])
-    def test_step(self, make_collector: Make, at: int) -> None:
+    def test_raising_step_names_the_place(self, make_collector: Make, at: int) -> None:
         collector = collect(make_collector, GymWrapper(RaisingEnv(at, script=SCRIPT)))
         error = fail_then_finish(
             collector, FakeFailure, "(?is)(?=.*environment)(?=.*episode)(?=.*step)", total=40
@@ -81,16 +81,16 @@ class TestRaisingEnvironments:
         assert isinstance(error.__cause__, FakeFailure) and "the fake broke on purpose" in str(error)
 
     @pytest.mark.parametrize("at", [3, 5])
-    def test_reset_in_mid_rollout(self, make_collector: Make, at: int) -> None:
+    def test_raising_reset_in_mid_rollout_names_the_place(self, make_collector: Make, at: int) -> None:
         collector = collect(make_collector, GymWrapper(RaisingEnv(at, "reset", script=SCRIPT)))
         error = fail_then_finish(collector, FakeFailure, "(?is)(?=.*environment)(?=.*reset)", total=40)
         assert isinstance(error.__cause__, FakeFailure)
 
-    def test_the_first_reset(self) -> None:
+    def test_raising_first_reset_names_the_reset(self) -> None:
         with pytest.raises(FakeFailure, match="reset"):
             next(iter(SyncDataCollector(GymWrapper(RaisingEnv(1, "reset")), None, frames_per_batch=5)))
 
-    def test_an_environment_on_envbase(self, make_collector: Make) -> None:
+    def test_raising_envbase_names_the_step(self, make_collector: Make) -> None:
         collector = collect(make_collector, CrookedEnv("raise", 8, script=SCRIPT))
         error = fail_then_finish(collector, ValueError, "(?i)step", total=40)
         assert type(error.__cause__) is ValueError
@@ -129,7 +129,7 @@ class TestDriftingEnvironments:
 
     @pytest.mark.parametrize("change", ["longer", "shorter", "scalar", "dtype", "integer"])
     @pytest.mark.parametrize("at", [2, 7])
-    def test_gym(self, make_collector: Make, change: str, at: int) -> None:
+    def test_drifting_gym_observation_raises(self, make_collector: Make, change: str, at: int) -> None:
         collector = collect(
             make_collector, GymWrapper(DriftingEnv(at, change, script=Script(seed=41, low=9, high=9)))
         )
@@ -154,7 +154,9 @@ class TestDriftingEnvironments:
         ],
     )
     @pytest.mark.parametrize("envs", [(), (2,)])
-    def test_envbase(self, make_collector: Make, fault: str, named: str, envs: tuple[int, ...]) -> None:
+    def test_drifting_envbase_output_raises(
+        self, make_collector: Make, fault: str, named: str, envs: tuple[int, ...]
+    ) -> None:
         width = envs[0] if envs else 1
         env = CrookedEnv(fault, 7, script=SCRIPT, batch_size=envs)
         fail_then_finish(
@@ -219,7 +221,9 @@ class TestNonFinite:
     @pytest.mark.parametrize("where", ["observation", "reward"])
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize("kwargs", [{}, {"nonfinite": "raise"}])
-    def test_raise(self, make_collector: Make, where: str, value: float, kwargs: dict[str, str]) -> None:
+    def test_nonfinite_value_raises_by_default(
+        self, make_collector: Make, where: str, value: float, kwargs: dict[str, str]
+    ) -> None:
         env = GymWrapper(NonFiniteEnv(8, value, where, script=SCRIPT))
         fail_then_finish(
             collect(make_collector, env, **kwargs),
@@ -235,7 +239,7 @@ class TestNonFinite:
 
     @pytest.mark.parametrize("where", ["observation", "reward"])
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_mark(self, make_collector: Make, where: str, value: float) -> None:
+    def test_marked_nonfinite_rows_are_flagged(self, make_collector: Make, where: str, value: float) -> None:
         env = GymWrapper(NonFiniteEnv(8, value, where, script=Script(lengths=(50,))))
         batches = list(collect(make_collector, env, nonfinite="mark"))
         assert [batch.numel() for batch in batches] == [5] * 8
@@ -247,7 +251,7 @@ class TestNonFinite:
             bad |= ~data[key].isfinite().all(-1)
         assert bad.any() and torch.equal(marks, bad)
 
-    def test_pass(self, make_collector: Make) -> None:
+    def test_passed_nonfinite_rows_are_delivered(self, make_collector: Make) -> None:
         env = GymWrapper(NonFiniteEnv(8, script=Script(lengths=(50,))))
         batches = list(collect(make_collector, env, nonfinite="pass"))
         assert torch.cat([batch["next", "observation"] for batch in batches])[7, 1].isnan()
@@ -268,7 +272,7 @@ class TestNonFinite:
 class TestConstruction:
     """The constructor rejects arguments without a sensible meaning."""
 
-    def test_kwargs_with_an_environment_instance(self) -> None:
+    def test_create_env_kwargs_with_an_instance_raise(self) -> None:
         with pytest.raises(RuntimeError, match="create_env_kwargs") as caught:
             SyncDataCollector(CountingEnv(), None, frames_per_batch=5, create_env_kwargs={"stream": 1})
         assert isinstance(caught.value, GleanError)
@@ -278,7 +282,7 @@ class TestConstruction:
         with pytest.raises(GleanError):
             SyncDataCollector(env, None, frames_per_batch=5)
 
-    def test_unknown_arguments(self) -> None:
+    def test_unknown_arguments_raise(self) -> None:
         with pytest.raises(TypeError, match="frame_per_batch"):
             SyncDataCollector(CountingEnv(), None, frames_per_batch=5, frame_per_batch=5)
 
@@ -286,7 +290,7 @@ class TestConstruction:
         with pytest.raises((TypeError, ValueError), match="frames_per_batch"):
             SyncDataCollector(CountingEnv(), None)
 
-    def test_an_unknown_device(self) -> None:
+    def test_unknown_device_raises(self) -> None:
         with pytest.raises((RuntimeError, ValueError), match="no-such-device") as caught:
             SyncDataCollector(CountingEnv(), None, frames_per_batch=5, device="no-such-device")
         assert isinstance(caught.value, GleanError)

@@ -45,7 +45,7 @@ def env() -> GymWrapper:
 class TestLayout:
     """The leaves of a batch, their shapes, dtypes and devices, and the batch's names and device."""
 
-    def test_cartpole(self, make_collector: Make) -> None:
+    def test_cartpole_batch_has_the_documented_leaves(self, make_collector: Make) -> None:
         batch = next(iter(make_collector(GymEnv("CartPole-v1"), frames_per_batch=20, total_frames=-1)))
         expected = {
             "action": ((20, 2), torch.int64),
@@ -61,7 +61,7 @@ class TestLayout:
             batch.batch_size == batch["next"].batch_size == batch["collector"].batch_size == torch.Size([20])
         )
 
-    def test_batched(self, make_collector: Make) -> None:
+    def test_batch_of_environments_has_a_leading_dimension(self, make_collector: Make) -> None:
         batch = next(iter(make_collector(CountingEnv(SCRIPT, (3,)), frames_per_batch=12, total_frames=-1)))
         assert (
             batch.batch_size
@@ -95,7 +95,7 @@ class TestLayout:
         batch = next(iter(make_collector(env(), Constant(), frames_per_batch=4, total_frames=-1, **kwargs)))
         assert batch.device == torch.device("cpu")
 
-    def test_an_environment_with_a_device(self, make_collector: Make) -> None:
+    def test_environment_with_a_device_sets_the_batch_device(self, make_collector: Make) -> None:
         environment = GymWrapper(OracleEnv(script=SCRIPT), device="cpu")
         batches = list(
             make_collector(environment, Constant(), frames_per_batch=4, total_frames=8, device="cpu")
@@ -187,13 +187,13 @@ class TestIteration:
             gc.collect()
         assert inner.closed == 1
 
-    def test_base_class(self) -> None:
+    def test_collectors_derive_from_the_base_class(self) -> None:
         assert issubclass(SyncDataCollector, DataCollectorBase)
         assert issubclass(DataCollectorBase, torch.utils.data.IterableDataset)
         with pytest.raises(NotImplementedError):
             DataCollectorBase[0]  # type: ignore[index]
 
-    def test_aliases(self) -> None:
+    def test_aliases_name_the_same_classes(self) -> None:
         assert Collector is SyncDataCollector is SyncDataCollectorOfOldPath
         assert BaseCollector is DataCollectorBase
 
@@ -216,7 +216,7 @@ class TestIteration:
 class TestStateAndSeeds:
     """`state_dict`, `load_state_dict`, `set_seed`."""
 
-    def test_keys(self, make_collector: Make) -> None:
+    def test_state_has_the_documented_keys(self, make_collector: Make) -> None:
         collector = make_collector(env(), Constant(0.5), frames_per_batch=5, total_frames=20)
         stream = iter(collector)
         next(stream), next(stream)

@@ -76,7 +76,7 @@ class TestReset:
     """`reset` with keywords or with a mask, and the masks that it rejects."""
 
     @pytest.mark.parametrize("shape", [(), (3,)])
-    def test_root(self, shape: tuple[int, ...]) -> None:
+    def test_reset_returns_a_root_without_flags(self, shape: tuple[int, ...]) -> None:
         env = CountingEnv(LONG, shape)
         root = env.reset()
         assert leaf_keys(root) == {"observation", *FLAGS} and root.batch_size == torch.Size(shape)
@@ -88,7 +88,7 @@ class TestReset:
         env.reset(options="blue")
         assert env.reset_kwargs[-1] == {"options": "blue"}
 
-    def test_partial_reset(self) -> None:
+    def test_partial_reset_changes_only_masked_rows(self) -> None:
         env = CountingEnv(LONG, (3,))
         data = env.step(env.rand_action(env.reset()))
         root = data["next"].exclude("reward")
@@ -124,7 +124,7 @@ class TestReset:
 class TestStepAndMaybeReset:
     """`step_and_maybe_reset(td)` returns the stepped record and the root of the following step."""
 
-    def test_one_environment(self) -> None:
+    def test_done_step_is_followed_by_a_reset_root(self) -> None:
         env = CountingEnv(Script(lengths=(2,), ending="terminated"))
         root = env.reset()
         episode = int(root["observation"][1])
@@ -160,7 +160,7 @@ class TestRollout:
     """`rollout(max_steps, policy, …)`."""
 
     @pytest.mark.parametrize("shape", [(), (3,)])
-    def test_shape_names_and_stream(self, shape: tuple[int, ...]) -> None:
+    def test_rollout_has_shape_names_and_consecutive_steps(self, shape: tuple[int, ...]) -> None:
         data = CountingEnv(LONG, shape).rollout(8)
         assert data.batch_size == torch.Size((*shape, 8)) and data.names[-1] == "time"
         assert torch.equal(data["observation"][..., 2], torch.arange(8.0).expand(*shape, 8))
@@ -182,7 +182,7 @@ class TestRollout:
             assert done.any() and torch.equal(steps[1:] == 0, done)
             assert torch.equal(row["next", "observation"][..., 2], steps + 1) and not row["done"].any()
 
-    def test_policy_and_callback(self) -> None:
+    def test_rollout_calls_policy_and_callback(self) -> None:
         seen: list[Any] = []
 
         def policy(td: TensorDictBase) -> TensorDictBase:
@@ -219,7 +219,7 @@ class TestRollout:
         env.rollout(5)
         assert (first == frozen).all()
 
-    def test_multi_agent(self) -> None:
+    def test_rollout_of_agents_has_their_dimension(self) -> None:
         data = TeamEnv(LONG, (2,), nested_flags=True).rollout(3)
         assert data["agents", "action"].shape == (2, 3, 2, 2) and data["next", "agents", "reward"].shape == (
             2,
@@ -233,7 +233,7 @@ class TestRandomActions:
     """`rand_action` and `rand_step`."""
 
     @pytest.mark.parametrize("shape", [(), (3,)])
-    def test_rand_action(self, shape: tuple[int, ...]) -> None:
+    def test_rand_action_is_in_the_spec(self, shape: tuple[int, ...]) -> None:
         env = CountingEnv(LONG, shape)
         alone, filled = env.rand_action(), env.rand_action(env.reset())
         for data in (alone, filled):
@@ -262,7 +262,7 @@ class TestSpecsAndKeys:
             assert fake[key].shape == real[key].shape and fake[key].dtype == real[key].dtype
             assert not fake[key].any()
 
-    def test_singular_specs_and_keys(self) -> None:
+    def test_singular_specs_and_keys_name_the_only_entry(self) -> None:
         env = CountingEnv()
         assert (env.action_key, env.reward_key) == ("action", "reward")
         assert (
@@ -281,12 +281,12 @@ class TestSpecsAndKeys:
         assert isinstance(caught.value, GleanError)
         assert set(TwoActionEnv().action_keys) == {"arm", "gripper"}
 
-    def test_nested_keys(self) -> None:
+    def test_nested_keys_are_listed(self) -> None:
         env = TeamEnv(nested_flags=True)
         assert env.action_keys == [("agents", "action")] and env.reward_keys == [("agents", "reward")]
         assert {("agents", "done"), "done"} <= set(env.done_keys)
 
-    def test_shapes_and_device(self) -> None:
+    def test_environment_has_shape_and_device(self) -> None:
         env = CountingEnv(batch_size=(3,))
         assert env.batch_size == env.shape == torch.Size([3]) and env.numel() == 3 and env.ndim == 1
         assert env.batch_locked and env.device is None
@@ -297,12 +297,12 @@ class TestSpecsAndKeys:
         assert CountingEnv(LONG, device="cpu").rollout(3).device == torch.device("cpu")
         assert CountingEnv(LONG).rollout(3).device is None
 
-    def test_set_seed(self) -> None:
+    def test_set_seed_returns_the_seed(self) -> None:
         env = CountingEnv()
         assert env.set_seed(7) == 7 and env.seeds == [7]
         assert env.set_seed(9, static_seed=True) == 9 and env.seeds == [7, 9]
 
-    def test_add_truncated_keys(self) -> None:
+    def test_add_truncated_keys_adds_a_false_flag(self) -> None:
         env = CountingEnv(Script(ending="terminated"), flags=("done", "terminated")).add_truncated_keys()
         assert "truncated" in env.full_done_spec.keys()
         data = env.rollout(10, break_when_any_done=False)

@@ -68,7 +68,7 @@ def test_integers_are_clipped_among_integers() -> None:
     assert clipped["x"].tolist() == [0, 1, 2] and clipped["x"].dtype == torch.int64
 
 
-def test_specs() -> None:
+def test_calls_on_specs_of_other_releases_work() -> None:
     assert Composite(a=Unbounded(1)).to(torch.float64)["a"].dtype == torch.float64
     assert NonTensor(shape=()).is_in("x")
     bounded = Bounded(-1.0, 1.0, (2,))

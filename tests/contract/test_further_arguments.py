@@ -29,7 +29,9 @@ class TestRewards:
     @pytest.mark.parametrize("key", ["reward", "pay"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
     @pytest.mark.parametrize("shape", [(), (2,)])
-    def test_cast(self, make_collector: Make, key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    def test_rewards_are_cast_to_the_dtype_of_the_spec(
+        self, make_collector: Make, key: str, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> None:
         env = PayingEnv(key, dtype, script=LONG, batch_size=shape)
         width = env.batch_size.numel()
         (batch,) = make_collector(env, frames_per_batch=6 * width, total_frames=6 * width)
@@ -51,7 +53,9 @@ class TestMisfits:
         ],
         ids=["missing", "extra", "shape"],
     )
-    def test_a_state_of_another_policy(self, make_collector: Make, other: nn.Module) -> None:
+    def test_state_of_another_policy_raises_and_changes_nothing(
+        self, make_collector: Make, other: nn.Module
+    ) -> None:
         policy = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         collector = make_collector(CountingEnv(LONG), policy, frames_per_batch=4, total_frames=12)
         next(iter(collector))
@@ -67,7 +71,7 @@ class TestMisfits:
         assert all(map(torch.equal, before, policy.parameters())), "half of the weights were loaded"
         assert collector.state_dict()["frames"] == 4
 
-    def test_weights_of_another_policy(self, make_collector: Make) -> None:
+    def test_weights_of_another_policy_raise_and_change_nothing(self, make_collector: Make) -> None:
         policy = nn.Linear(3, 2)
         collector = make_collector(
             CountingEnv(LONG), policy, frames_per_batch=4, total_frames=8, policy_device="cpu"
@@ -117,7 +121,7 @@ class TestArguments:
         )
         check_stream(batches, SCRIPT)
 
-    def test_multi_step_as_postproc(self, make_collector: Make) -> None:
+    def test_multi_step_works_as_a_postproc(self, make_collector: Make) -> None:
         env = CountingEnv(Script(lengths=(4,), ending="terminated"))
         (batch,) = make_collector(
             env, frames_per_batch=8, total_frames=8, postproc=MultiStep(gamma=0.5, n_steps=2)

@@ -34,7 +34,7 @@ LONG = Script(lengths=(50,))
 class TestCartPoleAndPendulum:
     """Two real environments have the documented layout."""
 
-    def test_cartpole_one_hot(self) -> None:
+    def test_cartpole_has_one_hot_actions(self) -> None:
         env = GymEnv("CartPole-v1")
         assert isinstance(env, EnvBase) and GymEnv is GymEnvOfOldPath and env.batch_size == torch.Size([])
         assert isinstance(env.action_spec, OneHot) and env.action_spec.shape == (2,)
@@ -46,7 +46,7 @@ class TestCartPoleAndPendulum:
         assert (data["action"].sum(-1) == 1).all()
         assert data["observation"].dtype == torch.float32 and (data["next", "reward"] == 1).all()
 
-    def test_cartpole_categorical(self) -> None:
+    def test_cartpole_has_categorical_actions_on_request(self) -> None:
         env = GymEnv("CartPole-v1", categorical_action_encoding=True)
         assert isinstance(env.action_spec, Categorical) and env.action_spec.shape == torch.Size([])
         data = env.rollout(20, break_when_any_done=False)
@@ -87,7 +87,7 @@ class TestCartPoleAndPendulum:
         assert (env.rollout(4)["observation"][:, 0] == 5).all()
         env.close()
 
-    def test_device(self) -> None:
+    def test_device_marks_the_data(self) -> None:
         assert GymEnv("CartPole-v1").rollout(2).device is None
         assert GymEnv("CartPole-v1", device="cpu").rollout(2).device == torch.device("cpu")
 
@@ -143,7 +143,7 @@ class TestWrapper:
 class TestFrameSkip:
     """`frame_skip` repeats the action, sums the rewards and stops at done."""
 
-    def test_sums_and_stops(self) -> None:
+    def test_frame_skip_sums_rewards_and_stops_at_done(self) -> None:
         script = Script(lengths=(7,), ending="terminated")
         inner = OracleEnv(script=script)
         data = GymWrapper(inner, frame_skip=3).rollout(10)
@@ -157,7 +157,7 @@ class TestFrameSkip:
         assert inner.steps_taken == 7
         assert all(np.array_equal(inner.actions[i], inner.actions[0]) for i in (1, 2))
 
-    def test_by_name(self) -> None:
+    def test_frame_skip_works_with_an_environment_name(self) -> None:
         assert (GymEnv("CartPole-v1", frame_skip=2).rollout(3)["next", "reward"] == 2).all()
 
     @pytest.mark.parametrize("value", [0, -1, 1.5])
@@ -178,7 +178,7 @@ class TestObservationSpaces:
         data = GymWrapper(DictEnv("state", ("observation",), script=LONG)).rollout(4)
         assert torch.equal(data["observation"], data["state"] + 1)
 
-    def test_nested_dict(self) -> None:
+    def test_nested_dict_is_nested_in_the_data(self) -> None:
         data = GymWrapper(NestedDictEnv(script=LONG)).rollout(4)
         assert data["robot", "pose"][:, 2].tolist() == [0, 1, 2, 3]
         assert data["next", "robot", "clock"].tolist() == [[1], [2], [3], [4]]
@@ -189,7 +189,7 @@ class TestObservationSpaces:
         assert data["observation"].shape == (4, 2, 3)
         assert torch.equal(data["observation"][:, 0] + 1, data["observation"][:, 1])
 
-    def test_frames(self) -> None:
+    def test_images_stay_uint8(self) -> None:
         data = GymWrapper(FrameEnv(script=LONG)).rollout(4)
         assert data["next", "observation"].dtype == torch.uint8 and data["next", "observation"].shape == (
             4,
@@ -214,7 +214,7 @@ class TestObservationSpaces:
         ],
         ids=str,
     )
-    def test_values_under_categorical_encoding(self, space: spaces.Space[Any]) -> None:
+    def test_categorical_encoding_keeps_the_emitted_values(self, space: spaces.Space[Any]) -> None:
         inner = SpaceEnv(space, script=LONG)
         env = GymWrapper(inner, categorical_action_encoding=True)
         root = env.reset()
@@ -269,27 +269,27 @@ class TestActionSpaces:
         assert len({action.tobytes() for action in inner.actions}) > 2
 
     @pytest.mark.parametrize("start", [0, 3, -2])
-    def test_discrete_with_an_offset(self, start: int) -> None:
+    def test_discrete_offset_is_added_to_actions(self, start: int) -> None:
         for categorical in (False, True):
             inner = OracleEnv(script=LONG, action_space=spaces.Discrete(4, start=start))
             data = GymWrapper(inner, categorical_action_encoding=categorical).rollout(20)
             index = data["action"] if categorical else data["action"].argmax(-1)
             assert (index + start).tolist() == [int(action) for action in inner.actions]
 
-    def test_multi_discrete_categorical(self) -> None:
+    def test_multi_discrete_actions_are_categorical_on_request(self) -> None:
         inner = OracleEnv(script=LONG, action_space=spaces.MultiDiscrete([2, 5, 3]))
         data = GymWrapper(inner, categorical_action_encoding=True).rollout(20)
         assert data["action"].shape == (20, 3)
         assert data["action"].tolist() == [action.tolist() for action in inner.actions]
 
-    def test_multi_discrete_one_hot(self) -> None:
+    def test_multi_discrete_actions_are_one_hot(self) -> None:
         inner = OracleEnv(script=LONG, action_space=spaces.MultiDiscrete([2, 5, 3]))
         data = GymWrapper(inner).rollout(20)
         assert data["action"].shape == (20, 10)
         parts = [part.long().argmax(-1) for part in data["action"].split([2, 5, 3], -1)]
         assert torch.stack(parts, -1).tolist() == [action.tolist() for action in inner.actions]
 
-    def test_multi_binary(self) -> None:
+    def test_multi_binary_actions_reach_the_environment(self) -> None:
         inner = OracleEnv(script=LONG, action_space=spaces.MultiBinary(4))
         data = GymWrapper(inner).rollout(20)
         assert data["action"].shape == (20, 4)
@@ -299,7 +299,7 @@ class TestActionSpaces:
 class TestInfoReaders:
     """Requested entries of `info` are recorded."""
 
-    def test_chosen_keys(self) -> None:
+    def test_reader_records_chosen_keys(self) -> None:
         env = GymWrapper(InfoEnv(script=LONG))
         env.set_info_dict_reader(default_info_dict_reader(["velocity", "count"]))
         data = env.rollout(5)
@@ -308,7 +308,7 @@ class TestInfoReaders:
         assert data["next", "count"].flatten().tolist() == [1, 2, 3, 4, 5]
         assert not [key for key in leaf_keys(data) if "_secret" in str(key)]
 
-    def test_auto_register(self) -> None:
+    def test_auto_register_records_all_public_keys(self) -> None:
         env = GymWrapper(InfoEnv(script=LONG)).auto_register_info_dict()
         data = env.rollout(5)
         assert data["next", "count"].flatten().tolist() == [1, 2, 3, 4, 5]
@@ -328,7 +328,7 @@ class TestInfoReaders:
 class TestPixels:
     """`from_pixels` records rendered images under `pixels`."""
 
-    def test_pixels_only(self) -> None:
+    def test_from_pixels_replaces_the_observation(self) -> None:
         data = GymWrapper(OracleEnv(script=LONG, render_mode="rgb_array"), from_pixels=True).rollout(4)
         assert data["pixels"].dtype == torch.uint8 and data["pixels"].shape == (4, 6, 8, 3)
         assert (
@@ -340,7 +340,7 @@ class TestPixels:
         data = env.rollout(4)
         assert torch.equal(data["pixels"][:, 0, 0, 2].float(), data["observation"][:, 2])
 
-    def test_cartpole(self) -> None:
+    def test_cartpole_renders_pixels(self) -> None:
         pytest.importorskip("pygame")
         data = GymEnv("CartPole-v1", from_pixels=True).rollout(2)
         assert (

@@ -84,7 +84,7 @@ class TestPolicies:
                 f"about {row['text']}" for row in rows_of(batch)
             ]
 
-    def test_a_policy_of_several_environments(self) -> None:
+    def test_policy_of_several_environments_gets_all_texts(self) -> None:
         def policy(row: TensorDictBase) -> TensorDictBase:
             assert row["text"] == ["/".join(str(int(n)) for n in code) for code in row["code"]]
             return row.set("action", torch.ones(3, dtype=torch.int64))
@@ -169,7 +169,7 @@ class TestAfterwards:
         yield next(iter(collector))
         collector.shutdown()
 
-    def test_split(self, batch: TensorDictBase) -> None:
+    def test_split_trajectories_keeps_rows_together(self, batch: TensorDictBase) -> None:
         split = split_trajectories(batch)
         kept = [
             row
@@ -184,7 +184,7 @@ class TestAfterwards:
         assert [said(row) for row in kept] == [said(row) for row in rows_of(batch)]
         assert gone and all(row["text"] is None and row["code"].sum() == 0 for row in gone)
 
-    def test_split_by_the_collector(self) -> None:
+    def test_collector_splits_trajectories(self) -> None:
         collector = SyncDataCollector(
             TalkingEnv(), None, frames_per_batch=10, total_frames=20, split_trajs=True
         )
@@ -250,7 +250,7 @@ class TestBadInput:
         ):
             Wrong(lengths=(5,)).rollout(5)
 
-    def test_a_missing_text(self) -> None:
+    def test_missing_text_raises(self) -> None:
         class Silent(TalkingEnv):
             def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
                 return super()._step(tensordict).exclude("text")

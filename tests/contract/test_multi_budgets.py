@@ -39,7 +39,7 @@ SIZES = [
         *[(-1, SIZES[i]) for i in (2, 5, 6)],
     ],
 )
-def test_synchronous(cat: Any, size: tuple[int, int, int, int]) -> None:
+def test_synchronous_budget_is_exact(cat: Any, size: tuple[int, int, int, int]) -> None:
     workers, p, per_batch, total = size
     unit = workers * p if cat == "stack" or (cat == 0 and p > 1) else p
     full = up(per_batch, unit)
@@ -59,7 +59,7 @@ def test_synchronous(cat: Any, size: tuple[int, int, int, int]) -> None:
 
 
 @pytest.mark.parametrize(("workers", "p", "per_batch", "total"), SIZES[1:3] + SIZES[5:])
-def test_asynchronous(workers: int, p: int, per_batch: int, total: int) -> None:
+def test_asynchronous_budget_is_exact(workers: int, p: int, per_batch: int, total: int) -> None:
     kind = "single" if p == 1 else "batched"
     with collecting("async", makers(workers, kind=kind), frames=per_batch, total_frames=total) as collector:
         assert collector.frames_per_batch == up(per_batch, p)

@@ -62,7 +62,7 @@ def whole(data: Any) -> set[tuple[int, ...]]:
         ("async", "batched", None, "tensor"),
     ],
 )
-def test_columns(kind: str, storage: str, env: str, cat: Any, tmp_path: Path) -> None:
+def test_columns_hold_exact_rows(kind: str, storage: str, env: str, cat: Any, tmp_path: Path) -> None:
     ndim = (env == "batched") + (cat == "stack") + 1
     rb = ReplayBuffer(storage=STORAGES[storage](480, ndim, tmp_path), batch_size=16)
     kwargs = {"cat_results": cat} if kind == "sync" else {}
@@ -101,7 +101,7 @@ def test_list_storage_keeps_private_records(kind: str, env: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async"])
-def test_priorities_and_transforms(kind: str) -> None:
+def test_prioritized_buffer_gets_exact_rows(kind: str) -> None:
     rb = TensorDictPrioritizedReplayBuffer(
         alpha=0.7, beta=0.9, storage=LazyTensorStorage(200), batch_size=16, priority_key="td_error"
     )
@@ -229,7 +229,7 @@ def block(number: int) -> str:
 @reference[0]
 @reference[1]
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_blocks_of_the_reference(number: int) -> None:
+def test_blocks_of_the_reference_run(number: int) -> None:
     """Document 003: both blocks with MultiSyncDataCollector. The endless loops end after three batches."""
     code = block(number)
     assert f"LazyTensorStorage(N, ndim={number + 2})" in code and 'cat_results="stack"' in code
@@ -267,7 +267,7 @@ def test_the_blocks_of_the_reference(number: int) -> None:
 
 @reference[0]
 @reference[1]
-def test_scripts_without_a_guard(tmp_path: Path) -> None:
+def test_scripts_without_a_main_guard_run(tmp_path: Path) -> None:
     """Both blocks run unchanged as a script, because workers don't import the main module again."""
     code = "\nshow()\n".join(block(number) for number in (0, 1))
     assert code.count("total_frames=-1") == 2

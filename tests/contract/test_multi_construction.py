@@ -55,7 +55,7 @@ def test_a_started_environment_raises(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async"])
-def test_callables_of_all_kinds(kind: str) -> None:
+def test_makers_of_all_kinds_are_accepted(kind: str) -> None:
     script = SCRIPT
     entries = [
         lambda: GymWrapper(OracleEnv(0, script)),
@@ -68,7 +68,7 @@ def test_callables_of_all_kinds(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync"])
-def test_create_env_kwargs(kind: str) -> None:
+def test_create_env_kwargs_reach_the_makers(kind: str) -> None:
     def make(stream: int = 0) -> Any:
         return Stream(stream, SCRIPT)()
 
@@ -143,7 +143,7 @@ def test_number_of_threads_is_set_and_restored(kind: str) -> None:
         ({"surprise": 1}, TypeError, "surprise"),
     ],
 )
-def test_bad_arguments(kind: str, kwargs: dict[str, Any], error: Any, match: str) -> None:
+def test_bad_arguments_raise(kind: str, kwargs: dict[str, Any], error: Any, match: str) -> None:
     with pytest.raises(error, match=match), collecting(kind, 2, **kwargs):
         pass
 
@@ -201,7 +201,7 @@ def test_an_error_in_a_worker_is_its_own_type_with_traceback_and_environment(kin
 
 
 @pytest.mark.parametrize("kind", ["async"])
-def test_stop_iteration_of_an_environment(kind: str) -> None:
+def test_stop_iteration_of_an_environment_is_raised(kind: str) -> None:
     def failing() -> Any:
         return GymWrapper(RaisingEnv(3, error=StopIteration("over"), script=SCRIPT))
 
@@ -277,7 +277,7 @@ def test_workers_of_unlike_environments_are_refused(kind: str) -> None:
         pass
 
 
-def test_the_names_of_other_releases() -> None:
+def test_names_of_other_releases_make_the_same_collectors() -> None:
     assert names.MultiSyncCollector is MultiSyncDataCollector
     assert names.MultiAsyncCollector is MultiaSyncDataCollector
     assert names.AsyncCollector is aSyncDataCollector

@@ -88,7 +88,7 @@ def test_nothing_is_left_behind(kind: str) -> None:
 
 
 @BOTH
-def test_stats_at_any_time(kind: str) -> None:
+def test_stats_balance_at_any_time(kind: str) -> None:
     with collecting(kind, makers(3), total_frames=120) as collector:
         stats = collector.stats()
         assert (stats.delivered, stats.batches, len(stats.workers)) == (0, 0, 3)
@@ -160,7 +160,7 @@ def test_in_the_background_into_a_buffer(kind: str) -> None:
 
 
 @BOTH
-def test_pause_stop_and_start_again(kind: str) -> None:
+def test_background_collection_pauses_stops_and_restarts(kind: str) -> None:
     rb = buffer(ndim=2 if kind == "sync" else 1)
     with collecting(kind, makers(2), replay_buffer=rb) as collector:
         collector.start()
@@ -268,7 +268,7 @@ def test_ctrl_c_is_one_traceback_and_the_state_can_be_saved(kind: str) -> None:
     assert err.count("Traceback") == 1 and err.rstrip().endswith("KeyboardInterrupt"), err
 
 
-def test_several_collectors_at_once() -> None:
+def test_several_collectors_run_at_once() -> None:
     first, second = (cls(makers(2), None, frames_per_batch=12, total_frames=48) for cls in KINDS.values())
     pairs = list(zip(first, second, strict=True))
     check_workers([a for a, _ in pairs], 2, "stack")

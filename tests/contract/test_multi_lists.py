@@ -48,7 +48,7 @@ def test_rows_stay_together(kind: str, ragged: bool, members: str) -> None:
 
 
 @pytest.mark.parametrize("cat", [0, -1])
-def test_put_together_in_worker_order(cat: int) -> None:
+def test_rows_are_joined_in_worker_order(cat: int) -> None:
     with collecting(
         "sync", talking(3, ragged=False), frames=25, total_frames=50, cat_results=cat
     ) as collector:
@@ -73,7 +73,7 @@ def test_policies_read_and_write_strings(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync"])
-def test_split_trajectories(kind: str) -> None:
+def test_split_trajectories_keep_rows_together(kind: str) -> None:
     with collecting(kind, talking(2), frames=24, total_frames=48, split_trajs=True) as collector:
         for batch in collector:
             for trajectory in batch.unbind(0):

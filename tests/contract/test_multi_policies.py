@@ -46,13 +46,13 @@ CAT: dict[str, Any] = {"sync": "stack", "async": "whole"}
     ],
     ids=["module", "function", "td", "nn.Module", "sequence"],
 )
-def test_forms(policy: Any) -> None:
+def test_policies_of_all_forms_act(policy: Any) -> None:
     with collecting("sync", 2, policy()) as collector:
         assert (collector.next()["action"] == 0.25).all()
 
 
 @pytest.mark.parametrize("kind", ["sync"])
-def test_random_policies(kind: str) -> None:
+def test_workers_draw_different_random_actions(kind: str) -> None:
     spec = CountingEnv().action_spec
     for policy in (None, RandomPolicy(spec)):
         with collecting(kind, 2, policy) as collector:
@@ -73,7 +73,7 @@ def test_env_rand_step_is_a_random_policy_of_one_step_a_frame(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["async"])
-def test_several_actions_and_nested_ones(kind: str) -> None:
+def test_several_and_nested_actions_are_recorded(kind: str) -> None:
     with collecting(kind, [TwoActionEnv] * 2) as collector:
         batch = collector.next()
     assert batch["arm"].shape == (*batch.shape, 2) and batch["gripper"].dtype == torch.int64

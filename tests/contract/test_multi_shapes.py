@@ -41,7 +41,7 @@ def shape_of(cat: Any, p: int, steps: int) -> tuple[int, ...]:
         *[("serial", "stack"), ("parallel", "stack"), ("parallel", WHOLE), ("vector", -1), ("vector", WHOLE)],
     ],
 )
-def test_the_shape_table(env: str, cat: Any) -> None:
+def test_batches_have_the_documented_shapes(env: str, cat: Any) -> None:
     p = ENVS[env][0]
     kind, kwargs = kind_of(cat)
     with collecting(kind, makers(B, kind=env), frames=24 * p, total_frames=72 * p, **kwargs) as collector:
@@ -65,7 +65,7 @@ def test_stack_is_the_default_and_needs_no_warning() -> None:
 @pytest.mark.parametrize(
     ("env", "cat"), [("single", "stack"), ("single", -1), ("batched", 0), ("batched", WHOLE)]
 )
-def test_split_trajectories_of_all_workers(env: str, cat: Any) -> None:
+def test_split_trajectories_of_all_workers_are_whole(env: str, cat: Any) -> None:
     p = ENVS[env][0]
     kind, kwargs = kind_of(cat)
     with collecting(
@@ -142,7 +142,7 @@ def test_an_asynchronous_collector_puts_nothing_together(cat: Any) -> None:
         assert tuple(collector.next().shape) == (12,)
 
 
-def test_one_worker() -> None:
+def test_one_worker_has_the_documented_shapes() -> None:
     with collecting("sync", 1, total_frames=24) as collector:
         batches = list(collector)
     assert [tuple(batch.shape) for batch in batches] == [(1, 12)] * 2

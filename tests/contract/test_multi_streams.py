@@ -40,7 +40,7 @@ def test_a_limit_truncates_and_trajectories_cross_batches(kind: str, env: str) -
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("sync", 0), ("async", -1)])
-def test_no_limit(kind: str, limit: int) -> None:
+def test_no_limit_adds_no_step_count(kind: str, limit: int) -> None:
     with collecting(kind, 2, total_frames=12, max_frames_per_traj=limit) as collector:
         assert all("step_count" not in batch.keys() for batch in collector)
 

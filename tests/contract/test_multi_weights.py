@@ -70,7 +70,7 @@ def test_replaced_parameters_are_seen(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async"])
-def test_weights_in_shared_memory(kind: str) -> None:
+def test_workers_see_weights_in_shared_memory(kind: str) -> None:
     policy = Constant(0.5)
     policy.share_memory()
     with collecting(kind, 2, policy) as collector:
@@ -123,7 +123,7 @@ def test_the_older_name_of_the_argument(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "ids"), [("sync", 1), ("async", [1])])
-def test_weights_for_some_workers(kind: str, ids: Any) -> None:
+def test_given_workers_alone_get_new_weights(kind: str, ids: Any) -> None:
     with collecting(kind, 3, Constant(0.5)) as collector:
         collector.next()
         collector.update_policy_weights_(TensorDict.from_module(Constant(0.25)), worker_ids=ids)

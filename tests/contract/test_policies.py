@@ -102,7 +102,9 @@ class TestTaken:
         ],
     )  # fmt: skip
     @pytest.mark.parametrize("batch_size", [None, (3,)])
-    def test_forms(self, make_collector: Make, policy: Any, batch_size: tuple[int, ...] | None) -> None:
+    def test_policies_of_all_forms_give_the_same_actions(
+        self, make_collector: Make, policy: Any, batch_size: tuple[int, ...] | None
+    ) -> None:
         environment = env() if batch_size is None else CountingEnv(SCRIPT, batch_size)
         batch = one_batch(make_collector, environment, policy, 12)
         assert batch["action"].shape == (*batch.shape, 2) and (batch["action"] == 0.25).all()
@@ -137,14 +139,14 @@ class TestTaken:
         assert torch.equal(batch["output1"], batch["observation"][..., 2:])
         assert torch.equal(batch["output2"], batch["observation"][..., 1:2] + 1)
 
-    def test_nested_action_keys(self, make_collector: Make) -> None:
+    def test_policy_writes_a_nested_action(self, make_collector: Make) -> None:
         policy = TensorDictModule(
             lambda x: x[..., :2], in_keys=[("agents", "observation")], out_keys=[("agents", "action")]
         )
         batch = one_batch(make_collector, TeamEnv(SCRIPT), policy)
         assert torch.equal(batch["agents", "action"], batch["agents", "observation"][..., :2])
 
-    def test_several_action_keys(self, make_collector: Make) -> None:
+    def test_policy_writes_several_actions(self, make_collector: Make) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:
             clock = td["observation"][..., 2]
             return td.update({"arm": td["observation"][..., :2] * 0, "gripper": clock.long() % 3})
@@ -205,7 +207,7 @@ class TestRandom:
         assert batch["action"].unique().numel() > 20
         assert environment.unwrapped.steps_taken == 20
 
-    def test_the_global_seed_decides(self, make_collector: Make) -> None:
+    def test_global_seed_determines_random_actions(self, make_collector: Make) -> None:
         actions = []
         for _ in range(2):
             torch.manual_seed(5)
@@ -216,7 +218,7 @@ class TestRandom:
 class TestRefused:
     """A policy that can't work is rejected with a message that names the reason."""
 
-    def test_output_with_next(self) -> None:
+    def test_output_below_next_raises(self) -> None:
         def policy(td: TensorDictBase) -> TensorDictBase:
             return td.set("action", td["observation"][..., :2]).set(
                 ("next", "observation"), td["observation"]
@@ -228,7 +230,7 @@ class TestRefused:
         environment = env()
         refused(environment, lambda td: environment.step(environment.rand_action(td)), Exception, "next")
 
-    def test_unknown_required_argument(self) -> None:
+    def test_unknown_required_argument_raises(self) -> None:
         refused(env(), lambda observation, mystery: observation[..., :2], TypeError, "mystery")
 
     def test_one_unknown_argument_with_several_observation_keys(self) -> None:
@@ -245,10 +247,10 @@ class TestRefused:
         refused(env(), One(), RuntimeError, "TensorDictModuleBase")
         refused(env(), Two(), TypeError, "TensorDictModuleBase")
 
-    def test_not_callable(self) -> None:
+    def test_value_that_is_not_callable_raises(self) -> None:
         refused(env(), 3, Exception, "policy")
 
-    def test_no_action_key(self) -> None:
+    def test_policy_without_an_action_raises(self) -> None:
         refused(env(), lambda td: td.set("act", td["observation"]), Exception, "action")
         module = TensorDictModule(lambda x: x[..., :2], in_keys=["observation"], out_keys=["logits"])
         refused(env(), module, Exception, "action")
@@ -269,7 +271,7 @@ class TestRefused:
         [lambda f: lambda observation: f(observation), lambda f: on_td(lambda td: f(td["observation"]))],
     )
     @pytest.mark.parametrize("batch_size", [None, (2,)])
-    def test_wrong_shape_or_dtype(self, wrong: Any, wrap: Any, batch_size: Any) -> None:
+    def test_action_of_wrong_shape_or_dtype_raises(self, wrong: Any, wrap: Any, batch_size: Any) -> None:
         environment = env() if batch_size is None else CountingEnv(SCRIPT, batch_size)
         refused(environment, wrap(wrong), Exception, "action")
 
@@ -286,7 +288,7 @@ class TestRefused:
         assert sum(batch.numel() for batch in collector) == 20
 
     @pytest.mark.parametrize("value", [float("nan")])
-    def test_nan_actions(self, make_collector: Make, value: float) -> None:
+    def test_nan_actions_raise(self, make_collector: Make, value: float) -> None:
         collector = make_collector(
             env(), on_td(lambda td: td["observation"][..., :2] * value), frames_per_batch=5
         )
@@ -344,7 +346,7 @@ class TestWeights:
         with torch.no_grad():
             assert torch.allclose(batch["action"][0], net(batch["observation"][0]), atol=1e-6)
 
-    def test_no_weights_no_op(self, make_collector: Make) -> None:
+    def test_update_without_weights_does_nothing(self, make_collector: Make) -> None:
         collector = make_collector(GymEnv("CartPole-v1"), frames_per_batch=4, total_frames=8)
         collector.update_policy_weights_()
         assert sum(batch.numel() for batch in collector) == 8

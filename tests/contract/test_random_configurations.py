@@ -34,7 +34,7 @@ POLICIES: dict[str, Any] = {
     fresh=st.booleans(),
     random_frames=st.integers(0, 20),
 )
-def test_exact_frames_and_the_oracle(
+def test_random_configurations_agree_with_the_oracle(
     envs: Any,
     policy: str,
     frames: int,

@@ -54,14 +54,16 @@ def run(env: Any, folder: Path, storage: Any, checkpointer: Any, **options: Any)
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("checkpointer", CHECKPOINTERS)
-def test_simple_env(tmp_path: Path, storage: Any, checkpointer: Any) -> None:
+def test_checkpoints_of_one_environment_are_restored(tmp_path: Path, storage: Any, checkpointer: Any) -> None:
     rb = run(GymEnv("CartPole-v1", device=None), tmp_path, storage, checkpointer)
     assert len(rb) == 100
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("checkpointer", CHECKPOINTERS)
-def test_multi_env(tmp_path: Path, storage: Any, checkpointer: Any) -> None:
+def test_checkpoints_of_several_environments_are_restored(
+    tmp_path: Path, storage: Any, checkpointer: Any
+) -> None:
     env = SerialEnv(3, lambda: GymEnv("CartPole-v1", device=None))
     rb = run(env, tmp_path, storage, checkpointer, ndim=2)
     assert rb._storage.max_size == 102

@@ -197,7 +197,7 @@ SCRIPT = Script(seed=51)
 
 @pytest.mark.parametrize("number", ["002", "003"])
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_flattening_before_storing(number: str, shape: tuple[int, ...]) -> None:
+def test_buffer_with_a_flattening_transform_holds_transitions(number: str, shape: tuple[int, ...]) -> None:
     """002 and 003: a buffer with `transform=lambda data: data.reshape(-1)` holds transitions."""
     code = first_doctest(document(number))
     assert "reshape(-1)" in code and code.count("\n") == 4
@@ -230,7 +230,7 @@ def test_flattening_before_storing(number: str, shape: tuple[int, ...]) -> None:
     assert torch.equal(sample["next", "observation"][:, 2], steps + 1)
 
 
-def test_slices_of_a_single_environment() -> None:
+def test_documented_slices_of_a_single_environment_run() -> None:
     """003: the buffer of slices on one environment. Its endless loop ends after a few batches."""
     text = document("003")
     start = text.index(">>> # Single environment")

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-def test_seeds_of_six_environments() -> None:
+def test_set_seed_of_six_environments_returns_six() -> None:
     """001: `set_seed(1)` of a collector over a ParallelEnv of six gives 6."""
     (code,) = [block for block in running_doctests(document("001")) if "ParallelEnv(6" in block]
     names: dict[str, Any] = {"SyncDataCollector": SyncDataCollector}
@@ -42,7 +42,7 @@ def test_seeds_of_six_environments() -> None:
     assert names["env_fn_parallel"].is_closed
 
 
-def test_slices_of_batched_environments() -> None:
+def test_documented_slices_of_batched_environments_run() -> None:
     """003: a ParallelEnv and a buffer of two dimensions. Its endless loop ends after a few batches."""
     text = document("003")
     start = text.index(">>> # Batched environments")

@@ -51,7 +51,7 @@ def stepped() -> TensorDict:
 class TestStepMdp:
     """`step_mdp(td)` returns the root of the following step."""
 
-    def test_defaults(self) -> None:
+    def test_step_mdp_returns_the_next_root(self) -> None:
         out = step_mdp(stepped(), action_keys=["action", ("agents", "action")])
         assert leaf_keys(out) == {"observation", "memory", ("agents", "observation"), *FLAGS}
         assert (out["observation"] == 1).all() and (out["agents", "observation"] == 1).all()
@@ -61,15 +61,15 @@ class TestStepMdp:
     def test_keep_other_false_drops_root_entries(self) -> None:
         assert "memory" not in step_mdp(stepped(), keep_other=False).keys()
 
-    def test_exclude_reward(self) -> None:
+    def test_reward_is_excluded_by_default(self) -> None:
         assert "reward" not in step_mdp(stepped()).keys()
         assert (step_mdp(stepped(), exclude_reward=False)["reward"] == 9).all()
 
-    def test_exclude_action(self) -> None:
+    def test_action_is_excluded_by_default(self) -> None:
         assert "action" not in step_mdp(stepped()).keys()
         assert (step_mdp(stepped(), exclude_action=False)["action"] == 5).all()
 
-    def test_exclude_done(self) -> None:
+    def test_flags_are_excluded_on_request(self) -> None:
         out = step_mdp(stepped(), exclude_done=True, done_keys=list(FLAGS))
         assert not set(FLAGS) & set(out.keys())
         assert all(key in step_mdp(stepped(), exclude_done=False).keys() for key in FLAGS)
@@ -85,13 +85,13 @@ class TestStepMdp:
         step_mdp(data)
         assert leaf_keys(data) == set(frozen) and all(torch.equal(data[key], frozen[key]) for key in frozen)
 
-    def test_other_reward_and_action_keys(self) -> None:
+    def test_other_reward_and_action_keys_are_excluded(self) -> None:
         data = stepped().rename_key_("action", "act")
         data["next"].rename_key_("reward", "pay")
         out = step_mdp(data, reward_keys="pay", action_keys="act")
         assert not {"act", "pay"} & set(out.keys())
 
-    def test_as_in_a_rollout(self) -> None:
+    def test_step_mdp_of_a_step_has_the_next_observation(self) -> None:
         env = CountingEnv()
         data = env.step(env.rand_action(env.reset()))
         after = step_mdp(data)
@@ -151,7 +151,7 @@ class TestCheckEnvSpecs:
 class TestExploration:
     """`set_exploration_type` is a context manager and a decorator, and it nests."""
 
-    def test_nesting(self) -> None:
+    def test_exploration_types_nest(self) -> None:
         outer = exploration_type()
         with set_exploration_type(ExplorationType.MODE):
             with set_exploration_type(ExplorationType.MEAN):
@@ -165,7 +165,7 @@ class TestExploration:
             raise KeyError
         assert exploration_type() == outer
 
-    def test_members(self) -> None:
+    def test_exploration_type_has_the_documented_members(self) -> None:
         assert {"MODE", "MEDIAN", "MEAN", "RANDOM", "DETERMINISTIC"} <= set(ExplorationType.__members__)
 
 

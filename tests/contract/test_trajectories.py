@@ -31,7 +31,9 @@ class TestStream:
     @pytest.mark.parametrize("kind", POLICIES)
     @pytest.mark.parametrize("script", [Script(seed=1), Script(seed=2, ending="truncated"), ONE_STEP, LONG])
     @pytest.mark.parametrize("frames", [1, 5, 16])
-    def test_one_environment(self, make_collector: Make, kind: str, script: Script, frames: int) -> None:
+    def test_stream_of_one_environment_is_exact(
+        self, make_collector: Make, kind: str, script: Script, frames: int
+    ) -> None:
         env = GymWrapper(OracleEnv(stream=2, script=script))
         batches = list(make_collector(env, POLICIES[kind], frames_per_batch=frames, total_frames=48))
         assert sum(batch.numel() for batch in batches) == 48
@@ -40,7 +42,9 @@ class TestStream:
     @pytest.mark.parametrize("kind", POLICIES)
     @pytest.mark.parametrize("script", [Script(seed=1), Script(seed=2, ending="both"), ONE_STEP, LONG])
     @pytest.mark.parametrize("envs", [1, 3])
-    def test_batched_environment(self, make_collector: Make, kind: str, script: Script, envs: int) -> None:
+    def test_streams_of_a_batched_environment_are_exact(
+        self, make_collector: Make, kind: str, script: Script, envs: int
+    ) -> None:
         env = CountingEnv(script, (envs,))
         batches = list(make_collector(env, POLICIES[kind], frames_per_batch=7 * envs, total_frames=42 * envs))
         assert [tuple(batch.shape) for batch in batches] == [(envs, 7)] * 6
@@ -53,7 +57,7 @@ class TestStream:
         check_stream(list(make_collector(make_env, frames_per_batch=6, total_frames=30)), Script(seed=5))
 
     @pytest.mark.parametrize("nested_flags", [False, True])
-    def test_multi_agent_keys(self, make_collector: Make, nested_flags: bool) -> None:
+    def test_streams_of_agents_are_exact(self, make_collector: Make, nested_flags: bool) -> None:
         script = Script(seed=6)
         env = TeamEnv(script, (2,), nested_flags=nested_flags)
         batches = list(make_collector(env, frames_per_batch=12, total_frames=60))
@@ -202,7 +206,9 @@ class TestMaxFramesPerTraj:
 
     @pytest.mark.parametrize("envs", [(), (2,)])
     @pytest.mark.parametrize("limit", [1, 4])
-    def test_limit(self, make_collector: Make, envs: tuple[int, ...], limit: int) -> None:
+    def test_limit_truncates_each_trajectory(
+        self, make_collector: Make, envs: tuple[int, ...], limit: int
+    ) -> None:
         script = Script(seed=7, low=1, high=9, ending="terminated")
         frames = 6 * (envs[0] if envs else 1)
         batches = list(
@@ -254,7 +260,7 @@ class TestMaxFramesPerTraj:
             assert torch.equal(batch["next", "agents", flag].any(-2), batch["next", flag])
         assert not batch["next", "terminated"].any() and not batch["next", "agents", "terminated"].any()
 
-    def test_on_a_gym_environment(self, make_collector: Make) -> None:
+    def test_limit_truncates_a_gym_environment(self, make_collector: Make) -> None:
         env = GymWrapper(OracleEnv(script=Script(ending="never")))
         batches = list(make_collector(env, frames_per_batch=5, total_frames=15, max_frames_per_traj=4))
         ends = torch.cat([batch["next", "truncated"] for batch in batches]).flatten()
@@ -266,7 +272,7 @@ class TestSetTruncated:
     """In the last row every `truncated` is set, `done` follows, and `terminated` is unchanged."""
 
     @pytest.mark.parametrize("envs", [(), (3,)])
-    def test_flags(self, make_collector: Make, envs: tuple[int, ...]) -> None:
+    def test_last_row_is_truncated_and_done(self, make_collector: Make, envs: tuple[int, ...]) -> None:
         script = Script(seed=11, ending="terminated")
         for batch in make_collector(
             CountingEnv(script, envs), frames_per_batch=12, total_frames=72, set_truncated=True
@@ -279,7 +285,7 @@ class TestSetTruncated:
             assert torch.equal(batch["next", "terminated"], ended)
             assert torch.equal(batch["next", "done"], ended | last)
 
-    def test_nested_flags_too(self, make_collector: Make) -> None:
+    def test_nested_flags_of_the_last_row_are_truncated(self, make_collector: Make) -> None:
         env = TeamEnv(Script(ending="never"), nested_flags=True)
         (batch,) = make_collector(env, frames_per_batch=4, total_frames=4, set_truncated=True)
         for flag in ("done", "truncated"):

@@ -28,14 +28,14 @@ def test_the_environment_has_ten_lines() -> None:
     assert len([line for line in lines[begin:end] if line.strip()]) == 10
 
 
-def test_vector_environments(capsys: Any) -> None:
+def test_vector_environment_example_finishes_all_episodes(capsys: Any) -> None:
     out = run("vector_environment", capsys)
     assert out.count("7680 frames of") == 2
     fallen, all_of_them = (int(word) for word in out.splitlines()[-1].split() if word.isdigit())
     assert fallen == all_of_them > 50
 
 
-def test_agents_in_groups(capsys: Any) -> None:
+def test_multi_agent_example_succeeds(capsys: Any) -> None:
     out = run("multi_agent", capsys)
     assert "passed   flags" in out and "of them successful" in out
 

@@ -68,7 +68,7 @@ NAMES = ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1",
     ("name", "categorical"), [*((name, False) for name in NAMES), ("FrozenLake-v1", True), ("Taxi-v4", True)]
 )
 @pytest.mark.parametrize("num_envs", [0, 3])
-def test_gymnasiums_environments(name: str, num_envs: int, categorical: bool) -> None:
+def test_gymnasium_environments_pass(name: str, num_envs: int, categorical: bool) -> None:
     short = {"max_episode_steps": 12}
     env = GymEnv(name, num_envs=num_envs, categorical_action_encoding=categorical, **short)
     report = check_env(env, num_steps=40)
@@ -108,26 +108,26 @@ FAKES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FAKES)
-def test_our_environments_and_fakes(name: str) -> None:
+def test_library_environments_and_fakes_pass(name: str) -> None:
     """The fakes count their resets, so each run gets a fresh one. They draw no random numbers."""
     report = check_env(FAKES[name], num_steps=40, skip=["seed"])
     assert set(report.skipped) - {"seed"} <= {*ONLY_BATCHED, "rollout"}
     assert report.num_episodes >= 3
 
 
-def test_serial_environments_of_random_ones() -> None:
+def test_serial_environments_with_randomness_pass() -> None:
     report = check_env(SerialEnv(3, lambda: GymEnv("CartPole-v1")))
     assert set(report.passed) == set(RULES)
 
 
 @pytest.mark.slow
-def test_environments_in_processes() -> None:
+def test_environments_in_processes_pass() -> None:
     env = ParallelEnv(2, lambda: GymEnv("CartPole-v1", num_envs=2))
     assert set(check_env(env, num_steps=60).passed) == set(RULES)
     env.close()
 
 
-def test_transformed_environments() -> None:
+def test_transformed_environments_pass() -> None:
     transform = Compose(StepCounter(15), RewardSum(), ObservationNorm(0.1, 2.0))
     env = TransformedEnv(GymEnv("CartPole-v1", num_envs=3), transform)
     assert set(check_env(env, num_steps=60).passed) == set(RULES)

@@ -61,7 +61,7 @@ def test_too_few_ends_skip_the_rule() -> None:
         last_observation(runs(Walk(()), 5))
 
 
-def test_an_environment_without_randomness() -> None:
+def test_environment_without_randomness_skips_the_seed_rule() -> None:
     with pytest.raises(Skip, match="no randomness"):
         seed(runs(OneBeginning()))
 

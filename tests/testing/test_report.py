@@ -5,7 +5,7 @@ from __future__ import annotations
 from gleanrl.testing import EnvReport
 
 
-def test_one_line_for_each_rule() -> None:
+def test_report_has_one_line_for_each_rule() -> None:
     report = EnvReport("Walk", 100, 7, ("specs", "flags"), {"seed": "left out"})
     assert str(report).splitlines() == [
         "Walk: 100 steps, 7 episodes",

@@ -135,7 +135,7 @@ class Elsewhere(Familiar):
         return super().extend(data).flip(0)
 
 
-def test_a_writer_of_another_release():
+def test_writer_of_another_release_passes_the_applicable_rules():
     report = check_writer(Familiar)
     assert report.passed == ("index", "state") and "by itself" in report.skipped["place"]
     with pytest.raises(ConformanceError, match="index"):

@@ -27,7 +27,7 @@ def refused(row: Bad, subject: object = None) -> None:
 
 
 @pytest.mark.parametrize("row", MADE, ids=names(MADE))
-def test_constructors(row: Bad) -> None:
+def test_bad_constructor_arguments_are_refused(row: Bad) -> None:
     refused(row)
 
 

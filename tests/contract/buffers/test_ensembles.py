@@ -89,7 +89,7 @@ def test_sample_from_all_draws_from_each_buffer() -> None:
         ({"num_buffer_sampled": -1}, ValueError),
     ],
 )
-def test_bad_arguments(kwargs: dict[str, Any], error: Any) -> None:
+def test_bad_arguments_raise(kwargs: dict[str, Any], error: Any) -> None:
     with pytest.raises(error) as caught:
         make(**kwargs)
     assert isinstance(caught.value, GleanError)
@@ -107,7 +107,7 @@ def test_components_and_buffers_together_are_refused() -> None:
         )
 
 
-def test_members() -> None:
+def test_index_selects_members() -> None:
     made = members()
     ensemble = parts.ReplayBufferEnsemble(*made, batch_size=12)
     for place in range(3):
@@ -130,7 +130,7 @@ def test_indices_read_records_inside_members() -> None:
     assert (stream == torch.arange(3)[:, None]).all() and (t == torch.arange(4)).all()
 
 
-def test_written_through_its_members() -> None:
+def test_ensemble_sees_writes_of_its_members() -> None:
     made = members()
     ensemble = parts.ReplayBufferEnsemble(*made, batch_size=12, sample_from_all=True)
     made[0].extend(TAPE.rows(8, 12)[0])
@@ -158,7 +158,7 @@ def test_transforms_of_members_come_first() -> None:
     assert (ensemble.sample()["action"] == 10).all()
 
 
-def test_one_empty_member() -> None:
+def test_sample_from_all_with_an_empty_member_raises() -> None:
     made = [*members(), parts.TensorDictReplayBuffer(storage=parts.LazyTensorStorage(4), batch_size=4)]
     with pytest.raises(RuntimeError):
         parts.ReplayBufferEnsemble(*made, batch_size=12, sample_from_all=True).sample()

@@ -40,14 +40,14 @@ class TestKeys:
             for key in expected:
                 assert torch.equal(batch[key], full[key])
 
-    def test_with_slices(self) -> None:
+    def test_sample_with_keys_keeps_slices_consecutive(self) -> None:
         buffer = make(sampler=sampler(slice_len=3))
         buffer.extend(TAPE.rows(0, 30))
         observation = buffer.sample(keys=["observation"])["observation"]
         step = observation[:, 2].view(-1, 3)
         assert (step.diff(dim=1) == 1).all()
 
-    def test_with_prefetch(self) -> None:
+    def test_keys_may_change_between_prefetched_batches(self) -> None:
         buffer = make("ReplayBuffer", prefetch=2)
         buffer.extend(TAPE.rows(0, 30))
         for keys in (["action"], None, ["observation", ("next", "observation")], ["action"]):
@@ -58,7 +58,7 @@ class TestKeys:
                 assert set(batch.keys(True, True)) == set(keys)
 
     @pytest.mark.parametrize("keys", [["nothing"], [("next", "nothing")], [], "observation"])
-    def test_bad_keys(self, keys: Any) -> None:
+    def test_unknown_keys_raise(self, keys: Any) -> None:
         buffer = make()
         buffer.extend(TAPE.rows(0, 30))
         if keys == "observation":

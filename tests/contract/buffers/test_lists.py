@@ -79,7 +79,7 @@ class TestRows:
             assert [said(buffer[i]) for i in range(len(buffer))] == [expected[i] for i in range(len(buffer))]
         assert len(buffer) == 7
 
-    def test_add_and_indices(self, storage: Any, ragged: bool) -> None:
+    def test_added_records_are_read_by_index(self, storage: Any, ragged: bool) -> None:
         buffer, (batch,) = ReplayBuffer(storage=storage(10), batch_size=4), batches(1, 6, ragged)
         buffer.extend(batch[:2])  # the first write decides which shapes may differ
         assert [buffer.add(row) for row in rows_of(batch[2:])] == [*range(2, 6)]
@@ -103,7 +103,7 @@ class TestRows:
         assert isinstance(batch.get("text"), NonTensorStack)
         assert [said(buffer[i]) for i in batch["index"].tolist()] == check_rows(batch)
 
-    def test_a_list_of_records(self, storage: Any, ragged: bool) -> None:
+    def test_list_of_records_is_written(self, storage: Any, ragged: bool) -> None:
         buffer = ReplayBuffer(storage=storage(10), batch_size=8)
         buffer.extend(rows_of(batches(1, 5, ragged)[0]))
         check_rows(buffer.sample())
@@ -111,7 +111,7 @@ class TestRows:
 
 class TestSamplers:
     @pytest.mark.parametrize("name", COLUMNS)
-    def test_slices(self, name: str) -> None:
+    def test_slices_keep_rows_together(self, name: str) -> None:
         sampler = SliceSampler(slice_len=2, strict_length=False)
         buffer = TensorDictReplayBuffer(storage=STORAGES[name](50), sampler=sampler, batch_size=12)
         for batch in batches(6, 10):
@@ -126,14 +126,14 @@ class TestSamplers:
         "make", [RandomSampler, SamplerWithoutReplacement, lambda: PrioritizedSampler(20, 0.6, 0.4)]
     )
     @pytest.mark.parametrize("prefetch", [None, 3])
-    def test_prefetch(self, make: Any, prefetch: int | None) -> None:
+    def test_prefetched_batches_keep_rows_together(self, make: Any, prefetch: int | None) -> None:
         buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=make(), batch_size=5, prefetch=prefetch)
         for batch in batches(12, 5):
             buffer.extend(batch)
             for _ in range(3):
                 check_rows(buffer.sample())
 
-    def test_priorities_and_keys(self) -> None:
+    def test_prioritized_samples_and_chosen_keys_keep_rows_together(self) -> None:
         buffer = TensorDictPrioritizedReplayBuffer(
             alpha=1.0, beta=1.0, storage=LazyTensorStorage(9), batch_size=6
         )
@@ -146,7 +146,7 @@ class TestSamplers:
         assert some["text"] == ["/".join(str(int(n)) for n in code) for code in some["code"]]
         assert ("next", "text") not in some.keys(True)
 
-    def test_several_environments(self) -> None:
+    def test_rows_of_several_environments_keep_together(self) -> None:
         collector = SyncDataCollector(SerialEnv(3, talking(3)), None, frames_per_batch=12, total_frames=60)
         buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(24, ndim=2), batch_size=9)
         for batch in collector:
@@ -158,7 +158,7 @@ class TestSamplers:
         assert len(buffer) == 24
 
     @pytest.mark.parametrize("ragged", [False, True])
-    def test_the_best_rows(self, ragged: bool) -> None:
+    def test_max_value_writer_keeps_whole_rows(self, ragged: bool) -> None:
         writer = TensorDictMaxValueWriter(rank_key=("next", "reward"))
         buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer, batch_size=8)
         for batch in batches(3, 10, ragged):
@@ -166,7 +166,7 @@ class TestSamplers:
         assert {step for _, _, step in check_rows(buffer.sample())} == {2}, "rewards are the steps"
 
     @pytest.mark.parametrize("ragged", [False, True])
-    def test_several_buffers_at_once(self, ragged: bool) -> None:
+    def test_ensembles_keep_rows_together(self, ragged: bool) -> None:
         buffers = [ReplayBuffer(storage=LazyTensorStorage(20), batch_size=8) for _ in range(2)]
         for number, buffer in enumerate(buffers):
             buffer.extend(batches(1, 10, ragged, seed=number)[0])
@@ -256,7 +256,7 @@ class TestState:
         assert buffer[0]["thing"] == {"a": [1]}
 
     @pytest.mark.parametrize("column", [["a"], "abc", [1, 2, 3, 4]])
-    def test_a_broken_state(self, column: Any) -> None:
+    def test_broken_state_raises(self, column: Any) -> None:
         buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
         buffer.extend(TensorDict({"text": NonTensorStack(*"abc"), "x": torch.ones(3)}, [3]))
         state = buffer.state_dict()
@@ -283,13 +283,13 @@ class TestWrites:
         buffer["text"] = NonTensorStack(*"wxyz")
         assert buffer["text"].tolist() == [*"wxyz"] and buffer[:]["x"].tolist() == [6, 7, 8, 3]
 
-    def test_a_sample_written_again(self, buffer: ReplayBuffer) -> None:
+    def test_sample_can_be_written_again(self, buffer: ReplayBuffer) -> None:
         buffer.extend(buffer[:])
         assert buffer[:]["text"] == [*"abcdabcd"]
         buffer.extend(buffer.sample())
         assert all("abcd"[row["x"]] == row["text"] for row in rows_of(buffer[:]))
 
-    def test_one_value_for_all(self, buffer: ReplayBuffer) -> None:
+    def test_one_text_for_all_rows_is_expanded(self, buffer: ReplayBuffer) -> None:
         buffer.extend(TensorDict({"x": torch.arange(2), "text": NonTensorData("same", batch_size=[2])}, [2]))
         assert buffer[:]["text"] == [*"abcd", "same", "same"]
 
@@ -353,7 +353,7 @@ class Sentence:
 
 
 class TestStructures:
-    def test_tensorclasses(self) -> None:
+    def test_tensorclasses_with_texts_are_restored(self) -> None:
         parts = [Sentence(number=torch.tensor(i), text=f"text {i}", batch_size=[]) for i in range(5)]
         buffer = ReplayBuffer(storage=LazyTensorStorage(9), batch_size=6)
         buffer.extend(torch.stack(parts))
@@ -362,7 +362,7 @@ class TestStructures:
         assert buffer[3].text == "text 3"
 
     @pytest.mark.parametrize("kind", ["tensors", "files", "list"])
-    def test_groups_without_tensors(self, kind: str) -> None:
+    def test_groups_without_tensors_are_stored(self, kind: str) -> None:
         data = {
             "empty": TensorDict(
                 {"a": torch.arange(5), "g": TensorDict({"h": TensorDict({}, [5])}, [5])}, [5]
@@ -384,7 +384,7 @@ class TestStructures:
             restored = pickle.loads(pickle.dumps(buffer))
             assert {*restored.sample().keys(True, is_leaf=lambda _: False)} >= keys
 
-    def test_a_storage_over_records(self) -> None:
+    def test_storage_wraps_records_with_texts(self) -> None:
         data = TensorDict({"x": torch.arange(6), "text": NonTensorStack(*"abcdef")}, [6])
         storage = TensorStorage(data)
         assert storage.get([4, 1])["text"] == ["e", "b"]

@@ -170,7 +170,7 @@ def test_exchanged_sampler_serves_no_prefetched_batch() -> None:
     assert check(buffer.sample()) == list(range(8))
 
 
-def test_a_seed_set_later() -> None:
+def test_seed_set_later_restarts_the_draws() -> None:
     buffer, plain = make(3, seed=5), make(None)
     buffer.extend(rows(0, SIZE))
     plain.extend(rows(0, SIZE))
@@ -199,7 +199,7 @@ def test_an_epoch_after_a_loop_that_was_left(depth: int) -> None:
     assert Counter(sum([check(batch) for batch in buffer], [])) == Counter(range(SIZE))
 
 
-def test_another_size_at_one_call() -> None:
+def test_another_size_holds_for_one_call() -> None:
     buffer = make(3)
     buffer.extend(rows(0, SIZE))
     buffer.sample()
@@ -283,7 +283,7 @@ def test_threads_end_with_the_buffer() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "2", True])
 @pytest.mark.parametrize("name", ["prefetch", "prefetch_threads"])
-def test_bad_numbers(name: str, bad: Any) -> None:
+def test_bad_prefetch_options_raise(name: str, bad: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=name):
         parts.ReplayBuffer(storage=parts.LazyTensorStorage(SIZE), batch_size=8, **{"prefetch": 2, name: bad})
 

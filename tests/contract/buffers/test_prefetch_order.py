@@ -47,7 +47,7 @@ def test_an_epoch_of_batches_of_two_sizes(depth: int | None) -> None:
 
 @pytest.mark.parametrize("depth", [None, 1, 3])
 @pytest.mark.parametrize("length", [3, 4])
-def test_an_epoch_of_slices(depth: int | None, length: int) -> None:
+def test_epoch_of_slices_has_each_trajectory_once(depth: int | None, length: int) -> None:
     buffer = make(depth, parts.SliceSamplerWithoutReplacement(slice_len=length), 3 * length)
     for _ in range(3):
         heads = Counter(
@@ -121,7 +121,7 @@ def test_a_draw_ahead_is_no_draw_before_its_batch_is_served(kind: str, depth: in
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_late_updates_without_generations(depth: int) -> None:
+def test_late_updates_without_generations_are_dropped(depth: int) -> None:
     # Prefetched draws may come after the write. Updates refer only to the draws of batches that were served.
     options = {"max_capacity": 8, "alpha": 1.0, "beta": 1.0}
     buffer = parts.ReplayBuffer(

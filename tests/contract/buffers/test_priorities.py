@@ -23,7 +23,7 @@ def test_draws_and_weights(alpha: float, eps: float) -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("normalize", ["buffer", "batch"])
-def test_both_normalisations(beta: float, normalize: str) -> None:
+def test_weights_follow_both_normalisations(beta: float, normalize: str) -> None:
     oracle = Oracle(0.6, beta)
     buffer = filled(oracle, VALUES, normalize=normalize, batch_size=3)
     check(buffer, oracle, batches=400, normalize=normalize)
@@ -57,7 +57,7 @@ def test_records_of_priority_zero_are_never_drawn_without_eps() -> None:
         assert torch.isfinite(info["_weight"]).all() and (info["_weight"] > 0).all()
 
 
-def test_all_priorities_zero() -> None:
+def test_sampling_with_all_priorities_zero_raises() -> None:
     buffer = filled(Oracle(0.6, 0.4, 0.0), [0.0, 0.0, 0.0])
     with pytest.raises(RuntimeError):
         buffer.sample()
@@ -147,7 +147,7 @@ def test_the_largest_priority_may_be_below_one() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.3])
-def test_new_records_after_alpha_changed(alpha: float) -> None:
+def test_new_records_get_the_largest_raw_priority_after_alpha_changed(alpha: float) -> None:
     oracle = Oracle(0.6, 1.0)
     buffer = filled(oracle, [5.0, 1.0, 1.0, 1.0])
     buffer.sampler.alpha = oracle.alpha = alpha
@@ -271,7 +271,7 @@ def test_every_pair_of_zero_and_positive_neighbours() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtypes(dtype: torch.dtype) -> None:
+def test_weights_have_the_dtype_of_the_sampler(dtype: torch.dtype) -> None:
     oracle = Oracle()
     buffer = filled(oracle, VALUES, dtype=dtype)
     assert buffer.sample(return_info=True)[1]["_weight"].dtype == dtype
@@ -293,7 +293,7 @@ def test_restored_priorities_are_right_before_any_next_call(first: str) -> None:
     check(buffer, oracle, batches=30)
 
 
-def test_priorities_below_single_precision() -> None:
+def test_priorities_below_single_precision_are_drawn() -> None:
     buffer = make_buffer(Oracle(0.6, 0.4, 0.0), 3)
     buffer.extend(records(3))
     buffer.update_priority(torch.arange(3), torch.full((3,), 1e-300, dtype=torch.float64))

@@ -53,7 +53,7 @@ def check(buffer: Any, tape: Tape, ring: Ring, oracle: Oracle, batches: int = 12
 @pytest.mark.parametrize("shape", [(), (3,)])
 @pytest.mark.parametrize("written", [11, CAPACITY, CAPACITY + 14])
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_starts_by_priority(shape: tuple[int, ...], written: int, alpha: float) -> None:
+def test_starts_are_drawn_by_priority(shape: tuple[int, ...], written: int, alpha: float) -> None:
     tape, oracle = Tape((1, L - 1, L, 9, 5), shape), Oracle(alpha, 0.5)
     size = CAPACITY * tape.streams
     buffer, ring = slice_buffer(tape, CAPACITY, written, 200 * L, make(size, oracle))
@@ -104,7 +104,7 @@ def test_the_priorities_of_the_last_steps_come_back_after_a_draw() -> None:
     assert drawn[4] + drawn[5] > 0.9 * sum(drawn.values())
 
 
-def test_no_start_fits() -> None:
+def test_sampling_without_a_fitting_start_raises() -> None:
     tape, oracle = Tape((L - 1,)), Oracle()
     buffer, _ = slice_buffer(tape, CAPACITY, CAPACITY, 10 * L, make(CAPACITY, oracle))
     with pytest.raises(RuntimeError):

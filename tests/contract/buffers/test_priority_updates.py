@@ -41,7 +41,9 @@ def state(buffer: Any) -> str:
         (torch.tensor([2, 5, 2, 2]), torch.tensor([4.0, 0.1, 7.0, 0.2]), [2, 5, 2, 2]),
     ],
 )
-def test_forms_of_index_and_priority(index: Any, values: Any, slots: list[int | None]) -> None:
+def test_updates_accept_indices_and_priorities_of_all_forms(
+    index: Any, values: Any, slots: list[int | None]
+) -> None:
     oracle = Oracle()
     buffer = filled(oracle, VALUES)
     buffer.update_priority(index, values)
@@ -89,7 +91,7 @@ class Flat:
 
 
 @pytest.mark.parametrize("form", ["rows", "tuple", "sampled"])
-def test_indices_of_two_dimensions(form: str) -> None:
+def test_updates_accept_indices_of_two_dimensions(form: str) -> None:
     oracle = Oracle()
     buffer = grid_buffer(oracle)
     pairs = torch.tensor([[0, 1], [3, 2], [2, 0]])
@@ -199,7 +201,7 @@ class TestGenerations:
         buffer.update_priority(torch.tensor([4]), torch.tensor([0.01]))
         assert buffer.stats().priorities_dropped == 1
 
-    def test_a_generation_of_another_shape(self) -> None:
+    def test_generation_of_another_shape_raises(self) -> None:
         buffer = filled(Oracle(), VALUES)
         with pytest.raises(GleanError, match="generation"):
             buffer.update_priority(torch.tensor([1, 2]), torch.ones(2), generation=torch.ones(3).long())

@@ -91,7 +91,9 @@ RUNS = [0] * 4 + [1] * 6 + [0] * 7 + [1] * 3  # an id that returns later names a
         ({"done": []}, {}, (19,)),
     ],
 )
-def test_ends(columns: dict[str, Any], kwargs: dict[str, Any], ends: tuple[int, ...]) -> None:
+def test_trajectories_end_by_the_chosen_keys(
+    columns: dict[str, Any], kwargs: dict[str, Any], ends: tuple[int, ...]
+) -> None:
     assert starts(rows(**columns), **kwargs) == between(*ends)
 
 
@@ -101,7 +103,7 @@ def test_the_cursor_is_an_end_in_a_full_ring() -> None:
     assert starts(rows(ids=CONST), capacity=13, traj_key=IDS) == between(19, first=7)
 
 
-def test_both_keys_missing() -> None:
+def test_missing_trajectory_and_end_keys_raise() -> None:
     with pytest.raises(KeyError):
         starts(rows())
     with pytest.raises(KeyError, match="nothing"):

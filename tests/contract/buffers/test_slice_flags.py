@@ -48,7 +48,7 @@ def test_the_storage_keeps_its_flags() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "tensordict"])
-def test_another_truncated_key(kind: str) -> None:
+def test_flag_is_written_to_another_truncated_key(kind: str) -> None:
     made = {"plain": parts.ReplayBuffer, "tensordict": parts.TensorDictReplayBuffer}[kind]
     buffer = made(
         storage=parts.LazyTensorStorage(CAPACITY),
@@ -74,7 +74,7 @@ def test_data_without_terminated_gets_it_false() -> None:
 
 
 @pytest.mark.parametrize(("kwargs", "count"), [({"num_slices": 5}, 5), ({"slice_len": 8}, 5)])
-def test_sizes(kwargs: dict[str, int], count: int) -> None:
+def test_number_and_length_of_slices_follow_the_options(kwargs: dict[str, int], count: int) -> None:
     buffer = buffer_of(**kwargs)
     slices = cut(TAPE, buffer.sample())
     assert len(slices) == count and {length for _, _, length in slices} == {8}
@@ -88,7 +88,7 @@ def test_a_batch_that_slices_do_not_divide() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", ["SliceSampler", "SliceSamplerWithoutReplacement"])
-def test_padded_slices(kind: str, strict: bool) -> None:
+def test_padded_slices_have_masks(kind: str, strict: bool) -> None:
     buffer = buffer_of(kind=kind, num_slices=10, pad=True, strict_length=strict)
     lengths: Counter[int] = Counter()
     names: dict[int, tuple[int, int]] = {}
@@ -108,7 +108,7 @@ def test_padded_slices(kind: str, strict: bool) -> None:
     assert set(lengths) == ({L} if strict else {1, 3, 4})
 
 
-def test_padding_overhang() -> None:
+def test_padded_slices_with_overhang_have_all_lengths() -> None:
     buffer = buffer_of(num_slices=10, pad=True, span=True)
     lengths: Counter[int] = Counter()
     for _ in range(20):
@@ -152,7 +152,7 @@ def test_without_replacement_drops_the_last_batch_if_asked() -> None:
     assert len(batches) == len(long) // 3 and all(len(batch) == 3 * L for batch in batches)
 
 
-def test_without_replacement_in_order() -> None:
+def test_epoch_without_shuffle_serves_trajectories_in_order() -> None:
     sampler = make("SliceSamplerWithoutReplacement", num_slices=3, shuffle=False)
     buffer, ring = slice_buffer(TAPE, CAPACITY, CAPACITY, 3 * L, sampler)
     long = [piece for piece in ring.pieces(TAPE) if len(piece) >= L]

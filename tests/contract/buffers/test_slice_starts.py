@@ -25,7 +25,7 @@ WRITTEN = (N, CAPACITY - 1, CAPACITY, CAPACITY + 1, CAPACITY + 11, 2 * CAPACITY,
 
 @pytest.mark.parametrize("written", WRITTEN)
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_every_start(lengths: tuple[int, ...], written: int) -> None:
+def test_all_and_only_allowed_starts_are_drawn(lengths: tuple[int, ...], written: int) -> None:
     tape = Tape(lengths)
     buffer, ring = slice_buffer(tape, CAPACITY, written, 150 * N, make(num_slices=150))
     table = allowed(ring, tape, N)

@@ -71,7 +71,7 @@ def test_plain_buffers_add_nothing() -> None:
         assert {"index", "generation"} <= set(info)
 
 
-def test_the_prioritized_preset() -> None:
+def test_prioritized_preset_samples_by_priority() -> None:
     buffer = parts.PrioritizedReplayBuffer(
         alpha=0.7, beta=0.9, storage=parts.LazyTensorStorage(12), batch_size=32
     )
@@ -111,7 +111,7 @@ def test_extend_does_not_write_into_its_input() -> None:
 
 
 @pytest.mark.parametrize("data", [torch.zeros(3), {"a": torch.zeros(3)}, (torch.zeros(3),), 5])
-def test_only_tensordicts(data: Any) -> None:
+def test_values_other_than_tensordicts_raise(data: Any) -> None:
     buffer = make()
     with pytest.raises(ValueError):
         buffer.extend(data)
@@ -121,7 +121,7 @@ def test_only_tensordicts(data: Any) -> None:
 class TestPriorityKey:
     """`update_tensordict_priority` reads `priority_key` from a sample."""
 
-    def test_update(self) -> None:
+    def test_update_sets_the_priorities_of_a_sample(self) -> None:
         buffer, oracle = make(), Oracle()
         buffer.extend(rows())
         oracle.write(list(range(8)))
@@ -133,7 +133,7 @@ class TestPriorityKey:
             oracle.update(batch["index"].tolist(), values.tolist())
         check(buffer, oracle)
 
-    def test_another_key(self) -> None:
+    def test_update_reads_another_priority_key(self) -> None:
         buffer, oracle = make(priority_key=("loss", "error")), Oracle()
         buffer.extend(rows())
         oracle.write(list(range(8)))
@@ -147,7 +147,9 @@ class TestPriorityKey:
         ("reduction", "value"), [("max", 6.0), ("min", 1.0), ("mean", 3.0), ("median", 2.0)]
     )
     @pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3)])
-    def test_several_values_of_a_record(self, reduction: str, value: float, shape: tuple[int, ...]) -> None:
+    def test_several_values_of_a_record_are_reduced(
+        self, reduction: str, value: float, shape: tuple[int, ...]
+    ) -> None:
         buffer, oracle = make(reduction=reduction), Oracle()
         buffer.extend(rows())
         oracle.write(list(range(8)))
@@ -159,7 +161,7 @@ class TestPriorityKey:
         oracle.update(slots, [1.5 if slot == 3 else value for slot in slots])
         check(buffer, oracle)
 
-    def test_one_value_in_a_column(self) -> None:
+    def test_update_accepts_a_column_of_values(self) -> None:
         buffer, oracle = make(), Oracle()
         buffer.extend(rows())
         oracle.write(list(range(8)))
@@ -195,7 +197,7 @@ class TestPriorityKey:
         assert int(late.sum()) and buffer.stats().priorities_dropped == int(late.sum())
         check(buffer, oracle)
 
-    def test_part_of_a_batch(self) -> None:
+    def test_update_accepts_a_part_of_a_batch(self) -> None:
         buffer, oracle = make(), Oracle()
         buffer.extend(rows())
         oracle.write(list(range(8)))
@@ -221,7 +223,7 @@ class TestPriorityKey:
         check(buffer, oracle)
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-    def test_bad_values(self, bad: float) -> None:
+    def test_bad_values_raise_and_change_nothing(self, bad: float) -> None:
         buffer, oracle = make(), Oracle()
         buffer.extend(rows())
         oracle.write(list(range(8)))
@@ -233,7 +235,7 @@ class TestPriorityKey:
         assert isinstance(caught.value, GleanError)
         check(buffer, oracle)
 
-    def test_a_batch_without_an_index(self) -> None:
+    def test_batch_without_an_index_raises(self) -> None:
         buffer = make()
         buffer.extend(rows())
         batch = buffer.sample().exclude("index")
@@ -242,7 +244,7 @@ class TestPriorityKey:
             buffer.update_tensordict_priority(batch)
 
 
-def test_two_dimensions() -> None:
+def test_update_accepts_coordinates_of_two_dimensions() -> None:
     tape = Tape((5, 3), (3,))
     buffer, oracle = make(ndim=2, size=15), Oracle()
     buffer.extend(tape.rows(0, 5))
@@ -275,7 +277,7 @@ def test_a_transform_that_reshapes_the_batch() -> None:
         assert batch["index"].shape == (8, 8)
 
 
-def test_slices_and_priorities_by_key() -> None:
+def test_prioritized_slices_are_updated_by_key() -> None:
     sampler = parts.PrioritizedSliceSampler(max_capacity=30, alpha=0.6, beta=0.4, slice_len=3)
     buffer = parts.TensorDictReplayBuffer(
         storage=parts.LazyTensorStorage(30), sampler=sampler, batch_size=300, seed=0

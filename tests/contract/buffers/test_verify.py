@@ -15,7 +15,7 @@ class TestVerify:
     @pytest.mark.parametrize("shape", [(), (3,)])
     @pytest.mark.parametrize("written", [0, 7, 20, 33])
     @pytest.mark.parametrize("slices", [False, True])
-    def test_a_right_buffer(self, shape: tuple[int, ...], written: int, slices: bool) -> None:
+    def test_verify_accepts_a_right_buffer(self, shape: tuple[int, ...], written: int, slices: bool) -> None:
         tape = Tape((5, 3, 9), shape)
         buffer = make(tape=tape, sampler=sampler(slice_len=3) if slices else None)
         for start, stop in chunks(written):
@@ -23,7 +23,7 @@ class TestVerify:
         report = buffer.verify()
         assert report.ok is True and not report.problems, report
 
-    def test_a_restored_buffer(self) -> None:
+    def test_verify_accepts_a_restored_buffer(self) -> None:
         buffer, other = make(), make()
         buffer.extend(TAPE.rows(0, 33))
         other.load_state_dict(buffer.state_dict())
@@ -46,7 +46,7 @@ class TestVerify:
 
     @pytest.mark.parametrize("planted", ["a broken chain", "another observation", "an id that comes again"])
     @pytest.mark.parametrize("late", [False, True])
-    def test_a_planted_mistake(self, planted: str, late: bool) -> None:
+    def test_verify_finds_a_planted_mistake(self, planted: str, late: bool) -> None:
         buffer, rows = make(), TAPE.rows(0, 17)
         change = self.PLANTED[planted]
         if not late:
@@ -59,7 +59,7 @@ class TestVerify:
         assert report.ok is False and report.problems
         assert all(isinstance(str(problem), str) and str(problem) for problem in report.problems)
 
-    def test_workers_in_turn(self) -> None:
+    def test_verify_accepts_alternating_workers(self) -> None:
         # An asynchronous collector writes the parts of one trajectory separately, and the buffer is still correct.
         tape = Tape((50, 40), (2,))
         buffer = make(steps=80)

@@ -80,7 +80,7 @@ def test_rejected_records_change_nothing() -> None:
     assert (buffer[:] == before).all() and len(buffer) == 3
 
 
-def test_add() -> None:
+def test_added_records_compete_by_rank() -> None:
     buffer = best(2)
     for number, value in enumerate([1.0, 2.0, 0.5, 3.0]):
         buffer.add(rows([value], number)[0])
@@ -115,7 +115,7 @@ def test_more_dimensions_are_refused() -> None:
         buffer.extend(Tape((5,), (3,)).rows(0, 2))
 
 
-def test_a_missing_rank() -> None:
+def test_write_without_a_rank_raises() -> None:
     buffer = best()
     with pytest.raises(KeyError, match="rank"):
         buffer.extend(TAPE.rows(0, 3))
@@ -184,7 +184,7 @@ class TestImmutable:
         )
 
     @pytest.mark.parametrize("call", ["extend", "add", "empty"])
-    def test_writes(self, call: str) -> None:
+    def test_immutable_buffer_refuses_writes(self, call: str) -> None:
         buffer = self.make()
         before = buffer[:].clone()
         with pytest.raises(RuntimeError) as caught:
@@ -196,7 +196,7 @@ class TestImmutable:
         assert isinstance(caught.value, GleanError)
         assert len(buffer) == 10 and (buffer[:] == before).all()
 
-    def test_reads(self) -> None:
+    def test_immutable_buffer_can_be_sampled_and_restored(self) -> None:
         buffer = self.make()
         TAPE.check(buffer.sample())
         other = self.make()

@@ -117,7 +117,7 @@ class TestStorageChangedDirectly:
     def buffer(self, storage: type, sampler: object = None) -> ReplayBuffer:
         return ReplayBuffer(storage=storage(10), sampler=sampler)
 
-    def test_cleared(self, storage):
+    def test_next_write_after_a_clear_begins_at_slot_zero(self, storage):
         rb = self.buffer(storage)
         rb.extend(some(storage, range(8)))
         rb.storage.clear()
@@ -125,19 +125,19 @@ class TestStorageChangedDirectly:
         assert values(rb) == [50]
         assert set(torch.as_tensor(rb.sample(20)).tolist()) == {50}
 
-    def test_written(self, storage):
+    def test_next_write_follows_direct_writes(self, storage):
         rb = self.buffer(storage)
         fill(rb.storage, some(storage, range(4)))
         assert rb.extend(some(storage, range(50, 51))).tolist() == [4]
         assert values(rb) == [0, 1, 2, 3, 50]
 
-    def test_corrected(self, storage):
+    def test_direct_corrections_leave_the_cursor(self, storage):
         rb = self.buffer(storage)
         rb.extend(some(storage, range(13)))
         fill(rb.storage, some(storage, range(60, 62)), 6)
         assert rb.extend(some(storage, range(50, 51))).tolist() == [3]
 
-    def test_loaded(self, storage):
+    def test_next_write_follows_a_loaded_storage(self, storage):
         rb = self.buffer(storage)
         rb.extend(some(storage, range(2)))
         state = rb.storage.state_dict()
@@ -146,7 +146,7 @@ class TestStorageChangedDirectly:
         assert rb.extend(some(storage, range(50, 51))).tolist() == [2]
         assert values(rb) == [0, 1, 50]
 
-    def test_loaded_when_full(self, storage):
+    def test_next_write_follows_a_full_loaded_storage(self, storage):
         rb, other = self.buffer(storage), self.buffer(storage)
         rb.extend(some(storage, range(13)))
         other.storage.load_state_dict(rb.storage.state_dict())

@@ -133,7 +133,7 @@ def test_new_writer_continues_at_the_cursor():
     new.check_valid()
 
 
-def test_another_sampler():
+def test_exchanged_sampler_draws_stored_rows():
     rb = buffer(seed=0)
     rb.extend(ted(20))
     old, new = rb._sampler, SamplerWithoutReplacement(shuffle=False)

@@ -130,7 +130,7 @@ def test_a_sampler_that_builds_on_another_one(duplicate: Any) -> None:
     assert torch.equal(duplicate(buffer).sample(), buffer.sample())
 
 
-def test_streams_and_a_wrapped_tensor() -> None:
+def test_copies_of_streams_and_wrapped_tensors_are_independent() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     buffer.extend(torch.arange(21).view(3, 7))
     assert torch.equal(copy.deepcopy(buffer)[:], buffer[:])

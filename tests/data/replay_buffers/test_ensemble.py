@@ -69,7 +69,7 @@ def test_every_row_is_the_one_that_the_info_names(storage):
     assert seen == {*range(9), *range(104, 114), *range(210, 220)}
 
 
-def test_sizes():
+def test_batch_size_must_divide_by_the_members():
     ensemble = three(batch_size=None)
     with pytest.raises(UnsupportedError, match="no batch_size"):
         ensemble.sample()
@@ -130,7 +130,7 @@ def test_writes_are_refused(name, arguments):
     "index, members",
     [(slice(1, None), {1, 2}), ([2], {2}), (torch.tensor([0, 2]), {0, 2}), ([True, False, True], {0, 2})],
 )
-def test_some_of_the_members(index, members):
+def test_index_selects_an_ensemble_of_members(index, members):
     ensemble = three(p=[1, 2, 3], transform=lambda batch: batch.set("seen", batch["next", "reward"] * 0 + 1))
     some = ensemble[index]
     assert isinstance(some, ReplayBufferEnsemble) and some.sampler.num_buffer_sampled == len(members)
@@ -143,7 +143,7 @@ def test_some_of_the_members(index, members):
     assert three(batch_size=15)[:2].batch_size is None, "15 can't be halved"
 
 
-def test_records_inside_members():
+def test_second_index_reads_records_of_members():
     ensemble = three(transform=lambda batch: batch.set("seen", batch["next", "reward"] * 0 + 1))
     # Slots 0 to 2 of the wrapped buffers hold the newest of their steps that wrapped.
     rows = ensemble[:, :3]
@@ -205,7 +205,7 @@ def test_schemas_that_differ_are_named_unless_a_collate_fn_puts_them_together():
         ensemble.sample()
 
 
-def test_columns_by_key():
+def test_keys_select_columns_of_members():
     batch = three().sample(keys=["action", ("next", "reward")])
     assert set(batch.keys(True, True)) == {"action", ("next", "reward")} and batch.batch_size == (3, 4)
 
@@ -262,7 +262,7 @@ def test_prioritized_members_keep_their_rules():
         ensemble.update_priority(info["index"], torch.zeros(3, 4))
 
 
-def test_slices_of_members():
+def test_members_draw_slices():
     members = [
         TensorDictReplayBuffer(
             storage=LazyTensorStorage(20),
@@ -281,7 +281,7 @@ def test_slices_of_members():
         assert (batch["observation"].view(2, 2, 3, 3)[..., 1].diff(dim=-1) == 0).all()
 
 
-def test_parts_instead_of_buffers():
+def test_ensemble_is_made_of_parts():
     storages = StorageEnsemble(
         TensorStorage(ted(4)),
         TensorStorage(ted(4, start=100)),
@@ -329,7 +329,7 @@ def test_parts_instead_of_buffers():
         ({"rbs": (ReplayBuffer(),), "collate_fns": [None]}, UnsupportedError),
     ],
 )
-def test_arguments_that_exclude_each_other(options, error):
+def test_arguments_that_exclude_each_other_raise(options, error):
     with pytest.raises(error) as caught:
         ReplayBufferEnsemble(*options.pop("rbs", ()), **options)
     assert isinstance(caught.value, GleanError)
@@ -390,7 +390,7 @@ def test_a_state_that_fits_one_member_only_changes_nothing():
         assert len(other) == 29 and torch.equal(other.state_dict()["_mixture"]["generator"], before)
 
 
-def test_seeds():
+def test_seed_determines_the_samples():
     ensemble, other = three(), three()
     assert ensemble.set_seed(11) == 14 == other.set_seed(11)
     assert (ensemble.sample() == other.sample()).all()

@@ -37,7 +37,7 @@ def test_each_buffer_gets_its_parts():
 
 
 @pytest.mark.parametrize("name", ["samplers", "writers", "collate_fns"])
-def test_parts_of_another_number(name):
+def test_parts_of_another_number_raise(name):
     parts = {"samplers": [RandomSampler()], "writers": None, "collate_fns": None, name: []}
     with pytest.raises(InvalidArgumentError, match=f"{name}: expected 1, one for each storage, got 0"):
         assemble([ListStorage(2)], **parts)
@@ -78,7 +78,7 @@ def test_batches_name_the_member_of_each_row():
     assert ReplayBufferEnsemble(*tensors, batch_size=4).sample().shape == (2, 2)
 
 
-def test_members_with_differing_keys():
+def test_members_with_differing_keys_give_lazy_stacks():
     ensemble = ReplayBufferEnsemble(
         *members(
             TensorDict({"x": torch.arange(5)}, [5]),

@@ -144,7 +144,7 @@ def test_an_epoch_has_every_transition():
     assert sorted(seen) == [*range(20)]
 
 
-def test_priorities_and_their_weights():
+def test_priorities_select_relabelled_steps():
     buffer = made(sampler=PrioritizedSampler(None, 1.0, 1.0), batch_size=10)
     buffer.extend(data())
     buffer.update_priority(torch.arange(20), (torch.arange(20) == 6).float())
@@ -162,7 +162,7 @@ def test_samplers_of_slices_tell_how_they_cut():
     assert sampler.count_slices() is sampler
 
 
-def test_slices():
+def test_slices_are_relabelled():
     buffer = made("final", sampler=SliceSampler(slice_len=2), batch_size=10)
     buffer.extend(data())
     batch = buffer.sample()
@@ -194,7 +194,7 @@ def test_rows_that_were_overwritten_get_goals_of_their_new_trajectory():
         buffer.extend(data(first, 5))
 
 
-def test_streams_of_several_environments():
+def test_streams_of_several_environments_are_relabelled_separately():
     buffer = made("final", storage=LazyTensorStorage(40, ndim=2))
     buffer.extend(torch.stack([data(0, 10), data(100, 10)]))
     batch = buffer.sample()

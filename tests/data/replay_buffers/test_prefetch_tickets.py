@@ -75,7 +75,7 @@ def test_state_marks_rows_overwritten_since_the_draw():
     ],
     ids=str,
 )
-def test_wrong_states(wrong):
+def test_wrong_states_raise(wrong):
     storage = LazyTensorStorage(4)
     fill(storage, torch.arange(4))
     state = ticket(storage, 0, 3).value().plain({})

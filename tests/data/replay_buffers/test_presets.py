@@ -77,14 +77,14 @@ def test_presets_refuse_invalid_options():
         prioritized(reduction="avg")
 
 
-def test_the_writer_of_tensordict_buffers():
+def test_default_writer_of_tensordict_buffers_is_the_tensordict_ring():
     assert type(TensorDictReplayBuffer().writer) is TensorDictRoundRobinWriter
     given = RoundRobinWriter()
     assert TensorDictReplayBuffer(writer=given).writer is given
 
 
 @pytest.mark.parametrize("data", [torch.zeros(3), {"x": torch.zeros(3)}, [1, 2], [rows(1)[0], 2], None])
-def test_only_tensordicts(data):
+def test_values_other_than_tensordicts_raise(data):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
     for call in (buffer.add, buffer.extend):
         with pytest.raises(GleanError, match="expected a TensorDict"):
@@ -92,7 +92,7 @@ def test_only_tensordicts(data):
     assert len(buffer) == 0 and not buffer.storage.initialized
 
 
-def test_lists_of_tensordicts():
+def test_lists_of_tensordicts_are_written():
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
     assert buffer.extend([rows(2)[1], rows(2)[0]]).tolist() == [0, 1] and buffer["x"].tolist() == [1, 0]
 
@@ -112,7 +112,7 @@ def test_batches_carry_index_generation_and_weights():
     assert set(plain.sample().keys()) == {"x", "index"}
 
 
-def test_coordinates_of_several_dimensions():
+def test_index_holds_coordinates_of_several_dimensions():
     buffer = prioritized(12, ndim=2)
     buffer.extend(TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4]))
     batch = buffer.sample()
@@ -156,7 +156,7 @@ def test_a_refused_priority_of_a_record_that_is_added():
 @pytest.mark.parametrize(
     ("reduction", "expected"), [("max", 4.0), ("min", 1.0), ("sum", 7.0), ("median", 2.0), ("mean", 7 / 3)]
 )
-def test_several_priorities_of_a_record(reduction, expected):
+def test_several_priorities_of_a_record_are_reduced(reduction, expected):
     buffer = prioritized(dtype=torch.float64, reduction=reduction)
     buffer.extend(rows(2))
     batch = buffer.sample()
@@ -265,7 +265,7 @@ def test_a_record_that_the_writer_left_out_needs_no_priority():
     assert index == -1 and raw(buffer) == [1.0, 2.0]
 
 
-def test_priorities_of_no_records():
+def test_update_of_no_records_changes_nothing():
     buffer = prioritized()
     buffer.extend(rows(3))
     none = buffer.sample()[:0]

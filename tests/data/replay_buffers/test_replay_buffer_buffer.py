@@ -187,7 +187,7 @@ def test_a_list_holds_single_records():
             rb.extend(bad)
 
 
-def test_strided_data():
+def test_strided_data_is_stored():
     rb = ReplayBuffer(storage=LazyTensorStorage(30))
     rb.extend(ted(20)[::2])
     assert clock(rb[:]).tolist() == list(range(0, 20, 2))
@@ -206,7 +206,7 @@ def test_an_empty_buffer_cant_be_sampled(sampler):
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "3", True])
-def test_bad_batch_sizes(size):
+def test_bad_batch_sizes_raise(size):
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend(ted(3))
     with pytest.raises(InvalidArgumentError, match="batch_size: expected an integer of 1 or more"):
@@ -215,7 +215,7 @@ def test_bad_batch_sizes(size):
         ReplayBuffer(batch_size=size)
 
 
-def test_a_missing_batch_size():
+def test_missing_batch_size_raises():
     rb = ReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend(ted(3))
     with pytest.raises(RuntimeError, match="no batch_size was given"):
@@ -282,7 +282,7 @@ def test_pin_memory_without_cuda_is_refused():
     ReplayBuffer(prefetch=0)
 
 
-def test_collate_and_keys_and_positions():
+def test_index_applies_collate_fn_and_keys():
     rb = ReplayBuffer(storage=LazyTensorStorage(10), collate_fn=lambda rows: rows["next", "reward"].flatten())
     rb.extend(ted(6))
     assert rb[[4, 1]].tolist() == [4, 1]
@@ -318,7 +318,7 @@ def test_positions_can_be_replaced():
     rb[torch.zeros(6, dtype=torch.bool)] = ted(0)
 
 
-def test_seeds():
+def test_seed_determines_the_samples():
     def first(**options: int) -> list[int]:
         rb = ReplayBuffer(storage=LazyTensorStorage(100), **options)
         rb.extend(ted(100))

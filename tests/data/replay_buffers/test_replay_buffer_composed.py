@@ -192,7 +192,7 @@ def test_set_rng_and_samplers_that_follow():
         single(generator=5)
 
 
-def test_the_generator_of_an_ensemble():
+def test_generator_determines_the_samples_of_an_ensemble():
     def ensemble(seed: int) -> ReplayBufferEnsemble:
         members = [single(), single()]
         return ReplayBufferEnsemble(

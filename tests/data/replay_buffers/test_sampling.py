@@ -148,7 +148,7 @@ ACTS = {
 @KINDS
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("keys", [None, ["deep", "t"]], ids=str)
-def test_a_writer_during_the_fetch(kind, act, keys):
+def test_rows_overwritten_during_the_fetch_are_replaced(kind, act, keys):
     buffer = buffer_of(kind, Overtaken)
     for _ in range(4):
         buffer.storage.act = lambda: ACTS[act](buffer)
@@ -161,7 +161,7 @@ def test_a_writer_during_the_fetch(kind, act, keys):
 
 
 @KINDS
-def test_emptied_during_the_fetch(kind):
+def test_emptying_during_the_fetch_raises(kind):
     buffer = buffer_of(kind, Overtaken)
     buffer.storage.act = buffer.empty
     with pytest.raises(EmptyBufferError, match="emptied while a batch was fetched"):
@@ -180,7 +180,7 @@ def test_emptied_during_the_fetch(kind):
         ({"t": None}, {"t"}),
     ],
 )
-def test_chosen_columns(kind, keys, columns):
+def test_keys_select_columns_and_added_entries(kind, keys, columns):
     buffer, whole = buffer_of(kind, prefetch=2), buffer_of(kind)
     batch, expected = buffer.sample(keys=keys), whole.sample()
     added = {"index", "_weight", "priority_weight", "_generation"}
@@ -191,7 +191,7 @@ def test_chosen_columns(kind, keys, columns):
 
 
 @pytest.mark.parametrize("keys", ["x", ["t", ("deep", "x")], [("t", "x")], ["next", "nothing"]], ids=str)
-def test_columns_that_arent_stored(keys):
+def test_missing_columns_raise_and_use_no_draw(keys):
     buffer, twin = buffer_of("random"), buffer_of("random")
     with pytest.raises(MissingKeyError):
         buffer.sample(keys=keys)

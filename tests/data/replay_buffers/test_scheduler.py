@@ -50,7 +50,7 @@ def test_schedules_set_the_expected_values(make, expected):
     assert values(make) == pytest.approx(expected)
 
 
-def test_the_sampler_of_a_buffer():
+def test_schedules_of_a_buffer_change_its_sampler():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler(), batch_size=4)
     buffer.extend(torch.arange(4))
     buffer.update_priority(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 4.0]))

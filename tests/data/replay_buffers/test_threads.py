@@ -34,7 +34,7 @@ def torn(rows: TensorDict) -> int:
 
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
-def test_one_writer_and_two_samplers(sampler):
+def test_one_writer_and_two_samplers_tear_no_row(sampler):
     rb = ReplayBuffer(storage=LazyTensorStorage(64), sampler=sampler(seed=0), batch_size=64)
     rb.extend(stamped(0, 64))
     stop = threading.Event()

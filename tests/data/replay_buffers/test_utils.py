@@ -36,7 +36,7 @@ def test_tensors_are_stacked_place_by_place():
         stack_tensors([[torch.ones(1)], [torch.ones(1), torch.ones(1)]])
 
 
-def test_a_batch_in_place():
+def test_in_place_sampler_reuses_memory():
     collate = InPlaceSampler("cpu")
     records = [TensorDict({"x": torch.tensor([float(i)])}, []) for i in range(3)]
     first = collate(records)
@@ -110,7 +110,7 @@ def test_all_are_loaded_or_none():
     assert [part.value for part in parts] == [4, 5, 6]
 
 
-def test_states_by_name():
+def test_states_in_returns_the_states_of_members():
     assert states_in({"a": [1, 2]}, "a", 2) == [1, 2]
     for broken in ({}, {"a": [1]}, {"a": 3}, None):
         with pytest.raises(SchemaError, match="2 members under 'a'"):

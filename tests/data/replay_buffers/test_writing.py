@@ -89,7 +89,7 @@ def test_records_that_are_held_back(ndim):
     assert fingerprint(buffer.state_dict()) == before
 
 
-def test_the_dimension_of_time():
+def test_dim_extend_sets_the_dimension_of_time():
     assert ReplayBuffer(storage=LazyTensorStorage(8, ndim=3)).dim_extend == 2
     first = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), dim_extend=0)
     first.extend(rows(4, streams=2).transpose(0, 1))
@@ -130,7 +130,7 @@ INDICES_2 = [
 @pytest.mark.parametrize(
     ("ndim", "index", "slots"), [(1, *case) for case in INDICES_1] + [(2, *case) for case in INDICES_2]
 )
-def test_forms_of_an_index(ndim, index, slots):
+def test_updates_accept_all_forms_of_an_index(ndim, index, slots):
     buffer = prioritized(4, ndim)
     buffer.extend(rows(4) if ndim == 1 else rows(2, streams=2))
     buffer.update_priority(index, 5.0)
@@ -360,7 +360,7 @@ def test_the_written_layout_is_that_of_indexing():
     assert torch.equal(time_first[3:5]["x"], x.T[3:5])
 
 
-def test_replacements_in_the_written_layout():
+def test_replacement_uses_the_written_layout():
     buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2))
     buffer.extend(TensorDict({"x": torch.zeros(2, 30)}, [2, 30]))
     buffer[:, 10:20] = TensorDict({"x": torch.arange(20.0).view(2, 10)}, [2, 10])

@@ -88,7 +88,7 @@ def test_a_checkpoint_of_mapped_records_goes_into_memory_and_back(tmp_path: Path
     assert (mapped[:] == plain[:]).all() and len(mapped) == 15
 
 
-def test_lists_of_objects(tmp_path: Path) -> None:
+def test_lists_of_objects_are_restored(tmp_path: Path) -> None:
     made, other = (ReplayBuffer(storage=ListStorage(10), collate_fn=list) for _ in range(2))
     made.extend([torch.ones(2), {"a": [1, None, "x"]}, TensorDict({"b": torch.zeros(3)}, [3]), 2.5])
     made.dumps(tmp_path)
@@ -154,7 +154,7 @@ def test_load_of_a_mismatching_checkpoint_changes_nothing(tmp_path: Path) -> Non
     assert (other[:] == before).all()
 
 
-def test_a_storage_alone(tmp_path: Path) -> None:
+def test_storage_without_a_buffer_is_restored(tmp_path: Path) -> None:
     first, other = LazyTensorStorage(10), LazyTensorStorage(10)
     first.set(range(4), torch.arange(4))
     first.checkpointer.dumps(first, tmp_path)

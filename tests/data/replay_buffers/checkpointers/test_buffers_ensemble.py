@@ -60,7 +60,7 @@ def test_members_that_dont_fit_change_nothing(tmp_path: Path) -> None:
         assert not len(other)
 
 
-def test_storages_of_an_ensemble(tmp_path: Path) -> None:
+def test_storages_of_an_ensemble_are_restored(tmp_path: Path) -> None:
     first, other = filled().storage, ensemble().storage
     StorageEnsembleCheckpointer().dumps(first, tmp_path)
     StorageEnsembleCheckpointer().loads(other, tmp_path)

@@ -102,7 +102,7 @@ def test_load_of_too_many_records_names_the_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [40, 48, 80])
-def test_time_first_and_many_streams(tmp_path: Path, size: int) -> None:
+def test_streams_load_into_another_size(tmp_path: Path, size: int) -> None:
     saved, other = (
         TensorDictReplayBuffer(storage=LazyTensorStorage(n, ndim=2), dim_extend=0) for n in (40, size)
     )
@@ -117,7 +117,7 @@ def test_time_first_and_many_streams(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("count", [12, 55])
-def test_lists(tmp_path: Path, count: int) -> None:
+def test_lists_load_into_another_size(tmp_path: Path, count: int) -> None:
     saved, other = (ReplayBuffer(storage=ListStorage(size)) for size in (SIZE, 100))
     saved.extend(torch.arange(30))
     saved.extend(torch.arange(30, count)) if count > 30 else None

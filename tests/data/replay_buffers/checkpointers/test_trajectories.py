@@ -93,7 +93,7 @@ def test_every_row_comes_back_bit_for_bit(
     "dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float16, torch.complex64, torch.int64]
 )
 @pytest.mark.parametrize("shape", [(), (2, 3), (0,)])
-def test_any_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_columns_of_any_dtype_and_shape_are_restored(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     column = torch.randint(0, 2, (5, *shape)).to(dtype)
     paths, streams = [("a",), ("next", "a")], Streams(np.array([2, 3, 4, 0, 1]), 5)
     columns = [column, column.roll(-1, 0)]

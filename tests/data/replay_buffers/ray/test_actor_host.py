@@ -236,7 +236,7 @@ def test_warnings_are_passed_on():
     assert "batch_size=3 differs" in str(reply.warnings[0])
 
 
-def test_attributes():
+def test_attributes_are_read_and_set_in_the_actor():
     client, _ = made()
     assert client.host.get(("storage", "get")) is Token.METHOD
     assert client.call("append_transform", args=(lambda batch: batch,)).value is Token.BUFFER

@@ -177,7 +177,7 @@ def test_relative_paths_refer_to_the_callers_folder(remote, local, tmp_path, mon
     assert len(remote) == len(local) == 9
 
 
-def test_checkpoints_in_the_background(remote, local, tmp_path):
+def test_background_checkpoints_hold_the_moment_of_the_call(remote, local, tmp_path):
     remote.extend(rows(0, 40))
     dump = remote.dumps(tmp_path / "a", wait=False)
     remote.extend(rows(40, 50))
@@ -191,7 +191,7 @@ def test_checkpoints_in_the_background(remote, local, tmp_path):
     assert failing.done()
 
 
-def test_epochs(remote, local):
+def test_epochs_equal_a_local_buffers(remote, local):
     for buffer in (remote, local):
         buffer.set_sampler(SamplerWithoutReplacement())
         buffer.set_seed(3)

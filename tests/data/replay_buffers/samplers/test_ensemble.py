@@ -25,7 +25,7 @@ def storages(*counts: int) -> StorageEnsemble:
     return StorageEnsemble(*filled)
 
 
-def test_members_by_index():
+def test_index_selects_members():
     members = [RandomSampler() for _ in range(3)]
     samplers = SamplerEnsemble(*members, p=[1, 1, 2])
     assert len(samplers) == 3 and list(samplers) == members and samplers[-1] is members[2]
@@ -64,7 +64,7 @@ def test_an_epoch_of_a_member_ends():
     assert samplers.ran_out
 
 
-def test_state_and_seeds():
+def test_state_and_seeds_reproduce_draws():
     held = storages(3, 8)
     samplers, other = (SamplerEnsemble(RandomSampler(), SamplerWithoutReplacement()) for _ in range(2))
     assert samplers.set_seed(5) == 7
@@ -93,7 +93,7 @@ def test_only_samplers_are_taken():
         SamplerEnsemble(RandomSampler(), None)
 
 
-def test_infos_of_parts():
+def test_infos_of_parts_are_joined():
     one = {"index": torch.zeros(2), "_weight": torch.ones(2), ("next", "truncated"): torch.zeros(2, 1)}
     two = {"index": torch.ones(2), ("next", "truncated"): torch.ones(2, 1)}
     info = join_infos(torch.tensor([1, 0]), [one, two])

@@ -46,7 +46,7 @@ def test_parts_are_equal():
             Mixture(3).share(size)
 
 
-def test_some_of_the_members():
+def test_mixture_among_some_members_keeps_their_shares():
     mixture = Mixture(3, [1, 2, 6], num_buffer_sampled=2)
     some = mixture.among([0, 2])
     assert torch.allclose(some.p, torch.tensor([1, 6], dtype=torch.float64) / 7)

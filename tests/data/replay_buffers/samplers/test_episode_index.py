@@ -211,7 +211,7 @@ def test_missing_trajectory_key_warns():
         assert runs(table, storage) == [(0, 3), (3, 5)]
 
 
-def test_storages_without_columns():
+def test_storages_without_columns_raise():
     storage = ListStorage(3)
     fill(storage, [1, 2])
     with pytest.raises(UnsupportedError, match="a ListStorage holds single objects"):

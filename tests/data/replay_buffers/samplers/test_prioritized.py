@@ -151,7 +151,7 @@ def test_a_sampler_that_moves_to_another_buffer_takes_all_rows_for_new():
     assert set(other.sample(200).tolist()) == {0, 1, 2}
 
 
-def test_another_mask_column():
+def test_replaced_mask_column_changes_the_drawn_rows():
     mask = torch.ones(2, 4, dtype=torch.bool)
     steps = TensorDict({"x": torch.arange(8).view(2, 4), "collector": {"mask": mask}}, [2, 4])
     sampler = PrioritizedSampler(8, 1.0, 1.0, seed=0)

@@ -18,7 +18,7 @@ from gleanrl.errors import GleanError, InvalidArgumentError, InvalidTypeError, S
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 2, 1.5, np.float32(0.25), torch.tensor(0.5), torch.tensor([3])])
-def test_numbers(value):
+def test_number_converts_to_float(value):
     assert number("alpha", value) == float(value)
     assert type(number("alpha", value)) is float
 
@@ -44,7 +44,7 @@ VALUES = torch.tensor([[[4.0, 1.0], [3.0, 2.0]], [[0.0, 8.0], [7.0, 5.0]], [[6.0
         ("median", [2, 5, 6]),
     ],
 )
-def test_reductions(reduction, expected):
+def test_values_of_a_record_are_reduced(reduction, expected):
     assert reduce_priority(VALUES, 3, reduction).tolist() == expected
     assert check_reduction(reduction) == reduction
     one = VALUES[:, :1, :1]
@@ -65,7 +65,7 @@ def test_values_of_another_number_of_items():
 
 
 @pytest.mark.parametrize("reduction", ["avg", "", None, "MAX"])
-def test_unknown_reductions(reduction):
+def test_unknown_reductions_raise(reduction):
     with pytest.raises(InvalidArgumentError, match="reduction: expected one of"):
         check_reduction(reduction)
 
@@ -91,7 +91,7 @@ def test_unknown_reductions(reduction):
         (1.0, 0, []),
     ],
 )
-def test_one_value_for_each_slot(values, count, expected):
+def test_per_slot_returns_one_value_for_each_slot(values, count, expected):
     found = per_slot("priority", values, count, torch.float64)
     assert found.tolist() == expected and found.shape == (count,)
     assert found.dtype == torch.float64 and found.is_contiguous() and not found.requires_grad

@@ -104,7 +104,7 @@ def buffer_of(lengths: list[int], batch_size: int = 6, **options: Any) -> Tensor
     return buffer
 
 
-def test_weights_and_generations_of_slices():
+def test_slices_have_the_weight_of_their_first_step():
     buffer = buffer_of([5, 4], 300)
     priorities = torch.tensor([1.0, 4.0, 2.0, 50.0, 50.0, 8.0, 0.0, 50.0, 50.0])
     buffer.update_priority(torch.arange(9), priorities)
@@ -141,7 +141,7 @@ def test_updates_for_any_step_and_late_ones():
     assert buffer.stats().priorities_dropped == 12
 
 
-def test_first_steps_of_priority_zero():
+def test_slices_whose_first_steps_have_priority_zero_are_not_drawn():
     buffer = buffer_of([4])
     buffer.update_priority([0, 1, 2, 3], [0.0, 0.0, 5.0, 5.0])
     with pytest.raises(EmptyBufferError, match="priorities are 0"):

@@ -219,7 +219,7 @@ def test_slices_stay_within_one_stream():
     ("options", "batch_size", "sizes"),
     [({"num_slices": 4}, 12, (4, 3)), ({"slice_len": 4}, 12, (3, 4)), ({"num_slices": 1}, 5, (1, 5))],
 )
-def test_sizes(options, batch_size, sizes):
+def test_rule_returns_number_and_length_of_slices(options, batch_size, sizes):
     given_sizes = {"num_slices": None, "slice_len": None, **options}
     rule = slice_rule(*given_sizes.values(), True, False, False, None)
     assert isinstance(rule, SliceRule) and rule.sizes(batch_size) == sizes
@@ -241,7 +241,7 @@ def test_batches_that_slices_dont_divide(options, name):
     ("span", "overhang"),
     [(False, (0, 0)), (True, (3, 3)), (2, (2, 2)), ((True, 1), (3, 1)), ([0, True], (0, 3)), ((False, 3), (0, 3))],
 )  # fmt: skip
-def test_spans(span, overhang):
+def test_span_gives_the_overhang(span, overhang):
     assert slice_rule(None, 4, True, span, False, None).overhang(4) == overhang
 
 

@@ -120,7 +120,7 @@ def test_several_keys_of_ends(kind):
             kind(slice_len=2, **wrong)
 
 
-def test_words_of_other_releases():
+def test_keywords_of_other_releases_are_accepted():
     for kind, more in (
         (SliceSampler, {}),
         (SliceSamplerWithoutReplacement, {}),

@@ -32,7 +32,7 @@ def test_only_masked_rows_are_drawn_again():
     assert drawn.tolist() == [2, 1, 7, 1] and asked == [3, 1]
 
 
-def test_a_storage_without_steps():
+def test_storage_without_steps_raises():
     with pytest.raises(EmptyBufferError, match="every stored row is masked out"):
         redrawn_masked(storage_of(), torch.tensor([0]), lambda count: torch.zeros(count, dtype=torch.int64))
     check_any_step(storage_of(3))

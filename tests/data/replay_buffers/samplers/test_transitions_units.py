@@ -47,6 +47,6 @@ def test_only_stale_rows_are_drawn_again():
     assert not torch.equal(again.slots[stale], drawn.slots[stale])
 
 
-def test_a_storage_without_a_step():
+def test_storage_without_a_step_raises():
     with pytest.raises(EmptyBufferError, match="every stored row is masked out"):
         Transitions().items(masked(), 1)

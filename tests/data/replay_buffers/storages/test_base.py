@@ -168,7 +168,7 @@ def test_staleness_is_exact_for_recent_ring_writes():
 
 
 @pytest.mark.parametrize("state", [{}, {"max_size": 3}, None])
-def test_a_broken_state(state):
+def test_broken_state_raises(state):
     with pytest.raises(SchemaError, match="load_state_dict"):
         LazyTensorStorage(3).load_state_dict(state)
 

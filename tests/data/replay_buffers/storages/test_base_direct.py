@@ -87,7 +87,7 @@ def test_set_at_an_int_tells_one_record_from_many(ndim):
     assert storage.get(slice(None))["x"].reshape(4, -1)[:, 0].tolist() == [0, 1, 1, 3]
 
 
-def test_set_at_coordinates():
+def test_set_accepts_coordinates():
     storage = LazyTensorStorage(6, ndim=2)
     storage.set(range(2), torch.arange(6).view(2, 3))
     storage[torch.tensor([0, 1]), torch.tensor([2, 0])] = torch.tensor([20, 30])

@@ -46,7 +46,7 @@ def make(kind: type[ColumnStore]) -> ColumnStore:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gather(kind):
+def test_gather_copies_the_rows_of_slots(kind):
     store = make(kind)
     slots = torch.tensor([3, 0, 9, 3])
     got = store.gather((slots,))

@@ -221,7 +221,7 @@ def test_lazily_conjugated_numbers_are_stored_resolved(by):
     assert buffer[buffer.extend({"x": X, "n": N, "z": Z.conj()})]["z"].equal(Z.conj().resolve_conj())
 
 
-def test_rows_of_the_buffer_itself(by):
+def test_write_of_the_buffers_own_rows_uses_their_earlier_values(by):
     """Every row of the write has the value from before the write."""
     buffer = a_buffer()
     buffer.extend({"x": X, "n": N})

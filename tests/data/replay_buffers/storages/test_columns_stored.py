@@ -20,7 +20,7 @@ SCHEMA = Schema({("obs",): OBS, ("next", "reward"): REWARD, ("next", "obs"): OBS
 SHARED = [ColumnSource(0), ColumnSource(1), ColumnSource(0, 1)]
 
 
-def test_a_column_for_each_leaf():
+def test_each_leaf_has_a_column():
     stored = StoredSchema(SCHEMA)
     assert stored.paths == SCHEMA.paths and stored.fields == SCHEMA.fields
     leaves = [torch.zeros(2)] * 3

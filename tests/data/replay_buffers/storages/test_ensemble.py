@@ -53,7 +53,7 @@ def test_storages_with_several_batch_dimensions_are_read_by_coordinates():
     assert StorageEnsemble(grid).get(index)[0][1].tolist() == [11, 3]
 
 
-def test_members_by_index():
+def test_index_selects_members():
     first, second = pair()
     storages = StorageEnsemble(first, second)
     assert storages[0] is first and list(storages[1:]) == [second] and list(storages) == [first, second]

@@ -51,12 +51,12 @@ INDICES_2 = [
 
 
 @pytest.mark.parametrize("index", INDICES_1, ids=repr)
-def test_one_dimension(index):
+def test_indices_of_one_dimension_select_as_torch(index):
     check(index, ONE)
 
 
 @pytest.mark.parametrize("index", INDICES_2, ids=repr)
-def test_two_dimensions(index):
+def test_indices_of_two_dimensions_select_as_torch(index):
     check(index, TWO)
 
 
@@ -81,13 +81,13 @@ def test_coordinates_as_extend_returns_them():
 
 
 @pytest.mark.parametrize("index", [6, -7, [0, 6], torch.tensor([-7]), (0, 0), [10**12]], ids=repr)
-def test_outside_the_stored_part(index):
+def test_index_outside_the_stored_part_raises(index):
     with pytest.raises(IndexRangeError):
         slots_at(index, ONE)
 
 
 @pytest.mark.parametrize("index", [(0, 3), (4, 0), torch.tensor([[0, 3]]), (0, 0, 0)], ids=repr)
-def test_outside_in_two_dimensions(index):
+def test_index_outside_in_two_dimensions_raises(index):
     with pytest.raises(IndexRangeError):
         slots_at(index, TWO)
 
@@ -123,7 +123,7 @@ def test_basic_index_accepts_ints_and_slices_only():
         (..., [0, 1, 2]),
     ],
 )
-def test_members_of_an_ensemble(index, found):
+def test_index_selects_members_of_an_ensemble(index, found):
     assert members_at(index, 3) == found
 
 
@@ -165,7 +165,7 @@ def test_invalid_member_index_raises(index):
     ],
     ids=repr,
 )
-def test_slots_of_an_update(index, shape, slots):
+def test_index_of_an_update_gives_slots(index, shape, slots):
     found = slots_of_update(index, shape)
     assert found.tolist() == slots and found.dtype == torch.int64
     assert found.shape == (len(slots),) and found.is_contiguous()
@@ -190,7 +190,7 @@ def test_slots_of_an_update(index, shape, slots):
     ],
     ids=repr,
 )
-def test_updates_outside_the_stored_part(index, shape):
+def test_update_outside_the_stored_part_raises(index, shape):
     with pytest.raises(IndexRangeError):
         slots_of_update(index, shape)
 
@@ -204,7 +204,7 @@ def test_invalid_index_of_an_update_raises(index):
 
 
 @pytest.mark.parametrize("index", [0, -3, np.int64(2), (1,), torch.tensor(1), np.array(2)])
-def test_one_position(index):
+def test_single_ints_are_one_position(index):
     assert is_position(index)
 
 

@@ -109,7 +109,7 @@ def test_a_sample_of_unlike_records_doesnt_alias_them(storage, prefetch):
         assert {*buffer[n - 1].keys()} == {"x", "n"} and buffer[n - 1]["x"].tolist() == [n] * n
 
 
-def test_replacing_by_index():
+def test_assignment_by_index_replaces_objects():
     buffer = ReplayBuffer()
     buffer.extend([1, 2, 3])
     buffer[1] = 20
@@ -121,7 +121,7 @@ def test_replacing_by_index():
         buffer["key"] = 3
 
 
-def test_no_rows_and_no_dimensions():
+def test_writes_without_rows_and_dim_extend_raise():
     buffer = ReplayBuffer(dim_extend=1)
     with pytest.raises(UnsupportedError, match="dim_extend"):
         buffer.extend(torch.ones(2, 2))

@@ -57,7 +57,7 @@ def test_keys_may_differ():
     assert batch["x"].shape == (4, 1) and {"y" in part.keys() for part in batch.unbind(0)} <= {True, False}
 
 
-def test_the_dimension_of_the_stack():
+def test_stack_dim_sets_the_dimension_of_the_stack():
     buffer = ReplayBuffer(storage=LazyStackStorage(4, stack_dim=-1), batch_size=3)
     buffer.extend([TensorDict({"x": torch.full((2,), float(i))}, [2]) for i in range(3)])
     assert buffer.sample().batch_size == (2, 3)
@@ -67,7 +67,7 @@ def test_the_dimension_of_the_stack():
         LazyStackStorage(4, stack_dim="0")
 
 
-def test_other_objects_and_no_size():
+def test_tensors_and_an_unlimited_size_are_allowed():
     buffer = ReplayBuffer(storage=LazyStackStorage(), batch_size=2)
     buffer.extend(torch.arange(5))
     assert buffer.sample().shape == (2,) and repr(buffer._storage).startswith("LazyStackStorage(5 of")

@@ -113,7 +113,7 @@ def test_forked_processes_link_only_unchanged_segments(tmp_path: Path) -> None:
     assert dump(made, tmp_path)[0] == SEGMENTS - 1
 
 
-def test_other_buffers_in_one_folder(tmp_path: Path) -> None:
+def test_dump_of_another_buffer_links_nothing(tmp_path: Path) -> None:
     made, other = buffer(), buffer()
     made.extend(data(0, ROWS))
     other.extend(data(1, ROWS))

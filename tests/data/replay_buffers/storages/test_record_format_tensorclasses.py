@@ -93,7 +93,7 @@ def test_state_and_copies_keep_the_class(kind, tmp_path):
         assert values(each.sample()) == expected
 
 
-def test_several_batch_dimensions():
+def test_several_batch_dimensions_keep_the_class():
     rb = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     x = torch.arange(12).view(3, 4)
     rb.extend(Point(x=x, batch_size=[3, 4]))
@@ -103,12 +103,12 @@ def test_several_batch_dimensions():
     assert item[1].batch_size == (4,) and item[1].x.tolist() == [4, 5, 6, 7]
 
 
-def test_a_wrapped_tensorclass():
+def test_wrapped_tensorclass_keeps_its_class():
     storage = TensorStorage(points(4))
     assert len(storage) == 4 and type(storage.get([1])) is Point
 
 
-def test_columns_by_key():
+def test_columns_are_read_and_written_by_key():
     rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
     rb.extend(steps(8))
     part = rb.sample(keys=["obs", ("more", "deep", "point", "x")])

@@ -31,7 +31,7 @@ def test_a_format_survives_its_state(data, dims):
     again.schema.check(leaves, lead, "test")
 
 
-def test_swapped_batch_dimensions():
+def test_swap_batch_dims_moves_time_to_the_front():
     assert swap_batch_dims(ted(4, streams=3), 1, "test").batch_size == (4, 3)
     assert swap_batch_dims({"a": torch.zeros(2, 3, 4)}, 2, "test")["a"].shape == (4, 3, 2)
     with pytest.raises(SchemaError, match="expected at least 2 batch dimensions"):

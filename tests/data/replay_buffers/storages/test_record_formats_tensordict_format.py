@@ -51,7 +51,7 @@ def test_lazy_stacks_are_read():
     assert (form.build(leaves, lead, torch.device("cpu")) == ted(5)).all()
 
 
-def test_records_without_any_tensor():
+def test_records_without_any_tensor_are_stored():
     storage = TensorStorage(TensorDict(batch_size=[100]))
     buffer = ReplayBuffer(storage=storage, batch_size=3)
     assert len(buffer) == 100 and buffer.sample().batch_size == (3,) and storage.get(0).batch_size == ()

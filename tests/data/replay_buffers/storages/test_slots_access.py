@@ -34,7 +34,7 @@ class Follower:
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_indexing_and_iteration(kind):
+def test_storage_is_indexed_and_iterated_by_record(kind):
     storage = kind(6)
     assert list(storage) == []
     storage.set(range(4), ted(4))

@@ -34,7 +34,7 @@ def test_every_leaf_of_a_fetch_has_private_memory():
     assert fingerprint(storage.state_dict()) == before
 
 
-def test_the_view_over_all_slots():
+def test_view_covers_all_slots():
     storage = LazyTensorStorage(10)
     fill(storage, ted(4))
     assert storage._storage.batch_size == (10,)

@@ -156,7 +156,7 @@ def test_trees_of_tensors_come_back_as_trees(kind, data):
     assert repr(other.get([0, 5])) == repr(storage.get([0, 5]))
 
 
-def test_more_than_one_batch_dimension():
+def test_two_batch_dimensions_are_stored_by_time():
     storage = LazyTensorStorage(100, ndim=2)
     assert (storage.max_size, storage.shape, len(storage)) == (100, (0, 0), 0)
     storage.set(0, ted(4, streams=3).transpose(0, 1))
@@ -172,7 +172,7 @@ def test_more_than_one_batch_dimension():
     storage.check_valid()
 
 
-def test_three_batch_dimensions():
+def test_three_batch_dimensions_are_stored():
     storage = LazyTensorStorage(100, ndim=3)
     storage.set(0, torch.arange(24).view(4, 3, 2))
     assert (storage.max_size, storage.shape) == (102, (4, 3, 2))

@@ -59,12 +59,12 @@ def test_the_space_is_reserved_at_the_first_write(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["cuda", "meta", torch.device("cuda", 1), "elsewhere", 0, None])
-def test_files_live_on_the_cpu(device):
+def test_memmap_on_another_device_raises(device):
     with pytest.raises(InvalidArgumentError, match="expected the CPU"):
         LazyMemmapStorage(10, device=device)
 
 
-def test_the_cpu_by_any_name():
+def test_memmap_accepts_all_names_of_the_cpu():
     for device in ("cpu", torch.device("cpu"), "cpu:0"):
         assert LazyMemmapStorage(10, device=device).device == torch.device("cpu")
 

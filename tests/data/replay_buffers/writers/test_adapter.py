@@ -93,7 +93,7 @@ def test_overridden_extend_is_called():
 
 @pytest.mark.parametrize("make", [RoundRobinWriter, Ring])
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-def test_a_writer_without_a_buffer(make, storage):
+def test_writer_works_without_a_buffer(make, storage):
     writer, storage = make(), storage(4)
     writer.register_storage(storage)
     assert writer.add(torch.tensor(10)) == 0

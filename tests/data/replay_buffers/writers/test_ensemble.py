@@ -16,7 +16,7 @@ def written(*counts: int) -> tuple[list[ReplayBuffer], WriterEnsemble]:
     return buffers, WriterEnsemble(*(buffer.writer for buffer in buffers))
 
 
-def test_members_by_index():
+def test_index_selects_members():
     buffers, writers = written(1, 2, 3)
     assert len(writers) == 3 and list(writers) == [buffer.writer for buffer in buffers]
     assert writers[1] is buffers[1].writer and writers[-1] is buffers[2].writer

@@ -103,7 +103,7 @@ def test_several_values_become_one(reduction, expected):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16])
-def test_ranks_of_any_number_type(dtype):
+def test_ranks_of_any_dtype_are_compared(dtype):
     rb = best(capacity=1)
     rb.extend(TensorDict({"rank": torch.tensor([0, 1, 0]).to(dtype), "id": torch.arange(3)}, [3]))
     assert rb[:]["id"].tolist() == [1]
