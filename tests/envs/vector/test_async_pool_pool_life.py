@@ -73,7 +73,7 @@ def test_hanging_environment_is_reported_and_replaced(make_pool, gate):
     row = with_actions(pool)[1]
     pool.async_step_send(pool.rand_action(pool.reset()))
     assert ids(pool.async_step_recv(2)) == [0, 2]
-    with pytest.raises(TimeoutError, match=r"environment 1 .*hasn't got on for 1 s during") as caught:
+    with pytest.raises(TimeoutError, match=r"environment 1 .*(got on|made no progress) for 1 s") as caught:
         pool.async_step_recv()
     assert caught.value.env_index == 1 and "in pass_through" in str(caught.value)
     with pytest.raises(TimeoutError, match="environment 1 is lost until it is reset"):
