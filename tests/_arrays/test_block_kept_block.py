@@ -25,11 +25,11 @@ def block():
 
 
 def test_shown_rows_share_the_blocks_memory(block):
-    rows = block.shown(PATHS)
+    rows = block.rows_by_step(PATHS)
     assert [tuple(row.shape) for row in rows[0]] == [(3, 2), (3,)]
     block.rows(("a",))[2].fill_(7.0)
     assert [float(step[0].max()) for step in rows] == [0.0, 0.0, 7.0, 0.0]
-    assert block.shown(PATHS) is rows
+    assert block.rows_by_step(PATHS) is rows
     assert block.is_free
     assert block.borrowed
 
@@ -53,7 +53,7 @@ def test_shown_rows_share_the_blocks_memory(block):
 @pytest.mark.parametrize("column", [0, 1])
 @pytest.mark.parametrize("t", [0, 3])
 def test_block_is_free_unless_a_view_is_kept(block, take, column, t):
-    kept = take(block.shown(PATHS)[t][column])
+    kept = take(block.rows_by_step(PATHS)[t][column])
     assert not block.is_free
     del kept
     assert block.is_free
@@ -71,17 +71,17 @@ def test_block_is_free_unless_a_view_is_kept(block, take, column, t):
     ],
 )
 def test_block_with_changed_rows_is_not_free(block, change):
-    change(block.shown(PATHS)[2][0])
+    change(block.rows_by_step(PATHS)[2][0])
     assert not block.is_free
 
 
 def test_views_of_other_column_sets_count(block):
-    kept = block.shown(PATHS)[0][0]
-    assert block.shown(PATHS[:1])[0][0] is not kept
+    kept = block.rows_by_step(PATHS)[0][0]
+    assert block.rows_by_step(PATHS[:1])[0][0] is not kept
     assert not block.is_free
     del kept
     assert block.is_free
-    assert block.shown(()) == [()] * 4
+    assert block.rows_by_step(()) == [()] * 4
     assert block.is_free
 
 
@@ -102,7 +102,7 @@ def test_only_small_blocks_of_numpy_dtypes_are_reused(fields, steps, kept):
 def test_block_made_in_inference_mode_is_usable_outside_it():
     with torch.inference_mode():
         made = ReusableBlock(SCHEMA, (3,), 4)
-        rows = made.shown(PATHS)
+        rows = made.rows_by_step(PATHS)
     rows[0][0].fill_(1.0)
     assert rows[0][0]._version == 1
     with torch.inference_mode():

@@ -19,11 +19,11 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
-def lasting(make: Callable[Given, Result]) -> Callable[Given, Result]:
+def lasting(make: Callable[Params, Result]) -> Callable[Params, Result]:
     """Wrap the allocating function `make` so that its tensors can be written inside and outside of inference mode.
 
     The context manager is implemented in C. Python handles no signal inside it, so an interrupt can't leave the mode
@@ -31,7 +31,7 @@ def lasting(make: Callable[Given, Result]) -> Callable[Given, Result]:
     """
 
     @wraps(make)
-    def made(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def made(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         if not torch.is_inference_mode_enabled():
             return make(*args, **kwargs)
         with torch._C._InferenceMode(False):

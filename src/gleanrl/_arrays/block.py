@@ -164,7 +164,7 @@ class Block:
             rows = self._rows[path] = self.column(path).unbind(self.time_dim)
         return rows
 
-    def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
+    def rows_by_step(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
         """Return the rows at `paths` for each step.
 
         If `cloning` isn't None, the caller shows copies of the rows to the policy.
@@ -274,7 +274,7 @@ class ReusableBlock(Block):
 
     def __init__(self, schema: Schema, batch_size: Sequence[int], num_steps: int) -> None:
         super().__init__(schema, batch_size, num_steps, borrowed=True)
-        self._shown: dict[tuple[Path, ...], _Shown] = {}
+        self._cached_rows: dict[tuple[Path, ...], _CachedRows] = {}
         self._copy = copier(cast("list[torch.Tensor]", self.columns))
 
     def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
@@ -286,12 +286,12 @@ class ReusableBlock(Block):
         self._copy(cast("list[torch.Tensor]", out.columns))
         return out
 
-    def shown(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
-        """Return the rows at `paths` for each step, the same objects at each call; see `Block.shown`."""
-        found = self._shown.get(tuple(paths))
+    def rows_by_step(self, paths: Sequence[Path]) -> Sequence[tuple[Any, ...]]:
+        """Return the rows at `paths` for each step, the same objects at each call; see `Block.rows_by_step`."""
+        found = self._cached_rows.get(tuple(paths))
         if found is None:
             columns = [self.column(path) for path in paths]
-            found = self._shown[tuple(paths)] = _Shown(columns, self.num_steps, self.time_dim)
+            found = self._cached_rows[tuple(paths)] = _CachedRows(columns, self.num_steps, self.time_dim)
         return found.rows
 
     cloning = None  # not needed: while the policy holds a row, the block isn't written again
@@ -299,10 +299,10 @@ class ReusableBlock(Block):
     @property
     def is_free(self) -> bool:
         """Whether no other object holds a row that was shown, or a view of such a row."""
-        return all(shown.is_free for shown in self._shown.values())
+        return all(rows.is_free for rows in self._cached_rows.values())
 
 
-class _Shown:
+class _CachedRows:
     """The rows of some columns, in torch storages that no other views share.
 
     The separate storages make the reference counts exact: only these rows, and views of them, refer to them.
@@ -353,5 +353,5 @@ def _sees_references() -> bool:
     with torch.enable_grad():
         tensor = torch.ones(1)
         before = sys.getrefcount(tensor)
-        held = torch.ones(1, requires_grad=True) * tensor
-    return held.grad_fn is not None and sys.getrefcount(tensor) > before
+        product = torch.ones(1, requires_grad=True) * tensor
+    return product.grad_fn is not None and sys.getrefcount(tensor) > before

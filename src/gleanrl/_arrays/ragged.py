@@ -176,7 +176,7 @@ class ObjectColumn:
         if not isinstance(other, ObjectColumn) or self.shape != other.shape:
             return False
         return all(
-            _same(mine, theirs) for mine, theirs in zip(self.array.flat, other.array.flat, strict=True)
+            _same(first, second) for first, second in zip(self.array.flat, other.array.flat, strict=True)
         )
 
     def wrapped(self, device: torch.device | None = None) -> Any:
@@ -330,10 +330,10 @@ def _wrapped(array: np.ndarray[Any, Any], device: torch.device | None) -> Any:
     return NonTensorStack(*[_wrapped(row, device) for row in array])
 
 
-def _same(mine: Any, theirs: Any) -> bool:
-    if isinstance(mine, torch.Tensor):
-        return mine.shape == theirs.shape and torch.equal(mine, theirs)
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return first.shape == second.shape and torch.equal(first, second)
     try:
-        return mine is theirs or bool(mine == theirs)
+        return first is second or bool(first == second)
     except (ValueError, TypeError, RuntimeError):  # arrays, for example, give several values
         return False

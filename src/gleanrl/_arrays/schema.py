@@ -114,7 +114,7 @@ class Field:
     def allows(self, shape: Sequence[int]) -> bool:
         """Return whether a shape equals this one, where -1 in this shape accepts any size."""
         return len(shape) == len(self.shape) and all(
-            size in (-1, came) for size, came in zip(self.shape, shape, strict=True)
+            size in (-1, actual) for size, actual in zip(self.shape, shape, strict=True)
         )
 
     def __str__(self) -> str:
@@ -221,8 +221,10 @@ class Schema:
                     leaf = leaves[position] = ObjectColumn.rows_of(leaf, lead)
                 for item in leaf.array.flat:
                     if not field.fits(item):
-                        came = Field(item.shape, item.dtype) if isinstance(item, torch.Tensor) else type(item)
-                        raise SchemaError(f"{where}: key {as_key(path)!r} expected {field}, got {came}")
+                        actual = (
+                            Field(item.shape, item.dtype) if isinstance(item, torch.Tensor) else type(item)
+                        )
+                        raise SchemaError(f"{where}: key {as_key(path)!r} expected {field}, got {actual}")
         return leaves
 
     def check(self, leaves: Sequence[Leaf], lead: torch.Size, where: str) -> None:
@@ -283,11 +285,11 @@ class Schema:
         for path, leaf, (shape, dtype) in zip(self.paths, leaves, expected, strict=True):
             if leaf.shape != shape or leaf.dtype is not dtype:
                 unlike = isinstance(leaf, ObjectColumn) and leaf.blank is not None
-                came = Field.of(leaf, len(leaf.shape) if unlike else 0)
+                actual = Field.of(leaf, len(leaf.shape) if unlike else 0)
                 kind = "of objects" if isinstance(leaf, ObjectColumn) else leaf.dtype
                 raise SchemaError(
                     f"{where}: key {as_key(path)!r} expected shape {tuple(shape)} {dtype or 'of objects'}, got "
-                    f"{f'tensors of different shapes {came}' if unlike else f'{tuple(leaf.shape)} {kind}'}; the "
+                    f"{f'tensors of different shapes {actual}' if unlike else f'{tuple(leaf.shape)} {kind}'}; the "
                     "first write fixed the schema and nothing is cast or broadcast: convert the data first"
                     + (", or use LazyStackStorage" if isinstance(leaf, ObjectColumn) else "")
                 )

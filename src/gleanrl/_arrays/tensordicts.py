@@ -175,7 +175,7 @@ def stand_apart(paths: Collection[Path]) -> bool:
     return not any(path[:end] in known for path in known for end in range(1, len(path)))
 
 
-def place_of(batch: Any) -> torch.device:
+def batch_device(batch: Any) -> torch.device:
     """Return the device of a batch; see `device_of`."""
     return device_of(leaf for _, leaf in iter_leaves(batch))
 
@@ -347,7 +347,7 @@ class TensorDictBuilder:
     def match(self, batch: Any) -> list[Any] | None:
         """Return the leaves of `batch` in the order of `paths`; None if its keys differ or a leaf isn't a tensor."""
         leaves: list[Any] = [None] * len(self.paths)
-        return leaves if _read(self._root, batch, leaves, whole=True) else None
+        return leaves if _read(self._root, batch, leaves, exact=True) else None
 
     def find(self, batch: Any) -> list[Any] | None:
         """Return the leaves of `batch` in the order of `paths`, and ignore its other keys.
@@ -355,7 +355,7 @@ class TensorDictBuilder:
         Returns None if a leaf is missing or isn't a tensor.
         """
         leaves: list[Any] = [None] * len(self.paths)
-        return leaves if _read(self._root, batch, leaves, whole=False) else None
+        return leaves if _read(self._root, batch, leaves, exact=False) else None
 
     def build(
         self,
@@ -468,10 +468,10 @@ def _node(paths: Sequence[Path], empty: Sequence[Path]) -> _Node:
     return root
 
 
-def _read(node: _Node, batch: Any, leaves: list[Any], whole: bool) -> bool:
+def _read(node: _Node, batch: Any, leaves: list[Any], exact: bool) -> bool:
     try:
         entries = batch._tensordict if type(batch) is TensorDict else level_of(batch)
-        if whole and len(entries) != node.size:
+        if exact and len(entries) != node.size:
             return False
         for key, position in node.leaves:
             value = entries[key]
@@ -485,7 +485,7 @@ def _read(node: _Node, batch: Any, leaves: list[Any], whole: bool) -> bool:
                 parts: Sequence[Any] = getattr(below, "tensordicts", ())
                 if not is_tensor_collection(below) or any(part.keys() != parts[0].keys() for part in parts):
                     return False
-            if not _read(child, below, leaves, whole):
+            if not _read(child, below, leaves, exact):
                 return False
     except (KeyError, RuntimeError):  # a lazy stack raises RuntimeError for entries that it can't stack
         return False

@@ -321,7 +321,7 @@ class _CallsActor:
         self._calls = [member.on_values() for member in members]
         self._marks = marks()
         self._device = layout.policy_device
-        self._inputs, self._records, self._cloning = inputs, block.shown(inputs), block.cloning
+        self._inputs, self._records, self._cloning = inputs, block.rows_by_step(inputs), block.cloning
 
     def __call__(self, t: int) -> Values:
         device, leaves = self._device, self._records[t]
@@ -361,7 +361,11 @@ class _TensorDictCall:
         if reads != self._reads:
             row, self._reads, self._num_entries = self._row, reads, -1
             self._layout = TensorDictBuilder(row.roots if reads is None else reads, row.groups, row.lists)
-        self._policy, self._records, self._cloning = policy, block.shown(self._layout.paths), block.cloning
+        self._policy, self._records, self._cloning = (
+            policy,
+            block.rows_by_step(self._layout.paths),
+            block.cloning,
+        )
         return self
 
     def __call__(self, t: int) -> Values:

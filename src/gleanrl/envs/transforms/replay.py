@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from gleanrl._arrays.ragged import Leaf, as_entry
-from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path, flatten, place_of
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path, batch_device, flatten
 from gleanrl._rollout.loop import with_gradients
 from gleanrl._state.rng import OwnedTorchGenerator
 from gleanrl._state.state import Stateful, StateReader, objects_from
@@ -242,7 +242,7 @@ class RandomCropTensorDict(BufferTransform):
         index = start + torch.arange(self.sub_seq_len, device="cpu").reshape(
             [self.sub_seq_len if d == dim else 1 for d in range(tensordict.ndim)]
         )
-        return tensordict.gather(dim, index.to(place_of(tensordict)))
+        return tensordict.gather(dim, index.to(batch_device(tensordict)))
 
 
 class MultiStepTransform(BufferTransform):
@@ -323,8 +323,8 @@ class MultiStepTransform(BufferTransform):
                     f"MultiStepTransform: expected {tuple(self._held.batch_size[:-1])} streams as before, got a batch "
                     f"of {tuple(tensordict.batch_size)}; time is the last dimension"
                 )
-            device = place_of(tensordict)
-            if place_of(self._held) != device:
+            device = batch_device(tensordict)
+            if batch_device(self._held) != device:
                 self._held = self._held.to(device)
             total = torch.cat([self._held, tensordict], tensordict.ndim - 1)
             cut = torch.cat([self._seams_of(self._held, tensordict), cut], -1)
