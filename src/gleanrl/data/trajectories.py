@@ -189,11 +189,11 @@ def seams(
         ``[*B]`` bool, True where a stream doesn't continue; None if there is no such stream, or it isn't known.
     """
     leaves = {path: leaf for path, leaf in flatten(batch).items() if isinstance(leaf, Tensor)}
-    told = {TRAJ_IDS, EPISODE, STEPS, MASK, *map(as_path, mask_keys)}
+    boundary_keys = {TRAJ_IDS, EPISODE, STEPS, MASK, *map(as_path, mask_keys)}
     time = batch.ndim - 1
     found = twins({path: (leaf.shape, leaf.dtype) for path, leaf in leaves.items()})
     ends = _flag_ends(batch, None)
-    if not found or ends is None or not told.isdisjoint(leaves) or batch.shape[time] < 2:
+    if not found or ends is None or not boundary_keys.isdisjoint(leaves) or batch.shape[time] < 2:
         return None
     differ = []
     for path in found:
@@ -204,8 +204,8 @@ def seams(
     if not any(bool(other.any()) for other in differ):
         return None
     pairs = [(leaves[path].movedim(time, 0), leaves[path[1:]].movedim(time, 0)) for path in found]
-    told_by = [differ[number] for number in telling(pairs, ends.movedim(time, 0))]
-    return torch.stack(told_by).any(0) if told_by else None
+    deciding = [differ[number] for number in telling(pairs, ends.movedim(time, 0))]
+    return torch.stack(deciding).any(0) if deciding else None
 
 
 def hold_slice_ends(batch: Any, last: Tensor, mask: Tensor | None) -> None:
@@ -247,8 +247,8 @@ def cut_trajectories(batch: TensorDictBase, ids: Collection[int]) -> set[int]:
 
 def newest_steps(steps: Tensor, ids: Collection[int]) -> dict[int, int]:
     """Return the last position of each of `ids` in `steps`, the ids of steps in the order of time, ``(steps,)``."""
-    mine = torch.isin(steps, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
-    return dict(zip(steps[mine].tolist(), mine.tolist(), strict=True))
+    matching = torch.isin(steps, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
+    return dict(zip(steps[matching].tolist(), matching.tolist(), strict=True))
 
 
 def step_ids(record: Any) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gleanrl.data.specs import Binary, Bounded, Categorical, MultiOneHot, OneHot, Unbounded
-from gleanrl.data.specs.leaf import first_offender, fresh_tensor
+from gleanrl.data.specs.leaf import first_offender, tensor_copy
 from gleanrl.errors import InvalidTypeError, SchemaError, SpecError
 from tests.data.specs.cases import LEAVES
 
@@ -161,14 +161,14 @@ def test_the_first_offender_is_named():
 )
 def test_integers_are_taken_exactly_or_not_at_all(value, dtype):
     with pytest.raises(SpecError, match="holds exactly, got"):
-        fresh_tensor(value, dtype, None)
+        tensor_copy(value, dtype, None)
 
 
 def test_numbers_that_fit_are_converted():
-    assert fresh_tensor(3.0, torch.uint8, None) == 3
-    assert fresh_tensor([True, False], torch.float32, None).tolist() == [1.0, 0.0]
-    assert fresh_tensor(np.float64(0.1), torch.float32, None).dtype == torch.float32
-    assert fresh_tensor(np.arange(6).reshape(2, 3)[:, ::-1], torch.int64, None).tolist() == [
+    assert tensor_copy(3.0, torch.uint8, None) == 3
+    assert tensor_copy([True, False], torch.float32, None).tolist() == [1.0, 0.0]
+    assert tensor_copy(np.float64(0.1), torch.float32, None).dtype == torch.float32
+    assert tensor_copy(np.arange(6).reshape(2, 3)[:, ::-1], torch.int64, None).tolist() == [
         [2, 1, 0],
         [5, 4, 3],
     ]

@@ -152,15 +152,15 @@ def spread(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...]:
 
 def within(items: tuple[Any, ...], ndim: int) -> tuple[Any, ...] | None:
     """Return the items that index the first `ndim` dimensions; None if a later item isn't a full slice."""
-    kept: list[Any] = []
+    inner: list[Any] = []
     seen = 0
     for item in items:
         seen += _consumed(item)
         if seen <= ndim:
-            kept.append(item)
+            inner.append(item)
         elif not (isinstance(item, slice) and item == slice(None)):
             return None
-    return tuple(kept)
+    return tuple(inner)
 
 
 def indexing(items: tuple[Any, ...], shape: Sequence[int]) -> Transform:
@@ -238,9 +238,9 @@ class Geometry(ABC):
         Raises:
             InvalidArgumentError: if the sizes don't match, or `shape` changes the dimensions of one value.
         """
-        asked, keep = self._split("reshape", as_size(shape)), self.batch_ndim
+        requested, keep = self._split("reshape", as_size(shape)), self.batch_ndim
         try:
-            batch = blank(self.batch_shape).reshape(asked).shape
+            batch = blank(self.batch_shape).reshape(requested).shape
         except RuntimeError as error:
             raise InvalidArgumentError(
                 f"reshape: {self!r} can't take shape {tuple(as_size(shape))}"
@@ -320,9 +320,9 @@ class Geometry(ABC):
             return turned[index]
         items = as_items(index, self.shape)
         for ndim in (self.ndim, self.batch_ndim):
-            kept = within(spread(items, ndim), self.batch_ndim)
-            if kept is not None:
-                return self._reshaped(indexing(kept, self.batch_shape)).as_part()
+            inner = within(spread(items, ndim), self.batch_ndim)
+            if inner is not None:
+                return self._reshaped(indexing(inner, self.batch_shape)).as_part()
         raise self._inside_value("index", self.batch_ndim)
 
     def _turned(self, index: Any) -> tuple[Self, tuple[Any, ...]]:

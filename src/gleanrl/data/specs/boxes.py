@@ -15,11 +15,11 @@ from gleanrl._arrays.devices import as_device
 from gleanrl.data.specs.base import DeviceLike, as_size, concrete
 from gleanrl.data.specs.leaf import (
     LeafSpec,
-    fresh_tensor,
     integer_limits,
     nearest_integer,
     ordered,
     require_real,
+    tensor_copy,
 )
 from gleanrl.data.specs.spaces import Box, is_one_number, lost_change, spread
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
@@ -60,7 +60,7 @@ class ContinuousBox(Box):
             object.__setattr__(self, "_found", None)
             old = vars(self).get(name)
             if old is not None:
-                value = _in_place_of(old, name, value)
+                value = _replacement_bound(old, name, value)
         object.__setattr__(self, name, value)
 
     def as_part(self) -> Self:
@@ -181,7 +181,7 @@ def _written(name: str) -> property:
 ContinuousBox.low, ContinuousBox.high = _written("low"), _written("high")  # type: ignore[assignment]
 
 
-def _in_place_of(old: Tensor, name: str, value: Any) -> Tensor:
+def _replacement_bound(old: Tensor, name: str, value: Any) -> Tensor:
     try:
         return spread(torch.as_tensor(value, dtype=old.dtype, device=old.device).expand(old.shape))
     except RuntimeError as error:
@@ -359,7 +359,7 @@ class BoundedDiscrete(Bounded):
 
 def _bound(name: str, value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
     try:
-        bound = fresh_tensor(value, dtype, device)
+        bound = tensor_copy(value, dtype, device)
     except SpecError as error:
         raise InvalidArgumentError(
             f"{name}: expected numbers that {dtype} holds exactly, got {value!r}"
@@ -369,7 +369,7 @@ def _bound(name: str, value: Any, dtype: torch.dtype, device: torch.device | Non
     if dtype.is_floating_point:
         if bool(bound.isnan().any()):
             raise InvalidArgumentError(f"{name}: a bound can't be NaN, got {value!r}")
-        wide = fresh_tensor(value, torch.float64, bound.device)
+        wide = tensor_copy(value, torch.float64, bound.device)
         if bool((bound.isinf() & wide.isfinite()).any()):
             raise InvalidArgumentError(f"{name}: {value!r} is too large for {dtype}")
     return bound

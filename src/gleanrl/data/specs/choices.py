@@ -147,8 +147,8 @@ class ChoiceSpace(Box):
         if self.joint is None:
             parts = list(self.mask.split(self.common, -1))
         else:
-            others = [tuple(d for d in range(-k, 0) if d != i - k) for i in range(k)]
-            parts = [self.joint.any(dims) for dims in others]
+            other_dims = [tuple(d for d in range(-k, 0) if d != i - k) for i in range(k)]
+            parts = [self.joint.any(dims) for dims in other_dims]
         return torch.stack([pad(part, (0, widest - part.shape[-1])) for part in parts], -2)
 
     @cached_property

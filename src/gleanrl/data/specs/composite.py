@@ -47,14 +47,14 @@ class Named(SpecMapping):
 
     @names.setter
     def names(self, names: Sequence[str | None] | None) -> None:
-        given = [None] * self.ndim if names is None else list(names)
-        named = [name for name in given if name is not None]
-        if len(given) != self.ndim or len(set(named)) < len(named):
+        new_names = [None] * self.ndim if names is None else list(names)
+        named = [name for name in new_names if name is not None]
+        if len(new_names) != self.ndim or len(set(named)) < len(named):
             raise InvalidArgumentError(f"names: expected {self.ndim} different names or None, got {names!r}")
-        self._names = tuple(given) if named else None
+        self._names = tuple(new_names) if named else None
         for spec in self.values():
             if isinstance(spec, Named):
-                spec.names = [*given, *spec.names[self.ndim :]]
+                spec.names = [*new_names, *spec.names[self.ndim :]]
 
     def refine_names(self, *names: Any) -> Self:
         """Set names of dimensions without a name, in place.
@@ -70,12 +70,12 @@ class Named(SpecMapping):
             InvalidArgumentError: if a dimension has another name already, or the number of names isn't the number of
                 dimensions.
         """
-        given = list(names)
-        if given.count(...) == 1:
-            at = given.index(...)
-            given[at : at + 1] = [None] * (self.ndim - len(given) + 1)
-        both = list(zip(self.names, given, strict=False))
-        if len(given) != self.ndim or any(None not in pair and pair[0] != pair[1] for pair in both):
+        new_names = list(names)
+        if new_names.count(...) == 1:
+            at = new_names.index(...)
+            new_names[at : at + 1] = [None] * (self.ndim - len(new_names) + 1)
+        both = list(zip(self.names, new_names, strict=False))
+        if len(new_names) != self.ndim or any(None not in pair and pair[0] != pair[1] for pair in both):
             raise InvalidArgumentError(f"refine_names: {names} don't refine the names {self.names}")
         self.names = [old if new is None else new for old, new in both]
         return self
@@ -85,8 +85,8 @@ def names_after(names: Names | None, shape: torch.Size, transform: Transform) ->
     """Return the names of the dimensions after a shape operation, which an empty TensorDict computes."""
     if names is None:
         return None
-    given: Any = names  # its items may be None
-    named: Any = TensorDict({}, blank(shape).shape, names=given)
+    untyped_names: Any = names  # its items may be None
+    named: Any = TensorDict({}, blank(shape).shape, names=untyped_names)
     after: Any = transform(named)
     return tuple(after.names)
 
@@ -390,9 +390,9 @@ class Composite(Named):
         """Compare by content, without regard to the order of the keys and the names of dimensions."""
         if not isinstance(other, Composite):
             return NotImplemented
-        own = (self._shape, self.device, self.data_cls, self.step_mdp_static)
-        theirs = (other._shape, other.device, other.data_cls, other.step_mdp_static)
-        return own == theirs and self._specs == other._specs
+        own_fields = (self._shape, self.device, self.data_cls, self.step_mdp_static)
+        other_fields = (other._shape, other.device, other.data_cls, other.step_mdp_static)
+        return own_fields == other_fields and self._specs == other._specs
 
     def __repr__(self) -> str:
         """Return the entries, each on its own line."""

@@ -74,8 +74,8 @@ def in_dtype(value: Any, dtype: torch.dtype) -> Any:
         return value
     there, here = value.to(dtype), ordered(value)
     # A round trip detects every loss except wrapped integers, whose sign changes.
-    kept = (ordered(there.to(value.dtype)) == here) & ((ordered(there) < 0) == (here < 0))
-    return there if bool(kept.all()) else value
+    exact = (ordered(there.to(value.dtype)) == here) & ((ordered(there) < 0) == (here < 0))
+    return there if bool(exact.all()) else value
 
 
 def nearest_integer(value: Tensor, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
@@ -102,7 +102,7 @@ def first_offender(outside: Tensor, value: Tensor) -> str:
     return f"got {value[index].tolist()}" + (f" at index {index}" if index else "")
 
 
-def fresh_tensor(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+def tensor_copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
     """Return a copy of `value` as a tensor.
 
     A floating-point dtype takes any number. An integer or boolean dtype takes only numbers that it holds exactly.
@@ -298,7 +298,7 @@ class LeafSpec(Unbindable, TensorSpec):
 
     def _encoded(self, value: Any, device: torch.device | None) -> Tensor:
         """Return a value of an environment as a new, checked tensor of this spec."""
-        encoded = self._fit("encode", fresh_tensor(value, self.dtype, device), self.shape)
+        encoded = self._fit("encode", tensor_copy(value, self.dtype, device), self.shape)
         if self.strict:
             check_in("encode", self, encoded)
         return encoded
@@ -307,7 +307,7 @@ class LeafSpec(Unbindable, TensorSpec):
         self, value: Any, shape: torch.Size, device: torch.device | None, outside: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return the integers of an environment as int64 `(*lead, *shape)`, after checking them by `outside`."""
-        index = self._fit("encode", fresh_tensor(value, torch.int64, device), shape)
+        index = self._fit("encode", tensor_copy(value, torch.int64, device), shape)
         offending = outside(index)
         if bool(offending.any()):
             raise SpecError(f"encode: expected choices of {self!r}, {first_offender(offending, index)}")

@@ -232,9 +232,9 @@ class SpecMapping(Lockable, TensorSpec):
         Returns:
             `val` itself.
         """
-        near = super().project(val)
-        if near is not val:
-            val.update(near)
+        projected = super().project(val)
+        if projected is not val:
+            val.update(projected)
         return val
 
     def set(self, name: Key, spec: Entry | Mapping[Any, Any]) -> Self:
@@ -307,8 +307,8 @@ class SpecMapping(Lockable, TensorSpec):
         Returns:
             a composite with the entries; None if it would be empty.
         """
-        taken = {key: spec for key in keys if (spec := self.pop(key, default)) is not None}
-        return self.empty().update(taken) if taken else None
+        separated = {key: spec for key in keys if (spec := self.pop(key, default)) is not None}
+        return self.empty().update(separated) if separated else None
 
     def update(self, dict_or_spec: Mapping[Any, Any] | SpecMapping) -> Self:
         """Set the given entries; mappings under the name of a composite are merged into it.
@@ -317,10 +317,10 @@ class SpecMapping(Lockable, TensorSpec):
             the composite itself.
         """
         for key, spec in dict_or_spec.items():
-            mine = self.get(key, None)
-            if isinstance(mine, SpecMapping) and isinstance(spec, (Mapping, SpecMapping)):
+            present = self.get(key, None)
+            if isinstance(present, SpecMapping) and isinstance(spec, (Mapping, SpecMapping)):
                 require_unlocked(self, key)
-                self.set(key, _changeable(mine).update(spec))
+                self.set(key, _changeable(present).update(spec))
             else:
                 self.set(key, spec)
         return self

@@ -199,8 +199,8 @@ class Constant(NonTensor):
 
     def _fault(self, value: Any) -> str | None:
         fault = super()._fault(value)
-        if fault is None and not same_object(held := self.to_numpy(value, safe=False), self.example_data):
-            fault = f"expected {self.example_data!r}, got {held!r}"
+        if fault is None and not same_object(actual := self.to_numpy(value, safe=False), self.example_data):
+            fault = f"expected {self.example_data!r}, got {actual!r}"
         return fault
 
     def __repr__(self) -> str:
@@ -226,14 +226,14 @@ class ConstantStack(Constant):
     def _fault(self, value: Any) -> str | None:
         fault = NonTensor._fault(self, value)
         if fault is not None or not is_non_tensor(value):
-            held: Any = value
+            actual: Any = value
         else:
-            held = value.tolist()
+            actual = value.tolist()
             # Along the leading dimensions, all positions must hold equal objects
             for _ in range(value.ndim - self.ndim):
-                held = held[0] if all(same_object(each, held[0]) for each in held[1:]) else held
-        if fault is None and not same_object(held, self.example_data):
-            fault = f"expected {self.example_data!r}, got {held!r}"
+                actual = actual[0] if all(same_object(each, actual[0]) for each in actual[1:]) else actual
+        if fault is None and not same_object(actual, self.example_data):
+            fault = f"expected {self.example_data!r}, got {actual!r}"
         return fault
 
     def _reshaped(self, transform: Transform) -> Any:

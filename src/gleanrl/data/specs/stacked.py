@@ -480,11 +480,11 @@ def stack_specs(specs: Sequence[TensorSpec], dim: int = 0, *, out: None = None) 
         if not isinstance(spec, TensorSpec):
             raise InvalidTypeError(f"stack: expected specs, got {spec!r}")
     specs = [spec.clone() if spec.is_part else spec for spec in specs]
-    first, *others = specs
-    if all(spec == first for spec in others):
+    first, *rest = specs
+    if all(spec == first for spec in rest):
         return repeated(first, dim, len(specs))
     domain = without_examples(first)
-    if all(without_examples(spec) == domain for spec in others):
+    if all(without_examples(spec) == domain for spec in rest):
         return repeated(first, dim, len(specs))
     if all(isinstance(spec, SpecMapping) for spec in specs):
         return StackedComposite(*specs, dim=dim)  # type: ignore[arg-type]

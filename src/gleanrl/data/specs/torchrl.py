@@ -118,14 +118,14 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _to_composite(spec: Composite, theirs: Any) -> Any:
+def _to_composite(spec: Composite, torchrl_specs: Any) -> Any:
     entries = {key: to_torchrl(entry) for key, entry in spec.items()}
     newer: dict[str, Any] = {}
     if spec.data_cls is not None:
         newer["data_cls"] = spec.data_cls
     if spec.step_mdp_static:
         newer["step_mdp_static"] = True
-    made = theirs.Composite(entries, shape=spec.shape, device=spec.device, **newer)
+    made = torchrl_specs.Composite(entries, shape=spec.shape, device=spec.device, **newer)
     return made.lock_() if spec.is_locked else made
 
 
@@ -224,9 +224,9 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if not fullname.startswith(PACKAGES):
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
+        other_finders = (finder for finder in sys.meta_path if finder is not self)
         found = next(
-            (spec for f in others if (spec := f.find_spec(fullname, path, target)) is not None), None
+            (spec for f in other_finders if (spec := f.find_spec(fullname, path, target)) is not None), None
         )
         if found is not None and found.loader is not None:
             found.loader.exec_module = _adapting(found.loader.exec_module)  # type: ignore[assignment, method-assign]
