@@ -82,8 +82,8 @@ class Counting(Sampler):
 class Forward(SamplerWithoutReplacement):
     """Never returns to an earlier place, except by loading a state."""
 
-    def place(self):
-        return super().place()._replace(running=None)
+    def draw_position(self):
+        return super().draw_position()._replace(running=None)
 
     def adopt(self, value):
         if value.running is not None:

@@ -59,7 +59,7 @@ def check_sampler(make: Callable[[], Sampler], *, seed: int = 0, skip: Iterable[
     first = made(lambda: as_sampler(make()), Sampler)
     unknown = (
         {}
-        if first.draws_ahead or first.given is first
+        if first.draws_ahead or first.unwrapped is first
         else dict.fromkeys(_OWN_RULES, "a sampler of another release keeps its own state")
     )
     return part_report(type(first).__name__, RULES, lambda rule: seeded, skip, unknown)
@@ -150,7 +150,7 @@ def _state(make: Callable[[], Sampler]) -> None:
 def _check_position(make: Callable[[], Sampler]) -> None:
     sampler, storage = make(), _storage()
     for number in range(4):
-        position = sampler.place()
+        position = sampler.draw_position()
         expected = _sequence(sampler, storage)
         sampler.adopt(position)
         got = _sequence(sampler, storage)

@@ -291,7 +291,7 @@ def check_storage(make: Make, *, records: Records = numbered, skip: Iterable[str
         raise InvalidArgumentError("make: expected a storage with ndim=1 for 5 records or more")
     unknown = (
         {}
-        if first.given is first
+        if first.unwrapped is first
         else dict.fromkeys(_OWN_RULES, "a storage of another release checks by itself")
     )
     return part_report(type(first).__name__, RULES, lambda rule: _Trial(rule, make, records), skip, unknown)

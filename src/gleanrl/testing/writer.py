@@ -52,7 +52,7 @@ def check_writer(make: Make, *, skip: Iterable[str] = ()) -> PartReport:
     first = made(lambda: as_writer(make()), Writer)
     unknown = (
         {}
-        if first.given is first
+        if first.unwrapped is first
         else dict.fromkeys(_OWN_RULES, "a writer of another release places by itself")
     )
     return part_report(type(first).__name__, RULES, lambda rule: make, skip, unknown)

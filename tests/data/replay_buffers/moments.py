@@ -37,6 +37,6 @@ def buffer(rows: int = ROWS, storage: Any = LazyTensorStorage) -> ReplayBuffer:
 
 
 def moment_of(made: ReplayBuffer) -> CowSnapshot:
-    state = made.storage.moment_dict()
+    state = made.storage.checkpoint_dict()
     assert isinstance(state["columns"], CowSnapshot)
     return state["columns"]

@@ -39,27 +39,27 @@ def test_native_parts_need_no_adapter():
         (Native(), as_sampler),
         (RoundRobinWriter(), as_writer),
     ):
-        assert adapt(part) is part and part.given is part
+        assert adapt(part) is part and part.unwrapped is part
 
 
 def test_adapter_shares_the_attributes_of_its_part():
     for part, adapt in ((Told(), as_sampler), (Ring(), as_writer), (Shelf(3), as_storage)):
         view = adapt(part)
         assert isinstance(view, type(part)) and type(view).__name__ == type(part).__name__
-        assert view.given is part and adapt(view) is view
+        assert view.unwrapped is part and adapt(view) is view
         part.mark = 3
         assert view.mark == 3
         view.mark = 4
         assert part.mark == 4
         for copied in (copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
-            assert isinstance(copied, Adapter) and copied.given is not part and copied.given.mark == 4
+            assert isinstance(copied, Adapter) and copied.unwrapped is not part and copied.unwrapped.mark == 4
 
 
 def test_adapter_keeps_its_part_alive_and_nothing_keeps_the_adapter():
     part = Told()
     view, ref = as_sampler(part), weakref.ref(part)
     del part
-    assert ref() is view.given
+    assert ref() is view.unwrapped
     del view
     gc.collect()
     assert ref() is None
@@ -103,7 +103,7 @@ def test_class_that_overrides_dumps_without_a_state_raises(kind, adapt, argument
         adapt(type("Filed", (kind,), {name: in_files})(*arguments))
     load = {"load_state_dict": lambda part, state: None}
     both = type("Both", (kind,), {name: in_files, "state_dict": state_dict, **load})
-    assert adapt(both(*arguments)).given.state_dict() == {"mine": 3}
+    assert adapt(both(*arguments)).unwrapped.state_dict() == {"mine": 3}
 
 
 def test_refused_part_leaves_the_buffer_unchanged():

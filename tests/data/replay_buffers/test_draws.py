@@ -298,9 +298,9 @@ class Flipping(SliceSampler):
 
     view: Any = None
 
-    def is_whole(self, storage, draw):
+    def is_unbroken(self, storage, draw):
         self.view[draw.slots[0]] = True
-        return super().is_whole(storage, draw)
+        return super().is_unbroken(storage, draw)
 
 
 def test_slices_into_which_ends_are_written_at_each_draw_raise_after_three():

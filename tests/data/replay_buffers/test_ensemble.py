@@ -429,9 +429,9 @@ def test_undo_keeps_later_draws_of_other_callers() -> None:
         for _ in range(2)
     )
     filled.extend(torch.arange(10))
-    place = filled.server.draws.place()
+    place = filled.server.draws.position()
     drawn = [filled.sample(), filled.sample()]
     filled.server.draws.go_back(place, 1)
     drawn += [filled.sample() for _ in range(3)]
     assert torch.cat(drawn).sort().values.tolist() == [*range(10)]
-    assert empty.server.draws.place() is not None and member(0).server.draws.place() is None
+    assert empty.server.draws.position() is not None and member(0).server.draws.position() is None

@@ -82,20 +82,20 @@ class _OthersTurn(clock.SystemClock):
 def test_waiting_draw_sets_the_asked_flag():
     buffer = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
     buffer.extend(torch.arange(4))
-    assert not buffer._gate.asked
+    assert not buffer._gate.learner_waits
     thread = threading.Thread(target=buffer.sample)
     with buffer.sampler.guard():
         thread.start()
-        while not buffer._gate.asked:
+        while not buffer._gate.learner_waits:
             time.sleep(0)  # lets the other thread run
     thread.join()
-    assert not buffer._gate.asked
+    assert not buffer._gate.learner_waits
 
 
 def test_a_write_lets_a_draw_that_waits_in_first():
     buffer, found = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=2), []
     buffer.extend(torch.arange(4))
-    buffer._gate.asked = True
+    buffer._gate.learner_waits = True
     with clock.use(_OthersTurn(lambda: found.append((buffer.sample().shape, len(buffer))))):
         buffer.extend(torch.arange(4, 6))
     assert found == [((2,), 4)] and len(buffer) == 6
@@ -103,9 +103,9 @@ def test_a_write_lets_a_draw_that_waits_in_first():
 
 def test_give_way_waits_only_shortly_for_an_absent_draw():
     gate = BufferLock()
-    gate.asked = True
+    gate.learner_waits = True
     with clock.use(clock.FakeClock()):
         before = clock.monotonic()
         gate.give_way()
         assert 0 < clock.monotonic() - before < 0.01
-    assert not gate.asked
+    assert not gate.learner_waits

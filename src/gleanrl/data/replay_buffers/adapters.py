@@ -55,7 +55,7 @@ class Adapter(Part, Stateful[Any]):
         """Prepare for use. `part`, `own` and the shared attributes are set before this call."""
 
     @property
-    def given(self) -> Any:
+    def unwrapped(self) -> Any:
         """The user's part."""
         return self.part
 
@@ -191,10 +191,10 @@ def _joined(way: Any, base: Any, name: str) -> Any:
 
 def with_keywords(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     """Return the options that a user's function accepts."""
-    taken = inspect.signature(function).parameters if options else {}
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+    accepted = inspect.signature(function).parameters if options else {}
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
         return options
-    return {name: value for name, value in options.items() if name in taken}
+    return {name: value for name, value in options.items() if name in accepted}
 
 
 def make_concrete(cls: type[Any], names: Iterable[str]) -> None:

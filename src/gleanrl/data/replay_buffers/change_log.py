@@ -64,13 +64,13 @@ class Run:
 
 def changes_in(runs: Iterable[Run], version: Version, size: int) -> list[Change]:
     """Return the slots that runs changed after a version (see `ChangeLog.since`). `runs` has the newest run first."""
-    fresh: list[tuple[int, int]] = []
+    writes: list[tuple[int, int]] = []
     amended: list[tuple[int, int]] = []
     for run in runs:
-        (amended if run.amended else fresh).extend(run.unseen(version, size))
+        (amended if run.amended else writes).extend(run.unseen(version, size))
         if run.begin <= version.changes:
             break
-    written = _merged(fresh)
+    written = _merged(writes)
     found = [Change(start, stop, False) for start, stop in written]
     found += [Change(*span, True) for span in _without(_merged(amended), written)]
     return sorted(found)
@@ -171,11 +171,11 @@ def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _without(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the parts of `spans` outside of `others`; both are merged and sorted."""
+def _without(spans: list[tuple[int, int]], excluded: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts of `spans` outside of `excluded`; both are merged and sorted."""
     left = []
     for begin, end in spans:
-        for start, stop in others:
+        for start, stop in excluded:
             if stop <= begin or start >= end:
                 continue
             if start > begin:

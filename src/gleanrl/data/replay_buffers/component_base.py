@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.errors import InvalidArgumentError
 
 
-class Shown:
+class ArgumentsRepr:
     """Base class whose repr shows the constructor's arguments.
 
     Only the text is kept, so that the repr keeps no argument alive.
@@ -54,8 +54,9 @@ def _word(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         inside = ", ".join(map(_word, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
-    if isinstance(value, Shown):
-        return Shown.__repr__(value)  # subclasses may show their present content, which is not an argument
+    if isinstance(value, ArgumentsRepr):
+        # The base's method: subclasses may show their present content, which isn't an argument.
+        return ArgumentsRepr.__repr__(value)
     plain = (str, int, float, torch.dtype, torch.device, PurePath)
     if value is None or isinstance(value, plain):
         return repr(value)
@@ -66,7 +67,7 @@ def _word(value: Any) -> str:
 _OF_BUFFERS = ("_owner", "_gate", "_users", "_written_by")
 
 
-class Part(Shown):
+class Part(ArgumentsRepr):
     """A storage, sampler or writer. It belongs to at most one buffer; further buffers may read a storage.
 
     Two buffers that write to one storage would lose track of each other's records, so a buffer refuses a part that
@@ -79,7 +80,7 @@ class Part(Shown):
     _gate: BufferLock | None = None
 
     @property
-    def given(self) -> Any:
+    def unwrapped(self) -> Any:
         """The user's object if the part is an adapter of it (see `adapters.py`), otherwise the part itself."""
         return self
 
@@ -106,7 +107,7 @@ class Part(Shown):
         """
         owner = self.owner
         if owner is not None and owner is not taker:
-            raise taken(name, self, owner)
+            raise owned_elsewhere(name, self, owner)
 
     def join_buffer(self, owner: Any, gate: BufferLock) -> None:
         """Set the owning buffer and its lock."""
@@ -142,7 +143,7 @@ class Part(Shown):
         return {name: value for name, value in self.__dict__.items() if name not in _OF_BUFFERS}
 
 
-def taken(name: str, part: Part, owner: Any) -> InvalidArgumentError:
+def owned_elsewhere(name: str, part: Part, owner: Any) -> InvalidArgumentError:
     """Return the error for a part that another buffer already owns; the message calls the part `name`."""
     return InvalidArgumentError(
         f"{name}: this {type(part).__name__} belongs to another {type(owner).__name__} that is still "

@@ -123,7 +123,10 @@ class Parts(Stateful[PartsState]):
                 "priorities. Passing a buffer to a spawned process shares it, too: pass its state_dict() instead, or "
                 "create the buffer there"
             )
-        if not isinstance(writer, (RoundRobinWriter, ImmutableDatasetWriter)) or writer.given is not writer:
+        if (
+            not isinstance(writer, (RoundRobinWriter, ImmutableDatasetWriter))
+            or writer.unwrapped is not writer
+        ):
             raise UnsupportedError(
                 f"shared: a {type(writer).__name__} tracks the records of one process only; use RoundRobinWriter"
             )
@@ -224,7 +227,7 @@ class Parts(Stateful[PartsState]):
 
         to_the_end(hand_over)  # an interrupt must not leave a part with two owners, or with none
         sampler.follow(storage)
-        return old.given
+        return old.unwrapped
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling, without the owner; the copy continues with the same sequence of samples."""

@@ -85,9 +85,9 @@ class Draws(Stateful[DrawsState]):
             stamped: whether the slots' generations are wanted.
         """
         paths = flags = None
-        self._gate.asked = True
+        self._gate.learner_waits = True
         with self._gate.sampling:
-            self._gate.asked = False
+            self._gate.learner_waits = False
             if keys is not None:
                 storage = self._parts.storage
                 paths = storage.columns_of(keys)
@@ -106,14 +106,14 @@ class Draws(Stateful[DrawsState]):
             # an exposed storage is always checked.
             exposed = parts.cuts and storage.exposed
             if exposed or storage.version != ticket.version:
-                self._gate.asked = True
+                self._gate.learner_waits = True
                 with self._gate.lock:
-                    self._gate.asked = False
-                    if storage.version == ticket.version and parts.sampler.is_whole(storage, ticket.drawn):
+                    self._gate.learner_waits = False
+                    if storage.version == ticket.version and parts.sampler.is_unbroken(storage, ticket.drawn):
                         return ticket, fetched
-                    held = [fetched]
+                    only_reference = [fetched]
                     del fetched  # lets `_repaired` free the old records before it fetches new ones
-                    repaired = self._repaired(size, ticket, held, stamped, paths, flags)
+                    repaired = self._repaired(size, ticket, only_reference, stamped, paths, flags)
                     return self._mended(repaired, stamped, paths, flags) if exposed else repaired
         except BaseException:
             self.not_served(ticket)
@@ -123,9 +123,9 @@ class Draws(Stateful[DrawsState]):
     def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[PendingSample, Fetched]:
         """Return the oldest batch drawn ahead, and draw more until the queue is full."""
         sampler = self._parts.sampler
-        self._gate.asked = True
+        self._gate.learner_waits = True
         with self._gate.sampling:
-            self._gate.asked = False
+            self._gate.learner_waits = False
             if prefetcher.forked:
                 self.take_back()
             self._draw_ahead(prefetcher, size)
@@ -141,9 +141,9 @@ class Draws(Stateful[DrawsState]):
             # Without a change, and with no priorities to record at the time of serving, no lock is needed.
             if storage.version == ticket.version and not sampler.takes_priorities and not exposed:
                 return ticket, fetched
-            self._gate.asked = True
+            self._gate.learner_waits = True
             with self._gate.lock:
-                self._gate.asked = False
+                self._gate.learner_waits = False
                 if ticket.is_gone:
                     ticket = self._replace(size, drawn, True)
                 elif storage.version == ticket.version or torch.equal(
@@ -184,53 +184,57 @@ class Draws(Stateful[DrawsState]):
         prefetcher, sampler = self.prefetcher, self._parts.sampler
         if prefetcher is None or not len(prefetcher):
             return
-        place = prefetcher.place
-        if prefetcher.forked and isinstance(place, SamplerState):
+        position = prefetcher.position
+        if prefetcher.forked and isinstance(position, SamplerState):
             # The parent process drew these batches. The child keeps the position in the epoch but its own generator,
             # or both processes would draw the same batches.
-            place = place._replace(generator=sampler.place().generator)
-        self._go_to(place)
+            position = position._replace(generator=sampler.draw_position().generator)
+        self._go_to(position)
 
-    def _go_to(self, place: Any) -> None:
+    def _go_to(self, position: Any) -> None:
         """Move the sampler to a position (None for no move) and forget all batches drawn ahead."""
 
         def change() -> None:
-            if place is not None:
-                self._parts.sampler.adopt(place)
+            if position is not None:
+                self._parts.sampler.adopt(position)
                 self._parts.sampler.follow(self._parts.storage)  # a loaded position has no storage version
             if self.prefetcher is not None:
                 self.prefetcher.clear()
 
         to_the_end(change)
 
-    def place(self) -> DrawPosition | None:
+    def position(self) -> DrawPosition | None:
         """Return the position of the next draw, for `go_back`; None if draws consume nothing."""
         sampler, prefetcher, limiter = self._parts.sampler, self.prefetcher, self._gate.limiter
         if not sampler.uses_up and limiter is None:
             return None
         with self._gate.lock:
-            place = None
+            sampler_position = None
             if sampler.uses_up:
                 sampler.random.begin()
-                place = prefetcher.place if prefetcher is not None and len(prefetcher) else sampler.place()
+                sampler_position = (
+                    prefetcher.position
+                    if prefetcher is not None and len(prefetcher)
+                    else sampler.draw_position()
+                )
             return DrawPosition(
-                place, self._batches_sampled, None if limiter is None else limiter.counts.sampled
+                sampler_position, self._batches_sampled, None if limiter is None else limiter.counts.sampled
             )
 
-    def go_back(self, place: DrawPosition, batches: int) -> None:
+    def go_back(self, position: DrawPosition, batches: int) -> None:
         """Return to an earlier position, because the last `batches` batches weren't delivered.
 
         Does nothing if another thread was served batches since that position: its rows can't be drawn again.
         """
         limiter = self._gate.limiter
         with self._gate.lock:
-            if self._batches_sampled != place.batches + batches:
+            if self._batches_sampled != position.batches + batches:
                 return
-            if limiter is not None and place.permits is not None:
-                limiter.counts = limiter.counts._replace(sampled=place.permits)
-            if place.sampler is not None:
-                self._go_to(place.sampler)
-                self._batches_sampled = place.batches
+            if limiter is not None and position.permits is not None:
+                limiter.counts = limiter.counts._replace(sampled=position.permits)
+            if position.sampler is not None:
+                self._go_to(position.sampler)
+                self._batches_sampled = position.batches
 
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
@@ -287,13 +291,13 @@ class Draws(Stateful[DrawsState]):
 
     # The caller of these methods holds the lock.
 
-    def _draw(self, size: int, stamped: bool, ahead: bool = False, place: Any = None) -> PendingSample:
-        """Draw a batch for now or, with `ahead`, for later. `place` is the sampler's position before the draw."""
+    def _draw(self, size: int, stamped: bool, ahead: bool = False, position: Any = None) -> PendingSample:
+        """Draw a batch for now or, with `ahead`, for later. `position` is the sampler's position before the draw."""
         storage, sampler = self._parts.storage, self._parts.sampler
         served = sampler.takes_priorities and not ahead
         drawn = (sampler.draw_served if served else sampler.draw)(storage, size, stamped)
         return new_tuple(
-            PendingSample, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, place)
+            PendingSample, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, position)
         )
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int) -> None:
@@ -303,28 +307,28 @@ class Draws(Stateful[DrawsState]):
         # Seeds an unused generator now: a return to an earlier position must restore that seed.
         sampler.random.begin()
         while prefetcher.wants_more:
-            place, drawn = sampler.place(), len(prefetcher)
+            position, drawn = sampler.draw_position(), len(prefetcher)
             try:
-                prefetcher.put(self._draw(size, True, True, place))
+                prefetcher.put(self._draw(size, True, True, position))
             except BaseException:
                 if len(prefetcher) == drawn:
-                    sampler.adopt(place)
+                    sampler.adopt(position)
                 raise
 
     def _repaired(
         self,
         size: int,
         ticket: PendingSample,
-        held: list[Fetched],
+        only_reference: list[Fetched],
         stamped: bool,
         paths: tuple[Path, ...] | None,
         flags: tuple[Path, ...] | None,
     ) -> tuple[PendingSample, Fetched]:
         """Draw and fetch the rows of a batch again that were overwritten since its draw.
 
-        `held` contains the only reference to the records, so that this method can free them before a full fetch.
+        `only_reference` contains the only reference to the records. So this method can free them before a full fetch.
         """
-        fetched = held.pop()
+        fetched = only_reference.pop()
         if ticket.storage.version == ticket.version:
             return ticket, fetched
         if ticket.is_gone:
@@ -416,7 +420,7 @@ class Draws(Stateful[DrawsState]):
         Records are copied without the lock. Under the lock, only rows that were written meanwhile are copied again.
 
         Args:
-            ahead: a copy that has begun (see `Storage.moment_ahead`); None begins one here.
+            ahead: a copy that has begun (see `Storage.begin_snapshot`); None begins one here.
         """
         ahead, prefetcher = ahead or self._parts.storage.copy_ahead(), self.prefetcher
         with self._gate.lock:
@@ -433,9 +437,9 @@ class Draws(Stateful[DrawsState]):
         """Return the state as plain values and private tensors."""
         return self._plain(self.snapshot())
 
-    def moment_dict(self) -> dict[str, Any]:
+    def checkpoint_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, whose records may be copied later, while they are saved."""
-        return self._plain(self.snapshot(self._parts.storage.moment_ahead()))
+        return self._plain(self.snapshot(self._parts.storage.begin_snapshot()))
 
     def _plain(self, value: DrawsState) -> dict[str, Any]:
         state = self._parts.plain(value.parts)
@@ -477,8 +481,8 @@ class Draws(Stateful[DrawsState]):
                 f"load_state_dict: the state holds {len(ahead)} batches drawn ahead; build the buffer with "
                 "prefetch, as the saved one"
             )
-        parse_place, rows = self._parts.sampler.parse_place, parts.storage.rows
-        tickets = tuple(PendingState.read(saved, rows, parse_place) for saved in ahead)
+        parse_position, rows = self._parts.sampler.parse_draw_position, parts.storage.rows
+        tickets = tuple(PendingState.read(saved, rows, parse_position) for saved in ahead)
         return DrawsState(parts, tickets, counts, before)
 
     def adopt(self, value: DrawsState) -> None:

@@ -70,12 +70,16 @@ class EnsembleServer(Server):
             chosen = self._mixture.choose()
         numbers, parts = chosen.tolist(), list[Served]()
         draws = {number: self._members[number].server.draws for number in numbers}
-        places = {number: place for number, of in draws.items() if (place := of.place()) is not None}
+        positions = {
+            number: position
+            for number, member in draws.items()
+            if (position := member.position()) is not None
+        }
 
-        def go_back(number: int, place: DrawPosition) -> None:
-            draws[number].go_back(place, numbers[: len(parts)].count(number))
+        def go_back(number: int, position: DrawPosition) -> None:
+            draws[number].go_back(position, numbers[: len(parts)].count(number))
 
-        with all_or_none(places, go_back):
+        with all_or_none(positions, go_back):
             for number in numbers:
                 parts.append(self._members[number].server.as_user(each, keys, True))
                 # Transforms need the ends of slices, which a member's batch may lack.
@@ -122,19 +126,19 @@ def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tu
         raise InvalidArgumentError(
             "rbs: expected ReplayBuffers, got none; pass some, or pass storages= and samplers= to create them"
         )
-    held = storages.storages if isinstance(storages, StorageEnsemble) else tuple(storages)
-    transforms = storages.transforms if isinstance(storages, StorageEnsemble) else (None,) * len(held)
+    all_storages = storages.storages if isinstance(storages, StorageEnsemble) else tuple(storages)
+    transforms = storages.transforms if isinstance(storages, StorageEnsemble) else (None,) * len(all_storages)
     columns = {
         "samplers": tuple(samplers),
-        "writers": (None,) * len(held) if writers is None else tuple(writers),
-        "collate_fns": (None,) * len(held) if collate_fns is None else tuple(collate_fns),
+        "writers": (None,) * len(all_storages) if writers is None else tuple(writers),
+        "collate_fns": (None,) * len(all_storages) if collate_fns is None else tuple(collate_fns),
     }
     for name, column in columns.items():
-        if len(column) != len(held):
+        if len(column) != len(all_storages):
             raise InvalidArgumentError(
-                f"{name}: expected {len(held)}, one for each storage, got {len(column)}"
+                f"{name}: expected {len(all_storages)}, one for each storage, got {len(column)}"
             )
-    return tuple(starmap(_member, zip(held, transforms, *columns.values(), strict=True)))
+    return tuple(starmap(_member, zip(all_storages, transforms, *columns.values(), strict=True)))
 
 
 def _member(storage: Any, transform: Any, sampler: Any, writer: Any, collate: Any) -> ReplayBuffer:
@@ -217,9 +221,9 @@ class ReplayBufferEnsemble(Checkpointed):
         parts = {"storages": storages, "samplers": samplers, "writers": writers, "collate_fns": collate_fns}
         if not rbs:
             rbs = assemble(**parts)
-        elif given := [name for name, part in parts.items() if part is not None]:
+        elif conflicting := [name for name, part in parts.items() if part is not None]:
             raise UnsupportedError(
-                f"{', '.join(given)}: got ReplayBuffers as well, which have their own; pass one or the other"
+                f"{', '.join(conflicting)}: got ReplayBuffers as well, which have their own; pass one or the other"
             )
         for member in rbs:
             if isinstance(member, ReplayBufferEnsemble):

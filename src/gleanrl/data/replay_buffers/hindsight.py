@@ -103,8 +103,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             reward_fn, key_argument("goal_key", goal_key), key_argument("reward_key", reward_key)
         )
         # The sampler draws the goals: it sees trajectories under the lock, before a writer can overwrite them.
-        given = RandomSampler() if sampler is None else sampler
-        super().__init__(sampler=partial(self._seeing_goals, given), **options)
+        base_sampler = RandomSampler() if sampler is None else sampler
+        super().__init__(sampler=partial(self._seeing_goals, base_sampler), **options)
 
     def _seeing_goals(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
         return with_hindsight(made("sampler", sampler), self._rule, EpisodeTable(self._ends))

@@ -14,9 +14,9 @@ from gleanrl._os import clock
 from gleanrl._os.interrupts import renew_in_child
 from gleanrl._os.shared_memory import SharedMemory
 
-_TURN_S = 5e-5
+_PAUSE_S = 5e-5
 """Seconds of one wait in `give_way`: about as long as a thread needs to wake up."""
-_TURNS = 20
+_MAX_PAUSES = 20
 
 
 class Shared(Protocol):
@@ -66,7 +66,7 @@ class BufferLock:
     """The lock, taken to write new records."""
     sampling: AbstractContextManager[Any] = _OneForEachUse()  # type: ignore[assignment]
     """The lock, taken to draw a batch that will be delivered."""
-    asked: bool = False
+    learner_waits: bool = False
     """Whether a learner waits for the lock: a hint for threads that write in a tight loop (see `give_way`)."""
     limiter: Any
     """The rate limiter that may delay inserts and samples (see `RateLimitedLock`); None without one."""
@@ -99,17 +99,17 @@ class BufferLock:
         Python's locks aren't fair. A thread that releases and re-acquires a lock gets it before a waiting thread wakes
         up. Next to a thread that only writes, a learner would draw a few times a second.
         """
-        for _ in range(_TURNS):
-            if not self.asked:
+        for _ in range(_MAX_PAUSES):
+            if not self.learner_waits:
                 return
-            clock.sleep(_TURN_S)
-        self.asked = False  # the learner was interrupted or has no CPU: don't delay further writes
+            clock.sleep(_PAUSE_S)
+        self.learner_waits = False  # the learner was interrupted or has no CPU: don't delay further writes
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Replace the lock by a free one."""
         self.threads = threading.RLock()
-        self.asked = False
-        self.outer: Callable[[], Any] = nobody
+        self.learner_waits = False
+        self.outer: Callable[[], Any] = no_holder
         """A weak reference to the `_Hold` that has the lock between processes."""
         if self._storage is None:
             # Instance attributes take precedence over the class's descriptors, so a plain lock costs no `_Hold`.
@@ -140,7 +140,7 @@ class _Hold:
 
     def __enter__(self) -> None:
         gate, storage = self._gate, self._gate.shared
-        self.__class__ = _Held
+        self.__class__ = _AcquiredHold
         take(gate.threads, self._thread)
         if gate.outer() is None:
             gate.outer = weakref.ref(self)
@@ -157,13 +157,13 @@ class _Hold:
                 gate.shared.settle()
         finally:
             if gate.outer() is self:
-                gate.outer = nobody
+                gate.outer = no_holder
             deque(gate.shared.memory.releasing(self._file), 0)
             give_up(gate.threads, self._thread)
         self.__class__ = _Hold
 
 
-class _Held(_Hold):
+class _AcquiredHold(_Hold):
     __slots__ = ()
 
     def __del__(self) -> None:
@@ -181,6 +181,6 @@ def give_up(lock: threading.RLock, noted: list[Any]) -> None:
     deque(starmap(lock.release, map(noted.pop, range(len(noted)))), 0)
 
 
-def nobody() -> None:
+def no_holder() -> None:
     """Return None, as a weak reference does whose object is gone."""
     return None

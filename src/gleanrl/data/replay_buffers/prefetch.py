@@ -46,8 +46,8 @@ class PendingSample(NamedTuple):
     """Whether the draw ended an epoch."""
     epoch: int = 0
     """`Sampler.epoch` after the draw."""
-    place: Any = None
-    """The sampler's position before the draw (`Sampler.place`), needed to cancel the draw."""
+    position: Any = None
+    """The sampler's position before the draw (`Sampler.draw_position`), needed to cancel the draw."""
 
     @property
     def is_gone(self) -> bool:
@@ -105,10 +105,18 @@ class PendingSample(NamedTuple):
         assert drawn.generation is not None
         if origin is not None:  # keep the slots whose records are still stored
             origin = origin[0, same_generations(storage.generation(origin[0]), origin[1])]
-        fresh = now == drawn.generation
+        unchanged = now == drawn.generation
         extras = tuple(drawn.extras.items())
         return PendingState(
-            drawn.slots, extras, drawn.last, drawn.asked, drawn.epoch, origin, fresh, self.ran_out, self.place
+            drawn.slots,
+            extras,
+            drawn.last,
+            drawn.asked,
+            drawn.epoch,
+            origin,
+            unchanged,
+            self.ran_out,
+            self.position,
         )
 
 
@@ -140,7 +148,7 @@ class PendingState(NamedTuple):
         return {**state, "extras": [(key, value.clone()) for key, value in self.extras]}
 
     @classmethod
-    def read(cls, reader: StateReader, rows: int, parse_place: Callable[[Any], Any]) -> PendingState:
+    def read(cls, reader: StateReader, rows: int, parse_position: Callable[[Any], Any]) -> PendingState:
         """Return the value that `plain` converted, for a storage with `rows` rows.
 
         Raises:
@@ -161,7 +169,7 @@ class PendingState(NamedTuple):
             origin,
             flags("fresh"),
             reader.flag("ran_out"),
-            reader.optional("place", lambda name: parse_place(reader.get(name))),
+            reader.optional("place", lambda name: parse_position(reader.get(name))),
         )
 
     def ticket(self, storage: Storage) -> PendingSample:
@@ -288,9 +296,9 @@ class Prefetcher:
         return self._workers.start(in_this_stream(ticket.fetch, device if known else None))
 
     @property
-    def place(self) -> Any:
+    def position(self) -> Any:
         """The sampler's position before the oldest queued draw, None if unknown. The queue must not be empty."""
-        return self._queue[0][0].place
+        return self._queue[0][0].position
 
     def clear(self) -> None:
         """Drop every queued batch."""

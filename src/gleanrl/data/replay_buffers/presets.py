@@ -82,7 +82,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             options["writer"] = TensorDictRoundRobinWriter()
         super().__init__(**options)
 
-    def _make_intake(self, gate: BufferLock, parts: Parts) -> TensorDictInserter:
+    def _make_inserter(self, gate: BufferLock, parts: Parts) -> TensorDictInserter:
         return TensorDictInserter(gate, parts, self._priority_key)
 
     @property

@@ -13,7 +13,7 @@ from gleanrl._os.clock import Deadline
 from gleanrl._os.threads import Activity
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl._util import positive
-from gleanrl.data.replay_buffers.lock import BufferLock, give_up, nobody, take
+from gleanrl.data.replay_buffers.lock import BufferLock, give_up, no_holder, take
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, RateLimiterTimeoutError, UnsupportedError
 
@@ -104,7 +104,7 @@ class Limiter(Stateful[RateCounts]):
         self.feeders: set[Activity] = set()
         """The activities of the threads that insert. Empty after an insert by a thread without a known end."""
         self._insert: tuple[object, int] | None = None  # the running insert, and `rows_written` before it
-        self.counts = self._fresh(len(storage)) if counts is None else counts
+        self.counts = self._initial_counts(len(storage)) if counts is None else counts
 
     @property
     def storage(self) -> Storage:
@@ -162,9 +162,9 @@ class Limiter(Stateful[RateCounts]):
 
     def restart(self) -> None:
         """Restart all counts at 0."""
-        self.counts = self._fresh(len(self.storage))
+        self.counts = self._initial_counts(len(self.storage))
 
-    def _fresh(self, stored: int) -> RateCounts:
+    def _initial_counts(self, stored: int) -> RateCounts:
         return RateCounts(0, 0, max(self.rule.min_size - stored, 0))
 
     def error(self, side: str, why: str) -> RateLimiterTimeoutError:
@@ -202,7 +202,7 @@ class Limiter(Stateful[RateCounts]):
     def parse(self, state: Any, stored: int | None = None) -> RateCounts:
         """Return saved counts. For a state without counts, return initial counts for `stored` records."""
         if state is None and stored is not None:
-            return self._fresh(stored)
+            return self._initial_counts(stored)
         reader = StateReader(state, "a rate limiter")
         return RateCounts(*(reader.integer(name) for name in RateCounts._fields))
 
@@ -315,14 +315,14 @@ class _LimitedHold:
         side: ``"insert"``, ``"sample"``, or ``""`` for a call that never waits and isn't counted.
     """
 
-    __slots__ = ("__weakref__", "_gate", "_side", "_taken")
+    __slots__ = ("__weakref__", "_gate", "_side", "_acquired")
 
     def __init__(self, gate: RateLimitedLock, side: str) -> None:
         self._gate, self._side = gate, side
-        self._taken: list[Any] = []
+        self._acquired: list[Any] = []
 
     def __enter__(self) -> None:
-        self.__class__ = _LimitedHeld
+        self.__class__ = _LimitedAcquiredHold
         limiter = self._gate.limiter
         try:
             self._take()
@@ -343,7 +343,7 @@ class _LimitedHold:
             # Waiting samples must also wake if this thread ends without admitting them.
             for waiter in gate.waiting:
                 waiter.watch(feeder)
-        gate.limiter.insert_begins(self._taken, feeder)
+        gate.limiter.insert_begins(self._acquired, feeder)
 
     def _wait(self, needed: Callable[[], bool]) -> None:
         """Release and re-acquire the lock until the call may proceed.
@@ -352,7 +352,7 @@ class _LimitedHold:
             RateLimiterTimeoutError: the timeout passed, or no other thread could ever end the wait.
         """
         gate, limiter, here = self._gate, self._gate.limiter, threads.here.activity
-        gate.asked = False  # this thread waits for the limiter, not for the lock
+        gate.learner_waits = False  # this thread waits for the limiter, not for the lock
         deadline = Deadline(limiter.rule.timeout_s)
         while True:
             waiter = threads.Waiter()
@@ -387,23 +387,23 @@ class _LimitedHold:
 
     def _take(self) -> None:
         gate = self._gate
-        take(gate.threads, self._taken)
+        take(gate.threads, self._acquired)
         if gate.outer() is None:
             gate.outer = weakref.ref(self)
 
     def _give_up(self) -> None:
         gate = self._gate
         if gate.outer() is self:
-            gate.outer = nobody
-        give_up(gate.threads, self._taken)
+            gate.outer = no_holder
+        give_up(gate.threads, self._acquired)
 
     def __exit__(self, *exception: object) -> None:
         self._leave()
 
     def _leave(self) -> None:
         gate = self._gate
-        if self._taken:
-            gate.limiter.insert_ends(self._taken)
+        if self._acquired:
+            gate.limiter.insert_ends(self._acquired)
             try:
                 if gate.outer() is self:
                     for waiter, needed in list(gate.waiting.items()):
@@ -415,7 +415,7 @@ class _LimitedHold:
         self.__class__ = _LimitedHold
 
 
-class _LimitedHeld(_LimitedHold):
+class _LimitedAcquiredHold(_LimitedHold):
     __slots__ = ()
 
     def __del__(self) -> None:

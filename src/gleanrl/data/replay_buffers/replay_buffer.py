@@ -89,19 +89,19 @@ class Composed(Checkpointed):
     @property
     def storage(self) -> Storage:
         """The storage, which keeps the records."""
-        found: Storage = self._parts.storage.given
+        found: Storage = self._parts.storage.unwrapped
         return found
 
     @property
     def sampler(self) -> Sampler:
         """The sampler, which chooses the records of a batch."""
-        found: Sampler = self._parts.sampler.given
+        found: Sampler = self._parts.sampler.unwrapped
         return found
 
     @property
     def writer(self) -> Writer:
         """The writer, which chooses the slots of new records."""
-        found: Writer = self._parts.writer.given
+        found: Writer = self._parts.writer.unwrapped
         return found
 
     _storage, _sampler, _writer = storage, sampler, writer  # private names that existing programs use
@@ -252,7 +252,7 @@ class Composed(Checkpointed):
     def checkpointed_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint; the storage's checkpointer determines the form of the records."""
         own = overridden(self, "state_dict", of=Composed)
-        state = self.state_dict() if own else self._draws.moment_dict()
+        state = self.state_dict() if own else self._draws.checkpoint_dict()
         return {**state, "_storage": self.storage.checkpointer.packed_later(state["_storage"])}
 
     def loading(self, state: dict[str, Any]) -> Callable[[], None]:
@@ -272,8 +272,8 @@ class Composed(Checkpointed):
         """
         if self.initialized:
             with self._gate.lock:
-                held = self._parts.transforms.end_retained(ids)
-                end_trajectories(self._parts.storage, set(ids) - held)
+                retained = self._parts.transforms.end_retained(ids)
+                end_trajectories(self._parts.storage, set(ids) - retained)
                 self._parts.sampler.follow(self._parts.storage)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -431,30 +431,30 @@ class ReplayBuffer(Composed):
         checkpointer: StorageCheckpointerBase | None,
         rate_limiter: SamplesPerInsert | None,
     ) -> None:
-        storage, sampler, writer, transform, *others = parts
+        storage, sampler, writer, transform, *rest = parts
         if transform_factory is not None:
             transform = transform_factory()
-        made = Parts(storage, sampler, writer, transform, *others)
+        made = Parts(storage, sampler, writer, transform, *rest)
         if checkpointer is not None:
             made.storage.checkpointer = checkpointer
         gate = made.storage.gate or BufferLock()  # buffers over one storage share its lock
         draws = Draws(gate, made, prefetcher)
         own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None
         server = BufferServer(draws, gate, made, *served, self._carries, own)
-        intake = self._make_intake(gate, made)
+        inserter = self._make_inserter(gate, made)
         if overridden(self, "_add", "_extend", of=ReplayBuffer):
-            intake.put = self._put
+            inserter.put = self._put
         if seed is not None:
             made.sampler.set_seed(seed)
         if rate_limiter is not None:
             limit(gate, rate_limiter, made.storage)
         # Nothing fails from here on, so a failed construction leaves every part without an owner.
-        self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, intake
+        self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, inserter
         made.join(self, gate)
         if shared or isinstance(made.storage, SharedTensorStorage):
             self.share()
 
-    def _make_intake(self, gate: BufferLock, parts: Parts) -> Inserter:
+    def _make_inserter(self, gate: BufferLock, parts: Parts) -> Inserter:
         """Return the inserter, which stores records."""
         return Inserter(gate, parts)
 

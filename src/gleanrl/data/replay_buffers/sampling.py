@@ -217,8 +217,8 @@ class BufferServer(Server):
         assert self._last is not None
         self._last.served = Served(None, None, False, 0)
         # Pass only arguments that the override accepts. If it lacks one that matters, Python raises the error.
-        given = 2 if wants_info else max(self._arguments, int(size != self.batch_size))
-        result = self._sample(*(size, wants_info)[:given], **({} if keys is None else {"keys": keys}))
+        num_passed = 2 if wants_info else max(self._arguments, int(size != self.batch_size))
+        result = self._sample(*(size, wants_info)[:num_passed], **({} if keys is None else {"keys": keys}))
         batch, info = result if wants_info else (result, None)
         served: Served = self._last.served
         return served._replace(batch=batch, info=info)
@@ -272,10 +272,14 @@ def _read(storage: Storage, index: Any, time: int) -> Any:
     basic = basic_index(index, swapped(storage.shape, time))
     if basic is None:
         slots, shape = slots_at(index, storage.shape, time)
-        places = torch.unravel_index(slots.view(shape), storage.shape)
-        return storage[places]
-    whole = swap_batch_dims(storage[:], time, "__getitem__")
-    return whole[basic] if is_tensor_collection(whole) else _pytree.tree_map(lambda leaf: leaf[basic], whole)
+        positions = torch.unravel_index(slots.view(shape), storage.shape)
+        return storage[positions]
+    content = swap_batch_dims(storage[:], time, "__getitem__")
+    return (
+        content[basic]
+        if is_tensor_collection(content)
+        else _pytree.tree_map(lambda leaf: leaf[basic], content)
+    )
 
 
 def _collated(collate: Callable[[Any], Any], records: Any) -> Any:

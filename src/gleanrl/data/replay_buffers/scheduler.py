@@ -197,9 +197,9 @@ class SchedulerList(Stateful[SchedulesState]):
     """
 
     def __init__(self, schedulers: ParameterScheduler | Iterable[ParameterScheduler]) -> None:
-        given = [schedulers] if isinstance(schedulers, ParameterScheduler) else [*schedulers]
+        items = [schedulers] if isinstance(schedulers, ParameterScheduler) else [*schedulers]
         self.schedulers: list[ParameterScheduler] = []
-        for scheduler in given:
+        for scheduler in items:
             self.append(scheduler)
 
     def append(self, scheduler: ParameterScheduler) -> None:
@@ -222,9 +222,9 @@ class SchedulerList(Stateful[SchedulesState]):
         reader = StateReader(state, "a SchedulerList")
         reader.parts("schedulers", len(self.schedulers))
         each = zip(self.schedulers, reader.get("schedulers"), strict=True)
-        return SchedulesState(tuple(scheduler.parse(its) for scheduler, its in each))
+        return SchedulesState(tuple(scheduler.parse(saved) for scheduler, saved in each))
 
     def adopt(self, value: SchedulesState) -> None:
         """Take over a value that `parse` returned."""
-        for scheduler, its in zip(self.schedulers, value.schedulers, strict=True):
-            scheduler.adopt(its)
+        for scheduler, saved in zip(self.schedulers, value.schedulers, strict=True):
+            scheduler.adopt(saved)

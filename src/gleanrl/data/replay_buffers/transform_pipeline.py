@@ -104,9 +104,9 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         """Return the number of transforms."""
         return len(self._stages)
 
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, position: int) -> Any:
         """Return the transform at a position, as the user passed it."""
-        return self._stages[place].transform
+        return self._stages[position].transform
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the transforms, as the user passed them."""
@@ -249,8 +249,8 @@ class Pipeline(Stateful[tuple[Any, ...]]):
                 )
             return own
         return tuple(
-            _parsed(place, stage.transform, saved)
-            for place, (stage, saved) in enumerate(zip(self._stages, state, strict=True))
+            _parsed(position, stage.transform, saved)
+            for position, (stage, saved) in enumerate(zip(self._stages, state, strict=True))
         )
 
     def adopt(self, value: tuple[Any, ...]) -> None:
@@ -311,9 +311,9 @@ def _says_something(state: Any) -> bool:
     return state is not None
 
 
-def _parsed(place: int, transform: Any, state: Any) -> Any:
+def _parsed(position: int, transform: Any, state: Any) -> Any:
     """Return the value of one transform's saved state."""
-    where = f"load_state_dict: transform {place} ({type(transform).__name__})"
+    where = f"load_state_dict: transform {position} ({type(transform).__name__})"
     has_state = hasattr(transform, "load_state_dict")
     if (state is None) is has_state:
         raise SchemaError(f"{where}: expected {'a state' if has_state else 'no state'}, got {state!r:.80}")

@@ -19,7 +19,7 @@ _ROWS = 1 << 20  # rows searched at once
 _RECORDS = 1 << 10  # records of a list searched at once, which may have to be decompressed
 
 
-def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
+def end_trajectories(storage: Storage, ids: Iterable[int]) -> int:
     """Set truncated and done in the last stored step of trajectories that didn't end there; terminated stays unchanged.
 
     Steps are found by ``("collector", "traj_ids")``. A record may hold several consecutive steps in its last dimension.
@@ -29,7 +29,7 @@ def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
 
     Args:
         storage: a storage of steps; the caller holds the buffer's lock.
-        given: the ids of the trajectories.
+        ids: the ids of the trajectories.
 
     Returns:
         The number of steps marked.
@@ -37,11 +37,11 @@ def end_trajectories(storage: Storage, given: Iterable[int]) -> int:
     if not len(storage) or not storage.ordered:
         return 0
     marked = 0
-    for slot, places in _last_steps(storage, set(given)).items():
+    for slot, positions in _last_steps(storage, set(ids)).items():
         index = torch.tensor([slot], device="cpu")
         record = storage.fetch(index)
         single = record[0].clone() if isinstance(record, list) else record
-        count = cut_at(single, places)
+        count = cut_at(single, positions)
         if count:
             data = [single] if isinstance(record, list) else single
             prepared = storage.prepare_selection(data, index.shape, "end_trajectories")
@@ -56,10 +56,10 @@ def _last_steps(storage: Storage, ids: set[int]) -> dict[int, list[int]]:
     # The search goes from the newest chunk to older ones, and ends once all ids are found.
     for slots, column, ends in _ids_by_age(storage):
         newest = newest_steps(column, ids)
-        for place in newest.values():
-            record = bisect(ends, place)
+        for position in newest.values():
+            record = bisect(ends, position)
             begin = ends[record - 1] if record else 0
-            found.setdefault(int(slots[record]), []).append(place - begin)
+            found.setdefault(int(slots[record]), []).append(position - begin)
         ids = ids - newest.keys()
         if not ids:
             break

@@ -41,7 +41,7 @@ def stack_tensors(list_of_tensor_iterators: Iterable[Iterable[torch.Tensor]]) ->
         raise InvalidArgumentError(
             f"stack_tensors: expected iterators of one length, got lengths {[len(row) for row in rows]}"
         )
-    return tuple(torch.stack(place) for place in zip(*rows, strict=True))
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
 
 class InPlaceSampler:
@@ -69,13 +69,13 @@ class InPlaceSampler:
 
     def __call__(self, list_of_tds: Sequence[TensorDictBase]) -> Any:
         """Return the records as one batch, in the memory of the last batch if it fits."""
-        fresh = torch.stack(list(list_of_tds))
+        stacked = torch.stack(list(list_of_tds))
         if self.device is not None:
-            fresh = fresh.to(self.device)
-        if self.out is None or describe(self.out) != describe(fresh):
-            self.out = fresh.contiguous()
+            stacked = stacked.to(self.device)
+        if self.out is None or describe(self.out) != describe(stacked):
+            self.out = stacked.contiguous()
         else:
-            self.out.update_(fresh)
+            self.out.update_(stacked)
         return self.out
 
 
@@ -125,7 +125,7 @@ def describe(sample: Any) -> dict[Path, str]:
     """Return the type of each entry by path, with the shape, dtype and device of a tensor."""
     if not is_tensor_collection(sample):
         pairs, spec = _pytree.tree_flatten_with_path(sample)
-        leaves: dict[Path, str] = {(_pytree.keystr(place),): _kind(leaf) for place, leaf in pairs}
+        leaves: dict[Path, str] = {(_pytree.keystr(key_path),): _kind(leaf) for key_path, leaf in pairs}
         return leaves if len(leaves) == 1 and ("",) in leaves else {**leaves, (): str(spec)}
     found: dict[Path, str] = {}
     _describe_groups(sample, (), found)
@@ -168,8 +168,8 @@ def _difference(first: dict[Path, str], other: dict[Path, str]) -> str:
     parts = [f"{as_key(path)!r} is {first[path]} and {other[path]}" for path in differing if path]
     if parts:
         return "; ".join(parts)
-    for which, mine, theirs in (("first", first, other), ("second", other, first)):
-        only = [as_key(path) for path in mine if path and path not in theirs]
+    for which, entries, compared in (("first", first, other), ("second", other, first)):
+        only = [as_key(path) for path in entries if path and path not in compared]
         if only:
             parts.append(f"only the {which} has {only}")
     return "; ".join(parts or [f"{first[()]} and {other[()]}"])

@@ -77,7 +77,7 @@ def audit(storage: Storage) -> AuditReport:
         >>> [(problem.rule, problem.slot) for problem in buffer.verify().problems]
         [('next observation', 1)]
     """
-    checks, problems = ["schema", "generations"], _books(storage)
+    checks, problems = ["schema", "generations"], _check_storage(storage)
     if not isinstance(storage, TensorStorage) or not len(storage):
         return AuditReport(len(storage), None, tuple(checks), tuple(problems))
     found = _Findings()
@@ -114,7 +114,7 @@ class _Findings:
         )
 
 
-def _books(storage: Storage) -> list[AuditProblem]:
+def _check_storage(storage: Storage) -> list[AuditProblem]:
     """Check the storage's own consistency and its generations."""
     try:
         if isinstance(storage, (ListStorage, TensorStorage)):
@@ -134,13 +134,13 @@ def _check_flags(storage: TensorStorage, found: _Findings) -> str | None:
     """Check that done equals terminated or truncated; return the rule's name if it applies."""
     schema = storage.format.schema
     groups = {path[:-1] for path in schema.paths if path[-1] in FLAGS}
-    whole = [group for group in groups if all((*group, flag) in schema for flag in FLAGS)]
-    for group in sorted(whole):
+    complete = [group for group in groups if all((*group, flag) in schema for flag in FLAGS)]
+    for group in sorted(complete):
         done, terminated, truncated = (storage.column((*group, flag))[: len(storage)] for flag in FLAGS)
         wrong = _wide(done != (terminated | truncated)).any(1)
         message = f"{as_key((*group, 'done'))!r} isn't terminated or truncated"
         found.add("flags", message, wrong.nonzero()[:, 0].cpu())
-    return "flags" if whole else None
+    return "flags" if complete else None
 
 
 def _pairs(storage: TensorStorage, table: Episodes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

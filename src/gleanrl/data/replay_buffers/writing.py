@@ -27,7 +27,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 
-_WHOLE = slice(None)
+_ALL_ROWS = slice(None)
 
 
 class Inserter:
@@ -63,9 +63,9 @@ class Inserter:
         parts = self._parts
         # Snapshots that are being saved need copies of the slots to be overwritten. Copying before the lock is taken
         # delays no other thread.
-        if parts.storage.moments:
+        if parts.storage.open_snapshots:
             parts.storage.preserve_next(1 if single else length_hint(data))
-        if self._gate.asked:
+        if self._gate.learner_waits:
             self._gate.give_way()
         with self._gate.inserting:
             if not parts.writes:
@@ -100,12 +100,12 @@ class Inserter:
     def replace(self, index: Any, value: Any) -> None:
         """Replace stored records, or a column of them (see `ReplayBuffer.__setitem__`)."""
         with self._gate.lock:
-            parts, whole = self._parts, is_key(index)
+            parts, replaces_column = self._parts, is_key(index)
             if not parts.writes:
                 parts.claim()
             storage, time = parts.storage, parts.written_time
-            if whole:
-                index, value = _WHOLE, _with_column(storage, time, index, value)
+            if replaces_column:
+                index, value = _ALL_ROWS, _with_column(storage, time, index, value)
             slots, shape = slots_at(index, storage.shape, time)
             if value is None:
                 raise InvalidTypeError("__setitem__: expected records, got None")
@@ -115,14 +115,14 @@ class Inserter:
             parts.writer.check_write(value, "__setitem__")
             prepared = storage.prepare_selection(value, shape, "__setitem__")
             if slots.shape[0]:
-                storage.write_slots(prepared, slots, amended=whole)
+                storage.write_slots(prepared, slots, amended=replaces_column)
                 parts.sampler.follow(storage)
 
     def update_priority(self, index: Any, priority: Any, generation: Any) -> None:
         """Set priorities (see `ReplayBuffer.update_priority`)."""
-        self._gate.asked = True
+        self._gate.learner_waits = True
         with self._gate.lock:
-            self._gate.asked = False
+            self._gate.learner_waits = False
             storage, sampler = self._parts.storage, self._parts.sampler
             # With generations, an index may name a record that is no longer stored: its update is dropped, not refused.
             # A tuple, because creating the torch.Size of `storage.shape` takes longer.
@@ -245,17 +245,17 @@ def _check_tensordicts(data: Any, single: bool, where: str) -> None:
 
 def _with_column(storage: Storage, time: int, key: Any, column: Any) -> Any:
     """Return a shallow copy of the whole content, in the written layout, with a new tensor at `key`."""
-    whole = storage.get(_WHOLE)
-    if not is_tensor_collection(whole):
+    content = storage.get(_ALL_ROWS)
+    if not is_tensor_collection(content):
         raise UnsupportedError(
             f"__setitem__: got the key {key!r}, but only a tensor storage of TensorDicts has columns; pass a position"
         )
-    whole = whole.transpose(0, time) if time else whole
-    changed = whole.clone(recurse=False)
+    content = content.transpose(0, time) if time else content
+    changed = content.clone(recurse=False)
     try:
         changed.set(key, column)
     except (RuntimeError, KeyError, TypeError, ValueError) as cause:
         raise SchemaError(
-            f"__setitem__: expected a tensor with {tuple(whole.batch_size)} rows for the column {key!r}: {cause}"
+            f"__setitem__: expected a tensor with {tuple(content.batch_size)} rows for the column {key!r}: {cause}"
         ) from cause
     return changed

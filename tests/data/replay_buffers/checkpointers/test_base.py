@@ -124,7 +124,7 @@ def test_non_tensor_data_in_a_list(tmp_path: Path, checkpointer: Any) -> None:
 def test_background_dump_copies_the_objects_of_a_list(tmp_path: Path) -> None:
     made, leave = ReplayBuffer(storage=ListStorage(4), collate_fn=list), threading.Event()
     made.extend([torch.zeros(2), torch.ones(2)])
-    kept = made.storage.moment_dict()["items"].make()
+    kept = made.storage.checkpoint_dict()["items"].make()
     assert kept[0] is made[0] and kept[1] is made[1]
     with fault_points.inject({"fs.lock": leave.wait}):
         dump = made.dumps(tmp_path, wait=False)

@@ -22,7 +22,7 @@ from gleanrl.data import (
     TensorStorageCheckpointer,
 )
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
-from gleanrl.data.replay_buffers.checkpointers.trajectories import AtMoment, InMemory
+from gleanrl.data.replay_buffers.checkpointers.trajectories import InMemory, SnapshotReader
 
 FORMS = [FlatStorageCheckpointer, NestedStorageCheckpointer]
 
@@ -69,7 +69,7 @@ def test_packed_rows_are_of_the_snapshot_despite_later_writes(form: Any, storage
     before = made.storage.state_dict()
     expected = form().packed(before)["packed"]
     for writes_first in (0, 37, 650):
-        state = made.storage.moment_dict()
+        state = made.storage.checkpoint_dict()
         if writes_first:
             made.extend(steps(7_000, writes_first))
         packed = form().packed(state)
@@ -92,8 +92,8 @@ def test_rows_of_both_kinds_are_the_same(dtype: torch.dtype, shape: tuple[int, .
     column = torch.randint(0, 2, (300, *shape)).to(dtype)
     made = ReplayBuffer(storage=LazyTensorStorage(300), batch_size=4)
     made.extend(TensorDict({"a": column, "b": column.roll(-1, 0)}, [300]))
-    moment, plain = made.storage.moment_dict()["columns"], InMemory([column, column.roll(-1, 0)])
-    live = AtMoment(moment)
+    moment, plain = made.storage.checkpoint_dict()["columns"], InMemory([column, column.roll(-1, 0)])
+    live = SnapshotReader(moment)
     made.extend(TensorDict({"a": column[:90], "b": column[:90]}, [90]))
     index = np.array([5, 299, 5, 88, 0, 100])
     assert list(live.fields) == plain.fields
@@ -106,8 +106,8 @@ def test_rows_of_both_kinds_are_the_same(dtype: torch.dtype, shape: tuple[int, .
             assert not found.unlike(1, 0, rows, rows + 1).any()
             differs = found.unlike(0, 1, rows, rows)
             assert np.array_equal(differs, (column[:-1] != column[1:]).reshape(299, -1).any(1).numpy())
-    assert same_bits(live.taken(0, index).tensor(), column[index])
-    assert same_bits(live.whole(1).tensor(), plain.whole(1))
+    assert same_bits(live.selected(0, index).tensor(), column[index])
+    assert same_bits(live.column(1).tensor(), plain.column(1))
 
 
 @pytest.mark.parametrize("form", [TensorStorageCheckpointer, *FORMS])

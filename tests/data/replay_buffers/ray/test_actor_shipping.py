@@ -29,10 +29,10 @@ def sending(*clients: str) -> tuple[ReplayBuffer, Shipping]:
 def test_sent_batch_is_queued_until_it_is_handed_out():
     buffer, queue = sending("a", "a", "b")
     tickets = list(queue)
-    assert len(queue) == 3 and queue.number == 3 and queue.place is tickets[0].place
+    assert len(queue) == 3 and queue.number == 3 and queue.position is tickets[0].position
     assert queue.at_end(b"b") and not queue.at_end(b"a") and not queue.at_end(b"c")
     queue.handed_out(b"a", 1)
-    assert list(queue) == tickets[1:] and queue.place is tickets[1].place
+    assert list(queue) == tickets[1:] and queue.position is tickets[1].position
     queue.clear()
     assert not len(queue)
     with pytest.raises(NotImplementedError):

@@ -7,10 +7,10 @@ import torch
 
 from gleanrl._arrays.schema import Field
 from gleanrl.data.replay_buffers.storages.columns import (
-    BorrowedColumns,
     ColumnStore,
     DeviceColumns,
     OwnColumns,
+    UserColumns,
     column_store,
 )
 
@@ -25,7 +25,7 @@ FIELDS = [
     Field(torch.Size([5]), torch.float8_e4m3fn),
     Field(torch.Size([0]), torch.float32),
 ]
-KINDS = [OwnColumns, BorrowedColumns, DeviceColumns]
+KINDS = [OwnColumns, UserColumns, DeviceColumns]
 
 
 def rows(count: int, seed: int = 0) -> list[torch.Tensor]:
@@ -129,5 +129,5 @@ def test_slots_outside_the_columns_raise_and_change_nothing():
 def test_the_device_decides_the_kind():
     field = Field(torch.Size([]), torch.float32)
     assert type(column_store([field], [torch.zeros(2)], True, 2)) is OwnColumns
-    assert type(column_store([field], [torch.zeros(2)], False, 2)) is BorrowedColumns
+    assert type(column_store([field], [torch.zeros(2)], False, 2)) is UserColumns
     assert type(column_store([field], [torch.zeros(2, device="meta")], True, 2)) is DeviceColumns

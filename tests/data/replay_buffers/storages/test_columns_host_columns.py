@@ -13,10 +13,10 @@ from gleanrl._arrays.schema import Field
 from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer, TensorStorage
 from gleanrl.data.replay_buffers.storages import columns
 from gleanrl.data.replay_buffers.storages.columns import (
-    BorrowedColumns,
     HostColumns,
     OwnColumns,
     ParentsColumns,
+    UserColumns,
 )
 from gleanrl.errors import SchemaError
 from tests.data.replay_buffers.oracle import fill
@@ -325,7 +325,7 @@ def test_leaves_are_checked_by_the_core_or_in_python(by, column, seen, monkeypat
     assert bool(asked) is not by_core
 
 
-@pytest.mark.parametrize("kind", [BorrowedColumns, ParentsColumns])
+@pytest.mark.parametrize("kind", [UserColumns, ParentsColumns])
 def test_columns_that_may_have_moved_or_are_not_to_be_written(by, kind):
     column = torch.zeros(8)
     assert not kind([Field(column.shape[1:], column.dtype)], [column]).fits(

@@ -7,11 +7,11 @@ import torch
 
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl.data.replay_buffers.storages.columns import (
-    BorrowedColumns,
     ColumnSource,
     DeviceColumns,
     OwnColumns,
     StoredSchema,
+    UserColumns,
 )
 from gleanrl.errors import SchemaError
 
@@ -29,7 +29,7 @@ def test_each_leaf_has_a_column():
     assert stored.column_of(("next", "obs")) == 2
 
 
-@pytest.mark.parametrize("kind", [OwnColumns, BorrowedColumns, DeviceColumns])
+@pytest.mark.parametrize("kind", [OwnColumns, UserColumns, DeviceColumns])
 def test_leaves_that_share_a_column_are_fetched_by_one_call(kind):
     stored = StoredSchema(SCHEMA, SHARED)
     assert stored.paths == (("obs",), ("next", "reward"))

@@ -68,7 +68,7 @@ def test_snapshot_does_not_change_after_writes(write: str, filled: int, storage:
         assert torch.equal(column, saved)
     made.storage.check_valid()
     made.extend(made[:10])
-    assert made.storage.moments == (), "all of it was read"
+    assert made.storage.open_snapshots == (), "all of it was read"
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 200])
@@ -80,14 +80,14 @@ def test_writer_copies_changed_rows_and_little_more(monkeypatch: pytest.MonkeyPa
     moment = moment_of(made)
     made.extend(data(90_000, 130))
     made.storage.set([1_234, 2_999], data(80_000, 2))
-    assert moment._held <= 24 * (130 + 2 + 5 * rows)
+    assert moment._saved_bytes <= 24 * (130 + 2 + 5 * rows)
     for number in (0, 6, 14):
         assert moment.look(number) is None and not moment.settled(number)
     assert moment.look(3) is not None
     made.storage.set([700], data(80_000, 1))  # during a reader's look at the piece
     assert not moment.settled(3)
     assert all(torch.equal(column, saved) for column, saved in zip(moment.tensors(), before, strict=True))
-    assert moment._held == 0
+    assert moment._saved_bytes == 0
 
 
 def test_memory_of_copies_is_used_again() -> None:
@@ -109,20 +109,20 @@ def test_memory_of_copies_is_used_again() -> None:
 
 def test_memory_of_copies_is_freed_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_on_write, "_SLAB_BYTES", 200 * 24)  # one piece
-    monkeypatch.setattr(copy_on_write, "_KEPT_BYTES", 2 * 200 * 24)
+    monkeypatch.setattr(copy_on_write, "_REUSABLE_BYTES", 2 * 200 * 24)
     made = buffer()
     made.extend(data(0, ROWS))
     before = made.storage.state_dict()["columns"]
     moment = moment_of(made)
     made.extend(data(90_000, ROWS))
-    assert moment._held == ROWS * 24
+    assert moment._saved_bytes == ROWS * 24
     for taken, number in enumerate(moment.order(), 1):
         copied = moment.take(number)
         _, *columns = moment.layout.columns(number, copied)
         rows = slice(*moment.layout.span(number))
         assert all(torch.equal(column, saved[rows]) for column, saved in zip(columns, before, strict=True))
         moment.give(copied)
-        assert len(moment._free) == min(taken, 2) and moment._held == (ROWS - 200 * taken) * 24
+        assert len(moment._free) == min(taken, 2) and moment._saved_bytes == (ROWS - 200 * taken) * 24
 
 
 def test_many_copies_take_few_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_many_copies_take_few_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
     made.extend(data(0, ROWS))
     moment = moment_of(made)
     made.extend(data(90_000, ROWS))
-    assert moment._held == ROWS * 24
+    assert moment._saved_bytes == ROWS * 24
     assert sizes[0] == 24 and max(sizes) == 200 * 24 and len(sizes) < 80
 
 
@@ -146,7 +146,7 @@ def test_pieces_already_read_are_not_copied() -> None:
     moment = moment_of(made)
     assert moment.look(0) is not None and moment.settled(0)
     made.extend(data(90_000, 150))
-    assert moment._held == 0
+    assert moment._saved_bytes == 0
 
 
 def test_skipped_segments_are_not_copied() -> None:
@@ -154,13 +154,13 @@ def test_skipped_segments_are_not_copied() -> None:
     made.extend(data(0, ROWS))
     moment = moment_of(made)
     made.extend(data(90_000, 150))
-    held = moment._held
+    held = moment._saved_bytes
     assert held > 0 and moment.open
     moment.skip(range(1, SEGMENTS))
     made.extend(data(90_150, ROWS - 150))
-    assert moment._held < 2 * held and moment.open, "of the first segment alone"
+    assert moment._saved_bytes < 2 * held and moment.open, "of the first segment alone"
     moment.skip([0])
-    assert moment._held == 0 and not moment.open
+    assert moment._saved_bytes == 0 and not moment.open
 
 
 @pytest.mark.parametrize("more", [0, 150, 450, 2_999])
@@ -222,7 +222,7 @@ def test_wrong_guess_of_the_next_writes_costs_only_copies(guess: int, segments: 
     before = made.storage.state_dict()["columns"]
     moment = moment_of(made)
     made.storage.preserve_next(guess)
-    assert moment._held == segments * 200 * 24
+    assert moment._saved_bytes == segments * 200 * 24
     made.storage.set([5, 2_499], data(90_000, 2))
     made.extend(data(91_000, 500))
     _, *columns = moment.tensors()
@@ -297,8 +297,8 @@ def test_deleted_snapshot_causes_no_copies() -> None:
     made.extend(data(0, ROWS))
     moment_of(made)
     made.extend(data(0, 10))
-    assert made.storage.moments == ()
-    assert pickle.loads(pickle.dumps(made)).storage.moments == ()
+    assert made.storage.open_snapshots == ()
+    assert pickle.loads(pickle.dumps(made)).storage.open_snapshots == ()
 
 
 def test_a_forked_child_copies_nothing() -> None:

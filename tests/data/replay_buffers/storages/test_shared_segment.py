@@ -28,11 +28,11 @@ def seen(segment: StorageSegment) -> StorageSegment:
 def test_metadata_counts_once_it_is_committed():
     segment = StorageSegment()
     other = seen(segment)
-    assert other.books() == SharedMetadata(0, 0, 0, 1)
+    assert other.metadata() == SharedMetadata(0, 0, 0, 1)
     segment.begin(None)
-    assert other.changing and other.books() == SharedMetadata(0, 0, 0, 1)
+    assert other.changing and other.metadata() == SharedMetadata(0, 0, 0, 1)
     segment.commit(SharedMetadata(3, 3, 5, 0))
-    assert not other.changing and other.books() == segment.books() == SharedMetadata(3, 3, 5, 0)
+    assert not other.changing and other.metadata() == segment.metadata() == SharedMetadata(3, 3, 5, 0)
     assert [segment.next_copy(), other.next_copy()] == [1, 2]
 
 

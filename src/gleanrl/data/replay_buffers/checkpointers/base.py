@@ -83,8 +83,8 @@ class StorageCheckpointerBase(ABC):
 
     def packed(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a storage's state in this form, together with the form's name."""
-        given = state if self.takes_segments else with_tensors(state)
-        return {"form": self.form, _PACKED: self.pack(given)}
+        content = state if self.takes_segments else with_tensors(state)
+        return {"form": self.form, _PACKED: self.pack(content)}
 
     def packed_later(self, state: Mapping[str, Any]) -> Later:
         """Return a value that becomes the result of `packed` when it is written."""
@@ -122,7 +122,7 @@ class StorageCheckpointerBase(ABC):
 
     def dumps(self, storage: Any, path: os.PathLike[str] | str, keep: int = 1) -> None:
         """Write a checkpoint of one storage; see `ReplayBuffer.dumps`."""
-        Folder(path).commit(_STORAGE, self.packed_later(storage.moment_dict()), keep)
+        Folder(path).commit(_STORAGE, self.packed_later(storage.checkpoint_dict()), keep)
 
     def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:
         """Load the newest checkpoint of one storage; see `ReplayBuffer.loads`."""

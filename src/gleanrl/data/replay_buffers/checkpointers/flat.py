@@ -65,11 +65,14 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
 
         def lay(rows: RowReader) -> dict[str, Any]:
             index, apart = np.arange(len(after)), {}
-            columns = [rows.whole(place) for place in range(len(paths))]
-            for place, beside in twins(paths, rows) if len(after) else ():
-                kept = np.flatnonzero(rows.unlike(place, beside, index, after))
-                apart[place] = {"rows": torch.from_numpy(kept), "values": rows.taken(place, kept)}
-                columns[place] = None
+            columns = [rows.column(position) for position in range(len(paths))]
+            for position, counterpart in twins(paths, rows) if len(after) else ():
+                differing = np.flatnonzero(rows.unlike(position, counterpart, index, after))
+                apart[position] = {
+                    "rows": torch.from_numpy(differing),
+                    "values": rows.selected(position, differing),
+                }
+                columns[position] = None
             return {"apart": apart, "columns": columns}
 
         return laid_out(state, lay)
@@ -87,22 +90,22 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         # An entry under "next" repeats the row that was written after it. Around the ring, the first rows come last.
         following = TrajectoryRuns(np.array([0, width]), np.array([count - width, 0]))
         plan: Plan = {}
-        for place, column in enumerate(columns):
+        for position, column in enumerate(columns):
             if isinstance(column, (torch.Tensor, Unread)):
                 if column.shape[0] != count:
                     raise CorruptCheckpointError(
-                        f"column {paths[place]}: expected {count} rows, got {column.shape[0]}"
+                        f"column {paths[position]}: expected {count} rows, got {column.shape[0]}"
                     )
-                plan[place] = [(place, IN_PLACE)]
+                plan[position] = [(position, IN_PLACE)]
         # Check all row numbers first: `spread` copies in C++ without checking bounds, and the file may be damaged.
-        for position, kept in apart.items():
+        for position, separate in apart.items():
             path = paths[position]
             if path[:1] != ("next",) or columns[position] is not None:
                 raise CorruptCheckpointError(
                     f"column {path}: expected separate rows only under 'next', and not of a whole column"
                 )
             source = paths.index(path[1:])
-            column, rows, values = columns[source], kept["rows"], kept["values"]
+            column, rows, values = columns[source], separate["rows"], separate["values"]
             alike = values.dtype is column.dtype and values.shape == (*rows.shape, *column.shape[1:])
             numbers = rows.dtype is torch.int64 and rows.ndim == 1
             inside = numbers and rows.numpy().min(initial=0) >= 0 and rows.numpy().max(initial=0) < count
@@ -112,7 +115,10 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
                 )
             plan[source].append((position, following))
         made = spread_out(columns, count, plan)
-        left = [(p, np.ascontiguousarray(kept["rows"].numpy()), kept["values"]) for p, kept in apart.items()]
+        left = [
+            (p, np.ascontiguousarray(separate["rows"].numpy()), separate["values"])
+            for p, separate in apart.items()
+        ]
         spread(
             (values, [Target(rows_of(made[position]), np.arange(len(rows)), rows)])
             for position, rows, values in left

@@ -91,14 +91,16 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         names: list[str | None] = []
         columns = {}
         if "columns" in rest:
-            for place, (path, column) in enumerate(zip(paths_of(rest), rest["columns"], strict=True)):
+            for position, (path, column) in enumerate(zip(paths_of(rest), rest["columns"], strict=True)):
                 plain = path and all(isinstance(key, str) and _PLAIN.fullmatch(key) for key in path)
                 dense = isinstance(column, (torch.Tensor, ArrayPieces))
-                names.append(("/".join(path) if plain else f"#{place}") if dense else None)
+                names.append(("/".join(path) if plain else f"#{position}") if dense else None)
                 if names[-1] is not None:
                     columns[names[-1]] = column
-            kept = [None if name else column for name, column in zip(names, rest["columns"], strict=True)]
-            rest = {**rest, "columns": kept}
+            remaining = [
+                None if name else column for name, column in zip(names, rest["columns"], strict=True)
+            ]
+            rest = {**rest, "columns": remaining}
         hdf5.write(file, {"storage": rest, "names": names}, columns, self.h5_kwargs)
 
     @classmethod
@@ -125,24 +127,24 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
         Raises:
             CheckpointError: `path` ends in ``.h5`` and is a directory. See `ReplayBuffer.dumps` for folders.
         """
-        place = Path(os.fspath(path))
-        if place.suffix != ".h5":
+        location = Path(os.fspath(path))
+        if location.suffix != ".h5":
             super().dumps(storage, path, keep)
         elif positive("keep", keep) != 1:
             raise InvalidArgumentError(
-                f"keep: expected 1, because the file {place} holds one checkpoint, got {keep}; for several, give a "
+                f"keep: expected 1, because the file {location} holds one checkpoint, got {keep}; for several, give a "
                 "folder"
             )
         else:
-            files.make_lasting_dir(place.parent)
-            atomic_files.remove_abandoned(place.parent, files.names(place.parent), ".h5")
-            state = storage.moment_dict()
+            files.make_lasting_dir(location.parent)
+            atomic_files.remove_abandoned(location.parent, files.names(location.parent), ".h5")
+            state = storage.checkpoint_dict()
             try:
-                atomic_files.replace_file(place, partial(self._write, state))
+                atomic_files.replace_file(location, partial(self._write, state))
             except IsADirectoryError as cause:
                 raise CheckpointError(
-                    f"{place}: expected a file, because the name ends in '.h5', got a directory: give the file another "
-                    "name, or a folder without that suffix"
+                    f"{location}: expected a file, because the name ends in '.h5', got a directory: give the file "
+                    "another name, or a folder without that suffix"
                 ) from cause
             finally:
                 for source in sources_in(state):
@@ -160,27 +162,27 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
             IncompatibleCheckpointError: another program wrote the file.
             CheckpointError: see `ReplayBuffer.loads`.
         """
-        place = Path(os.fspath(path))
-        if place.suffix != ".h5" or place.is_dir():
+        location = Path(os.fspath(path))
+        if location.suffix != ".h5" or location.is_dir():
             super().loads(storage, path, verify)
         else:
-            storage.load_state_dict(_read(place))
+            storage.load_state_dict(_read(location))
 
 
-def _read(place: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     """Return the state in a file outside of a checkpoint."""
     try:
-        with files.reading(place) as file:
+        with files.reading(path) as file:
             data = np.empty(files.size_of(file), np.uint8)
             files.read_into(file, data, 0)
         if hdf5.is_foreign(data):
             raise IncompatibleCheckpointError(
-                f"{place}: another program wrote it; expected a file that H5StorageCheckpointer().dumps(storage, path) "
+                f"{path}: another program wrote it; expected a file that H5StorageCheckpointer().dumps(storage, path) "
                 "of this library wrote: read it with that program (or with h5py), and extend a buffer by its records"
             )
-        packed = {"file": Attachment(place.name, data)}
+        packed = {"file": Attachment(path.name, data)}
         return H5StorageCheckpointer.unpacked({"form": H5StorageCheckpointer.form, "packed": packed})
     except FileNotFoundError as cause:
-        raise IncompleteCheckpointError(f"{place}: there is no such file") from cause
+        raise IncompleteCheckpointError(f"{path}: there is no such file") from cause
     except (OSError, CorruptCheckpointError) as cause:
-        raise CorruptCheckpointError(f"{place}: {cause}") from cause
+        raise CorruptCheckpointError(f"{path}: {cause}") from cause

@@ -37,48 +37,50 @@ class RowReader(ABC):
     fields: Sequence[Field | None]
 
     @abstractmethod
-    def pick(self, place: int, rows: Array | slice) -> Array:
+    def pick(self, position: int, rows: Array | slice) -> Array:
         """Return rows of a column, ``(k, bytes of a row)`` uint8, in fresh memory.
 
         Args:
-            place: position of the column.
+            position: position of the column.
             rows: row numbers, ``(k,)`` int64, or a slice of them.
         """
 
     @abstractmethod
-    def whole(self, place: int) -> Any:
+    def column(self, position: int) -> Any:
         """Return a column unchanged."""
 
-    def width(self, place: int) -> int:
+    def width(self, position: int) -> int:
         """Return the bytes of a row; 0 for a column that isn't a tensor."""
-        field = self.fields[place]
+        field = self.fields[position]
         return 0 if field is None else field[0].itemsize * prod(field[1])
 
-    def made(self, place: int, count: int, make: Callable[[int, int], Array]) -> ArrayPieces:
+    def made(self, position: int, count: int, make: Callable[[int, int], Array]) -> ArrayPieces:
         """Return a tensor of `count` rows like a column's; `make` returns the bytes of rows ``[start, stop)``."""
-        field = self.fields[place]
+        field = self.fields[position]
         assert field is not None
         return ArrayPieces(field[0], (count, *field[1]), make)
 
-    def taken(self, place: int, index: Array) -> ArrayPieces:
+    def selected(self, position: int, index: Array) -> ArrayPieces:
         """Return rows of a column as a tensor."""
-        return self.made(place, len(index), lambda start, stop: self.pick(place, run_of(index[start:stop])))
+        return self.made(
+            position, len(index), lambda start, stop: self.pick(position, run_of(index[start:stop]))
+        )
 
-    def unlike(self, place: int, other: int, rows: Array, following: Array) -> Array:
+    def unlike(self, position: int, other: int, rows: Array, following: Array) -> Array:
         """Return where rows of one column differ from the following rows of another one, ``(k,)`` bool, byte for byte.
 
         Args:
-            place: position of the one column.
+            position: position of the one column.
             other: position of the other column, which has as many bytes in a row.
             rows: rows of the one column, ``(k,)`` int64.
             following: row of the other column to compare with each of them, ``(k,)`` int64.
         """
         found = np.zeros(len(rows), bool)
-        size = max(1, _BLOCK_BYTES // self.width(place))
+        size = max(1, _BLOCK_BYTES // self.width(position))
         for begin in range(0, len(rows), size):
             part = slice(begin, begin + size)
             found[part] = _differ(
-                self.pick(place, run_of(rows[part])), self.pick(other, run_of(following[part]))
+                self.pick(position, run_of(rows[part])), self.pick(other, run_of(following[part]))
             )
         return found
 
@@ -117,19 +119,19 @@ class InMemory(RowReader):
             for column in columns
         ]
 
-    def pick(self, place: int, rows: Array | slice) -> Array:
+    def pick(self, position: int, rows: Array | slice) -> Array:
         """Return rows of a column."""
         # Cached, because `rows_of` copies a column that isn't contiguous or not on the CPU.
-        if place not in self._bytes:
-            self._bytes[place] = rows_of(self._columns[place])
-        return rows_at(self._bytes[place], rows)
+        if position not in self._bytes:
+            self._bytes[position] = rows_of(self._columns[position])
+        return rows_at(self._bytes[position], rows)
 
-    def whole(self, place: int) -> Any:
+    def column(self, position: int) -> Any:
         """Return a column unchanged."""
-        return self._columns[place]
+        return self._columns[position]
 
 
-class AtMoment(RowReader):
+class SnapshotReader(RowReader):
     """Columns with the rows of one moment, even if a writer changes them meanwhile.
 
     Args:
@@ -141,13 +143,13 @@ class AtMoment(RowReader):
         self.fields = source.layout.fields[1:]
         source.begin()
 
-    def pick(self, place: int, rows: Array | slice) -> Array:
+    def pick(self, position: int, rows: Array | slice) -> Array:
         """Return rows of a column."""
-        return self._source.pick(place + 1, rows)
+        return self._source.pick(position + 1, rows)
 
-    def whole(self, place: int) -> ArrayPieces:
+    def column(self, position: int) -> ArrayPieces:
         """Return a column, whose rows are read when it is written."""
-        return self.made(place, self._source.layout.rows, lambda *span: self.pick(place, slice(*span)))
+        return self.made(position, self._source.layout.rows, lambda *span: self.pick(position, slice(*span)))
 
     def generations(self) -> ArrayPieces:
         """Return the generations, which are read when they are written."""
@@ -159,12 +161,13 @@ def laid_out(state: Mapping[str, Any], lay: Callable[[RowReader], Mapping[str, A
     """Return a storage's state with its columns replaced by the entries that a form makes of them.
 
     Args:
-        state: from `Storage.state_dict` or `Storage.moment_dict`. Tensors of the latter are made when they are written.
+        state: from `Storage.state_dict` or `Storage.checkpoint_dict`. Tensors of the latter are made when they are
+            written.
         lay: returns entries of the state. `ArrayPieces` in them, also within dictionaries and lists, become tensors.
     """
     columns = state["columns"]
     if isinstance(columns, SavedRows):
-        rows = AtMoment(columns)
+        rows = SnapshotReader(columns)
         return {**state, "generations": rows.generations(), **lay(rows)}
     return {**state, **_with_tensors(lay(InMemory(columns)))}
 
@@ -278,12 +281,17 @@ def paths_of(state: Mapping[str, Any]) -> list[Path]:
 
 def twins(paths: Sequence[Path], rows: RowReader) -> Iterable[tuple[int, int]]:
     """Yield the positions of each twin under ``"next"`` and of its counterpart, if their fields are equal."""
-    for place, path in enumerate(paths):
-        if path[:1] != ("next",) or path[1:2] == ("next",) or path[1:] not in paths or not rows.width(place):
+    for position, path in enumerate(paths):
+        if (
+            path[:1] != ("next",)
+            or path[1:2] == ("next",)
+            or path[1:] not in paths
+            or not rows.width(position)
+        ):
             continue
-        beside = paths.index(path[1:])
-        if rows.fields[place] == rows.fields[beside]:
-            yield place, beside
+        counterpart = paths.index(path[1:])
+        if rows.fields[position] == rows.fields[counterpart]:
+            yield position, counterpart
 
 
 def check_flags(paths: Sequence[Path], shapes: Sequence[Sequence[int]], done: Collection[Any]) -> None:
@@ -322,15 +330,15 @@ def split(
     everything = run_of(order)
     ends = np.zeros(count, bool)
     ends[streams.length - 1 :: max(streams.length, 1)] = True
-    for place, path in enumerate(paths):
-        field = rows.fields[place]
-        if field is not None and is_flag(path, done) and rows.width(place) and count:
-            flags = typed(rows.pick(place, everything), *field)
+    for position, path in enumerate(paths):
+        field = rows.fields[position]
+        if field is not None and is_flag(path, done) and rows.width(position) and count:
+            flags = typed(rows.pick(position, everything), *field)
             single = flags.reshape(count, -1).bool().numpy()
             ends |= single[:, 0] if single.shape[1] == 1 else single.any(1)
     found = [
-        (place, beside, np.append(rows.unlike(place, beside, order[:-1], order[1:]), False))
-        for place, beside in (twins(paths, rows) if count else ())
+        (position, counterpart, np.append(rows.unlike(position, counterpart, order[:-1], order[1:]), False))
+        for position, counterpart in (twins(paths, rows) if count else ())
     ]
     # A twin whose rows mostly differ would end a trajectory at nearly every step, which makes all other columns larger.
     # Such a twin is stored whole.
@@ -339,32 +347,32 @@ def split(
         ends |= differs
     offsets = np.concatenate(([0], np.flatnonzero(ends) + 1))
     values: list[Any] = [
-        rows.whole(place) if field is None else rows.taken(place, order)
-        for place, field in enumerate(rows.fields)
+        rows.column(position) if field is None else rows.selected(position, order)
+        for position, field in enumerate(rows.fields)
     ]
     last = offsets[1:] - 1
     final = np.zeros(count + len(last), bool)
     final[last + 1 + np.arange(len(last))] = True
     source = np.empty(len(final), np.int64)
     source[~final], source[final] = order, order[last]
-    for place, beside, _ in shared:
-        values[beside], values[place] = _shared(rows, place, beside, source, final), None
+    for position, counterpart, _ in shared:
+        values[counterpart], values[position] = _shared(rows, position, counterpart, source, final), None
     return values, torch.from_numpy(offsets)
 
 
-def _shared(rows: RowReader, place: int, beside: int, source: Array, final: Array) -> ArrayPieces:
+def _shared(rows: RowReader, position: int, counterpart: int, source: Array, final: Array) -> ArrayPieces:
     """Return a column that includes the last rows of its twin.
 
     Row i is row `source[i]` of the twin if `final[i]` is set, otherwise of the column itself.
     """
 
     def make(start: int, stop: int) -> Array:
-        data = rows.pick(beside, source[start:stop])
+        data = rows.pick(counterpart, source[start:stop])
         last = np.flatnonzero(final[start:stop])
-        data[last] = rows.pick(place, source[start + last])
+        data[last] = rows.pick(position, source[start + last])
         return data
 
-    return rows.made(beside, len(source), make)
+    return rows.made(counterpart, len(source), make)
 
 
 def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offsets: torch.Tensor) -> list[Any]:
@@ -387,9 +395,9 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
             f"offsets of trajectories: expected int64 numbers that rise from 0 to {count}"
         )
     shared = {
-        paths.index(path[1:]): place
-        for place, path in enumerate(paths)
-        if columns[place] is None and path[1:] in paths
+        paths.index(path[1:]): position
+        for position, path in enumerate(paths)
+        if columns[position] is None and path[1:] in paths
     }
     # A shared column holds n + 1 rows for a trajectory of n steps. Its rows but the last are the column, and its rows
     # but the first are the twin. Each row number is shifted by the number of trajectories before it.
@@ -400,15 +408,15 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
     before = TrajectoryRuns(runs.starts + numbers, *runs[1:]).with_gaps(last)
     after = TrajectoryRuns(runs.starts + numbers + 1, *runs[1:]).with_gaps(first)
     plan: Plan = {}
-    for place, column in enumerate(columns):
+    for position, column in enumerate(columns):
         if isinstance(column, (torch.Tensor, Unread)):
-            both = place in shared
+            both = position in shared
             expected = count + (len(steps) if both else 0)
             if column.shape[0] != expected:
                 raise CorruptCheckpointError(
-                    f"column {paths[place]}: expected {expected} rows, got {column.shape[0]}"
+                    f"column {paths[position]}: expected {expected} rows, got {column.shape[0]}"
                 )
-            plan[place] = [(place, before), (shared[place], after)] if both else [(place, apart)]
+            plan[position] = [(position, before), (shared[position], after)] if both else [(position, apart)]
     return spread_out(columns, count, plan)
 
 
@@ -427,10 +435,10 @@ def spread_out(columns: Sequence[Any], count: int, plan: Plan) -> list[Any]:
     fields = [
         (columns[source].dtype, columns[source].shape[1:]) for source, made in plan.items() for _ in made
     ]
-    places = [place for made in plan.values() for place, _ in made]
-    found = dict(zip(places, empty_columns(fields, count), strict=True))
+    positions = [position for made in plan.values() for position, _ in made]
+    found = dict(zip(positions, empty_columns(fields, count), strict=True))
     spread(
-        (columns[source], [Target(rows_of(found[place]), *runs) for place, runs in made])
+        (columns[source], [Target(rows_of(found[position]), *runs) for position, runs in made])
         for source, made in plan.items()
     )
-    return [found.get(place, column) for place, column in enumerate(columns)]
+    return [found.get(position, column) for position, column in enumerate(columns)]

@@ -57,7 +57,7 @@ class Caller(NamedTuple):
     """A random name of the client, which exists in one process."""
     era: int
     """Number of times that the client discarded the batches on their way to it."""
-    taken: int
+    last_consumed: int
     """The number of the last batch that the client handed out."""
 
 
@@ -135,19 +135,19 @@ class Shipping(Prefetcher):
         self._sent.append(_Sent(self.client, self.number, ticket))
         return ticket, coming
 
-    def handed_out(self, client: bytes, taken: int) -> None:
-        """Forget the batches that a client has handed out: all up to the number `taken`."""
-        self._sent = [sent for sent in self._sent if sent.client != client or sent.number > taken]
+    def handed_out(self, client: bytes, last_consumed: int) -> None:
+        """Forget the batches that a client has handed out: all up to the number `last_consumed`."""
+        self._sent = [sent for sent in self._sent if sent.client != client or sent.number > last_consumed]
 
-    def keep_only(self, client: bytes, taken: int) -> None:
+    def keep_only(self, client: bytes, last_consumed: int) -> None:
         """Count all batches as handed out that this client's call can't cancel.
 
-        These are its own batches up to `taken`, batches of other clients, and all batches drawn before one of the
-        latter.
+        These are its own batches up to `last_consumed`, batches of other clients, and all batches drawn before one of
+        the latter.
         """
-        self.handed_out(client, taken)
-        others = [place for place, sent in enumerate(self._sent, 1) if sent.client != client]
-        del self._sent[: max(others, default=0)]
+        self.handed_out(client, last_consumed)
+        foreign = [count for count, sent in enumerate(self._sent, 1) if sent.client != client]
+        del self._sent[: max(foreign, default=0)]
 
     def at_end(self, client: bytes) -> bool:
         """Return whether the last batch sent to a client ends an epoch.
@@ -200,9 +200,9 @@ class Shipping(Prefetcher):
         yield from super().__iter__()
 
     @property
-    def place(self) -> Any:
+    def position(self) -> Any:
         """The sampler's position before the oldest batch not handed out."""
-        return self._sent[0].ticket.place if self._sent else super().place
+        return self._sent[0].ticket.position if self._sent else super().position
 
     def clear(self) -> None:
         """Forget every batch."""
@@ -287,7 +287,7 @@ class BufferHost:
             era: see `Caller`.
             due: for each batch, the number of the last batch that the client had handed out when it requested this one.
         """
-        return PickledBatch([self._next(Caller(client, era, taken)) for taken in due])
+        return PickledBatch([self._next(Caller(client, era, last_consumed)) for last_consumed in due])
 
     def _next(self, caller: Caller) -> tuple[int, Served] | None:
         shipping = self._shipping
@@ -295,7 +295,7 @@ class BufferHost:
         self._listen(caller)
         if caller.era < self._eras[caller.client] or not self._ahead():
             return None
-        shipping.handed_out(caller.client, caller.taken)
+        shipping.handed_out(caller.client, caller.last_consumed)
         if shipping.at_end(caller.client):
             return None
         shipping.client = caller.client
@@ -308,7 +308,7 @@ class BufferHost:
         shipping, buffer, served = self._shipping, self._buffer, None
         assert shipping is not None and isinstance(buffer, ReplayBuffer)
         self._listen(caller)
-        shipping.handed_out(caller.client, caller.taken)
+        shipping.handed_out(caller.client, caller.last_consumed)
         with warnings.catch_warnings(record=True) as said, shipping.again(number) as ticket:
             if ticket is not None:
                 server = buffer.server
@@ -341,14 +341,14 @@ class BufferHost:
         self._listen(caller)
         if self._shipping is not None:
             settle = self._shipping.keep_only if name in SAVES else self._shipping.handed_out
-            settle(caller.client, caller.taken)
+            settle(caller.client, caller.last_consumed)
         buffer = self._buffer
         lends = name in _WRITES and isinstance(buffer, ReplayBuffer) and copies_at_once(buffer)
         with warnings.catch_warnings(record=True) as said:
             opened = [
-                parcel.view() if lends else parcel.open()
-                for parcel in (arguments, data)
-                if parcel is not None
+                argument.view() if lends else argument.open()
+                for argument in (arguments, data)
+                if argument is not None
             ]
             args, options = opened[0]
             args = (*opened[1:], *args)
@@ -420,7 +420,7 @@ class BufferHost:
         if caller.era > self._eras.setdefault(caller.client, 0):
             self._eras[caller.client] = caller.era
             if self._shipping is not None and isinstance(self._buffer, ReplayBuffer):
-                self._shipping.keep_only(caller.client, caller.taken)
+                self._shipping.keep_only(caller.client, caller.last_consumed)
                 self._shipping.forget_gone()
                 self._buffer.server.draws.take_back()
 

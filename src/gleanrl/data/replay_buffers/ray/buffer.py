@@ -27,7 +27,7 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedEr
 
 _PARTS = ("sampler", "storage", "transform", "transforms", "writer")
 _SECONDS_BETWEEN_LOOKS = 0.01
-_NOT_OURS = {
+_UNSUPPORTED_CONFIG = {
     "max_concurrency": "the actor executes the buffer's calls one after another",
     "max_restarts": "a restarted actor has an empty buffer; make a new buffer and load a checkpoint",
     "max_task_retries": "a repeated call would store its records twice",
@@ -90,9 +90,9 @@ class RayReplayBuffer:
         if not (isinstance(kind, type) and issubclass(kind, known)) or issubclass(kind, RayReplayBuffer):
             raise InvalidTypeError(f"replay_buffer_cls: expected a class of local buffers, got {kind!r}")
         config = dict(remote_config or {})
-        for name in config.keys() & _NOT_OURS:
+        for name in config.keys() & _UNSUPPORTED_CONFIG:
             raise InvalidArgumentError(
-                f"remote_config: {name!r} isn't supported: {_NOT_OURS[name]}; leave it out"
+                f"remote_config: {name!r} isn't supported: {_UNSUPPORTED_CONFIG[name]}; leave it out"
             )
         if options.get("pin_memory"):
             raise UnsupportedError(

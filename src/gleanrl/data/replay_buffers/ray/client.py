@@ -43,7 +43,7 @@ class Client:
         self.runtime, self.opened = runtime, opened
         self._actor = actor
         self._name = os.urandom(12)
-        self._taken = 0
+        self._last_consumed = 0
         self._lock = threading.RLock()
         self._thread = Workers(1, "gleanrl-ray")
         self._line = _Line(0)
@@ -62,8 +62,8 @@ class Client:
         if not leaves_draws(path):
             self.throw_away()
         if args and isinstance(args[0], self.runtime.ray.ObjectRef):
-            return self._asked("call", path, PickledBatch((args[1:], options)), args[0])
-        return self._asked("call", path, PickledBatch((args, options)))
+            return self._request("call", path, PickledBatch((args[1:], options)), args[0])
+        return self._request("call", path, PickledBatch((args, options)))
 
     def get(self, path: tuple[str, ...]) -> Any:
         """Return an attribute of the buffer, or of one of its parts."""
@@ -83,20 +83,20 @@ class Client:
     def loading(self, state: Any) -> Callable[[], None]:
         """Make the actor check a buffer's state; return the callback that loads it."""
         self.throw_away()
-        return partial(self._asked, "adopt", self._asked("prepare", PickledBatch(state)))
+        return partial(self._request, "adopt", self._request("prepare", PickledBatch(state)))
 
     def serve(self, size: int | None, keys: Any, wants_info: bool) -> Served:
         """Return a batch: the next one sent ahead, if that has this size and all columns."""
         if self.opened.depth and keys is None and size in (None, self.opened.batch_size):
             return self._next()
         self.throw_away()
-        served: Served = self._asked("serve", size, keys, wants_info)
+        served: Served = self._request("serve", size, keys, wants_info)
         return served
 
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
         self.throw_away()
-        self._asked("new_epoch")
+        self._request("new_epoch")
 
     def end(self, kill: bool) -> None:
         """Discard all requests, end the actor if `kill` is True, and disconnect from Ray."""
@@ -113,7 +113,7 @@ class Client:
 
     def caller(self) -> Caller:
         """Return this client's identification for the actor."""
-        return Caller(self._name, self._line.era, self._taken)
+        return Caller(self._name, self._line.era, self._last_consumed)
 
     def result(self, coming: Any) -> Any:
         """Wait for a call; return its result or raise its error.
@@ -142,7 +142,7 @@ class Client:
                 "checkpoint of this one: new.loads(folder)"
             ) from error
 
-    def _asked(self, method: str, *args: Any) -> Any:
+    def _request(self, method: str, *args: Any) -> Any:
         self._send_all()
         reply: BufferReply = self.result(getattr(self.actor, method).remote(self.caller(), *args))
         if reply.void:
@@ -165,7 +165,7 @@ class Client:
             while True:
                 line, depth = self._line, self.opened.depth
                 try:
-                    line.fill(depth, self._taken)
+                    line.fill(depth, self._last_consumed)
                     count = line.together(depth)
                     if line.here:
                         if len(line.to_send) >= count:
@@ -180,11 +180,11 @@ class Client:
                         continue
                     number, served = found
                     if number in line.stale:
-                        served = self._asked("again", number)
+                        served = self._request("again", number)
                         if served is None:  # another client's call cancelled it
                             self.throw_away()
                             continue
-                    self._taken = number
+                    self._last_consumed = number
                     return served
                 except BaseException:
                     self.throw_away()  # later batches have the same error, and a new request may succeed
@@ -250,10 +250,10 @@ class _Line:
         self._ahead = 0
         self._most = 1
 
-    def fill(self, depth: int, taken: int) -> None:
+    def fill(self, depth: int, last_consumed: int) -> None:
         """Add requests until `depth` batches are requested in addition to the next one."""
         while self._ahead <= depth:
-            self.to_send.append(taken)
+            self.to_send.append(last_consumed)
             self._ahead += 1
 
     def together(self, depth: int) -> int:

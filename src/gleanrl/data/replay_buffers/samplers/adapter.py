@@ -15,16 +15,16 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 _METHODS = dict.fromkeys(
     ("sample", "add", "extend", "mark_update", "update_priority", "_empty", "state_dict", "load_state_dict")
 )
-_TOLD = {"add", "extend", "mark_update", "_empty"}
+_NOTIFIED = {"add", "extend", "mark_update", "_empty"}
 _NEEDED = ("sample", "add", "extend", "_empty", "state_dict", "load_state_dict")
 
 
 def as_sampler(sampler: Any) -> Any:
     """Return a sampler in the form that buffers use (see `view_of`); return any other object unchanged."""
-    return view_of(sampler, Sampler, FamiliarSampler, _METHODS, _NEEDED)
+    return view_of(sampler, Sampler, SamplerAdapter, _METHODS, _NEEDED)
 
 
-class FamiliarSampler(Adapter, Sampler):
+class SamplerAdapter(Adapter, Sampler):
     """Adapter that draws by a user's `sample` and reports writes by the user's `mark_update`, `add` and `extend`.
 
     It reports a new content by `_empty`. The adapter knows from the storage's versions which slots were written. It
@@ -80,18 +80,18 @@ class FamiliarSampler(Adapter, Sampler):
     def follow(self, storage: Storage) -> None:
         """Report the slots that were written."""
         super().follow(storage)
-        if not _TOLD.isdisjoint(self.own):
+        if not _NOTIFIED.isdisjoint(self.own):
             self._news.sync(storage)
 
     def draw(self, storage: Storage, batch_size: int, generations: bool = False) -> Any:
         """Draw slots, after all writes have been reported."""
-        if not _TOLD.isdisjoint(self.own):
+        if not _NOTIFIED.isdisjoint(self.own):
             self._news.sync(storage)
         return super().draw(storage, batch_size, generations)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """Return the index and the info of the user's `sample`."""
-        return self.part.sample(self._shown(storage), batch_size)
+        return self.part.sample(self._storage_for_part(storage), batch_size)
 
     def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Pass priorities to the user's method; skip records that were overwritten since their draw.
@@ -108,12 +108,14 @@ class FamiliarSampler(Adapter, Sampler):
             if isinstance(priority, torch.Tensor) and priority.ndim:
                 priority = priority[same]
             slots = slots[same]
-        self.call("update_priority", coordinates(slots, storage), priority, storage=self._shown(storage))
+        self.call(
+            "update_priority", coordinates(slots, storage), priority, storage=self._storage_for_part(storage)
+        )
 
     def mark(self, storage: Storage, slots: torch.Tensor) -> None:
         """Report the records that get the priority of new ones."""
         if "mark_update" in self.own:
-            self.call("mark_update", coordinates(slots, storage), storage=self._shown(storage))
+            self.call("mark_update", coordinates(slots, storage), storage=self._storage_for_part(storage))
         else:
             super().mark(storage, slots)
 
@@ -123,7 +125,7 @@ class FamiliarSampler(Adapter, Sampler):
         if storage.ndim > 1:
             index = torch.stack(coordinates(slots, storage), -1)
         if "mark_update" in own:
-            self.call("mark_update", index, storage=self._shown(storage))
+            self.call("mark_update", index, storage=self._storage_for_part(storage))
         if "add" in own and slots.shape[0] == 1 == storage.ndim:
             self.part.add(int(index))
         elif "extend" in own:
@@ -134,12 +136,12 @@ class FamiliarSampler(Adapter, Sampler):
         if "_empty" in self.own:
             self.call("_empty")
 
-    def _shown(self, storage: Storage) -> Any:
+    def _storage_for_part(self, storage: Storage) -> Any:
         """Return the storage in the form that the part knows.
 
         A part of another library gets its own library's storage.
         """
-        return storage.given if self.foreign else storage
+        return storage.unwrapped if self.foreign else storage
 
     # State
 
@@ -163,7 +165,7 @@ class FamiliarSampler(Adapter, Sampler):
 class _News(Follower[Storage]):
     """Reports the slots that were written since the last call to a sampler."""
 
-    def __init__(self, sampler: FamiliarSampler) -> None:
+    def __init__(self, sampler: SamplerAdapter) -> None:
         self._sampler = sampler
         self.silent = True  # whether to skip the next content: the sampler's state covers it already
 

@@ -55,7 +55,7 @@ class Sampler(Part, Stateful[Any]):
 
     A user's class overrides `sample`. It also overrides `follow` if it derives data from the stored records. A class
     written for another release may define `add`, `extend`, `update_priority`, `mark_update`, `_empty` and `state_dict`
-    instead (see `FamiliarSampler`, and the page on samplers).
+    instead (see `SamplerAdapter`, and the page on samplers).
 
     Args:
         seed: seed of the sampler's random sequence. None takes a seed from torch's global generator at the first draw.
@@ -69,7 +69,7 @@ class Sampler(Part, Stateful[Any]):
     uses_up: ClassVar[bool] = False
     """Whether a drawn record isn't drawn again, at least within the same epoch."""
     cuts = False
-    """Whether draws depend on where trajectories end. If False, `is_whole` is never called."""
+    """Whether draws depend on where trajectories end. If False, `is_unbroken` is never called."""
     draws_ahead = True
     """Whether draws can be taken back (see `place`), so that the buffer may draw batches ahead."""
     reduction = "max"
@@ -205,7 +205,7 @@ class Sampler(Part, Stateful[Any]):
         drawn = self._redraw(storage, draw, stale)
         return _stamped(drawn, storage) if generations and drawn.generation is None else drawn
 
-    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+    def is_unbroken(self, storage: Storage, draw: Draw) -> bool:
         """Return whether no trajectory ends inside a drawn slice, according to the ends and ids stored now.
 
         The stored ends may differ from the ends at the draw, because writes through live views don't change the
@@ -215,16 +215,16 @@ class Sampler(Part, Stateful[Any]):
         return True
 
     def mended(self, storage: Storage, draw: Draw, redraw: Callable[[Draw], Draw]) -> Draw:
-        """Return a draw for which `is_whole` is True: `draw` itself, or one that `redraw` returned.
+        """Return a draw for which `is_unbroken` is True: `draw` itself, or one that `redraw` returned.
 
         Raises:
             SchemaError: two further draws weren't whole either.
         """
         for _ in range(_MOST_REDRAWS):
-            if self.is_whole(storage, draw):
+            if self.is_unbroken(storage, draw):
                 return draw
             draw = redraw(draw)
-        if self.is_whole(storage, draw):
+        if self.is_unbroken(storage, draw):
             return draw
         raise SchemaError(
             f"sample: expected slices without the end of a trajectory inside, but {_MOST_REDRAWS + 1} draws in a "
@@ -406,11 +406,11 @@ class Sampler(Part, Stateful[Any]):
             "same max_size"
         )
 
-    def place(self) -> Any:
+    def draw_position(self) -> Any:
         """Return the position in the sequence of draws, a cheap value that `adopt` takes to draw there again."""
         return self.snapshot()
 
-    def parse_place(self, state: Any) -> Any:
+    def parse_draw_position(self, state: Any) -> Any:
         """Return the value of a saved position (see `parse`)."""
         return self.parse(state)
 

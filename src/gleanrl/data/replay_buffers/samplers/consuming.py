@@ -85,11 +85,11 @@ class ConsumingSampler(Sampler):
             uses = torch.zeros_like(slots)
         else:
             changes = [change for change in changes if not change.amended]
-            kept = ~touched(left.slots, changes) & (left.slots < len(storage))
-            fresh = slots_in(changes) if changes else _NOTHING
-            fresh = fresh[fresh < len(storage)]
-            slots = torch.cat([left.slots[kept], fresh])
-            uses = torch.cat([left.uses[kept], torch.zeros_like(fresh)])
+            still_stored = ~touched(left.slots, changes) & (left.slots < len(storage))
+            new = slots_in(changes) if changes else _NOTHING
+            new = new[new < len(storage)]
+            slots = torch.cat([left.slots[still_stored], new])
+            uses = torch.cat([left.uses[still_stored], torch.zeros_like(new)])
         if (masked := storage.masked(slots)) is not None:
             slots, uses = slots[~masked], uses[~masked]
         self.left = Left(slots, uses, version)
@@ -105,13 +105,16 @@ class ConsumingSampler(Sampler):
         return Draw(self._use(_some(len(left.slots), batch_size, self.random)))
 
     def _redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor) -> Draw:
-        """Keep the rows that are still stored. Other records replace the rest; the batch is shorter if too few are left."""
+        """Keep the rows that are still stored. Other records replace the rest.
+
+        The batch is shorter if too few records are left.
+        """
         self.follow(storage)
-        kept, missing = draw.slots[~stale], int(stale.sum())
+        remaining, missing = draw.slots[~stale], int(stale.sum())
         # Records that are kept may be left for further draws: without them, so that no batch holds a record twice.
-        others = torch.from_numpy(np.flatnonzero(~np.isin(self.left.slots.numpy(), kept.numpy())))
-        picks = others[_some(len(others), missing, self.random)]
-        slots = torch.cat([kept, self._use(picks)])
+        candidates = torch.from_numpy(np.flatnonzero(~np.isin(self.left.slots.numpy(), remaining.numpy())))
+        picks = candidates[_some(len(candidates), missing, self.random)]
+        slots = torch.cat([remaining, self._use(picks)])
         self.ran_out = not len(self.left.slots)
         return Draw(slots)
 

@@ -14,7 +14,7 @@ from gleanrl._os.interrupts import to_the_end
 from gleanrl._state.rng import GeneratorState, OwnedGenerator, RandomSource, UserGenerator
 from gleanrl._state.state import Stateful
 from gleanrl._util import positive
-from gleanrl.data.replay_buffers.component_base import Shown
+from gleanrl.data.replay_buffers.component_base import ArgumentsRepr
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, states_in
@@ -146,7 +146,7 @@ def _shares(p: Any, members: int) -> torch.Tensor:
     return shares / total
 
 
-class SamplerEnsemble(Shown):
+class SamplerEnsemble(ArgumentsRepr):
     """Several samplers, and the `Mixture` that chooses among them.
 
     It isn't a `Sampler`: each member draws slots from its own storage. Not thread-safe: its owner locks.
@@ -233,13 +233,13 @@ class SamplerEnsemble(Shown):
         """
         each = self.mixture.share(batch_size)
         chosen = self.mixture.choose()
-        infos, places = [], {}
+        infos, positions = [], {}
         for member in dict.fromkeys(chosen.tolist()):
             sampler = self._samplers[member]
             if sampler.uses_up:
                 sampler.random.begin()
-                places[member] = sampler.place()
-        with all_or_none(places, lambda member, place: self._samplers[member].adopt(place)):
+                positions[member] = sampler.draw_position()
+        with all_or_none(positions, lambda member, position: self._samplers[member].adopt(position)):
             for member in chosen.tolist():
                 index, extras = self._samplers[member].sample(storages[member], each)
                 infos.append({"index": index, **extras})
@@ -275,13 +275,13 @@ class SamplerEnsemble(Shown):
 
 
 @contextmanager
-def all_or_none(places: Mapping[int, Any], go_back: Callable[[int, Any], None]) -> Iterator[None]:
-    """Run a block that draws parts of a batch; on any exception restore the members in `places`.
+def all_or_none(positions: Mapping[int, Any], go_back: Callable[[int, Any], None]) -> Iterator[None]:
+    """Run a block that draws parts of a batch; on any exception restore the members in `positions`.
 
     Otherwise an interrupt between two parts would use up rows that the caller never gets.
 
     Args:
-        places: position of each member's next batch, taken before the block; members without one aren't restored.
+        positions: position of each member's next batch, taken before the block; members without one aren't restored.
         go_back: restores a member to its position; calling it twice has the same effect as calling it once.
     """
     try:
@@ -289,8 +289,8 @@ def all_or_none(places: Mapping[int, Any], go_back: Callable[[int, Any], None]) 
     except BaseException:
 
         def change() -> None:
-            for member, place in places.items():
-                go_back(member, place)
+            for member, position in positions.items():
+                go_back(member, position)
 
         to_the_end(change)
         raise

@@ -70,9 +70,9 @@ class EpisodeTable(Follower[Storage]):
         self, keys: BoundaryKeys, ends: torch.Tensor | None = None, trajectories: torch.Tensor | None = None
     ) -> None:
         self.keys = keys
-        self._ends = None if ends is None else _given("ends", ends, torch.bool)
+        self._ends = None if ends is None else _user_array("ends", ends, torch.bool)
         self._trajectories = (
-            None if trajectories is None else _given("trajectories", trajectories, torch.int64)
+            None if trajectories is None else _user_array("trajectories", trajectories, torch.int64)
         )
         self._native: Episodes | None = None
         self._reader: _BoundaryReader | None = None
@@ -101,10 +101,10 @@ class EpisodeTable(Follower[Storage]):
         """
         self.sync(storage)
         assert self._reader is not None
-        whole = not self._reader.ends_inside(slots, inner)
-        if not whole:
+        unbroken = not self._reader.ends_inside(slots, inner)
+        if not unbroken:
             self.unfollow()
-        return whole
+        return unbroken
 
     @property
     def _static(self) -> bool:
@@ -146,7 +146,7 @@ class EpisodeTable(Follower[Storage]):
                 "slices need records in the order of time, but a writer that chooses records by their values (for "
                 "example TensorDictMaxValueWriter) stored these; use RoundRobinWriter"
             )
-        self._check_given(len(storage))
+        self._check_lengths(len(storage))
         self.unfollow()  # if a step below raises, the next `sync` reads the whole storage again
         native.clear()
         capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
@@ -154,11 +154,11 @@ class EpisodeTable(Follower[Storage]):
             if stop > start:
                 self._tell(native, start, stop)
 
-    def _check_given(self, rows: int) -> None:
-        for name, given in (("ends", self._ends), ("trajectories", self._trajectories)):
-            if given is not None and given.shape[0] != rows:
+    def _check_lengths(self, rows: int) -> None:
+        for name, values in (("ends", self._ends), ("trajectories", self._trajectories)):
+            if values is not None and values.shape[0] != rows:
                 raise SchemaError(
-                    f"{name}: expected one value for each of the {rows} stored rows, got {given.shape[0]}"
+                    f"{name}: expected one value for each of the {rows} stored rows, got {values.shape[0]}"
                 )
 
     def _tell(self, native: Episodes, start: int, stop: int) -> None:
@@ -168,8 +168,8 @@ class EpisodeTable(Follower[Storage]):
         rows = slice(start * streams, stop * streams)
         ends, ids = self._reader.read(rows)
         if self._ends is not None:
-            given = self._ends[rows]
-            ends = given if ends is None else ends | given
+            user_ends = self._ends[rows]
+            ends = user_ends if ends is None else ends | user_ends
         if self._trajectories is not None:
             ids = [*ids, self._trajectories[rows]]
         native.on_write(
@@ -214,8 +214,8 @@ def locate(table: Episodes, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def later(table: Episodes, slots: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """Return the slots `steps` time steps later (earlier if negative) in the same streams, around the ring."""
     streams = table.num_streams
-    place = (slots // streams + steps) % table.capacity
-    return place * streams + slots % streams
+    target = (slots // streams + steps) % table.capacity
+    return target * streams + slots % streams
 
 
 class EpisodeRows(NamedTuple):
@@ -295,7 +295,7 @@ class _BoundaryReader:
             ends = flag if ends is None else ends | flag
         if self._steps is not None and ends is not None:
             ends = ends & (_host(self._steps, rows) == 1)
-        ids = [_whole(path, _host(column, rows)) for path, column in self._ids]
+        ids = [_as_integers(path, _host(column, rows)) for path, column in self._ids]
         return (None if ends is None else np.ascontiguousarray(ends)), ids
 
     def ends_inside(self, slots: torch.Tensor, inner: torch.Tensor) -> bool:
@@ -327,7 +327,7 @@ class _BoundaryReader:
         )
 
 
-def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _BoundaryReader:
+def _reader(storage: Storage, keys: BoundaryKeys, has_user_arrays: bool) -> _BoundaryReader:
     """Return a reader of the columns of a storage that tell where trajectories end.
 
     Raises:
@@ -351,7 +351,7 @@ def _reader(storage: Storage, keys: BoundaryKeys, given: bool) -> _BoundaryReade
             f"{[as_key(path) for path in (*flags, *ids)]}",
             stacklevel=2,
         )
-    if not (flags or ids or given):
+    if not (flags or ids or has_user_arrays):
         raise MissingKeyError(
             f"nothing stored tells where trajectories end: neither {as_key(wanted)!r}, {TRAJ_IDS!r} nor a flag "
             f"below 'next'; there are {[as_key(path) for path in schema.paths]}"
@@ -387,7 +387,7 @@ def _flat(storage: TensorStorage, path: Path, kind: str, wide: bool = False) -> 
     if fits[kind] and (wide or column.shape[1] == 1):
         column = column.view(-1) if column.shape[1] == 1 else column
         # A NumPy view keeps one address. The memory of tensors that a user gave may move, so these remain tensors.
-        return numpy_view(column) if column.is_cpu and not storage.borrowed and not is_half else column
+        return numpy_view(column) if column.is_cpu and not storage.has_user_memory and not is_half else column
     raise SchemaError(
         f"{as_key(path)!r} can't tell where trajectories end: expected one {kind} for each row, got "
         f"{tuple(column.shape[1:])} {column.dtype}"
@@ -412,7 +412,7 @@ def _as_flag(path: Path, values: _Array) -> _Array:
     return np.asarray(flag)
 
 
-def _whole(path: Path, values: _Array) -> _Array:
+def _as_integers(path: Path, values: _Array) -> _Array:
     """Return ids as contiguous int64; raise `SchemaError` for one that isn't a whole number."""
     if values.dtype.kind == "f":
         broken = values != np.floor(values)  # True for NaN, too
@@ -424,7 +424,7 @@ def _whole(path: Path, values: _Array) -> _Array:
     return np.ascontiguousarray(values, np.int64)
 
 
-def _given(name: str, values: Any, dtype: torch.dtype) -> _Array:
+def _user_array(name: str, values: Any, dtype: torch.dtype) -> _Array:
     try:
         tensor = torch.as_tensor(values, device="cpu")
     except (TypeError, ValueError, RuntimeError) as cause:

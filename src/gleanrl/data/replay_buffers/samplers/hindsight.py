@@ -119,7 +119,7 @@ class Hindsight(Unit):
         """Return the rows of an epoch's items, with goals."""
         return self._with_goals(storage, self.unit.serve(storage, items, batch_size, length, random), random)
 
-    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+    def is_unbroken(self, storage: Storage, draw: Draw) -> bool:
         """Return whether no trajectory ends inside a unit, or between a row and the row of its goal."""
         steps = draw.extras.get(STEPS)
         if steps is not None and bool(steps.any()):
@@ -128,7 +128,7 @@ class Hindsight(Unit):
             path = expanded(table, first, lengths)
             if not self.table.holds(storage, path.slots, ~path.last):
                 return False
-        return self.unit.is_whole(storage, draw)
+        return self.unit.is_unbroken(storage, draw)
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
         """Return the entries that are delivered with each row."""

@@ -146,16 +146,16 @@ class Prioritized(UnitSampler):
         self._priorities.reset(storage, slots)
 
     # A position excludes the priorities: they stay when a draw is taken back.
-    place, parse_place = Sampler.snapshot, Sampler.parse
+    draw_position, parse_draw_position = Sampler.snapshot, Sampler.parse
 
     def snapshot(self) -> SamplerState:
         """Return the position in the sequence of draws, the rule and the priorities."""
-        return self.place()._replace(priorities=self._priorities.snapshot())
+        return self.draw_position()._replace(priorities=self._priorities.snapshot())
 
     def parse(self, state: Any) -> SamplerState:
         """Return the value of a saved state (see `Sampler.parse`)."""
-        place = self.parse_place(state)
-        return place._replace(priorities=self._priorities.parse(state.get("priorities")))
+        position = self.parse_draw_position(state)
+        return position._replace(priorities=self._priorities.parse(state.get("priorities")))
 
     def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
         """Return the value with the priorities at their rows' new slots."""

@@ -285,8 +285,8 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         if native.capacity < self._room(storage):
             self.renewals += 1
             native = self._native = self._grown(native, storage)
-        fresh = [(c.start, min(c.stop, stored)) for c in changes if not c.amended and c.start < stored]
-        self._fill(native, fresh)
+        written = [(c.start, min(c.stop, stored)) for c in changes if not c.amended and c.start < stored]
+        self._fill(native, written)
         if storage.has_mask:
             for start, stop, _ in changes:
                 if start < (stop := min(stop, stored)):
@@ -357,10 +357,12 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         native = self.of(storage)
         make = self._makers.get(count) or self._maker(count)
         (slots, weight, generation), (slots_at, weight_at, generation_at) = make()
-        given = uniforms if isinstance(uniforms, Random) else uniforms.data_ptr()
+        source = uniforms if isinstance(uniforms, Random) else uniforms.data_ptr()
         counters_at, beta, by_batch = storage.counters_at, self._beta, self.by_batch
         try:
-            native.draw(given, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served)
+            native.draw(
+                source, count, beta, by_batch, counters_at, slots_at, weight_at, generation_at, served
+            )
         except RuntimeError as cause:  # the core raises it here only if no row can be drawn
             raise EmptyBufferError(
                 "can't sample: all stored priorities are 0 and eps is 0; give a row a priority above 0, or set eps"

@@ -38,7 +38,7 @@ class FirstSteps(Follower[Storage]):
 
     def __init__(self, table: EpisodeTable, priorities: PriorityTable) -> None:
         self._table, self._priorities = table, priorities
-        self._asked = (0, False, 0, 0)  # length, strict, overhang, and the priorities' renewals
+        self._config = (0, False, 0, 0)  # length, strict, overhang, and the priorities' renewals
 
     def of_slices(self, storage: Storage, length: int, strict: bool, overhang: int) -> None:
         """Block the rows of `storage` that aren't first steps of such slices.
@@ -51,10 +51,10 @@ class FirstSteps(Follower[Storage]):
             strict: whether trajectories shorter than a slice offer no first step.
             overhang: steps by which a slice may end after its trajectory.
         """
-        asked = (length, strict, overhang, self._priorities.renewals)
-        if asked != self._asked:
+        config = (length, strict, overhang, self._priorities.renewals)
+        if config != self._config:
             self.unfollow()
-            self._asked = asked
+            self._config = config
         self.sync(storage)
 
     def _look_at_all(self, storage: Storage) -> None:
@@ -62,7 +62,7 @@ class FirstSteps(Follower[Storage]):
 
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
         # A write can change which rows are first steps up to one slice before it and after it.
-        around, streams = self._asked[0], max(storage.rows_per_step, 1)
+        around, streams = self._config[0], max(storage.rows_per_step, 1)
         stored, capacity = storage.num_steps, storage.capacity_steps
         for start, stop, _ in changes:
             first, behind = start // streams - around, -(-stop // streams) + around
@@ -84,7 +84,7 @@ class FirstSteps(Follower[Storage]):
             native.block(slots.data_ptr(), slots.shape[0], blocked.data_ptr())
 
     def _are_no_starts(self, table: Episodes, slots: torch.Tensor) -> torch.Tensor:
-        length, strict, overhang, _ = self._asked
+        length, strict, overhang, _ = self._config
         before, after = locate(table, slots)
         total, reach = before + after, max(length - overhang, 1)
         if strict:
@@ -196,8 +196,8 @@ class Slices(Unit):
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw a trajectory, then its first step, each uniformly."""
-        asked = storage.version, batch_size
-        if asked == self._drawn:  # this draw can't fail, so it needs no snapshot of the generator
+        request = storage.version, batch_size
+        if request == self._drawn:  # this draw can't fail, so it needs no snapshot of the generator
             return self._uniform(storage, batch_size, random)
         random.begin()
         before = random.snapshot()
@@ -206,7 +206,7 @@ class Slices(Unit):
         except EmptyBufferError:
             random.adopt(before)  # a draw that fails uses up no random numbers
             raise
-        self._drawn = asked
+        self._drawn = request
         return drawn
 
     def _uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
@@ -282,7 +282,7 @@ class Slices(Unit):
         first = later(table, items, offset - before)
         return cut(table, self.rule, length, first, lengths.clamp(max=length))._replace(asked=batch_size)
 
-    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+    def is_unbroken(self, storage: Storage, draw: Draw) -> bool:
         """Return whether no trajectory ends before the last step of a slice, by the ends and ids stored now."""
         if draw.last is None:
             return True

@@ -21,19 +21,21 @@ from gleanrl.data.replay_buffers.samplers.without_replacement import EpochSample
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 
 
-def _told(name: str, what: str) -> Any:
+def _rule_property(name: str, doc: str) -> Any:
     """Return a property that shows a field of the sampler's slice rule.
 
     It reads `_slices`, because `unit` may be another unit around the slices (see `Hindsight`).
     """
-    return property(attrgetter(f"_slices.rule.{name}"), doc=what)
+    return property(attrgetter(f"_slices.rule.{name}"), doc=doc)
 
 
-_NUM_SLICES = _told("num_slices", "Slices in a batch; None if `slice_len` is given.")
-_SLICE_LEN = _told("slice_len", "Steps of a slice; None if `num_slices` is given.")
-_STRICT_LENGTH = _told("strict", "Whether trajectories shorter than a slice are left out.")
-_TRUNCATED_KEY = _told("truncated_key", "Key that flags the last step of every slice; None for no flag.")
-_SPAN = _told(
+_NUM_SLICES = _rule_property("num_slices", "Slices in a batch; None if `slice_len` is given.")
+_SLICE_LEN = _rule_property("slice_len", "Steps of a slice; None if `num_slices` is given.")
+_STRICT_LENGTH = _rule_property("strict", "Whether trajectories shorter than a slice are left out.")
+_TRUNCATED_KEY = _rule_property(
+    "truncated_key", "Key that flags the last step of every slice; None for no flag."
+)
+_SPAN = _rule_property(
     "span",
     "``(left, right)``: steps by which slices may overhang; True for all but one step, False for none.",
 )

@@ -27,7 +27,7 @@ from gleanrl.errors import (
 class _Weights(NamedTuple):
     """The weights of all rows, and the inputs that they were computed from."""
 
-    moment: tuple[Version, int, int]
+    cache_key: tuple[Version, int, int]
     """The storage's version, `consumer_version` and `max_staleness`: the weights are valid while these stay equal."""
     staleness: torch.Tensor
     """Staleness of each row, ``(rows,)`` int64."""
@@ -121,8 +121,8 @@ class StalenessAwareSampler(Sampler):
         `consumer_version` and `max_staleness` don't change.
         """
         found, consumer = self._found, self._consumer
-        moment = (storage.version, consumer, self.max_staleness)
-        if found is not None and found.moment == moment:
+        cache_key = (storage.version, consumer, self.max_staleness)
+        if found is not None and found.cache_key == cache_key:
             return found
         staleness = consumer - self._versions(storage)
         weight = self._weight(staleness)
@@ -143,7 +143,7 @@ class StalenessAwareSampler(Sampler):
                 f"{self.max_staleness}; the smallest staleness is {int(staleness.min())}. Send newer weights to the "
                 "collector, or raise max_staleness"
             )
-        self._found = _Weights(moment, staleness, upto)
+        self._found = _Weights(cache_key, staleness, upto)
         return self._found
 
     def _versions(self, storage: Storage) -> torch.Tensor:
@@ -166,18 +166,18 @@ class StalenessAwareSampler(Sampler):
     # State
 
     # A position excludes `consumer_version`: the learner's version stays when a draw is taken back.
-    place, parse_place = Sampler.snapshot, Sampler.parse
+    draw_position, parse_draw_position = Sampler.snapshot, Sampler.parse
 
     def snapshot(self) -> SamplerState:
         """Return the position in the sequence of draws, and `consumer_version`."""
-        return self.place()._replace(running=self._consumer)
+        return self.draw_position()._replace(running=self._consumer)
 
     def parse(self, state: Any) -> SamplerState:
         """Return the value of a saved state (see `Sampler.parse`)."""
         reader = StateReader(state, "a StalenessAwareSampler")
         if type(consumer := reader.get("running")) is not int:
             raise reader.wrong("running", "the consumer_version, an integer")
-        return self.parse_place(state)._replace(running=consumer)
+        return self.parse_draw_position(state)._replace(running=consumer)
 
     def turned(self, value: SamplerState, by: int, rows: int) -> SamplerState:
         """Return the value unchanged: it refers to no slot."""

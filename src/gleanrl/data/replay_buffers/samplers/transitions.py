@@ -121,8 +121,8 @@ class Unit(ABC):
     ) -> Draw:
         """Return the rows of living items of an epoch."""
 
-    def is_whole(self, storage: Storage, draw: Draw) -> bool:
-        """Return whether no trajectory ends inside a drawn unit (see `Sampler.is_whole`)."""
+    def is_unbroken(self, storage: Storage, draw: Draw) -> bool:
+        """Return whether no trajectory ends inside a drawn unit (see `Sampler.is_unbroken`)."""
         return True
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
@@ -244,9 +244,9 @@ class UnitSampler(Sampler):
         """Whether the units depend on where trajectories end."""
         return self.unit.cuts
 
-    def is_whole(self, storage: Storage, draw: Draw) -> bool:
+    def is_unbroken(self, storage: Storage, draw: Draw) -> bool:
         """Return whether no trajectory ends inside a drawn unit."""
-        return self.unit.is_whole(storage, draw)
+        return self.unit.is_unbroken(storage, draw)
 
     def follow(self, storage: Storage) -> None:
         """Update data that the unit derives from the storage."""

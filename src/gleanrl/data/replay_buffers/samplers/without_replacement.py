@@ -126,10 +126,14 @@ class EpochSampler(UnitSampler):
         if alive is not None:
             items, generations = items[alive], None if generations is None else generations[alive]
         if len(items) < count and draw.epoch == self.epoch and draw.asked is not None:
-            more, theirs, position = self._next(storage, count - len(items), length)
+            more, more_generations, position = self._next(storage, count - len(items), length)
             self.running = self.running.at(position)
             items = torch.cat([items, more])
-            generations = None if generations is None or theirs is None else torch.cat([generations, theirs])
+            generations = (
+                None
+                if generations is None or more_generations is None
+                else torch.cat([generations, more_generations])
+            )
         if not len(items) or (self.drop_last and len(items) < count):
             return self._draw(storage, batch_size)
         self.ran_out = not self._has(storage, count if self.drop_last else 1, length)
@@ -191,8 +195,12 @@ class EpochSampler(UnitSampler):
             missing -= found[-1][0].shape[0]
             if not missing or position == epoch.size:
                 break
-        kept = [generations for _, generations in found if generations is not None]
-        return torch.cat([items for items, _ in found]), torch.cat(kept) if kept else None, position
+        chunks = [generations for _, generations in found if generations is not None]
+        return (
+            torch.cat([items for items, _ in found]),
+            torch.cat(chunks) if chunks else None,
+            position,
+        )
 
     def _has(self, storage: Storage, count: int, length: int) -> bool:
         """Return whether at least `count` items of the epoch are left."""

@@ -37,14 +37,14 @@ _NEEDED = ("max_size", "ndim", *_METHODS)
 
 def as_storage(storage: Any) -> Any:
     """Return a storage in the form that buffers use (see `view_of`). Other objects are returned unchanged."""
-    return view_of(storage, Storage, FamiliarStorage, _METHODS, _NEEDED)
+    return view_of(storage, Storage, StorageAdapter, _METHODS, _NEEDED)
 
 
 class _One(list[Any]):
     """One time step without its time dimension, for a write at an int index."""
 
 
-class FamiliarStorage(Adapter, Storage):
+class StorageAdapter(Adapter, Storage):
     """Presents a user's storage, which keeps records by `set` and `get`, as a native storage.
 
     The adapter keeps the length, end, generations and version, and the user's storage keeps the records. A buffer
@@ -107,8 +107,8 @@ class FamiliarStorage(Adapter, Storage):
                 # A first write longer than the storage starts in the middle. Many storages refuse gaps, so
                 # the steps are written in the order of their slots.
                 steps, order = steps.sort()
-                rows, skipped = _taken(rows, order + skipped), 0
-            self.part.set(steps, _taken(rows, slice(skipped, skipped + count)) if skipped else rows)
+                rows, skipped = _rows_at(rows, order + skipped), 0
+            self.part.set(steps, _rows_at(rows, slice(skipped, skipped + count)) if skipped else rows)
 
     def _copy_slots(self, rows: Any, slots: torch.Tensor) -> None:
         if rows is None:
@@ -123,7 +123,7 @@ class FamiliarStorage(Adapter, Storage):
     def _pick(self, rows: Any, positions: torch.Tensor) -> Any:
         if "set" not in self.own:
             return super()._pick(rows, positions)
-        return rows if isinstance(rows, _One) else _taken(rows, positions)
+        return rows if isinstance(rows, _One) else _rows_at(rows, positions)
 
     def _forget(self) -> None:
         if "_empty" in self.own:
@@ -176,9 +176,9 @@ class FamiliarStorage(Adapter, Storage):
 
     # State
 
-    def moment_ahead(self) -> Ahead:
+    def begin_snapshot(self) -> Ahead:
         """Begin a snapshot for a checkpoint. If the user's class overrides `state_dict`, its state is copied whole."""
-        return self.copy_ahead() if "state_dict" in self.own else super().moment_ahead()
+        return self.copy_ahead() if "state_dict" in self.own else super().begin_snapshot()
 
     def _start_copy(self) -> ContentCopy | None:
         return _PartCopy(self.part) if "state_dict" in self.own else super()._start_copy()
@@ -237,10 +237,10 @@ def _leading(data: Any, dims: int, where: str) -> torch.Size:
     return shape[:dims]
 
 
-def _taken(data: Any, index: Any) -> Any:
+def _rows_at(data: Any, index: Any) -> Any:
     """Return the records at an index over the first dimension."""
     if isinstance(data, list):
-        return data[index] if isinstance(index, slice) else [data[place] for place in index.tolist()]
+        return data[index] if isinstance(index, slice) else [data[position] for position in index.tolist()]
     if is_tensor_collection(data) or isinstance(data, torch.Tensor):
         return data[index]
     return _pytree.tree_map(lambda leaf: leaf[index], data)

@@ -52,7 +52,7 @@ class Allocator(Protocol):
         """Move the columns to the place of another allocator's columns (see `FileAllocator.another`)."""
 
 
-class GivenColumns:
+class ExistingColumns:
     """Existing columns, all in the memory of their device.
 
     Args:
@@ -159,15 +159,15 @@ class FileAllocator:
 
     def settle(self) -> None:
         """Move the files of `another` over the files that they replace. Processes that have those mapped keep them."""
-        goal, beside = self._goal, self.directory
-        if goal is None or beside is None:
+        goal, staging = self._goal, self.directory
+        if goal is None or staging is None:
             return
         with suppress(OSError):  # a failed rename loses nothing: the records stay mapped under any name
             for file in self._made:
-                place = goal / file.relative_to(beside)
-                fs.make_dir(place.parent)
-                fs.rename(file, place)
-            fs.remove_tree(beside)
+                target = goal / file.relative_to(staging)
+                fs.make_dir(target.parent)
+                fs.rename(file, target)
+            fs.remove_tree(staging)
         self._goal = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,23 +201,23 @@ class FileAllocator:
         self, directory: Path, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
         files = [file_of(directory, path) for path in paths]
-        taken = [file for file in files if file.exists()]
-        if taken and not self.replace:
+        existing = [file for file in files if file.exists()]
+        if existing and not self.replace:
             raise UnsupportedError(
-                f"scratch_dir: {', '.join(map(str, taken))} exists already and isn't overwritten. The files alone "
+                f"scratch_dir: {', '.join(map(str, existing))} exists already and isn't overwritten. The files alone "
                 "can't be loaded, because they don't tell which records are in use. To continue with an earlier "
                 "buffer, write a checkpoint by its dumps(folder), and load it by loads(folder) into a buffer in "
                 "another directory. To discard the files, remove them, choose an empty directory, or pass existsok=True"
             )
         # The files to be replaced are removed first, so their space counts as free.
-        regained = sum(file.stat().st_size for file in taken)
+        regained = sum(file.stat().st_size for file in existing)
         fs.make_dir(directory)
         advice = "choose another scratch_dir, or TMPDIR without one"
         room = fs.free_bytes(directory) + regained
         check_room(f"disk at {directory}", _total(fields, num_rows), room, num_rows, advice)
         made = self._made = []
         try:
-            for file in taken:
+            for file in existing:
                 fs.remove_file(file)
             return [
                 _map_column(file, field, num_rows, made) for file, field in zip(files, fields, strict=True)
@@ -290,9 +290,9 @@ def _total(fields: Sequence[Field], num_rows: int) -> int:
     return num_rows * (sum(field.row_bytes for field in fields) + _GENERATION_BYTES)
 
 
-def check_room(what: str, needed: int, room: int | None, num_rows: int, advice: str) -> None:
+def check_room(resource: str, needed: int, room: int | None, num_rows: int, advice: str) -> None:
     """Raise `CapacityError` if `needed` bytes exceed `room`, the free bytes; a room of None is unknown and passes."""
     if room is not None and needed > room:
         raise CapacityError(
-            f"{num_rows} rows need {needed:,} bytes of {what}, {room:,} are free: lower max_size, or {advice}"
+            f"{num_rows} rows need {needed:,} bytes of {resource}, {room:,} are free: lower max_size, or {advice}"
         )

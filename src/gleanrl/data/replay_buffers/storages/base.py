@@ -135,7 +135,7 @@ class Direct(Slots):
         prepared = self.prepare(data, single=single, dim_extend=0, where="set")
         stop, stored = start + prepared.num_steps, self.num_steps
         if not 0 <= start <= stored or stop > self.capacity_steps:
-            raise self._no_place([start, stop - 1])
+            raise self._out_of_range([start, stop - 1])
         self._set_run(start, prepared, stop, set_cursor and single and start == self.end)
 
     def _set_steps(self, steps: torch.Tensor, prepared: Prepared, set_cursor: bool) -> None:
@@ -146,7 +146,7 @@ class Direct(Slots):
             )
         first, top = int(steps[0]), int(steps.max()) + 1
         if int(steps.min()) < 0 or top > capacity or len(set(steps[steps >= stored].tolist())) < top - stored:
-            raise self._no_place(steps.tolist())
+            raise self._out_of_range(steps.tolist())
         run = torch.arange(first, first + count, device="cpu") % capacity
         if count <= capacity and torch.equal(steps, run):
             self._set_run(first, prepared, top, set_cursor and (first == self.end or count == capacity))
@@ -168,11 +168,11 @@ class Direct(Slots):
             moves: whether `end` moves behind the written steps, even if the stored part doesn't grow.
         """
         count, before = prepared.num_steps, self.num_steps
-        fresh = max(stop - before, 0)
-        placement = Placement(start, count, 0, count - fresh, before + fresh, self.capacity_steps)
-        self.write(prepared, placement, None if fresh or moves else self.end)
+        num_new = max(stop - before, 0)
+        placement = Placement(start, count, 0, count - num_new, before + num_new, self.capacity_steps)
+        self.write(prepared, placement, None if num_new or moves else self.end)
 
-    def _no_place(self, steps: list[int]) -> IndexRangeError:
+    def _out_of_range(self, steps: list[int]) -> IndexRangeError:
         return IndexRangeError(
             f"set: expected steps in [0, {self.capacity_steps}) that leave no gap after the {self.num_steps} steps "
             f"stored, got steps {steps[0]} to {steps[-1]}"
@@ -256,7 +256,7 @@ class Storage(Direct, Stateful[StorageState]):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Allow a class that overrides `get` and `set` to omit the native methods (see `FamiliarStorage`)."""
+        """Allow a class that overrides `get` and `set` to omit the native methods (see `StorageAdapter`)."""
         super().__init_subclass__(**options)
         if len(overridden(cls, "get", "set", of=Storage)) == 2:
             make_concrete(cls, Storage.__abstractmethods__)
@@ -311,7 +311,7 @@ class Storage(Direct, Stateful[StorageState]):
         """Return a function that makes a batch of fetched records by the user's `collate_fn`."""
         return collate_fn
 
-    moments: tuple[weakref.ref[CowSnapshot], ...] = ()
+    open_snapshots: tuple[weakref.ref[CowSnapshot], ...] = ()
     """Copy-on-write snapshots that are being saved. Each copies rows that a write is about to change."""
 
     def preserve_next(self, num_steps: int) -> None:
@@ -322,7 +322,7 @@ class Storage(Direct, Stateful[StorageState]):
         """
         if self.ordered:
             per_step = self.rows_per_step
-            preserve(self.moments, [(self.end * per_step, num_steps * per_step)], self.max_size)
+            preserve(self.open_snapshots, [(self.end * per_step, num_steps * per_step)], self.max_size)
 
     # Writing
 
@@ -353,8 +353,8 @@ class Storage(Direct, Stateful[StorageState]):
             self.generations.of_all()
         start, num_steps, _, _, _, capacity = placement
         first, count = start * self.rows_per_step, num_steps * self.rows_per_step
-        if self.moments:  # before the bytes change: snapshots copy the rows that this write overwrites
-            self.moments = preserve(self.moments, [(first, count)], self.max_size)
+        if self.open_snapshots:  # before the bytes change: snapshots copy the rows that this write overwrites
+            self.open_snapshots = preserve(self.open_snapshots, [(first, count)], self.max_size)
         written = self._rows_written + count
         pieces = begins = None
         if self.find_seams is not None:
@@ -471,8 +471,8 @@ class Storage(Direct, Stateful[StorageState]):
         rows_written = self._rows_written + (0 if amended else count)
 
         before, ranges = self.version, ranges_of(slots)
-        if self.moments:
-            self.moments = preserve(self.moments, ranges, self.max_size)
+        if self.open_snapshots:
+            self.open_snapshots = preserve(self.open_snapshots, ranges, self.max_size)
 
         def change() -> None:
             if count:
@@ -498,7 +498,7 @@ class Storage(Direct, Stateful[StorageState]):
             self.num_steps = self._end = 0
             self.ordered = True
 
-        self.moments = preserve(self.moments, [(0, len(self))], self.max_size)
+        self.open_snapshots = preserve(self.open_snapshots, [(0, len(self))], self.max_size)
         self.change_log.renew()
         if self.num_steps:
             bump(self.generations.at, 0, len(self), self.max_size)
@@ -558,7 +558,7 @@ class Storage(Direct, Stateful[StorageState]):
 
     # State
 
-    def moment_ahead(self) -> Ahead:
+    def begin_snapshot(self) -> Ahead:
         """Begin a snapshot for a checkpoint, while other threads keep writing: see `copy_ahead`.
 
         Its content may be a copy-on-write snapshot. Each row of that is copied when it is saved, or before a writer
@@ -626,11 +626,11 @@ class Storage(Direct, Stateful[StorageState]):
         """Return copies of the stored records and their generations. Unused slots aren't copied."""
         return self.plain_state(self.snapshot())
 
-    def moment_dict(self) -> dict[str, Any]:
+    def checkpoint_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint. Its rows may be copied only when they are written to disk."""
         if overridden(self, "state_dict", of=Storage):
             return self.state_dict()
-        return self.plain_state(self.snapshot(self.moment_ahead()))
+        return self.plain_state(self.snapshot(self.begin_snapshot()))
 
     def plain_state(self, value: StorageState) -> dict[str, Any]:
         """Return a snapshot as plain values and tensors, without copying the tensors."""
@@ -685,18 +685,18 @@ class Storage(Direct, Stateful[StorageState]):
         # Without counters no sampler has drawn anything, so the saved generations can be used unchanged.
         counted, after, as_saved = saved.shape[0], saved, not self.generations.at
         # The value's counters can be used without a copy, because only this storage adopts the value.
-        whole = as_saved and counted == self.max_size
-        counters = after if whole else self.generations.of_all(counted)
+        takes_counters = as_saved and counted == self.max_size
+        counters = after if takes_counters else self.generations.of_all(counted)
         if not as_saved:
             after = counters.clone()
             after[: len(self)] += 1
             after[:counted] = moved_past(saved, after[:counted])
             as_saved = torch.equal(after[:counted], saved)
-        self.moments = preserve(self.moments, [(0, self.max_size)], self.max_size)
+        self.open_snapshots = preserve(self.open_snapshots, [(0, self.max_size)], self.max_size)
 
         def change() -> None:
             self.change_log.renew(value.version)  # before the bytes change, so that readers notice
-            if whole:
+            if takes_counters:
                 self.generations.hold(counters)
             else:
                 counters[: after.shape[0]] = after

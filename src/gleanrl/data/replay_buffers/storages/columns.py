@@ -10,7 +10,7 @@ torch storage, and all tensors over it, new memory and free the old one. Two rul
 
 - The library's own columns (`OwnColumns`) never move, because only the storage holds tensors over their torch storages.
   Users get views with separate torch storages over the same memory. Moving such a view copies it.
-- The user's own tensors (`BorrowedColumns`) may move, so their addresses are checked before every use.
+- The user's own tensors (`UserColumns`) may move, so their addresses are checked before every use.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class StoredSchema:
         return tuple(self.sources[self.schema.index(path)] for path in paths)
 
 
-class Lent:
+class LiveViews:
     """Keeps track of live views that users hold. A user may write into such a view without the storage's knowledge.
 
     Attributes:
@@ -149,7 +149,7 @@ class ColumnStore(ABC):
         self.fields = tuple(fields)
         self.columns = list(columns)
         self.num_rows = columns[0].shape[0]
-        self.lent = Lent(always=True)
+        self.live_views = LiveViews(always=True)
 
     @abstractmethod
     def begin(self) -> None:
@@ -234,11 +234,11 @@ class DeviceColumns(ColumnStore):
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
         self.device = columns[0].device
-        self._in_turn = StreamOrder(self.device)
+        self._stream_order = StreamOrder(self.device)
 
     def begin(self) -> None:
         """Order the next use after all earlier uses, in any stream."""
-        self._in_turn.begin()
+        self._stream_order.begin()
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the leaves on the columns' device."""
@@ -246,9 +246,9 @@ class DeviceColumns(ColumnStore):
 
     def part(self, leaves: list[torch.Tensor]) -> None:
         """Compare the addresses of the leaves' torch storages with those under the columns."""
-        mine = {column.untyped_storage().data_ptr() for column in self.columns}
+        own_addresses = {column.untyped_storage().data_ptr() for column in self.columns}
         for position, leaf in enumerate(leaves):
-            if leaf.untyped_storage().data_ptr() in mine:
+            if leaf.untyped_storage().data_ptr() in own_addresses:
                 leaves[position] = leaf.clone()
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
@@ -289,7 +289,7 @@ class NoColumns(ColumnStore):
 
     def __init__(self, num_rows: int) -> None:
         self.fields, self.columns, self.num_rows = (), [], num_rows
-        self.lent = Lent()
+        self.live_views = LiveViews()
 
     def begin(self) -> None:
         """Do nothing."""
@@ -440,7 +440,7 @@ class OwnColumns(HostColumns):
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
-        self.lent = Lent()
+        self.live_views = LiveViews()
         self._arrays = [numpy_view(column) for column in columns]
         self._by_core = _written_by_core(self.columns)
 
@@ -466,7 +466,7 @@ class OwnColumns(HostColumns):
         """Return live views with separate torch storages, which cover only the rows and columns in view."""
         rows = lead.numel()
         arrays = [array[:rows].reshape(*lead, *array.shape[1:])[(*index, ...)] for array in self._arrays]
-        self.lent.note(arrays)
+        self.live_views.note(arrays)
         return [torch.from_numpy(array).view(f.dtype) for array, f in zip(arrays, self.fields, strict=True)]
 
     def view(self, position: int) -> torch.Tensor:
@@ -489,7 +489,7 @@ def _written_by_core(columns: list[torch.Tensor]) -> TensorColumns | None:
         return None
 
 
-class BorrowedColumns(HostColumns):
+class UserColumns(HostColumns):
     """Columns over tensors that the user holds too and may move. Views share their torch storages, and move with them.
 
     If the user moves a tensor while another thread reads or writes the storage, the result is undefined, as for any
@@ -546,7 +546,7 @@ class ParentsColumns(OwnColumns):
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         super().__init__(fields, columns)
-        self.lent = Lent(always=True)  # the parent may write at any time
+        self.live_views = LiveViews(always=True)  # the parent may write at any time
         self._by_core = None  # so that writes call `ready`, which raises
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -576,4 +576,4 @@ def column_store(
         return NoColumns(num_rows)
     if not columns[0].is_cpu:
         return DeviceColumns(fields, columns)
-    return OwnColumns(fields, columns) if exclusive else BorrowedColumns(fields, columns)
+    return OwnColumns(fields, columns) if exclusive else UserColumns(fields, columns)

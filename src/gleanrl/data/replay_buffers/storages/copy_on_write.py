@@ -27,7 +27,7 @@ _PIECE_BYTES = 1 << 18  # copied at once for a writer; larger pieces would make 
 # limits the number of mappings, so slabs grow with the bytes in use. They stay small enough to be released quickly.
 _SLAB_BYTES, _MOST_SLAB_BYTES, _SLABS = 1 << 21, 1 << 26, 256
 # Kept for further pieces. More memory is released while segments are taken, instead of all of it at the end.
-_KEPT_BYTES = 1 << 24
+_REUSABLE_BYTES = 1 << 24
 
 
 class Mark(NamedTuple):
@@ -35,26 +35,26 @@ class Mark(NamedTuple):
 
     version: Version
     """The storage's version at that moment."""
-    lent: int
+    num_views: int
     """How often views had been handed to users until then."""
 
 
 def preserve(
-    moments: tuple[weakref.ref[CowSnapshot], ...], ranges: list[tuple[int, int]], size: int
+    snapshots: tuple[weakref.ref[CowSnapshot], ...], ranges: list[tuple[int, int]], size: int
 ) -> tuple[weakref.ref[CowSnapshot], ...]:
     """Let snapshots copy slots that are about to change, and return the snapshots that aren't saved completely.
 
     Args:
-        moments: the open snapshots of one storage.
+        snapshots: the open snapshots of one storage.
         ranges: the first slot and the number of slots of each range.
         size: the number of slots of the storage; a range may wrap around its end.
     """
-    living = [(moment, found) for moment in moments if (found := moment()) is not None]
+    living = [(reference, snapshot) for reference in snapshots if (snapshot := reference()) is not None]
     if living:
         spans = [span for start, count in ranges for span in ring_spans(start, count, size)]
-        for _, found in living:
-            found.before(spans)
-    return tuple(moment for moment, found in living if found.open)
+        for _, snapshot in living:
+            snapshot.before(spans)
+    return tuple(reference for reference, snapshot in living if snapshot.open)
 
 
 class CowSnapshot(SavedRows):
@@ -107,7 +107,7 @@ class CowSnapshot(SavedRows):
         self._lock = threading.Lock()
         # Copied bytes, column after column, by segment and by piece of the segment.
         self._saved: dict[int, dict[int, Array]] = {}
-        self._held = 0  # bytes in `_saved`
+        self._saved_bytes = 0  # bytes in `_saved`
         self._free: list[Array] = []  # reusable memory, each for one piece
         self._spare: list[Array] = []  # reusable memory, each for one segment
         self._begun = False
@@ -139,13 +139,13 @@ class CowSnapshot(SavedRows):
         with self._lock:
             if self._lacks(number, piece):
                 # Before `begin` no thread takes segments, so a writer that waited here would never continue.
-                if self._begun and self._held >= self.room:
+                if self._begun and self._saved_bytes >= self.room:
                     return False
                 saved = self._saved.setdefault(number, {})
                 memory, span = self._memory(), self._span(number, piece)
                 np.concatenate(self._at(*span), out=memory[: (span[1] - span[0]) * self._row_bytes])
                 saved[piece] = memory
-                self._held += memory.size
+                self._saved_bytes += memory.size
             return True
 
     def _lacks(self, number: int, piece: int) -> bool:
@@ -156,7 +156,7 @@ class CowSnapshot(SavedRows):
         """Return memory for a piece. The caller holds the lock."""
         if not self._free:
             size = self._rows_a_piece * self._row_bytes
-            wanted = min(max(_SLAB_BYTES, self._held // _SLABS), _MOST_SLAB_BYTES)
+            wanted = min(max(_SLAB_BYTES, self._saved_bytes // _SLABS), _MOST_SLAB_BYTES)
             slab = mapped(max(wanted // size, 1) * size)
             self._free += [slab[begin : begin + size] for begin in range(0, slab.size, size)]
         return self._free.pop()
@@ -181,7 +181,7 @@ class CowSnapshot(SavedRows):
         saved = self._saved.pop(number, {})
         self._pending.discard(number)
         if saved:
-            self._held -= sum(data.size for data in saved.values())
+            self._saved_bytes -= sum(data.size for data in saved.values())
         return saved
 
     # For the threads that save the snapshot
@@ -285,15 +285,15 @@ class CowSnapshot(SavedRows):
     def skip(self, numbers: Sequence[int]) -> None:
         """Mark segments as not needed."""
         with self._lock:
-            kept = self._saved.keys() & set(numbers)
+            copied = self._saved.keys() & set(numbers)
             self._pending.difference_update(numbers)
-            saved = [self._release(number) for number in kept]
+            saved = [self._release(number) for number in copied]
         for pieces in saved:
             self._reuse(pieces)
 
     def _reuse(self, saved: dict[int, Array]) -> None:
-        """Keep the memory of copied pieces for reuse, up to `_KEPT_BYTES`."""
-        room = _KEPT_BYTES // (self._rows_a_piece * self._row_bytes) - len(self._free)
+        """Keep the memory of copied pieces for reuse, up to `_REUSABLE_BYTES`."""
+        room = _REUSABLE_BYTES // (self._rows_a_piece * self._row_bytes) - len(self._free)
         self._free += list(saved.values())[: max(room, 0)]
 
     def close(self) -> None:
@@ -301,7 +301,7 @@ class CowSnapshot(SavedRows):
         with self._lock:
             self._begun = False
             self._pending = set()
-            self._held = 0
+            self._saved_bytes = 0
         for memory in (self._saved, self._spare, self._free):
             # One by one: all other threads would wait for the interpreter lock while everything is released at once.
             while memory:

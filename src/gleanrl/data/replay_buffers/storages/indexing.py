@@ -178,7 +178,7 @@ def is_key(index: Any) -> bool:
     return isinstance(index, tuple) and bool(index) and all(is_key(part) for part in index)
 
 
-def column_of(whole: Any, key: Any) -> Any:
+def column_of(records: Any, key: Any) -> Any:
     """Return the column of all records at `key`.
 
     Raises:
@@ -186,7 +186,7 @@ def column_of(whole: Any, key: Any) -> Any:
     """
     try:
         # Indexing a tensorclass accepts positions only, so it is converted first.
-        return whole.to_tensordict(retain_none=False)[key] if is_tensorclass(whole) else whole[key]
+        return records.to_tensordict(retain_none=False)[key] if is_tensorclass(records) else records[key]
     except KeyError as cause:
         raise MissingKeyError(f"{key!r} isn't stored") from cause
 

@@ -116,16 +116,16 @@ class ListStorage(Storage):
 
     def _copy_span(self, rows: list[Any], skipped: int, start: int, count: int) -> None:
         for offset, item in enumerate(rows[skipped : skipped + count]):
-            self._place((start + offset) % self.max_size, item)
+            self._store_item((start + offset) % self.max_size, item)
 
     def _copy_slots(self, rows: list[Any], slots: torch.Tensor) -> None:
         for slot, item in zip(slots.tolist(), rows, strict=True):
-            self._place(slot, item)
+            self._store_item(slot, item)
 
     def _pick(self, rows: list[Any], positions: torch.Tensor) -> list[Any]:
         return [rows[position] for position in positions.tolist()]
 
-    def _place(self, slot: int, item: Any) -> None:
+    def _store_item(self, slot: int, item: Any) -> None:
         if slot >= len(self._items):
             # A first write longer than the storage starts in the middle. It fills the gap before it ends.
             self._items += [None] * (slot + 1 - len(self._items))
@@ -143,8 +143,8 @@ class ListStorage(Storage):
         self, records: Any, slots: torch.Tensor, renewed: torch.Tensor, paths: tuple[Path, ...] | None = None
     ) -> list[Any]:
         """Return the objects in `slots`, and take the objects that aren't renewed from `records`."""
-        fresh = iter(self.fetch(slots[renewed], paths))
-        return [next(fresh) if new else item for item, new in zip(records, renewed.tolist(), strict=True)]
+        fetched = iter(self.fetch(slots[renewed], paths))
+        return [next(fetched) if new else item for item, new in zip(records, renewed.tolist(), strict=True)]
 
     def get(self, index: Any) -> Any:
         """Return the object at an int, or a list of the objects at any other index. It never copies."""
@@ -165,14 +165,14 @@ class ListStorage(Storage):
         """Return several objects in the form that `get` returns."""
         return items
 
-    def moment_ahead(self) -> Ahead:
+    def begin_snapshot(self) -> Ahead:
         """Begin a snapshot that refers to the stored objects.
 
         It needs no copies, because writers replace objects and never change them.
         """
-        return AtEnd(self._moment)
+        return AtEnd(self._current_items)
 
-    def _moment(self) -> tuple[Items, int]:
+    def _current_items(self) -> tuple[Items, int]:
         return Items(list(self._items)), len(self)
 
     def _start_copy(self) -> ContentCopy:
@@ -183,11 +183,11 @@ class ListStorage(Storage):
 
     def _parse_content(self, reader: StateReader, state: StorageState) -> list[Any]:
         if ("compressed" in reader) != self._compresses:
-            kept, other = (
+            form, other = (
                 ("plain", "ListStorage") if self._compresses else ("compressed", "CompressedListStorage")
             )
             raise SchemaError(
-                f"load_state_dict: the state's objects are {kept}: a {type(self).__name__} can't hold them, "
+                f"load_state_dict: the state's objects are {form}: a {type(self).__name__} can't hold them, "
                 f"a {other} can"
             )
         items = reader.get("items")

@@ -125,11 +125,11 @@ def in_memory(leaf: torch.Tensor) -> torch.Tensor:
     return leaf
 
 
-def leading(shape: torch.Size, dims: int, what: str, where: str) -> torch.Size:
+def leading(shape: torch.Size, dims: int, kind: str, where: str) -> torch.Size:
     """Return the first `dims` sizes of `shape`; raise `SchemaError` if it has fewer."""
     if len(shape) < dims:
         raise SchemaError(
-            f"{where}: expected at least {dims} {what}, got {tuple(shape)}; `extend` takes many records, "
+            f"{where}: expected at least {dims} {kind}, got {tuple(shape)}; `extend` takes many records, "
             "`add` takes one"
         )
     return shape[:dims]
@@ -199,14 +199,14 @@ def wrap(record: TensorDict, classes: Mapping[Path, type[Any]]) -> Any:
         record: a TensorDict that only the caller holds; it is changed.
         classes: the result of `classes_of`.
     """
-    whole: Any = record
+    wrapped: Any = record
     for path, kind in classes.items():
         if not path:
-            whole = kind.from_tensordict(record)
+            wrapped = kind.from_tensordict(record)
         else:
             parent = record if len(path) == 1 else record.get(path[:-1])
             parent.set(path[-1], kind.from_tensordict(parent.get(path[-1])))
-    return whole
+    return wrapped
 
 
 def classes_below(paths: Sequence[Path], classes: Mapping[Path, type[Any]]) -> dict[Path, type[Any]]:

@@ -77,12 +77,12 @@ class TensorDictFormat(RecordFormat):
         """Return the format with the new keys of `data`; None if it has no new keys, or lacks a stored key."""
         if self.classes or not isinstance(data, TensorDictBase):
             return None
-        mine, theirs = self.schema, find_tensordict_format(data, dims, where).schema
-        if not set(mine.paths) < set(theirs.paths):
+        own, new = self.schema, find_tensordict_format(data, dims, where).schema
+        if not set(own.paths) < set(new.paths):
             return None
-        fields = {**mine.items(), **{p: theirs[p] for p in theirs.paths if p not in mine}}
-        whole = Schema(fields, {**theirs.groups, **mine.groups}, theirs.layout.empty)
-        return TensorDictFormat(whole, self.item_shape)
+        fields = {**own.items(), **{p: new[p] for p in new.paths if p not in own}}
+        merged = Schema(fields, {**new.groups, **own.groups}, new.layout.empty)
+        return TensorDictFormat(merged, self.item_shape)
 
     def _check_classes(self, data: Any, where: str) -> None:
         """Raise `InvalidTypeError` unless `data` consists of the same tensorclasses as the records."""
@@ -94,9 +94,9 @@ class TensorDictFormat(RecordFormat):
             if expected is not got:
                 kind = "TensorDict" if expected is TensorDictBase else f"tensorclass {expected.__name__}"
                 other = "TensorDict" if got is TensorDictBase else got.__name__
-                place = f" at {as_key(path)!r}" if path else "s"
+                suffix = f" at {as_key(path)!r}" if path else "s"
                 raise InvalidTypeError(
-                    f"{where}: the first write fixed the records as a {kind}{place}, got a {other}"
+                    f"{where}: the first write fixed the records as a {kind}{suffix}, got a {other}"
                 )
 
     def build(self, leaves: Sequence[torch.Tensor], lead: torch.Size, device: torch.device) -> Any:
@@ -151,17 +151,17 @@ def find_tensordict_format(data: Any, dims: int, where: str) -> TensorDictFormat
     known = without_added_keys(data)
     for path, leaf in iter_leaves(known):
         check_storable(leaf, path, where)
-    whole, item_shape = Schema.of(known), data.batch_size[dims:]
-    for path in whole.lists if item_shape else ():
-        if -1 in whole[path].shape:
+    schema, item_shape = Schema.of(known), data.batch_size[dims:]
+    for path in schema.lists if item_shape else ():
+        if -1 in schema[path].shape:
             raise SchemaError(
                 f"{where}: key {as_key(path)!r} holds tensors of different shapes, and a record has "
                 f"{tuple(item_shape)} of them, which no column can hold; build the storage with "
                 f"ndim={len(data.batch_size)}, or flatten the batch"
             )
-    fields = {path: Field(item_shape + field.shape, field.dtype) for path, field in whole.items().items()}
+    fields = {path: Field(item_shape + field.shape, field.dtype) for path, field in schema.items().items()}
     return TensorDictFormat(
-        Schema(fields, whole.groups, whole.layout.empty), item_shape, classes_of(known, where)
+        Schema(fields, schema.groups, schema.layout.empty), item_shape, classes_of(known, where)
     )
 
 
@@ -210,11 +210,11 @@ def find_tree_format(data: Any, dims: int, where: str) -> TreeFormat:
     """Return the format of a tree of tensors; see `find_format`."""
     paths_and_leaves, spec = _pytree.tree_flatten_with_path(data, is_leaf=is_tensor_collection)
     fields: dict[Path, Field] = {}
-    for place, found in paths_and_leaves:
+    for key_path, found in paths_and_leaves:
         leaf = as_tensor(found)
         if not isinstance(leaf, torch.Tensor):
-            raise no_tensor(leaf, place, where)
-        path = tree_path(place)
+            raise no_tensor(leaf, key_path, where)
+        path = tree_path(key_path)
         check_storable(leaf, path, where)
         leading(leaf.shape, dims, "dimensions", where)
         fields[path] = Field(leaf.shape[dims:], leaf.dtype)
@@ -247,11 +247,11 @@ def _number(number: Any) -> Any:
         return number
 
 
-def no_tensor(leaf: Any, place: Sequence[Any], where: str) -> InvalidTypeError:
-    """Return the error for a leaf of a tree, at `place`, that isn't a tensor."""
+def no_tensor(leaf: Any, key_path: Sequence[Any], where: str) -> InvalidTypeError:
+    """Return the error for a leaf of a tree, at `key_path`, that isn't a tensor."""
     return InvalidTypeError(
         f"{where}: expected a TensorDict, a tensor, or dictionaries, lists and tuples of tensors, "
-        f"got {_kind(leaf)}{' at ' + _pytree.keystr(tuple(place)) if place else ''}; "
+        f"got {_kind(leaf)}{' at ' + _pytree.keystr(tuple(key_path)) if key_path else ''}; "
         "ListStorage keeps any object"
     )
 
@@ -261,9 +261,9 @@ def _kind(leaf: Any) -> str:
     return type(leaf).__name__ + dtype
 
 
-def tree_path(place: Sequence[Any]) -> Path:
+def tree_path(key_path: Sequence[Any]) -> Path:
     """Return the path of a leaf's place in a tree."""
-    return tuple(_part(key) for key in place) or ("tensor",)
+    return tuple(_part(key) for key in key_path) or ("tensor",)
 
 
 def _part(key: Any) -> str:
@@ -304,9 +304,9 @@ def check_all_storable(data: Any, where: str) -> None:
         for path, leaf in iter_leaves(data):
             check_storable(leaf, path, where)
         return
-    for place, leaf in _pytree.tree_flatten_with_path(data, is_leaf=is_tensor_collection)[0]:
+    for key_path, leaf in _pytree.tree_flatten_with_path(data, is_leaf=is_tensor_collection)[0]:
         if isinstance(leaf, torch.Tensor):
-            check_storable(leaf, tree_path(place), where)
+            check_storable(leaf, tree_path(key_path), where)
 
 
 def format_from_state(state: dict[str, Any], known: RecordFormat | None = None) -> RecordFormat:
@@ -337,8 +337,8 @@ def _format_from_state(state: dict[str, Any], known: RecordFormat | None) -> Rec
     }
     if state["kind"] == "tree":
         return TreeFormat(Schema(fields), _pytree.tree_flatten(state["tree"])[1])
-    mine = known.classes.values() if isinstance(known, TensorDictFormat) else ()
-    classes = from_names(state.get("classes", ()), mine)
+    known_classes = known.classes.values() if isinstance(known, TensorDictFormat) else ()
+    classes = from_names(state.get("classes", ()), known_classes)
     groups = {tuple(path): tuple(size) for path, size in state.get("groups", ())}
     empty = [tuple(path) for path in state.get("empty", ())]
     for path in (*fields, *groups, *empty):
@@ -397,7 +397,7 @@ def stack_records(records: Sequence[Any], where: str) -> Any:
         raise SchemaError(f"{where}: a list holds records of one structure, these differ: {cause}") from cause
 
 
-def _column(where: str, place: tuple[Any, ...], *leaves: Any) -> torch.Tensor:
+def _column(where: str, key_path: tuple[Any, ...], *leaves: Any) -> torch.Tensor:
     """Return the leaves at one place of several trees as one stacked tensor."""
     tensors = [leaf if type(leaf) is torch.Tensor else as_tensor(leaf) for leaf in leaves]
     try:
@@ -406,10 +406,10 @@ def _column(where: str, place: tuple[Any, ...], *leaves: Any) -> torch.Tensor:
     except (RuntimeError, TypeError, AttributeError):
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
-                raise no_tensor(tensor, place, where) from None
+                raise no_tensor(tensor, key_path, where) from None
     found = sorted({f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors})
     raise SchemaError(
-        f"{where}: a list holds records of one structure, these differ at {as_key(tree_path(place))!r}: "
+        f"{where}: a list holds records of one structure, these differ at {as_key(tree_path(key_path))!r}: "
         f"{', '.join(found)}"
     )
 

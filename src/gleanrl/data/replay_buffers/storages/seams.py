@@ -93,8 +93,8 @@ class Seams:
         ends = torch.zeros(steps, streams, dtype=torch.bool, device=device)
         for flag in self._flags:
             ends |= rows[flag].bool().any(-1)
-        told_by = telling([(rows[outcome], rows[root]) for outcome, root in self._pairs], ends)
-        begins = torch.stack([over & False, *(differ[number] for number in told_by)]).any(0)
+        deciding = telling([(rows[outcome], rows[root]) for outcome, root in self._pairs], ends)
+        begins = torch.stack([over & False, *(differ[number] for number in deciding)]).any(0)
         return begins.cpu().numpy().tobytes() if bool(begins.any()) else None
 
 

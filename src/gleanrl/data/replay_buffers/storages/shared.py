@@ -91,7 +91,7 @@ class SharedTensorStorage(LazyTensorStorage):
             self.generations = Generations(segment.generations)
         if segment.changing:
             segment.undo()
-        self.num_steps, self._end, self._rows_written, ordered = segment.books()
+        self.num_steps, self._end, self._rows_written, ordered = segment.metadata()
         self.ordered = bool(ordered)
         self._see_pieces()
 
@@ -232,12 +232,12 @@ def share(storage: Storage) -> SharedTensorStorage:
         folder = storage.scratch_dir or files.temporary_place()
         files.make_dir(folder)
     kind, before, segment = type(storage), dict(storage.__dict__), StorageSegment(folder)
-    held = storage.snapshot() if storage.initialized else None
+    saved = storage.snapshot() if storage.initialized else None
     shared = _opened(storage, segment)
     try:
-        if held is not None:
+        if saved is not None:
             with shared.guard():
-                shared.adopt(held)
+                shared.adopt(saved)
     except BaseException:  # restore the storage: the caller may keep using it, or try again
         storage.__dict__.clear()
         storage.__dict__.update(before)

@@ -34,7 +34,7 @@ _WORDS, _RUNS, _SCHEMA_BYTES = 64, 1024, 1 << 20
 _HEAD_BYTES = 8 * (_WORDS + 4 * _RUNS) + _SCHEMA_BYTES
 # Positions in the head, in units of int64.
 _STATE, _READY, _SCHEMA_SIZE, _ROWS, _COPIES, _JOURNALED, _PIECES = range(7)
-_BOOKS = (8, 16)
+_METADATA_STARTS = (8, 16)
 _CONTENT, _CHANGES, _NUM_RUNS, _SLOTS = 32, 33, 34, 35
 _HAS_ORIGIN, _ORIGIN = 36, 37  # at _ORIGIN: the origin's content and changes
 _CHANGING = 2  # a bit of the state word; bit 0 selects the valid copy of the metadata
@@ -109,8 +109,8 @@ class StorageSegment:
                 f"a shared storage keeps a schema of at most {_SCHEMA_BYTES} bytes, got {len(described)}"
             )
         needed = 2 * _length_of([*fields, _PIECE], num_rows)[-1]
-        what = "memory" if self.memory.folder is None else f"disk at {self.memory.folder}"
-        check_room(what, needed, self.memory.free_bytes(), num_rows, "share a smaller storage")
+        resource = "memory" if self.memory.folder is None else f"disk at {self.memory.folder}"
+        check_room(resource, needed, self.memory.free_bytes(), num_rows, "share a smaller storage")
         start = _HEAD_BYTES - _SCHEMA_BYTES
         self.memory.map[start : start + len(described)] = described
         self._head[_SCHEMA_SIZE], self._head[_ROWS] = len(described), num_rows
@@ -118,7 +118,7 @@ class StorageSegment:
             return self.columns(fields)
         except OSError as cause:
             raise CapacityError(
-                f"can't reserve {needed:,} bytes of {what} for {num_rows} rows: {cause}"
+                f"can't reserve {needed:,} bytes of {resource} for {num_rows} rows: {cause}"
             ) from cause
 
     def ready(self) -> None:
@@ -133,16 +133,16 @@ class StorageSegment:
     def columns(self, fields: Sequence[Field]) -> list[torch.Tensor]:
         """Return the columns for `fields`. The journal's columns are located behind them."""
         num_rows, fields = int(self._head[_ROWS]), [*fields, _PIECE]
-        places = _length_of(fields, num_rows)
-        self.memory.resize(_HEAD_BYTES + 2 * places[-1])
-        whole = np.frombuffer(self.memory.map, np.uint8)[_HEAD_BYTES:]
-        halves = whole[: places[-1]], whole[places[-1] :]
+        starts = _length_of(fields, num_rows)
+        self.memory.resize(_HEAD_BYTES + 2 * starts[-1])
+        data = np.frombuffer(self.memory.map, np.uint8)[_HEAD_BYTES:]
+        halves = data[: starts[-1]], data[starts[-1] :]
         counters = Field(torch.Size(()), torch.int64)
         raw = [Field(torch.Size([field.row_bytes]), torch.uint8) for field in fields]
         columns, self._bytes, journal = (
             [
                 as_column(half[start : start + num_rows * field.row_bytes], field, num_rows)
-                for start, field in zip(places, (counters, *described), strict=False)
+                for start, field in zip(starts, (counters, *described), strict=False)
             ]
             for half, described in ((halves[0], fields), (halves[0], raw), (halves[1], raw))
         )
@@ -172,9 +172,9 @@ class StorageSegment:
         """Whether a change has begun and not ended."""
         return bool(self._head[_STATE] & _CHANGING)
 
-    def books(self) -> SharedMetadata:
+    def metadata(self) -> SharedMetadata:
         """Return the valid copy of the metadata."""
-        start = _BOOKS[int(self._head[_STATE]) & 1]
+        start = _METADATA_STARTS[int(self._head[_STATE]) & 1]
         return SharedMetadata(*self._head[start : start + 4].tolist())
 
     def begin(self, slots: torch.Tensor | None) -> None:
@@ -187,19 +187,19 @@ class StorageSegment:
         fault_points.point("segment.journal")
         if slots is not None and count:
             self._slots[:count] = slots
-            for column, kept in zip(self._bytes, self._journal, strict=True):
-                torch.index_select(column, 0, slots, out=kept[:count])
+            for column, journal in zip(self._bytes, self._journal, strict=True):
+                torch.index_select(column, 0, slots, out=journal[:count])
         self._head[_JOURNALED] = count
         _fence()  # the journal is complete before the bit says so: `undo` would restore garbage otherwise
         self._head[_STATE] |= _CHANGING
         fault_points.point("segment.begun")
 
-    def commit(self, books: SharedMetadata) -> None:
-        """End a change: `books` become the valid metadata."""
+    def commit(self, metadata: SharedMetadata) -> None:
+        """End a change: `metadata` become the valid metadata."""
         fault_points.point("segment.commit")
         other = (int(self._head[_STATE]) & 1) ^ 1
-        start = _BOOKS[other]
-        self._head[start : start + 4] = books
+        start = _METADATA_STARTS[other]
+        self._head[start : start + 4] = metadata
         _fence()  # rows and metadata are complete before the state word selects them
         self._head[_STATE] = other  # one store that also clears `_CHANGING`
         fault_points.point("segment.committed")
@@ -210,8 +210,8 @@ class StorageSegment:
         self.log.forget()
         _fence()  # the version changes before the rows do, so that readers notice
         if slots.shape[0]:
-            for column, kept in zip(self._bytes, self._journal, strict=True):
-                column.index_copy_(0, slots, kept[: slots.shape[0]])
+            for column, journal in zip(self._bytes, self._journal, strict=True):
+                column.index_copy_(0, slots, journal[: slots.shape[0]])
         _fence()  # all rows are restored before the bit is cleared
         fault_points.point("segment.undo")
         self._head[_STATE] &= 1
@@ -317,11 +317,11 @@ class SharedLog(ChangeLog):
             return None
         if version.changes == now.changes:
             return []
-        kept = min(number, _RUNS)
-        oldest = int(self._table[(number - kept) % _RUNS][0]) if kept else now.changes
+        num_logged = min(number, _RUNS)
+        oldest = int(self._table[(number - num_logged) % _RUNS][0]) if num_logged else now.changes
         if not oldest <= version.changes < now.changes:
             return [Change(0, size, False)]
-        rows = (self._table[(number - 1 - back) % _RUNS].tolist() for back in range(kept))
+        rows = (self._table[(number - 1 - back) % _RUNS].tolist() for back in range(num_logged))
         runs = (Run(begin, [(start, count)], bool(amended)) for begin, start, count, amended in rows)
         return changes_in(runs, version, size)
 

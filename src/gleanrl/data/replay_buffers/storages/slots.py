@@ -16,7 +16,7 @@ from gleanrl._os import proc
 from gleanrl._os.interrupts import to_the_end
 from gleanrl._util import positive
 from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Version, Versioned
-from gleanrl.data.replay_buffers.component_base import Part, taken
+from gleanrl.data.replay_buffers.component_base import Part, owned_elsewhere
 from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.storages.allocators import zeroed
 from gleanrl.data.replay_buffers.storages.indexing import slots_at
@@ -111,9 +111,9 @@ class Access(Part, ABC):
 
     def check_free(self, name: str, taker: Any) -> None:
         """Raise `InvalidArgumentError` if another buffer than `taker` uses the storage."""
-        others = [buffer for buffer in living(self._users) if buffer is not taker]
-        if others:
-            raise taken(name, self, others[0])
+        other_buffers = [buffer for buffer in living(self._users) if buffer is not taker]
+        if other_buffers:
+            raise owned_elsewhere(name, self, other_buffers[0])
 
     def join_buffer(self, owner: Any, gate: BufferLock) -> None:
         """Register `owner`, a buffer with the lock `gate`. All buffers of a storage share one lock."""
@@ -178,7 +178,7 @@ class Access(Part, ABC):
                 "state_dict(), or make the buffer in the new process (a buffer with delayed_init=True that wasn't used "
                 "yet can be sent)"
             )
-        transient = ("attached", "moments")
+        transient = ("attached", "open_snapshots")
         return {name: value for name, value in super().__getstate__().items() if name not in transient}
 
 

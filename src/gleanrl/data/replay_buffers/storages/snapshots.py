@@ -186,8 +186,8 @@ class StorageState(RingState):
 
     def counted(self, reader: StateReader) -> StorageState:
         """Return this state with the generations in a foreign state."""
-        fresh = "columns" in reader and isinstance(reader.get("columns"), PrivateColumns)
-        generations = reader.tensor("generations", torch.int64, (self.rows,), copy=not fresh)
+        unshared = "columns" in reader and isinstance(reader.get("columns"), PrivateColumns)
+        generations = reader.tensor("generations", torch.int64, (self.rows,), copy=not unshared)
         return self.with_generations(generations, reader)
 
     def with_generations(self, generations: torch.Tensor, reader: StateReader) -> StorageState:
@@ -300,7 +300,7 @@ class Records:
     """The table that the records will be copied to; None if it isn't known yet."""
     there: bool = False
     """Whether the table holds the records already: the columns are then views of its columns, in its order."""
-    fresh: bool = False
+    unshared: bool = False
     """Whether no other object uses the columns' memory."""
     identity: str | None = None
     """The records' name, if they come from a checkpoint (see `Segmented`)."""
@@ -328,7 +328,7 @@ class LiveRecords:
     """
 
     form: RecordFormat
-    moment: CowSnapshot
+    snapshot: CowSnapshot
 
 
 def layout_fields(form: RecordFormat) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
@@ -384,7 +384,7 @@ def read_records(
     lead = torch.Size([state.rows])
     form.schema.check(form.schema.as_lists(leaves, lead, "load_state_dict"), lead, "load_state_dict")
     check_all_storable([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], "load_state_dict")
-    return Records(form, leaves, fresh=isinstance(columns, PrivateColumns))
+    return Records(form, leaves, unshared=isinstance(columns, PrivateColumns))
 
 
 class RecordsCopy(ContentCopy):

@@ -12,7 +12,7 @@ from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import new_column
 from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl._os.interrupts import renew_in_child
-from gleanrl.data.replay_buffers.storages.allocators import Allocator, GivenColumns
+from gleanrl.data.replay_buffers.storages.allocators import Allocator, ExistingColumns
 from gleanrl.data.replay_buffers.storages.columns import (
     ColumnSource,
     ParentsColumns,
@@ -99,19 +99,19 @@ class Table:
         lists = [new_column((rows,), schema[path]) for path in new if path in schema.lists]
         both = [*self.columns.columns, *columns, *self.lists.values(), *lists]
         exclusive = self._allocate.exclusive and allocate.exclusive
-        given = GivenColumns(both, exclusive, self.shared or allocate.shared)
-        table = Table(form, rows, given, self.device)
+        existing = ExistingColumns(both, exclusive, self.shared or allocate.shared)
+        table = Table(form, rows, existing, self.device)
         table.mask = self.mask
         if self.form.mask is None:
             table.watch_mask()  # a new mask column is False in all rows that were written before
-        table.columns.lent = self.columns.lent  # handed-out views show the new table's memory too
+        table.columns.live_views = self.columns.live_views  # handed-out views show the new table's memory too
         return table
 
-    def first_rows(self, count: int) -> GivenColumns:
+    def first_rows(self, count: int) -> ExistingColumns:
         """Return columns for another table that shares the memory of the first `count` rows."""
         lists = [objects[:count] for objects in self.lists.values()]
         columns = [*self.columns.views(torch.Size([count])), *lists]
-        return GivenColumns(columns, self._allocate.exclusive, self.shared)
+        return ExistingColumns(columns, self._allocate.exclusive, self.shared)
 
     def settle(self, rows: Sequence[Leaf]) -> None:
         """Take the place of another table. `rows` are the rows that this table already holds."""
@@ -157,9 +157,9 @@ class Table:
         columns.write(start, count, dense)
         head = min(count, columns.num_rows - start)
         for objects, leaf in zip(self.lists.values(), lists, strict=True):
-            given = leaf.reshape(-1, *objects.shape[1:])
-            objects[start : start + head].copy_(given[:head])
-            objects[: count - head].copy_(given[head:count])
+            values = leaf.reshape(-1, *objects.shape[1:])
+            objects[start : start + head].copy_(values[:head])
+            objects[: count - head].copy_(values[head:count])
 
     def put(self, rows: list[Leaf], slots: torch.Tensor) -> None:
         """Copy ready rows to `slots`, ``(n,)`` int64. If a slot occurs twice, the last row is kept."""

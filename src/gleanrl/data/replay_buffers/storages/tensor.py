@@ -29,8 +29,8 @@ from gleanrl._state.state import StateReader
 from gleanrl._util import positive
 from gleanrl.data.replay_buffers.storages.allocators import (
     Allocator,
+    ExistingColumns,
     FileAllocator,
-    GivenColumns,
     HeapAllocator,
     file_of,
 )
@@ -104,13 +104,13 @@ class TabledStorage(Storage):
         """Whether live views were handed out, or the memory belongs to a user, to files or to other processes."""
         if self._table is None:
             return False
-        lent = self._table.columns.lent
-        return lent.always or lent.count > 0 or self._table.shared
+        views = self._table.columns.live_views
+        return views.always or views.count > 0 or self._table.shared
 
     @property
-    def borrowed(self) -> bool:
+    def has_user_memory(self) -> bool:
         """Whether a user may hold tensors over the columns' memory, and move it."""
-        return table_of(self).columns.lent.always
+        return table_of(self).columns.live_views.always
 
     @property
     def format(self) -> RecordFormat:
@@ -184,37 +184,39 @@ class TabledStorage(Storage):
     _alone = True  # whether only this process writes to the storage
     _marks: dict[str, Mark] = {}
 
-    def moment_ahead(self) -> Ahead:
+    def begin_snapshot(self) -> Ahead:
         """Begin a snapshot for a checkpoint: copy-on-write, unless there are lists or other processes write."""
         table = self._table
         return (
-            super().moment_ahead() if table is None or table.lists or not self._alone else AtEnd(self.moment)
+            super().begin_snapshot()
+            if table is None or table.lists or not self._alone
+            else AtEnd(self.cow_snapshot)
         )
 
-    def moment(self) -> tuple[Any, int]:
+    def cow_snapshot(self) -> tuple[Any, int]:
         """Return a copy-on-write snapshot of the records as content (see `Ahead.end`). The caller holds the lock."""
         table = table_of(self)
         if table.lists:
             return self.copy_ahead().end()
-        lent = table.columns.lent
+        views = table.columns.live_views
         earlier = {
             name: self.changed_since(mark.version)
             for name, mark in self._marks.items()
-            if mark.lent == lent.count
+            if mark.num_views == views.count
         }
         columns = [self.generations.of_all(), *table.all]
         start = self.end * self.rows_per_step
-        moment = CowSnapshot(columns, len(self), start, {} if lent.alive else earlier, table.columns.begin)
-        self._mark(moment.identity)
-        self.moments = (*self.moments, weakref.ref(moment))
-        return LiveRecords(table.form, moment), 0
+        snapshot = CowSnapshot(columns, len(self), start, {} if views.alive else earlier, table.columns.begin)
+        self._mark(snapshot.identity)
+        self.open_snapshots = (*self.open_snapshots, weakref.ref(snapshot))
+        return LiveRecords(table.form, snapshot), 0
 
     def _mark(self, name: str) -> None:
         """Remember the content's name in checkpoints, unless a user may change the content through a live view."""
-        lent = table_of(self).columns.lent
-        if not lent.alive:
+        views = table_of(self).columns.live_views
+        if not views.alive:
             last = [*self._marks.items()][1 - _MARKS :]
-            self._marks = {**dict(last), name: Mark(self.version, lent.count)}
+            self._marks = {**dict(last), name: Mark(self.version, views.count)}
 
     def _remember(self, content: Any) -> None:
         if isinstance(content, Records) and content.identity is not None:
@@ -243,34 +245,34 @@ class TabledStorage(Storage):
         saved, table = StorageState.read(reader), self._table
         value = saved.fitted_to(self)
         form = stored_rows(reader, value, None if table is None else table.form)
-        place: Table | None = None
+        target: Table | None = None
         if table is None:
             self._settle(torch.device("cpu"))
-            place = self._make_table(form, torch.Size(value.batch_shape))
+            target = self._make_table(form, torch.Size(value.batch_shape))
         else:
             self._check_form(form, value)
             if isinstance(self.allocator, FileAllocator):
-                place = Table(table.form, table.columns.num_rows, self.allocator.another())
-        if place is None:
+                target = Table(table.form, table.columns.num_rows, self.allocator.another())
+        if target is None:
             columns: list[Any] = [
                 allocate((value.rows, *field.row_shape), field.dtype, self.device)
                 for field in form.schema.fields
             ]
         else:
-            own = [column[: value.rows] for column in place.all]
-            columns = [own[place.form.schema.index(path)] for path in form.schema.paths]
+            own = [column[: value.rows] for column in target.all]
+            columns = [own[target.form.schema.index(path)] for path in form.schema.paths]
         generations = allocate((value.rows,), torch.int64)
         try:
             stored.read([generations, *columns], value.moved or 0)
         except BaseException:
-            if place is not None:
-                place.discard()
+            if target is not None:
+                target.discard()
             raise
         identity = None if value.moved else stored.identity
         rows = (
             replace(Records(form, columns), identity=identity).into(table_of(self))
-            if place is None
-            else Records(place.form, own, place, True, identity=identity)
+            if target is None
+            else Records(target.form, own, target, True, identity=identity)
         )
         return replace(value.with_generations(generations, reader), content=rows)
 
@@ -294,7 +296,7 @@ class TabledStorage(Storage):
         if content is None:
             return {}
         if isinstance(content, LiveRecords):
-            return {"format": content.form.state(), "columns": content.moment}
+            return {"format": content.form.state(), "columns": content.snapshot}
         columns = [
             column.items() if isinstance(column, ObjectColumn) else column for column in content.columns
         ]
@@ -312,15 +314,15 @@ class TabledStorage(Storage):
             full = state.rows == self.steps_that_fit(batch) * batch.numel()
             if (
                 self._alone
-                and rows.fresh
+                and rows.unshared
                 and full
                 and isinstance(self.allocator, HeapAllocator)
                 and self.device.type == "cpu"
             ):
-                given = Table(rows.form, state.rows, GivenColumns(rows.columns, exclusive=True))
+                new_table = Table(rows.form, state.rows, ExistingColumns(rows.columns, exclusive=True))
                 if self.ndim > 1:
-                    given.watch_mask()
-                return replace(rows.into(given), there=True)
+                    new_table.watch_mask()
+                return replace(rows.into(new_table), there=True)
             table = self._make_table(rows.form, batch)
         else:
             self._check_form(rows.form, state)
@@ -438,21 +440,23 @@ class TensorStorage(TabledStorage):
             raise InvalidArgumentError(
                 f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"
             )
-        place = device_of(leaves) if device == "auto" else usable_device(device)
-        rows = [leaf.detach().to(place).contiguous() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        target = device_of(leaves) if device == "auto" else usable_device(device)
+        rows = [leaf.detach().to(target).contiguous() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
-        lists = [objects.on(place) for objects in leaves if isinstance(objects, ObjectColumn)]
+        lists = [objects.on(target) for objects in leaves if isinstance(objects, ObjectColumn)]
         flat = [objects.reshape(lead.numel(), *objects.shape[ndim:]) for objects in lists]
-        self._wrap(form, lead, GivenColumns([*apart(columns), *flat]), place)
+        self._wrap(form, lead, ExistingColumns([*apart(columns), *flat]), target)
 
-    def _wrap(self, form: RecordFormat, lead: torch.Size, given: GivenColumns, device: torch.device) -> None:
-        """Initialise a storage that is full of the records ``[*lead]`` in the `given` columns."""
-        super().__init__(lead.numel(), given, device, len(lead))
+    def _wrap(
+        self, form: RecordFormat, lead: torch.Size, existing: ExistingColumns, device: torch.device
+    ) -> None:
+        """Initialise a storage that is full of the records ``[*lead]`` in the `existing` columns."""
+        super().__init__(lead.numel(), existing, device, len(lead))
         self._check_batch(lead[1:], lead[0], "storage")
         table, _ = first_table(self, form, lead[1:], ())
         self.allocator = HeapAllocator(self.device)  # for additional columns
         count_all_as_written(self, lead[0])
-        table.watch_mask(given.columns)
+        table.watch_mask(existing.columns)
 
     @property
     def _storage(self) -> Any:
@@ -691,10 +695,10 @@ def _repeated(data: Any, shape: torch.Size, item_shape: torch.Size) -> Any:
     if not isinstance(data, TensorDictBase):
         return data
     missing = len(shape) + len(item_shape) - data.ndim
-    whole = torch.Size((*shape, *item_shape))
-    if not 0 < missing < len(shape) or data.batch_size != whole[missing:]:
+    full_shape = torch.Size((*shape, *item_shape))
+    if not 0 < missing < len(shape) or data.batch_size != full_shape[missing:]:
         return data
-    return data.expand(whole)
+    return data.expand(full_shape)
 
 
 class LazyTensorStorage(TensorStorage):
@@ -725,10 +729,10 @@ class LazyTensorStorage(TensorStorage):
         compilable: bool = False,
         consolidated: bool = False,
     ) -> None:
-        place = usable_device("cpu" if device == "auto" else device)
-        if place.type == "meta":
+        target = usable_device("cpu" if device == "auto" else device)
+        if target.type == "meta":
             raise UnsupportedError("device: meta tensors hold no data; use a real device")
-        TabledStorage.__init__(self, max_size, HeapAllocator(place), place, ndim, device == "auto")
+        TabledStorage.__init__(self, max_size, HeapAllocator(target), target, ndim, device == "auto")
 
 
 class LazyMemmapStorage(TensorStorage):
@@ -785,11 +789,11 @@ class LazyMemmapStorage(TensorStorage):
     @property
     def _storage(self) -> Any:
         """All slots as one live view, whose tensors have the attribute `filename`; None before the first write."""
-        whole = super()._storage
-        if whole is not None:
+        rows = super()._storage
+        if rows is not None:
             form = self.format
-            for path, leaf in zip(form.schema.paths, form.read(whole, self.ndim, "storage")[1], strict=True):
+            for path, leaf in zip(form.schema.paths, form.read(rows, self.ndim, "storage")[1], strict=True):
                 if isinstance(leaf, torch.Tensor):
                     named = None if self.scratch_dir is None else str(file_of(self.scratch_dir, path))
                     leaf.filename = named  # type: ignore[attr-defined]
-        return whole
+        return rows

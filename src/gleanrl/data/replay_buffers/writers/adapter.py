@@ -18,10 +18,10 @@ _NEEDED = ("register_storage", "add", "extend", "state_dict", "load_state_dict")
 
 def as_writer(writer: Any) -> Any:
     """Return a writer in the form that buffers use (see `view_of`); return any other object unchanged."""
-    return view_of(writer, Writer, FamiliarWriter, _METHODS, _NEEDED)
+    return view_of(writer, Writer, WriterAdapter, _METHODS, _NEEDED)
 
 
-class FamiliarWriter(Adapter, Writer):
+class WriterAdapter(Adapter, Writer):
     """Adapter that writes by a user's `add` and `extend`, which call the storage's `set` and return the index."""
 
     __slots__ = ()
@@ -32,7 +32,7 @@ class FamiliarWriter(Adapter, Writer):
         if not self.own.isdisjoint({"add", "extend"}):
             storage.takes_one = True
         if "register_storage" in self.own:
-            self.part.register_storage(storage.given if self.foreign else storage)
+            self.part.register_storage(storage.unwrapped if self.foreign else storage)
 
     def store(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
         """Write by the user's method, and return its index."""

@@ -39,7 +39,7 @@ class Writer(Part, Stateful[Any]):
     _tried_for: StorageState | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let a class that overrides `add` or `extend` leave out `place` (see `FamiliarWriter`)."""
+        """Let a class that overrides `add` or `extend` leave out `place` (see `WriterAdapter`)."""
         super().__init_subclass__(**options)
         if overridden(cls, "add", "extend", of=Writer):
             make_concrete(cls, ("place",))
@@ -61,7 +61,7 @@ class Writer(Part, Stateful[Any]):
             InvalidArgumentError: the writer belongs to a buffer with another storage.
         """
         owner = self.owner
-        if owner is not None and owner.storage is not storage.given:
+        if owner is not None and owner.storage is not storage.unwrapped:
             raise InvalidArgumentError(
                 f"register_storage: this {type(self).__name__} belongs to a {type(owner).__name__} with "
                 "another storage; use the buffer's set_storage, or give this storage another writer"

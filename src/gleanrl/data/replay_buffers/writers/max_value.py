@@ -195,8 +195,8 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
         """Add the records that this writer placed; after any other change, read all ranks again."""
         placed, ranking = self._placed, self._ranking
-        mine = placed is not None and placed.version == storage.version
-        if ranking is None or placed is None or not mine or not placed.fills(changes):
+        is_own = placed is not None and placed.version == storage.version
+        if ranking is None or placed is None or not is_own or not placed.fills(changes):
             self._look_at_all(storage)
         else:
             ranking.put(placed.slots, placed.ranks)
@@ -283,7 +283,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
 
     def _offered(self, storage: Storage, prepared: Prepared) -> Floats:
         rows = prepared.rows
-        if isinstance(storage, TensorStorage) and storage.given is storage:
+        if isinstance(storage, TensorStorage) and storage.unwrapped is storage:
             leaf = rows[storage.format.schema.index(as_path(self.rank_key))]
             return self._reduced(leaf.reshape(prepared.num_steps, -1), "writer")
         return self._ranks(rows, prepared.num_steps, "writer")
