@@ -36,7 +36,7 @@ PATTERNS = (
 )
 IDIOM = re.compile("|".join(f"(?:{pattern})" for pattern in PATTERNS), re.IGNORECASE)
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
-COMMENT = re.compile(r"//.*$|/\*.*?\*/", re.M | re.S)
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 WORD = re.compile(r"\S*\w\S*")
 LONG = 30  # words
 # Places in a docstring where a sentence ends without a full stop: before an empty line, a list item or an argument.
