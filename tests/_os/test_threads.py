@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from gleanrl._os.clock import Deadline
-from gleanrl._os.threads import Activity, Waiter, Workers, alone, for_each, here, stack_of
+from gleanrl._os.threads import Activity, Waiter, Workers, alone, current, for_each, stack_of
 from tests.interrupts import in_another_thread, interruptions
 
 
@@ -92,7 +92,7 @@ PROGRAM = """
 import threading
 import torch
 from gleanrl._os.clock import Deadline
-from gleanrl._os.threads import Activity, Waiter, Workers, alone, here
+from gleanrl._os.threads import Activity, Waiter, Workers, alone, current
 workers = Workers(3, "late")
 begun = threading.Event()
 x = torch.arange(200_000)
@@ -134,9 +134,9 @@ def test_a_wait_ends_when_an_activity_that_it_watches_is_hurried_or_over():
 
 
 def test_each_thread_has_a_separate_activity():
-    here.activity = activity = Activity()
-    assert in_another_thread(lambda: here.activity) is None and here.activity is activity
-    here.activity = None
+    current.activity = activity = Activity()
+    assert in_another_thread(lambda: current.activity) is None and current.activity is activity
+    current.activity = None
 
 
 def test_alone_is_true_with_one_thread():

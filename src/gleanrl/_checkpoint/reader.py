@@ -330,7 +330,7 @@ def _read_all(parts: Iterable[Reading]) -> None:
         threads = _THREADS if sum(part.size for part in some) > _FEW_BYTES else 1
         damage = read_files(some, BLOCK_BYTES, threads)
         if damage is not None:
-            raise CorruptCheckpointError(f"{damage.path}: {damage.what}")
+            raise CorruptCheckpointError(f"{damage.path}: {damage.description}")
 
 
 def _batches(parts: Iterable[Reading]) -> Iterator[list[Reading]]:

@@ -57,8 +57,8 @@ class Descriptors:
         """Close some descriptors, or all. Descriptors that are already closed are ignored."""
         owned = self._open
         # From the last place to the first, because `pop` shifts all later places.
-        places = [owned.index(one) for one in some if one in owned] if some else range(len(owned))
-        deque(map(os.close, map(owned.pop, sorted(places, reverse=True))), 0)
+        positions = [owned.index(one) for one in some if one in owned] if some else range(len(owned))
+        deque(map(os.close, map(owned.pop, sorted(positions, reverse=True))), 0)
 
     def __del__(self) -> None:
         """Close the descriptors that are still open."""
@@ -416,7 +416,7 @@ def remove_tree(path: Path) -> None:
         os.unlink(path)
 
 
-def temporary_place() -> Path:
+def system_temp_dir() -> Path:
     """Return the system's folder for temporary files."""
     return Path(tempfile.gettempdir())
 

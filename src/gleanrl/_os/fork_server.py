@@ -64,18 +64,18 @@ class Launcher:
         self.owner = os.getpid()
         self._end = weakref.finalize(self, _end, link, process, self.owner)
 
-    def start(self, given: Sequence[int], held: Descriptors) -> Started:
+    def start(self, descriptors_to_send: Sequence[int], owned: Descriptors) -> Started:
         """Start a worker.
 
         Args:
-            given: descriptors; the worker receives copies.
-            held: receives the worker's pidfd.
+            descriptors_to_send: descriptors; the worker receives copies.
+            owned: receives the worker's pidfd.
 
         Raises:
             LaunchError: the launcher has ended, or doesn't answer within 30 s.
         """
         try:
-            pid, descriptors = self._ask(START, Deadline(_ANSWER_S), held, given)
+            pid, descriptors = self._ask(START, Deadline(_ANSWER_S), owned, descriptors_to_send)
         except OSError as cause:
             raise LaunchError(f"no worker can be started: {cause}") from cause
         return Started(pid, descriptors[0])
@@ -101,7 +101,7 @@ class Launcher:
         self._end()
 
     def _ask(
-        self, what: int, deadline: Deadline, held: Descriptors, given: Sequence[int] = ()
+        self, command: int, deadline: Deadline, owned: Descriptors, descriptors_to_send: Sequence[int] = ()
     ) -> tuple[int, list[int]]:
         """Send a request; return the answer and its descriptors.
 
@@ -112,20 +112,20 @@ class Launcher:
         poller.register(self._link, select.POLLIN)
         with self._lock:
             number = next(self._numbers)
-            socket.send_fds(self._link, [REQUEST.pack(number, what)], list(given))
+            socket.send_fds(self._link, [REQUEST.pack(number, command)], list(descriptors_to_send))
             while True:
                 left = deadline.remaining()
                 if not poller.poll(None if left is None else left * 1000):
                     raise LaunchError("the process that starts workers doesn't answer")
                 packet = bytearray(ANSWER.size)
-                descriptors = held.take(sent_over(self._link, packet))
-                asked, value = ANSWER.unpack(packet)
-                if asked == number:
+                descriptors = owned.take(sent_over(self._link, packet))
+                answered, value = ANSWER.unpack(packet)
+                if answered == number:
                     return value, descriptors
-                if not asked:
+                if not answered:
                     raise LaunchError("the process that starts workers has ended")
                 if descriptors:
-                    held.close(*descriptors)
+                    owned.close(*descriptors)
 
 
 def _end(link: socket.socket, process: subprocess.Popen[bytes] | None, owner: int) -> None:
@@ -197,25 +197,30 @@ def _launch(entry: str, preload: Sequence[str]) -> Launcher:
     process: subprocess.Popen[bytes] | None = None
     try:
         links.extend(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        mine, theirs = links
+        own_end, launcher_end = links
         modules = [*preload, *_preloaded]
-        given = {"control": theirs.fileno(), "owner": os.getpid(), "entry": entry, "preload": modules}
+        arguments = {
+            "control": launcher_end.fileno(),
+            "owner": os.getpid(),
+            "entry": entry,
+            "preload": modules,
+        }
         # as multiprocessing does
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         # A separate session: Ctrl-C reaches only the user's program, which then ends the workers.
         process = subprocess.Popen(
-            [sys.executable, *flags, "-c", _CODE, json.dumps(given), *_path([__name__, entry, *modules])],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, *flags, "-c", _CODE, json.dumps(arguments), *_path([__name__, entry, *modules])],
+            pass_fds=[launcher_end.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             # OpenBLAS would start threads otherwise, and a fork copies none of them.
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         )
-        theirs.close()
-        words = _first_words(mine)
-        if words != "ready":
-            raise LaunchError(f"the process that starts workers couldn't be prepared: {words}")
-        return Launcher(mine, process)
+        launcher_end.close()
+        status = _first_message(own_end)
+        if status != "ready":
+            raise LaunchError(f"the process that starts workers couldn't be prepared: {status}")
+        return Launcher(own_end, process)
     except BaseException:
         for link in links:
             link.close()
@@ -249,7 +254,7 @@ def _path(modules: Iterable[str]) -> list[str]:
     return path
 
 
-def _first_words(link: socket.socket) -> str:
+def _first_message(link: socket.socket) -> str:
     """Return the launcher's first message: "ready", or the reason why it can't start."""
     poller = select.poll()
     poller.register(link, select.POLLIN)

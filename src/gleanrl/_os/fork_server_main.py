@@ -61,13 +61,13 @@ def main(arguments: Sequence[str]) -> None:
             `entry`: ``module:function`` that a worker runs.
             `preload`: the modules to import first.
     """
-    given = json.loads(arguments[0])
-    control = socket.socket(fileno=given["control"])
+    config = json.loads(arguments[0])
+    control = socket.socket(fileno=config["control"])
     try:
-        owner = os.pidfd_open(given["owner"])
-        for name in given["preload"]:
+        owner = os.pidfd_open(config["owner"])
+        for name in config["preload"]:
             importlib.import_module(name)
-        module, function = given["entry"].split(":")
+        module, function = config["entry"].split(":")
         entry = getattr(importlib.import_module(module), function)
     except BaseException:
         control.send(b"failed " + traceback.format_exc().encode()[-MOST_BYTES // 2 :])
@@ -165,37 +165,37 @@ class _Launcher:
         except OSError:
             request, descriptors = b"", []
         if request:
-            number, what = REQUEST.unpack(request)
-            if what == START:
+            number, command = REQUEST.unpack(request)
+            if command == START:
                 self._start(client, number, descriptors)
             else:
                 self._reap()
                 # After `_reap`, because the process may have ended after the last signal was handled.
-                client.answer(number, client.codes.get(what, UNKNOWN))
+                client.answer(number, client.codes.get(command, UNKNOWN))
             return True
         self._kill_children(client)
         self._remove(client)
         return client.pid is not None
 
     def _start(self, client: _Client, number: int, descriptors: list[int]) -> None:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._be_worker(parent, mine, theirs, descriptors)
-        theirs.close()
+            self._run_worker(parent, own_end, worker_end, descriptors)
+        worker_end.close()
         for descriptor in descriptors:
             os.close(descriptor)
         client.children.add(pid)
         # The number may belong to an earlier child, whose exit code is obsolete.
         client.codes.pop(pid, None)
-        self._add(_Client(mine, pid))
+        self._add(_Client(own_end, pid))
         process = os.pidfd_open(pid)
         client.answer(number, pid, [process])
         os.close(process)
 
-    def _be_worker(
-        self, parent: int, mine: socket.socket, theirs: socket.socket, descriptors: Sequence[int]
+    def _run_worker(
+        self, parent: int, own_end: socket.socket, worker_end: socket.socket, descriptors: Sequence[int]
     ) -> None:
         """Run the entry in a forked child; never returns."""
         code = 1
@@ -204,10 +204,10 @@ class _Launcher:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent(parent)
             os.close(self._owner)
-            mine.close()
+            own_end.close()
             self._close_links()
             gc.enable()
-            code = self._entry(theirs, descriptors)
+            code = self._entry(worker_end, descriptors)
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:

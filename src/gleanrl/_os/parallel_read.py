@@ -83,7 +83,7 @@ class Damage(NamedTuple):
     """A damaged file, and a description of the damage."""
 
     path: str
-    what: str
+    description: str
 
 
 def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | None:
@@ -117,12 +117,12 @@ def read_files(files: Sequence[Reading], block: int, threads: int) -> Damage | N
     number, kind, detail = found
     file = files[number]
     end = min(detail + block, file.offset + file.size)
-    what = (
+    descriptions = (
         os.strerror(detail),
         f"it became shorter: {detail} bytes",
         f"bytes {detail} to {end} don't match their checksum",
     )
-    return Damage(file.path, what[kind])
+    return Damage(file.path, descriptions[kind])
 
 
 def spread_rows(columns: Iterable[tuple[Array, Sequence[Target]]], threads: int) -> None:
@@ -130,7 +130,7 @@ def spread_rows(columns: Iterable[tuple[Array, Sequence[Target]]], threads: int)
 
     The rows are ``(n, bytes of a row)`` uint8, contiguous.
     """
-    kept = [(rows, Targets(targets)) for rows, targets in columns]
+    prepared = [(rows, Targets(targets)) for rows, targets in columns]
     native.spread_rows(
-        [(rows.ctypes.data, (rows.shape[1], 0, rows.nbytes, to.numbers)) for rows, to in kept], threads
+        [(rows.ctypes.data, (rows.shape[1], 0, rows.nbytes, to.numbers)) for rows, to in prepared], threads
     )

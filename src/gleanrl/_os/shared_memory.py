@@ -113,9 +113,9 @@ class SharedMemory:
         release = {None: (self._descriptor, fcntl.LOCK_UN)}
         return map(release.__getitem__, starmap(fcntl.flock, [(self._descriptor, fcntl.LOCK_EX)]))
 
-    def releasing(self, held: list[tuple[int, int]]) -> Iterator[None]:
+    def releasing(self, acquired: list[tuple[int, int]]) -> Iterator[None]:
         """Release the lock for each item that `acquiring` yielded, and remove the item. Consists of C code alone."""
-        return starmap(fcntl.flock, map(held.pop, repeat(-1, len(held))))
+        return starmap(fcntl.flock, map(acquired.pop, repeat(-1, len(acquired))))
 
     def alone(self, call: Callable[[], Result]) -> Result:
         """Hold the lock during a call, and return the call's result. Other processes and copies wait.
@@ -123,12 +123,12 @@ class SharedMemory:
         This isn't a context manager: a second interrupt at the start of its `__exit__` would skip the unlock for as
         long as the traceback lives. Python checks for signals at no point between `finally` and a C function.
         """
-        let_in = partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
+        unlock = partial(fcntl.flock, self._descriptor, fcntl.LOCK_UN)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             return call()
         finally:
-            let_in()
+            unlock()
 
     def __del__(self) -> None:
         """Close the descriptor. The memory lives until its last map is gone."""

@@ -255,11 +255,11 @@ class Activity:
             self.waiters.pop(waiter, None)
 
 
-class _Here(threading.local):
+class _CurrentThread(threading.local):
     activity: Activity | None = None
 
 
-here = _Here()
+current = _CurrentThread()
 """The activity of the calling thread; None for the user's threads."""
 _activities: weakref.WeakSet[Activity] = weakref.WeakSet()
 

@@ -161,7 +161,7 @@ class Background:
 def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal, activity: threads.Activity) -> bool:
     """Call the method until a condition of `Background` ends the run. Return whether more batches may follow."""
     signal.thread = threading.get_ident()
-    threads.here.activity = activity
+    threads.current.activity = activity
     taken = paused = False
     try:
         while not signal.stop and not (taken and signal.pause) and not threads.ending():

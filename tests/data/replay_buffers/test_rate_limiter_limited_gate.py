@@ -170,7 +170,7 @@ class TestWaking:
         seen: list[tuple[int, int]] = []
 
         def insert(sizes: list[int]) -> None:
-            threads.here.activity = inserting
+            threads.current.activity = inserting
             begin.wait()
             for size in sizes:
                 buffer.extend(torch.zeros(size, dtype=int))
@@ -324,7 +324,7 @@ class TestActivities:
             buffer, activity = owing(), threads.Activity()
 
             def insert(buffer: ReplayBuffer = buffer, activity: threads.Activity = activity) -> None:
-                threads.here.activity = activity
+                threads.current.activity = activity
                 for _ in range(3):
                     buffer.extend(torch.arange(4))
 
@@ -342,7 +342,7 @@ class TestActivities:
         buffer, activities = limited(min_size=100, batch_size=4), [threads.Activity(), threads.Activity()]
 
         def insert(activity: threads.Activity) -> None:
-            threads.here.activity = activity
+            threads.current.activity = activity
             buffer.extend(torch.arange(5))
 
         calls.begin(buffer.sample)  # it waits before any insert

@@ -338,7 +338,7 @@ class _LimitedHold:
             raise
 
     def _begin_insert(self) -> None:
-        gate, feeder = self._gate, threads.here.activity
+        gate, feeder = self._gate, threads.current.activity
         if feeder is not None and feeder not in gate.limiter.feeders:
             # Waiting samples must also wake if this thread ends without admitting them.
             for waiter in gate.waiting:
@@ -351,7 +351,7 @@ class _LimitedHold:
         Raises:
             RateLimiterTimeoutError: the timeout passed, or no other thread could ever end the wait.
         """
-        gate, limiter, here = self._gate, self._gate.limiter, threads.here.activity
+        gate, limiter, here = self._gate, self._gate.limiter, threads.current.activity
         gate.learner_waits = False  # this thread waits for the limiter, not for the lock
         deadline = Deadline(limiter.rule.timeout_s)
         while True:

@@ -229,7 +229,7 @@ def share(storage: Storage) -> SharedTensorStorage:
         )
     folder = None
     if isinstance(storage, LazyMemmapStorage):
-        folder = storage.scratch_dir or files.temporary_place()
+        folder = storage.scratch_dir or files.system_temp_dir()
         files.make_dir(folder)
     kind, before, segment = type(storage), dict(storage.__dict__), StorageSegment(folder)
     saved = storage.snapshot() if storage.initialized else None
