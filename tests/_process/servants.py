@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl._process.shared_columns import PLACE, STEP, Region
+from gleanrl._process.shared_columns import ITEM, STEP, Region
 from gleanrl._process.worker_main import WorkerContext
 
 
@@ -39,7 +39,7 @@ class Clerk:
 
     def __init__(self, station: WorkerContext) -> None:
         self.station, self.signals = station, 0
-        station.progress[PLACE] = 7
+        station.progress[ITEM] = 7
 
     def signal(self, code: bytes) -> None:
         """Count the signal; raise at "r", die at "d", hang at "h"."""
@@ -98,7 +98,7 @@ class Clerk:
     def walk(self, steps: int) -> int:
         """Report one place after the other as progress, each for a tenth of a second."""
         for place in range(steps):
-            self.station.progress[PLACE] = place
+            self.station.progress[ITEM] = place
             threading.Event().wait(0.1)
         return steps
 

@@ -13,7 +13,7 @@ import torch
 
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._process import shared_columns as module
-from gleanrl._process.shared_columns import PLACE, WORK, SharedRows, SharedSegment
+from gleanrl._process.shared_columns import ITEM, WORK, SharedRows, SharedSegment
 from gleanrl.errors import CapacityError
 
 SCHEMA = Schema(
@@ -79,9 +79,9 @@ def test_old_views_stay_valid_after_growth(pair):
 
 def test_progress_words_are_shared_by_worker(pair):
     first, second = pair
-    first.progress(1)[PLACE] = 4
+    first.progress(1)[ITEM] = 4
     first.progress(2)[WORK] += 1
-    assert second.progress(1)[PLACE] == 4 and second.progress(0)[PLACE] == 0
+    assert second.progress(1)[ITEM] == 4 and second.progress(0)[ITEM] == 0
     assert second.progress(2)[WORK] == 1
 
 

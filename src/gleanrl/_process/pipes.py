@@ -92,10 +92,10 @@ class WorkerEnd:
         data = bytearray(count)
         rest = memoryview(data)
         while rest:
-            taken = os.readv(self.reading, [rest])
-            if not taken:
+            received = os.readv(self.reading, [rest])
+            if not received:
                 raise ChannelClosed
-            rest = rest[taken:]
+            rest = rest[received:]
         return bytes(data)
 
     def send(self, data: bytes) -> None:

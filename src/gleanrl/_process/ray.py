@@ -18,7 +18,7 @@ from gleanrl.errors import ClosedError
 
 # Reentrant: a garbage collection in the thread that holds it may close a collector, which releases its share.
 _lock = ForkSafeLock()
-_FREED_TOGETHER = "RAY_free_objects_batch_size"
+_FREE_BATCH_SIZE = "RAY_free_objects_batch_size"
 """The environment variable that tells Ray how many objects to free together."""
 
 
@@ -58,7 +58,7 @@ class RayRuntime:
         config = dict(init_config or {})
         with _lock.lock:
             if not self.ray.is_initialized():
-                with _memory_is_used_again():
+                with _freeing_each_object_at_once():
                     self.ray.init(**config)
                 _started = _Session(self._running, config)
             elif config and (self._running, config) != (_started.name, _started.config):
@@ -110,17 +110,17 @@ class RayRuntime:
 
 
 @contextmanager
-def _memory_is_used_again() -> Iterator[None]:
+def _freeing_each_object_at_once() -> Iterator[None]:
     """Make a Ray runtime that starts within the block free each object as soon as its last reference is gone.
 
     By default, Ray frees objects by the hundred, or once a second. Each new batch would then be written to untouched
     memory of the store, which takes several times as long as copying it. An environment variable of the user takes
     precedence.
     """
-    told = _FREED_TOGETHER in os.environ
-    os.environ.setdefault(_FREED_TOGETHER, "1")
+    is_set = _FREE_BATCH_SIZE in os.environ
+    os.environ.setdefault(_FREE_BATCH_SIZE, "1")
     try:
         yield
     finally:
-        if not told:
-            del os.environ[_FREED_TOGETHER]
+        if not is_set:
+            del os.environ[_FREE_BATCH_SIZE]

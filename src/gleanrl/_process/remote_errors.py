@@ -28,19 +28,19 @@ class Report:
 
     Attributes:
         data: the pickled exception; None if it can't be pickled or restored.
-        words: its type and message.
+        text: its type and message.
         trace: the worker's traceback.
     """
 
     data: bytes | None
-    words: str
+    text: str
     trace: str
 
     @classmethod
     def of(cls, error: BaseException) -> Report:
         """Return the report of `error`."""
-        words = f"{type(error).__name__}: {error}"
-        return cls(_bytes(error), words, "".join(traceback.format_exception(error)).rstrip())
+        text = f"{type(error).__name__}: {error}"
+        return cls(_bytes(error), text, "".join(traceback.format_exception(error)).rstrip())
 
     def error(self, origin: str = "the worker") -> BaseException:
         """Return the exception, with the traceback of `origin` as its cause.
@@ -54,7 +54,7 @@ class Report:
             found = cast(BaseException, decode(self.data))
         # This process can't restore the exception, for example because it can't import its class.
         except Exception:
-            found = WorkerError(self.words)
+            found = WorkerError(self.text)
         found.__cause__ = RemoteTraceback(f"In {origin}:\n{self.trace}")
         return found
 

@@ -69,7 +69,7 @@ class Arrived:
 
     def open(self) -> Any:
         """Return the data in fresh memory that belongs to the caller."""
-        return pickle.loads(self._pickled, buffers=[_fresh(buffer) for buffer in self._buffers])
+        return pickle.loads(self._pickled, buffers=[_copied(buffer) for buffer in self._buffers])
 
     def view(self) -> Any:
         """Return the data in the memory in which they arrived, and keep it alive. The caller must not write to them."""
@@ -82,54 +82,54 @@ class _SharedBuffer:
 
 class _Packer(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
-        buffers, place = list[pickle.PickleBuffer](), pickle.PickleBuffer(b"")
+        buffers, placeholder = list[pickle.PickleBuffer](), pickle.PickleBuffer(b"")
 
-        def beside(buffer: pickle.PickleBuffer) -> bool:
+        def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
             """Keep a buffer out of the pickle, or return True to leave it in."""
-            if buffer is not place and buffer.raw().nbytes <= _SMALL:
+            if buffer is not placeholder and buffer.raw().nbytes <= _SMALL:
                 return True
             buffers.append(buffer)
             return False
 
         # The callback isn't a method of this object: a reference cycle would keep the data until the next garbage
         # collection.
-        super().__init__(file, protocol=5, buffer_callback=beside)
-        self._buffers, self._place = buffers, place
+        super().__init__(file, protocol=5, buffer_callback=keep_in_band)
+        self._buffers, self._placeholder = buffers, placeholder
         self._shared, self._small, self._end = _SharedBuffer(), list[Any](), 0
 
     def buffers(self) -> list[pickle.PickleBuffer]:
         """Return the buffers outside of the pickle. Call it after `dump`."""
         small = pickle.PickleBuffer(b"".join(self._small))
-        return [small if buffer is self._place else buffer for buffer in self._buffers]
+        return [small if buffer is self._placeholder else buffer for buffer in self._buffers]
 
-    def reducer_override(self, found: Any) -> Any:
-        kind = type(found)
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
         if kind is torch.Tensor or kind is MemoryMappedTensor:
-            if found.device.type == "cpu" and found.layout is torch.strided and not found.requires_grad:
-                return self._taken_apart(found)
+            if obj.device.type == "cpu" and obj.layout is torch.strided and not obj.requires_grad:
+                return self._reduced_tensor(obj)
         elif kind is TensorDict:
-            names = found.names
+            names = obj.names
             named = names if any(name is not None for name in names) else None
             return _level, (
-                dict(level_of(found)),
-                tuple(found.batch_size),
-                found.device,
+                dict(level_of(obj)),
+                tuple(obj.batch_size),
+                obj.device,
                 named,
-                found.is_locked,
-                vars(found).get(SLICE_ENDS),
+                obj.is_locked,
+                vars(obj).get(SLICE_ENDS),
             )
         elif kind is _SharedBuffer:
-            return _memory, (self._place,)
-        return super().reducer_override(found)
+            return _memory, (self._placeholder,)
+        return super().reducer_override(obj)
 
-    def _taken_apart(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+    def _reduced_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         name, shape, array = _NAMES[tensor.dtype], tuple(tensor.shape), _array(tensor)
         if array.nbytes > _SMALL:
-            return _whole, (pickle.PickleBuffer(array), name, shape)
+            return _tensor_of, (pickle.PickleBuffer(array), name, shape)
         begin, padding = self._end, -array.nbytes % _ALIGNED
         self._end += array.nbytes + padding
         self._small += array, bytes(padding)
-        return _part, (self._shared, name, shape, begin)
+        return _tensor_at, (self._shared, name, shape, begin)
 
 
 def _array(tensor: torch.Tensor) -> Any:
@@ -149,18 +149,18 @@ def _memory(buffer: _Buffer) -> np.ndarray[Any, Any]:
     return np.asarray(_Memory(buffer))
 
 
-def _part(memory: np.ndarray[Any, Any], name: str, shape: tuple[int, ...], begin: int) -> torch.Tensor:
+def _tensor_at(memory: np.ndarray[Any, Any], name: str, shape: tuple[int, ...], begin: int) -> torch.Tensor:
     """Return the tensor that begins at byte `begin`. It uses the memory, but has a separate storage."""
     dtype = _DTYPES[name]
-    known = _KNOWN.get(name)
-    if known is not None:
-        return torch.from_numpy(np.ndarray(shape, known, memory, begin))
+    numpy_dtype = _NUMPY_DTYPES.get(name)
+    if numpy_dtype is not None:
+        return torch.from_numpy(np.ndarray(shape, numpy_dtype, memory, begin))
     num_bytes = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(memory[begin : begin + num_bytes]).view(dtype).view(shape)
 
 
-def _whole(buffer: _Buffer, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return _part(_memory(buffer), name, shape, 0)
+def _tensor_of(buffer: _Buffer, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return _tensor_at(_memory(buffer), name, shape, 0)
 
 
 class _Memory:
@@ -183,7 +183,7 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-_KNOWN = {
+_NUMPY_DTYPES = {
     name: np.dtype(name)
     for name in (
         *("bool", "uint8", "int8", "int16", "int32", "int64"),
@@ -204,7 +204,7 @@ def _level(
     return level.lock_() if locked else level
 
 
-def _fresh(buffer: _Buffer) -> _Buffer:
+def _copied(buffer: _Buffer) -> _Buffer:
     if memoryview(buffer).nbytes < _pool.min_bytes:
         return bytearray(buffer)
     arrived = np.frombuffer(buffer, np.uint8)

@@ -1,7 +1,7 @@
 """Memory that an owner and its workers share: each worker's progress, and named regions with blocks of rows.
 
 One file descriptor without a name refers to all of it, so that nothing is left when processes die. The first pages hold
-the workers' progress (see `PLACE` and the following words). The owner lays out regions by name in the rest. A region
+the workers' progress (see `ITEM` and the following words). The owner lays out regions by name in the rest. A region
 has one or several blocks of rows. With two blocks, the worker writes one while the owner reads the other.
 """
 
@@ -26,10 +26,10 @@ from gleanrl._os.proc import available_memory
 from gleanrl.errors import CapacityError
 
 _ALIGNMENT = 64
-PLACE, STEP, WORK, MEMORY, HALT = range(5)
+ITEM, STEP, WORK, MEMORY, HALT = range(5)
 """The words of a worker's progress:
 
-- `PLACE`: the index of the item that the worker works on.
+- `ITEM`: the index of the item that the worker works on.
 - `STEP`: the step of that item. Items before it have done this step, and later items have done the previous one.
 - `WORK`: the number of requests begun.
 - `MEMORY`: the process's peak memory in bytes.
@@ -104,9 +104,9 @@ class SharedSegment:
 
     def __init__(self, num_workers: int, descriptor: int | None = None) -> None:
         self._head = -(-num_workers * _WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._held = Descriptors()
+        self._owned = Descriptors()
         if descriptor is None:
-            (descriptor,) = self._held.take(memory("gleanrl"))
+            (descriptor,) = self._owned.take(memory("gleanrl"))
             _reserve(descriptor, 0, self._head)
         self.descriptor = descriptor
         head: Any = _mapped(descriptor, self._head).view(np.int64)
@@ -115,7 +115,7 @@ class SharedSegment:
         self._regions: dict[str, Region] = {}
 
     def progress(self, worker: int) -> memoryview:
-        """Return the words of a worker, int64; see `PLACE` and the following words."""
+        """Return the words of a worker, int64; see `ITEM` and the following words."""
         return self._progress[worker * _WORDS : (worker + 1) * _WORDS]
 
     # ---------------------------------------------------------------- regions
@@ -130,11 +130,11 @@ class SharedSegment:
         """
         size = num_blocks * rows.starts[-1]
         former = self._regions.get(name)
-        others = [region for other, region in self._regions.items() if other != name]
+        other_regions = [region for other_name, region in self._regions.items() if other_name != name]
         if former is not None and former.end - former.start >= size:
             start = former.start
         else:
-            start = _first_gap(others, size)
+            start = _first_gap(other_regions, size)
         region = Region(start, rows, num_blocks)
         self._map(region.end)
         self._regions[name] = region
@@ -174,7 +174,7 @@ class SharedSegment:
 
     def close(self) -> None:
         """Close the descriptor. Views stay valid, and the memory is freed with the last one."""
-        self._held.close()
+        self._owned.close()
         self._data = np.empty(0, np.uint8)
 
 

@@ -16,7 +16,7 @@ from gleanrl._os.clock import Deadline
 from gleanrl._os.files import Descriptors, memory, pipe
 from gleanrl._os.proc import describe_exit, descriptors_left, signal_process, state_of
 from gleanrl._process.pipes import OwnerEnd
-from gleanrl._process.shared_columns import HALT, MEMORY, PLACE, STEP, WORK
+from gleanrl._process.shared_columns import HALT, ITEM, MEMORY, STEP, WORK
 from gleanrl._process.worker_main import ENTRY
 from gleanrl.errors import (
     CapacityError,
@@ -75,8 +75,8 @@ class Stacks:
     """The file in memory that all workers of a pool append their Python stacks to."""
 
     def __init__(self) -> None:
-        self._held = Descriptors()
-        (self.descriptor,) = self._held.take(memory("gleanrl-stacks"))
+        self._owned = Descriptors()
+        (self.descriptor,) = self._owned.take(memory("gleanrl-stacks"))
 
     def read(self) -> str:
         """Return the text in the file."""
@@ -92,7 +92,7 @@ class Stacks:
 
     def close(self) -> None:
         """Close the file."""
-        self._held.close()
+        self._owned.close()
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ class WorkerPlan:
         timeouts: their time limits.
         num_threads: the number of torch threads in each worker.
         preload: modules that the fork server imports, if this pool is the first one to need it.
-        where: describes a worker's current work for error messages. Arguments: the worker's number, its place and its
+        where: describes a worker's current work for error messages. Arguments: the worker's number, its item and its
             step.
     """
 
     timeouts: Timeouts = field(default_factory=Timeouts)
     num_threads: int = 1
     preload: tuple[str, ...] = ()
-    where: Callable[[int, int, int], str] = lambda worker, place, step: ""
+    where: Callable[[int, int, int], str] = lambda worker, item, step: ""
 
 
 class Worker:
@@ -138,14 +138,14 @@ class Worker:
         self, index: int, generation: int, progress: memoryview, stacks: Stacks, shared: int, plan: WorkerPlan
     ) -> None:
         self.index, self.generation, self.progress, self._stacks = index, generation, progress, stacks
-        self._held = Descriptors()
+        self._owned = Descriptors()
         self._launcher = fork_server.current(ENTRY, (*_PRELOAD, *plan.preload))
-        its_reading, self.writing = self._held.take(pipe())
-        reading, its_writing = self._held.take(pipe())
-        given = [its_reading, its_writing, stacks.descriptor, shared]
-        self.pid, self.sentinel = self._launcher.start(given, self._held)
+        worker_reading, self.writing = self._owned.take(pipe())
+        reading, worker_writing = self._owned.take(pipe())
+        descriptors = [worker_reading, worker_writing, stacks.descriptor, shared]
+        self.pid, self.sentinel = self._launcher.start(descriptors, self._owned)
         # Only the worker may hold its ends, so that the owner reads the end of the pipe when the worker ends.
-        self._held.close(its_reading, its_writing)
+        self._owned.close(worker_reading, worker_writing)
         self.channel = OwnerEnd(reading, self.writing)
         self.due: deque[int] = deque()
         self.loss: WorkerError | None = None
@@ -175,12 +175,12 @@ class Worker:
 
     def _at(self) -> tuple[int, int, int]:
         """Return a value that changes whenever the worker moves to another item."""
-        return self.progress[PLACE], self.progress[STEP], self.progress[WORK]
+        return self.progress[ITEM], self.progress[STEP], self.progress[WORK]
 
     @property
-    def place(self) -> int:
+    def item(self) -> int:
         """The index of the worker's current item, or of its last one if it has ended."""
-        return self.progress[PLACE]
+        return self.progress[ITEM]
 
     @property
     def step(self) -> int:
@@ -254,7 +254,7 @@ class Worker:
 
     def close(self) -> None:
         """Close the owner's descriptors."""
-        self._held.close()
+        self._owned.close()
 
 
 def require_platform() -> None:

@@ -47,7 +47,7 @@ class WorkerContext:
     Attributes:
         index: the worker's number in its pool.
         segment: the memory shared with the owner.
-        progress: the worker's words in it; the service writes `PLACE` and `STEP`.
+        progress: the worker's words in it; the service writes `ITEM` and `STEP`.
     """
 
     index: int
@@ -55,7 +55,7 @@ class WorkerContext:
     progress: memoryview
 
 
-MakeServant = Callable[[WorkerContext], Service]
+MakeService = Callable[[WorkerContext], Service]
 
 
 def _has_accelerators() -> bool:
@@ -154,8 +154,8 @@ def run(link: socket.socket, descriptors: Sequence[int]) -> int:
     fork_server.adopt(link)
     channel = WorkerEnd(reading, writing)
     try:
-        servant = _set_up(channel, shared)
-        return 1 if servant is None else _serve(channel, *servant)
+        service = _set_up(channel, shared)
+        return 1 if service is None else _serve(channel, *service)
     except (ChannelClosed, BrokenPipeError):  # The owner is gone, so there is no process to report to.
         return 0
 
@@ -184,33 +184,33 @@ def _set_up(channel: WorkerEnd, shared: int) -> tuple[Service, memoryview] | Non
         progress = segment.progress(setting.index)
         progress[WORK] += 1
         # Decoded after `apply`, because it may import modules from the owner's path.
-        make: MakeServant = decode(make_data)  # type: ignore[assignment, has-type]
-        servant = make(WorkerContext(setting.index, segment, progress))
+        make: MakeService = decode(make_data)  # type: ignore[assignment, has-type]
+        service = make(WorkerContext(setting.index, segment, progress))
     except ChannelClosed:
         raise
     except BaseException as error:
         _answer(channel, WorkerReply(number, report=Report.of(error)))
         return None
     _answer(channel, WorkerReply(number))
-    return servant, progress
+    return service, progress
 
 
-def _serve(channel: WorkerEnd, servant: Service, progress: memoryview) -> int:
+def _serve(channel: WorkerEnd, service: Service, progress: memoryview) -> int:
     """Serve requests and signals until the owner stops the worker or is gone; return the exit code."""
     # Local names, because the loop runs for every step of an environment.
     read, write, reading, writing = os.read, os.write, channel.reading, channel.writing
-    signal = servant.signal
+    signal = service.signal
     while True:
         code = read(reading, 1)
         if code == MESSAGE:
             request: WorkerRequest = decode(channel.message())  # type: ignore[assignment]
             progress[WORK] += 1
             progress[MEMORY] = peak_memory()
-            _answer(channel, _done(servant, request))
+            _answer(channel, _reply_to(service, request))
             if request.name == STOP:
                 return 0
         elif not code:
-            _close_quietly(servant)
+            _close_quietly(service)
             return 0
         else:
             try:
@@ -224,20 +224,20 @@ def _serve(channel: WorkerEnd, servant: Service, progress: memoryview) -> int:
                     _answer(channel, WorkerReply(0, found))
 
 
-def _done(servant: Service, request: WorkerRequest) -> WorkerReply:
+def _reply_to(service: Service, request: WorkerRequest) -> WorkerReply:
     """Call the requested method; return its result or its error as a reply."""
     number, name, arguments = request
     try:
         if name == SYNC:
             return WorkerReply(number)
-        return WorkerReply(number, getattr(servant, name)(*arguments))
+        return WorkerReply(number, getattr(service, name)(*arguments))
     except BaseException as error:
         return WorkerReply(number, report=Report.of(error))
 
 
-def _close_quietly(servant: Service) -> None:
+def _close_quietly(service: Service) -> None:
     """Close the service and ignore its errors, because the owner is gone and can't receive them."""
     try:
-        servant.close()
+        service.close()
     except BaseException:
         return

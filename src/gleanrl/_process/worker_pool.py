@@ -31,7 +31,7 @@ from gleanrl._os.clock import Deadline
 from gleanrl._process.pipes import DONE, PIECE, ChannelClosed, ChannelFull, decode, encode
 from gleanrl._process.shared_columns import OWN, SharedSegment
 from gleanrl._process.worker import LOOK_MS, Stacks, Worker, WorkerPlan, require_descriptors, require_platform
-from gleanrl._process.worker_main import STOP, SYNC, MakeServant, WorkerReply, WorkerRequest, WorkerSetting
+from gleanrl._process.worker_main import STOP, SYNC, MakeService, WorkerReply, WorkerRequest, WorkerSetting
 from gleanrl.errors import ClosedError, WorkerError
 
 _ENDING_TERM_S = 1.0
@@ -48,8 +48,8 @@ def ask_to_end(workers: Sequence[Worker], seconds: float) -> list[BaseException]
     deadline = Deadline(seconds)
     for worker in workers:
         worker.halt()
-    asked = [worker for worker in workers if _ask_to_stop(worker, deadline)]
-    raised = [error for worker in asked if (error := _last_words(worker, deadline)) is not None]
+    notified = [worker for worker in workers if _ask_to_stop(worker, deadline)]
+    raised = [error for worker in notified if (error := _closing_error(worker, deadline)) is not None]
     for worker in workers:
         worker.wait(deadline)
     _signal(workers, signal.SIGTERM)
@@ -71,7 +71,7 @@ def _ask_to_stop(worker: Worker, deadline: Deadline) -> bool:
     return True
 
 
-def _last_words(worker: Worker, deadline: Deadline) -> BaseException | None:
+def _closing_error(worker: Worker, deadline: Deadline) -> BaseException | None:
     """Return the error that a worker's service raised when it was closed, or None. Earlier answers are dropped."""
     poller = select.poll()
     poller.register(worker.channel.reading, select.POLLIN)
@@ -99,7 +99,7 @@ _JUST_DONE = [DONE]
 _TERM_S = 1.0
 _KILL_S = 10.0
 _SIGNAL = 0
-_crews = itertools.count()
+_pool_numbers = itertools.count()
 
 
 class WorkerAnswer(NamedTuple):
@@ -135,19 +135,19 @@ class WorkerPool:
         LaunchError: no process can be started.
     """
 
-    def __init__(self, makers: Sequence[MakeServant], plan: WorkerPlan) -> None:
+    def __init__(self, makers: Sequence[MakeService], plan: WorkerPlan) -> None:
         require_platform()
         require_descriptors(len(makers))
         self.plan = plan
         self.closed, self.ended, self._ending, self._reason = False, False, False, ""
         self._owner = os.getpid()
-        self._family = (torch.initial_seed(), next(_crews))
+        self._family = (torch.initial_seed(), next(_pool_numbers))
         self._numbers = itertools.count(1)
         self._poller = select.poll()
         self._readers: dict[int, Worker] = {}
         self._signalled: set[int] = set()
         # The worker whose answer is looked for first. It rotates, so that fast workers can't starve a slow one.
-        self._turn = 0
+        self._rotation = 0
         self.workers: list[Worker] = []
         self.segment = SharedSegment(len(makers))
         self._stacks = Stacks()
@@ -158,20 +158,20 @@ class WorkerPool:
             self.close(0.0)
             raise
 
-    def _start(self, index: int, generation: int, num_workers: int, make: MakeServant) -> None:
+    def _start(self, index: int, generation: int, num_workers: int, make: MakeService) -> None:
         """Start a worker and put it in the list of workers."""
         number = next(self._numbers)
-        surroundings = (tuple(sys.path), os.getcwd(), dict(os.environ))
+        process_state = (tuple(sys.path), os.getcwd(), dict(os.environ))
         entropy = (*self._family, index, generation)
-        setting = WorkerSetting(number, index, num_workers, *surroundings, entropy, self.plan.num_threads)
-        first_words = encode((setting, encode(make)))
+        setting = WorkerSetting(number, index, num_workers, *process_state, entropy, self.plan.num_threads)
+        setup = encode((setting, encode(make)))
         progress = self.segment.progress(index)
         worker = Worker(index, generation, progress, self._stacks, self.segment.descriptor, self.plan)
         try:
             self._readers[worker.channel.reading] = worker
             self._poller.register(worker.channel.reading, select.POLLIN)
             self._poller.register(worker.sentinel, select.POLLIN)
-            self._write(worker, first_words)
+            self._write(worker, setup)
             worker.due.append(number)
             # Last, so that the list never contains a worker whose start was interrupted.
             self.workers[index : index + 1] = [worker]
@@ -232,34 +232,34 @@ class WorkerPool:
         poll, read = self._poller.poll, os.read
         if pending:
             self.forget()
-        whole = True
+        all_done = True
         for worker in workers:
             # Before the write: after an interrupt, `forget` must expect an answer to a byte that may have been sent.
             pending.add(worker.index)
             try:
                 os.write(worker.writing, code)
             except BrokenPipeError:
-                whole = False
-        while whole and pending:
+                all_done = False
+        while all_done and pending:
             ready = poll(LOOK_MS)
-            whole = bool(ready)
+            all_done = bool(ready)
             for descriptor, _ in ready:
-                speaker = readers.get(descriptor)
-                if speaker is None:
-                    whole = False
+                sender = readers.get(descriptor)
+                if sender is None:
+                    all_done = False
                     break
-                inbox = speaker.channel.inbox
+                inbox = sender.channel.inbox
                 inbox.extend(map(read, (descriptor,), PIECE))
                 if inbox != _JUST_DONE:
-                    whole = False
+                    all_done = False
                     break
                 inbox.clear()
-                pending.discard(speaker.index)
+                pending.discard(sender.index)
         self._check_open()
-        if not whole:
+        if not all_done:
             for worker in workers:
                 worker.begin()
-        return whole
+        return all_done
 
     def forget(self) -> None:
         """Drop the answers that are still due, because an interrupt kept the owner from waiting for them."""
@@ -333,9 +333,9 @@ class WorkerPool:
         has_looked = False
         while True:
             self._check_open()
-            for worker in (*self.workers[self._turn :], *self.workers[: self._turn]):
+            for worker in (*self.workers[self._rotation :], *self.workers[: self._rotation]):
                 if (worker.due or worker.index in self._signalled) and (answer := self._next(worker)):
-                    self._turn = worker.index + 1
+                    self._rotation = worker.index + 1
                     return answer
             if not self._signalled and not any(worker.due for worker in self.workers):
                 return None
@@ -406,14 +406,14 @@ class WorkerPool:
         ready = self._poller.poll(min(left, *patience))
         self._check_open()
         described = [descriptor for descriptor, _ in ready]
-        speakers = [self._readers[descriptor] for descriptor in described if descriptor in self._readers]
-        for worker in speakers:
+        senders = [self._readers[descriptor] for descriptor in described if descriptor in self._readers]
+        for worker in senders:
             worker.channel.pull()
             worker.begin()
             if worker.channel.has_ended:
                 self._unregister(worker)
         for worker in self.workers:
-            if worker.loss is None and worker not in speakers:
+            if worker.loss is None and worker not in senders:
                 if worker.sentinel in described:
                     self._crashed(worker)
                 elif (worker.due or worker.index in self._signalled) and worker.is_late():
@@ -429,7 +429,7 @@ class WorkerPool:
         self._lose(worker, worker.timeout(self._doing(worker), seconds or 0.0))
 
     def _doing(self, worker: Worker) -> str:
-        return self.plan.where(worker.index, worker.place, worker.step)
+        return self.plan.where(worker.index, worker.item, worker.step)
 
     def _lose(self, worker: Worker, loss: WorkerError) -> None:
         worker.loss = loss
@@ -442,7 +442,7 @@ class WorkerPool:
             with suppress(KeyError):
                 self._poller.unregister(descriptor)
 
-    def replace(self, index: int, make: MakeServant) -> None:
+    def replace(self, index: int, make: MakeService) -> None:
         """Kill a worker if it still lives, and start another one in its place. Its due answers are dropped.
 
         The new worker has new pipes, and the former one is dead before it starts. So no answer and no row of the former

@@ -9,7 +9,7 @@ import torch
 
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._process.remote_errors import RemoteTraceback
-from gleanrl._process.shared_columns import HALT, PLACE, STEP, SharedRows, SharedSegment
+from gleanrl._process.shared_columns import HALT, ITEM, STEP, SharedRows, SharedSegment
 from gleanrl._process.worker_main import WorkerContext
 from gleanrl._rollout.errors import StepFault
 from gleanrl._rollout.protocol import EpisodeRules
@@ -49,7 +49,7 @@ def test_rows_are_written_into_the_owners_block(stations):
     block = bound(servant, owner, 4, 3)
     for t in range(3):
         servant.signal(STEP_CODE)
-        assert station.progress[STEP] == t + 1 and station.progress[PLACE] == 0
+        assert station.progress[STEP] == t + 1 and station.progress[ITEM] == 0
     assert block.column(("next", "observation"))[1:3, 0].tolist() == [[0, 0, 1], [1, 0, 1]]
     carried = {path: leaf.copy() for path, leaf in servant.root().items()}
     servant.signal(BIND_CODE)
@@ -115,7 +115,7 @@ def test_failing_construction_closes_the_other_members(stations):
 
     with pytest.raises(FakeFailure):
         MemberShare(factories(2, build, None), first=0)(station)
-    assert made[0].is_closed and station.progress[PLACE] == 1
+    assert made[0].is_closed and station.progress[ITEM] == 1
 
 
 def test_requests_reach_the_members(stations):

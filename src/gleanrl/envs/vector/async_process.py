@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 
 from gleanrl._os.clock import Deadline
 from gleanrl._os.proc import run_on
-from gleanrl._process.shared_columns import PLACE
+from gleanrl._process.shared_columns import ITEM
 from gleanrl._process.worker import Timeouts, WorkerPlan
 from gleanrl._process.worker_main import WorkerContext
 from gleanrl._process.worker_pool import WorkerPool
@@ -45,7 +45,7 @@ class PoolShare:
         members = [PoolMember(factory) for factory in with_own_copies(self.factories)]
         try:
             for index, member in enumerate(members):
-                context.progress[PLACE] = index
+                context.progress[ITEM] = index
                 member.construct()
             require_independent([member.env for member in members])
         except BaseException:
@@ -60,7 +60,7 @@ class PoolService:
 
     Args:
         members: the environments.
-        progress: the worker's entries in shared memory; `PLACE` and `MASKED` are written here.
+        progress: the worker's entries in shared memory; `ITEM` and `MASKED` are written here.
     """
 
     def __init__(self, members: Sequence[PoolMember], progress: memoryview) -> None:
@@ -72,7 +72,7 @@ class PoolService:
 
     def answer(self, index: int, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
         """Pass a request to environment `index` of this worker and return its answer; see `PoolMember.answer`."""
-        self._progress[PLACE] = index
+        self._progress[ITEM] = index
         value = self._members[index].answer(number, name, arguments)
         self._progress[MASKED] = any(member.masked for member in self._members)
         return parcelled(value)
@@ -155,7 +155,7 @@ class ProcessHost:
             failed = max((a for a in answers if a.error), key=lambda answer: answer.lost, default=None)
             if failed is not None:
                 assert failed.error is not None
-                env = self._shares[failed.worker].start + self._pool.workers[failed.worker].place
+                env = self._shares[failed.worker].start + self._pool.workers[failed.worker].item
                 raise StepFault(0, env, "construction", failed.error)
         except BaseException:
             with suppress(Exception):  # the error of the start matters more than one of the clean-up

@@ -256,7 +256,7 @@ class EnvWorkerPool:
         if isinstance(error, StepFault):
             return error.counted_from(first * self._width, made)
         step = worker.step if answer.lost and in_step else 0
-        return StepFault(step, (first + worker.place) * self._width, self._during, error, made)
+        return StepFault(step, (first + worker.item) * self._width, self._during, error, made)
 
     def _made(self, answers: Sequence[WorkerAnswer]) -> list[int]:
         """Return the number of steps of the block that each environment has made.
@@ -271,7 +271,7 @@ class EnvWorkerPool:
                 made += fault.made(len(share) * self._width)
             else:  # a lost worker's progress shows its last step, and which of its environments had made it
                 made += [
-                    worker.step + (i < worker.place) for i in range(len(share)) for _ in range(self._width)
+                    worker.step + (i < worker.item) for i in range(len(share)) for _ in range(self._width)
                 ]
         return made
 

@@ -18,7 +18,7 @@ from gleanrl._arrays.block import Block
 from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.schema import Field, numpy_twin, numpy_view
 from gleanrl._arrays.tensordicts import Path, TensorDictBuilder, flatten
-from gleanrl._process.shared_columns import HALT, OWN, PLACE, STEP, Region
+from gleanrl._process.shared_columns import HALT, ITEM, OWN, STEP, Region
 from gleanrl._process.worker_main import WorkerContext
 from gleanrl._rollout.protocol import EpisodeRules, Lease
 from gleanrl.envs.vector.factories import Factory
@@ -178,13 +178,13 @@ class EnvService:
     def _take(self, t: int) -> None:
         """Step every environment with row `t`, and record it in the progress.
 
-        `MemberGroup` sets `PLACE` before each environment; here `STEP` is set after the last one. If the worker is
+        `MemberGroup` sets `ITEM` before each environment; here `STEP` is set after the last one. If the worker is
         killed, the owner sees from both which environments have made the step.
         """
         self._progress[MASKED] = True  # unknown: a look at the specs would cost too much at every step
         self._t = t + 1
         self._step(t)
-        self._progress[PLACE], self._progress[STEP] = 0, t + 1
+        self._progress[ITEM], self._progress[STEP] = 0, t + 1
 
     def _unbound(self, t: int) -> None:
         raise WorkerError("a step was asked for before a block was bound")
@@ -336,7 +336,7 @@ class EnvService:
         self._bound[0].redraw_seed = None if seed < 0 else seed + self._first * self._current.width
         self._current.bind(*self._bound)
         self._t, self._step = 0, self._current.step
-        self._progress[PLACE], self._progress[STEP] = 0, 0
+        self._progress[ITEM], self._progress[STEP] = 0, 0
 
     def stop(self, num_steps: int) -> None:
         """End the block at row `num_steps`."""
